@@ -26,6 +26,12 @@ class Format(IntEnum):
     """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg writes the whole image all the same."""
     PROGRESSIVE_JPEG = 5
     """Progressive JPEG (SOF2) of 8 bits, coded by Huffman, grey or YCbCr."""
+    DEEP = 6
+    """PNG or TIFF of 16 bits, or TIFF of more bands than colours and alpha: decoded as stored alone."""
+
+
+SAMPLE_TYPES = ("uint8", "uint16", "int16")
+"""Types of the pixels of files, by their number in ``HEADER``."""
 
 
 HEADER = np.dtype(
@@ -35,9 +41,11 @@ HEADER = np.dtype(
         ("height", np.int32),  # as stored, before the orientation is applied
         ("width", np.int32),
         ("channels", np.uint8),  # components of a JPEG, bands of another image (a palette is one)
+        ("stored", np.uint8),  # channels of the image decoded as stored: palettes and CMYK are RGB
         ("format", np.uint8),  # a Format
         ("sampling", np.uint8),  # of a JPEG: 4·h + v of the luma where all chroma is 1x1 (5: 4:4:4 or grey), 0 for any other
         ("orientation", np.uint8),  # EXIF's, 1 to 8
+        ("type", np.uint8),  # of the pixels, an index of SAMPLE_TYPES
     ]
 )
 """Record of a structured NumPy array: the header fields of one image."""

@@ -65,7 +65,7 @@ class Ragged:
     alone sees such a batch.
 
     Shape:
-        - data: (elements,) uint8
+        - data: (elements,) uint8, uint16 or int16
         - places: (B, 3) int64: the first element of each image in ``data``, its height and its width; or (B, 4) where ``data``
           holds windows: the element that the image's first pixel would have, height and width of the image, width of the window
         - shapes: heights, widths, channels and layout of the images, on the host

@@ -75,22 +75,24 @@ class Decoder:
     def allocate(self, encoded: Encoded, bad: Mapping[int, str], windows: WindowsOf | None = None) -> Work:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
         layout = Layout(encoded.headers, self._options, self.decoders, bad=bad, windows=windows)
-        data = self._on_device(layout.length)
+        data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
-        staging = self._staging(layout.staged_length) if layout.staged_length and not self._lanes.in_line else None
+        staged = layout.staged_length and not self._lanes.in_line
+        staging = self._staging(layout.staged_length, layout.dtype) if staged else None
         return Work(encoded, layout, data, raw, staging)
 
-    def _on_device(self, length: int) -> Tensor:
-        made = allocated(slab_length(length), self._lanes.device)
+    def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        made = allocated(slab_length(length * dtype.itemsize), self._lanes.device, dtype)
         self._pixels = [*(each for each in self._pixels if each() is not None), weakref.ref(made)]
         return made
 
-    def _staging(self, length: int) -> Tensor:
+    def _staging(self, values: int, dtype: torch.dtype) -> Tensor:
         """Host memory, page-locked unless that cannot be had."""
+        length = values * dtype.itemsize
         host, rounded = torch.device("cpu"), slab_length(length)
         if not self._cannot_lock:
             try:
-                made = allocated(rounded, host, pin_memory=True)
+                made = allocated(rounded, host, dtype, pin_memory=True)
             except RuntimeError as error:
                 self._cannot_lock = True
                 reason = str(error).partition("\n")[0]
@@ -103,7 +105,7 @@ class Decoder:
             else:
                 self._pinned = [*(each for each in self._pinned if each() is not None), weakref.ref(made)]
                 return made
-        return allocated(rounded, host)
+        return allocated(rounded, host, dtype)
 
     def start(self, pools: Pools, works: list[Work]) -> Future[list[Event]]:
         """Submit a batch. The future's result is the decoders' events; its exception, an error of a library or the card."""

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import Format
+from gpuaug.core.encoded import SAMPLE_TYPES, Format
+from gpuaug.decode import tiff
 from gpuaug.decode.exif import of_png, orientation
 
 
@@ -21,6 +22,8 @@ class Header(NamedTuple):
     height: int = 0
     width: int = 0
     channels: int = 0
+    stored: int = 0
+    """Channels of the image decoded as stored: palettes and CMYK are RGB."""
     format: Format = Format.UNREADABLE
     sampling: int = 0
     """JPEG chroma subsampling as 4*h + v, h and v being the luma component's horizontal and vertical sampling factors.
@@ -29,6 +32,8 @@ class Header(NamedTuple):
     """
     orientation: int = 1
     """EXIF orientation, 1 to 8."""
+    type: int = 0
+    """Type of the pixels, an index of ``SAMPLE_TYPES``."""
     problem: str = ""
     """Why the image cannot be decoded, as a clause; empty if it can be."""
 
@@ -56,7 +61,17 @@ _PIL_FORMATS = ("PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF", 
 _MOST_SIDE = 2**31 - 1
 """Pixels of the longest side: the table of headers has 32 bits for it."""
 
-_TIFF_WIDTH, _TIFF_HEIGHT, _TIFF_BITS, _TIFF_SAMPLES, _TIFF_ORIENTATION = 256, 257, 258, 277, 274
+_MOST_OF_PIL = 4
+"""Bands of a grey or RGB image that PIL decodes, alpha included."""
+
+_MOST_BANDS = 255
+"""Bands of an image: the table of headers has 8 bits for their number."""
+
+_PNG_SAMPLES = {0: 1, 2: 3, 4: 2, 6: 4}
+"""Channels of a PNG of 16 bits by its colour type."""
+
+_CONVERTED = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
+"""Modes of PIL whose images become RGB where they are decoded as stored."""
 
 _XMP_NAME = b"http://ns.adobe.com/xap/1.0/\0"
 
@@ -74,8 +89,8 @@ def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
         About 6 µs for a JPEG, 10 with EXIF. For any other format PIL opens the file: 50 to 200 µs.
 
     Examples:
-        >>> parse(b"")
-        Header(height=0, width=0, channels=0, format=<Format.UNREADABLE: 0>, sampling=0, orientation=1, problem='it is empty')
+        >>> parse(b"").format, parse(b"").problem
+        (<Format.UNREADABLE: 0>, 'it is empty')
     """
     view = memoryview(data)  # type: ignore[arg-type]
     if not len(view):
@@ -161,7 +176,7 @@ def _jpeg(data: memoryview) -> Header:
     else:
         form = Format.OTHER_JPEG
     turned = orientation(exif, xmp) if exif or xmp else 1
-    return Header(height, width, channels, form, sampling, turned)
+    return Header(height, width, channels, 3 if channels == 4 else channels, form, sampling, turned)
 
 
 def _quantization_tables(content: memoryview) -> set[int]:
@@ -193,21 +208,25 @@ def _is_baseline(components: bytes, scan: bytes, tables: set[int]) -> bool:
 
 
 def _other(data: memoryview) -> Header:
+    found = tiff.tags(data) if tiff.is_tiff(bytes(data[:4])) else None
+    if found is not None and (found.bits == 16 or (found.samples > _MOST_OF_PIL and found.is_plain)):
+        return _of_tags(found)
     try:
         image = opened(data)
         if image is None:
             return Header(problem="it is no image that PIL knows")
-        bits = 16 if image.format == "PNG" and data[24] == 16 else _bits(image)
-        if bits > 8:
+        deep = image.format == "PNG" and data[24] == 16
+        bits = 16 if deep else _bits(image)
+        if bits > 8 and not deep:
             return Header(problem=f"it has {bits} bits a channel")
         width, height = image.size
-        bands = len(image.getbands())
+        bands = _PNG_SAMPLES[data[25]] if deep else len(image.getbands())
         if image.format == "TIFF":
-            if (samples := image.tag_v2.get(_TIFF_SAMPLES, 1)) > bands:  # PIL leaves them out without a word
-                return Header(problem=f"it has {samples} bands, and PIL decodes {bands}")
+            if found is not None and found.samples > bands:  # PIL leaves them out without a word
+                return _of_tags(found)
             # PIL turns it upright as it decodes; in some versions ``size`` is the stored one.
-            width, height = image.tag_v2[_TIFF_WIDTH], image.tag_v2[_TIFF_HEIGHT]
-            turned = image.getexif().get(_TIFF_ORIENTATION, 1)
+            width, height = image.tag_v2[tiff.WIDTH], image.tag_v2[tiff.HEIGHT]
+            turned = image.getexif().get(tiff.ORIENTATION, 1)
             turned = int(turned) if turned in range(1, 9) else 1
         elif image.format == "PNG":
             turned = orientation(*of_png(data))
@@ -216,9 +235,27 @@ def _other(data: memoryview) -> Header:
             turned = orientation(*(each if isinstance(each, bytes) else b"" for each in metadata))
         if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
             return Header(problem=f"its size is {width}x{height}")
-        return Header(height, width, bands, Format.OTHER, 0, turned)
+        stored = 3 if image.mode in _CONVERTED else bands
+        form = Format.DEEP if deep else Format.OTHER
+        return Header(height, width, bands, stored, form, 0, turned, SAMPLE_TYPES.index("uint16") if deep else 0)
     except Exception as error:  # a plugin may raise anything
+        if found is not None and found.samples > 1:
+            return _of_tags(found)
         return Header(problem=f"PIL cannot read its header: {error}".splitlines()[0])
+
+
+def _of_tags(found: tiff.Tags) -> Header:
+    """The header of a TIFF that PIL does not decode."""
+    if not found.type:
+        return Header(problem=f"it has {found.bits} bits a channel, or channels of several types")
+    if not found.is_plain:
+        return Header(problem=f"its {found.samples} bands of {found.bits} bits are neither RGB nor grey with black as 0")
+    if found.samples > _MOST_BANDS:
+        return Header(problem=f"it has {found.samples} bands, more than {_MOST_BANDS}")
+    if not (0 < found.height <= _MOST_SIDE and 0 < found.width <= _MOST_SIDE and found.samples):
+        return Header(problem=f"its size is {found.width}x{found.height}")
+    kind = SAMPLE_TYPES.index(found.type)
+    return Header(found.height, found.width, found.samples, found.samples, Format.DEEP, 0, found.orientation, kind)
 
 
 def opened(data: memoryview) -> Any:
@@ -249,5 +286,5 @@ def _bits(image: Any) -> int:
     """Bits per channel: the larger of PIL's decoded pixels and the stored ones."""
     if image.mode.startswith("I;16"):
         return 16
-    stored: tuple[int, ...] = getattr(image, "tag_v2", {}).get(_TIFF_BITS, (8,))
+    stored: tuple[int, ...] = getattr(image, "tag_v2", {}).get(tiff.BITS, (8,))
     return max(32 if image.mode in ("I", "F") else 8, *stored)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpuaug.core.encoded import Format, Headers
+from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 
 SLAB_STEP = 1.125
@@ -20,7 +20,8 @@ SLAB_STEP = 1.125
 class Options:
     """The arguments of a ``DecodeStage`` that decide the decoded images."""
 
-    channels: int
+    channels: int | None
+    """``None``: as the files of a batch have them, in the type that they have."""
     min_side: int | None
     exif: bool
     max_pixels: int
@@ -102,7 +103,10 @@ class Layout:
         self.sources = nearest_good(len(headers.table), bad)
         """(B,) index of the file that is decoded for each image."""
         self.headers = table = headers.table[self.sources]
-        self.channels = options.channels
+        self.channels = int(table["stored"][0]) if options.channels is None else options.channels
+        name = SAMPLE_TYPES[0] if options.channels is not None else SAMPLE_TYPES[int(table["type"][0])]
+        self.dtype: torch.dtype = getattr(torch, name)
+        """Type of the decoded pixels."""
         stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
@@ -119,6 +123,8 @@ class Layout:
         ``finish`` then downsamples or rotates it into the batch.
         """
         self.shapes = self._whole()
+        # A pipeline may draw other windows for another type, and the files of other types are decoded whole in any case.
+        windows = windows if self.dtype == torch.uint8 else None
         found = windows(self.shapes) if windows is not None else None
         if windows is not None and found is not None and options.scales_windows and found.alone:
             found = self._scaled(found, windows, jpeg & ~on_card)
@@ -134,10 +140,10 @@ class Layout:
             for number, decoder in enumerate(decoders):
                 own = cut & (self.decoders == number) & (self.orientations == 1)
                 self.windows[own] = decoder.widened(self.windows[own], table[own], self.scales[own])
-            self.shapes = Shapes(sizes, options.channels, "hwc", self.windows)
+            self.shapes = Shapes(sizes, self.channels, "hwc", self.windows)
         self.undecoded = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
         """Number of pixels outside of the windows."""
-        self.lengths = lengths = self.windows[:, 2:].prod(1) * options.channels
+        self.lengths = lengths = self.windows[:, 2:].prod(1) * self.channels
         """(B,) number of values of each image that are decoded."""
         self.starts = lengths.cumsum() - lengths
         """(B,) index of each image's first value in the buffer."""
@@ -148,7 +154,7 @@ class Layout:
         """(B,) index of each image's first value in memory for the images that the CPU decodes alone."""
         self.staged_length = int(staged.sum())
         """Number of values of the images that the CPU decodes."""
-        raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * options.channels, 0)
+        raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * self.channels, 0)
         self.raw_starts = raw_lengths.cumsum() - raw_lengths
         self.raw_length = int(raw_lengths.sum())
 
@@ -245,7 +251,22 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
         height, width = headers.table["height"][index], headers.table["width"][index]
         found.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
+    if options.channels is not None:
+        for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
+            found.setdefault(index, f"it has {_kind_of(headers, index)}, which only channels=None decodes")
+        return found
+    good = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(found, np.int64))
+    kinds = headers.table[["stored", "type"]][good]
+    for index in good[kinds != kinds[:1]].tolist():
+        first = _kind_of(headers, int(good[0]))
+        found[index] = f"it has {_kind_of(headers, index)}, and the first image of the batch has {first}"
     return found
+
+
+def _kind_of(headers: Headers, index: int) -> str:
+    """Channels and type of an image, in words."""
+    count = int(headers.table["stored"][index])
+    return f"{count} channel{'s' if count > 1 else ''} of {SAMPLE_TYPES[int(headers.table['type'][index])]}"
 
 
 def slab_length(length: int) -> int:

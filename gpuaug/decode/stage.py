@@ -70,7 +70,8 @@ class DecodeStage(Stage):
         backend: ``"auto"``: all decoders that there are: engines, hybrid (host threads read the Huffman codes, the card does
             the rest) and CPU. ``"engines"``, ``"hybrid"``: that decoder and the CPU, and an error without that decoder.
             ``"cpu"``: host threads alone. An image's header alone decides which decoder it gets.
-        channels: Channels of the decoded images: 3 for RGB, 1 for grey.
+        channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, of 8 or 16 bits and any number of
+            bands, which have to be the same for all images of a batch.
         min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels. Lossless
             JPEGs and other formats are decoded whole.
         scale: ``"auto"``: of JPEGs that the CPU decodes, decode the window that a fused stage crops to at the smallest of 1/1,
@@ -117,7 +118,7 @@ class DecodeStage(Stage):
         *,
         on: On = ...,
         backend: registry.Backend = "auto",
-        channels: Literal[1, 3] = 3,
+        channels: Literal[1, 3] | None = 3,
         min_side: int | None = None,
         scale: Literal["auto"] | None = None,
         exif: bool = True,
@@ -131,7 +132,7 @@ class DecodeStage(Stage):
             "backend", backend, ("auto", "engines", "hybrid", "cpu"), "Leave it out to have what fits."
         )
         self.on_error: OnError = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
-        channels = one_of("channels", channels, (1, 3), "Leave it out for RGB.")
+        channels = one_of("channels", channels, (1, 3, None), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to have images upright.")
         if min_side is not None:
             min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)

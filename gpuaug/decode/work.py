@@ -20,11 +20,11 @@ class Work:
     encoded: Encoded
     layout: Layout
     data: Tensor
-    """(bytes,) the decoded images, on the device."""
+    """Flat, the decoded images, on the device."""
     raw: Tensor | None
     """(bytes,) full-size images for ``Layout.finish``, on the device. ``None`` where no image needs postprocessing."""
     staging: Tensor | None
-    """(bytes,) page-locked memory for the images that the CPU decodes, at ``Layout.staged_starts``.
+    """Flat, page-locked memory for the images that the CPU decodes, at ``Layout.staged_starts``.
 
     ``None`` if the CPU decodes into ``data``, or no image.
     """
@@ -40,8 +40,9 @@ class Work:
         return self.layout.ragged(self.data, self.layout.places().to(device, non_blocking=non_blocking))
 
 
-def allocated(length: int, device: torch.device, *, pin_memory: bool = False) -> Tensor:
-    """(length,) uint8 memory for pixels."""
+def allocated(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
+    """``length`` bytes of memory for pixels of a type, which is a multiple of their size."""
     with torch.inference_mode(False):  # else threads outside the consumer's inference mode could not write to it
         data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
-        return data if POISON is None else data.fill_(POISON)
+        data = data if POISON is None else data.fill_(POISON)
+        return data if dtype == torch.uint8 else data.view(dtype)

@@ -14,8 +14,14 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 Channels = Literal[1, 3]
 """Channels of every image of a batch: 1 grey, 3 RGB."""
 
+_STORED = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.int16))
+"""Types of images that are packed as they are."""
+
 _CALLED = {1: "grey", 3: "RGB"}
 _PIL_MODES = {1: "L", 3: "RGB"}
+_STORED_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16L", "I;16N")
+"""Modes of PIL whose pixels are the image's own."""
+
 _DEEP_MODES = ("I", "F")
 """Modes of more than 8 bits, and ``I;16`` and its like. PIL converts them by cutting off what is above 255."""
 
@@ -23,16 +29,51 @@ _LUMA = (19595, 38470, 7471)
 """ITU-R 601 in 16-bit fixed point: PIL's own weights, so that arrays become the grey that PIL images become."""
 
 
-def is_image(value: Any) -> bool:
+def is_image(value: Any, *, deep: bool = False) -> bool:
     """Whether ``value`` is an image: a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor (C, H, W).
 
     A subclass of torchvision's tensors that is no image, such as a mask, is none here.
+
+    Args:
+        value: A member of a sample.
+        deep: Whether arrays and tensors of uint16 and int16 are images too.
     """
     if isinstance(value, Tensor):
-        return value.dtype is torch.uint8 and value.ndim == 3 and not _is_other_tv_tensor(value)
+        own = value.dtype is torch.uint8 or (deep and value.dtype in (torch.uint16, torch.int16))
+        return own and value.ndim == 3 and not _is_other_tv_tensor(value)
     if isinstance(value, np.ndarray):
-        return value.dtype == np.uint8 and value.ndim in (2, 3)
+        return (value.dtype == np.uint8 or (deep and value.dtype in _STORED)) and value.ndim in (2, 3)
     return _is_pil(value)
+
+
+def as_stored(image: Any, like: NDArray[Any] | None, where: str) -> NDArray[Any]:
+    """An image as an array (H, W, C), with its own channels and type.
+
+    Args:
+        image: A PIL image, or an array or tensor of uint8, uint16 or int16.
+        like: The first image of the batch, whose channels and type all have; ``None`` for the first.
+        where: Its place in the batch, in words.
+
+    Raises:
+        ArgumentError: If it has other channels, another type or no pixels.
+        ArgumentTypeError: If it is no image.
+    """
+    if not is_image(image, deep=True):
+        refuse(image, where)
+    array = unpacked(image) if _is_pil(image) else _turned(image, where)
+    if array.dtype not in _STORED or (_is_pil(image) and image.mode not in _STORED_MODES):
+        raise ArgumentError(
+            f"Images must be grey or RGB, of 8 or 16 bits, with channels=None, got {_described(image)} in {where}. Return "
+            ".convert('RGB') of it from the dataset."
+        )
+    if not array.size:
+        _refuse_empty(image, where)
+    if like is not None and (array.dtype, array.shape[2]) != (like.dtype, like.shape[2]):
+        raise ArgumentError(
+            f"Images must have one type and number of channels in a batch, got {array.dtype} and {array.shape[2]} in {where} "
+            f"behind {like.dtype} and {like.shape[2]}. Convert them in the dataset."
+        )
+    return array
 
 
 def refuse(value: Any, where: str) -> NoReturn:
@@ -48,7 +89,7 @@ def refuse(value: Any, where: str) -> NoReturn:
             way_out = "Leave out what makes them floating, such as ToTensor, and convert in gpuaug.fuse."
             raise ArgumentTypeError(
                 f"Images must be uint8, got {value.dtype} in {where}. "
-                f"{way_out if floating else 'Scale them to 8 bits in the dataset.'}"
+                f"{way_out if floating else _way_out_of_depth(str(value.dtype).removeprefix('torch.') in ('uint16', 'int16'))}"
             )
         raise ArgumentError(
             "Images must be (H, W) or (H, W, C) in arrays and (C, H, W) in tensors, "
@@ -58,6 +99,13 @@ def refuse(value: Any, where: str) -> NoReturn:
         "Images must be PIL images, uint8 arrays (H, W, C) or uint8 tensors (C, H, W), "
         f"got {type(value).__name__} in {where}. Decode it in the dataset: PIL.Image.open(…) or cv2.imread(…)."
     )
+
+
+def _way_out_of_depth(has_16_bits: bool) -> str:
+    """Advice for images of more than 8 bits."""
+    if has_16_bits:
+        return "Pack such images as they are: functools.partial(gpuaug.collate_ragged, channels=None)."
+    return "Scale it to 8 bits in the dataset."
 
 
 def prepared(image: Any, channels: Channels, *, convert: bool, where: str) -> Any:
@@ -100,7 +148,8 @@ def _prepared_pil(image: Any, channels: Channels, *, convert: bool, where: str) 
         _refuse_empty(image, where)
     if image.mode.startswith(_DEEP_MODES):
         raise ArgumentError(
-            f"Images must have 8 bits a channel, got {_described(image)} in {where}. Scale it to 8 bits in the dataset."
+            f"Images must have 8 bits a channel, got {_described(image)} in {where}. "
+            f"{_way_out_of_depth(image.mode in _STORED_MODES)}"
         )
     mode = _PIL_MODES[channels]
     if image.mode != mode and not convert:
@@ -113,14 +162,19 @@ def _prepared_pil(image: Any, channels: Channels, *, convert: bool, where: str) 
         raise
 
 
-def _pixels(image: Any, where: str) -> NDArray[np.uint8]:
+def _turned(image: Any, where: str) -> NDArray[Any]:
     """An array or tensor as (H, W, C)."""
-    if isinstance(image, Tensor):
-        if not image.is_cpu:
-            raise ArgumentError(f"Images must be on the host, got one on {image.device} in {where}. Give .cpu() of it.")
-        array = image.numpy().transpose(1, 2, 0)
-    else:
-        array = image if image.ndim == 3 else image[..., None]
+    if not isinstance(image, Tensor):
+        array: NDArray[Any] = image if image.ndim == 3 else image[..., None]
+        return array
+    if not image.is_cpu:
+        raise ArgumentError(f"Images must be on the host, got one on {image.device} in {where}. Give .cpu() of it.")
+    return image.numpy().transpose(1, 2, 0)
+
+
+def _pixels(image: Any, where: str) -> NDArray[np.uint8]:
+    """An array or tensor as (H, W, C), of one to four channels."""
+    array = _turned(image, where)
     if not 1 <= array.shape[2] <= 4:
         raise ArgumentError(
             "Images must have 1 to 4 channels, which come first in tensors and last in arrays, "

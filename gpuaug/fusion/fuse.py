@@ -236,7 +236,7 @@ class Fused(nn.Module):
             draws: Draws to replay instead of drawing.
 
         Shape:
-            - images: (B, C, H, W) uint8 or floating; or a ragged batch of B
+            - images: (B, C, H, W) uint8, uint16, int16 or floating; or a ragged batch of B
             - returns: (V · B, C, H', W') for V views; it and the rest as a list where there is more than one input
 
         Raises:

@@ -27,7 +27,7 @@ from support.encoded_files import (
     without,
 )
 
-from gpuaug.core.encoded import HEADER, Format
+from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format
 from gpuaug.decode import headers
 from gpuaug.decode.headers import Header, parse
 
@@ -121,7 +121,8 @@ def test_jpeg_header(data, kind, sampling, monkeypatch):
     image = opened(data)
     monkeypatch.setattr(headers, "opened", None)  # PIL is not asked
     orientation = image.getexif().get(0x0112, 1)
-    want = Header(image.height, image.width, len(image.getbands()), kind, sampling, orientation)
+    bands = len(image.getbands())
+    want = Header(image.height, image.width, bands, 3 if bands == 4 else bands, kind, sampling, orientation)
     for held in (data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)):
         assert parse(held) == want
 
@@ -129,7 +130,9 @@ def test_jpeg_header(data, kind, sampling, monkeypatch):
 @pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS.keys())
 def test_header_of_other_format(data, monkeypatch):
     image = opened(data)
-    want = Header(image.height, image.width, len(image.getbands()), OTHER, 0, image.getexif().get(0x0112, 1))
+    bands = len(image.getbands())
+    stored = 3 if image.mode in ("P", "CMYK") else bands
+    want = Header(image.height, image.width, bands, stored, OTHER, 0, image.getexif().get(0x0112, 1))
     monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", None)  # it is not decoded
     assert parse(data) == want
 
@@ -206,18 +209,25 @@ BROKEN = {
     "no width": (changed(FINE, SOF0, 7, b"\0\0"), "its size is 0x13"),
     "no component": (changed(FINE, SOF0, 9, b"\0"), "its size is 21x13"),
     "12 bits": (changed(FINE, SOF0, 4, b"\x0c"), "it has 12 bits a channel"),
-    "16 bits of a PNG": (png(depth=16), "it has 16 bits a channel"),
-    "16 bits of a grey PNG": (png(depth=16, colour=0), "it has 16 bits a channel"),
-    "16 bits of a TIFF": (
-        encoded("TIFF").replace(b"\x08\0\x08\0\x08\0", b"\x10\0\x10\0\x10\0"),
-        "it has 16 bits a channel",
-    ),
-    "16 bits of a grey TIFF": (encoded("TIFF", mode="I;16"), "it has 16 bits a channel"),
     "16 bits of a PGM": (b"P5\n1 1\n65535\n\0\0", "it has 32 bits a channel"),
     "a PFM": (b"Pf\n1 1\n-1.0\n\0\0\0\0", "it has 32 bits a channel"),
     "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits a channel"),
     "floating": (encoded("TIFF", mode="F"), "it has 32 bits a channel"),
 }
+
+
+DEEP = {
+    "a PNG": (png(depth=16), 13, 21, 3),
+    "a grey PNG": (png(depth=16, colour=0), 13, 21, 1),
+    "a PNG with alpha": (png(depth=16, colour=6), 13, 21, 4),
+    "a TIFF": (encoded("TIFF").replace(b"\x08\0\x08\0\x08\0", b"\x10\0\x10\0\x10\0"), 13, 21, 3),
+    "a grey TIFF": (encoded("TIFF", mode="I;16"), 13, 21, 1),
+}
+
+
+@pytest.mark.parametrize(("data", "height", "width", "channels"), DEEP.values(), ids=DEEP.keys())
+def test_header_of_16_bits(data, height, width, channels):
+    assert parse(data) == Header(height, width, channels, channels, Format.DEEP, 0, 1, SAMPLE_TYPES.index("uint16"))
 
 
 @pytest.mark.parametrize(("data", "problem"), BROKEN.values(), ids=BROKEN.keys())

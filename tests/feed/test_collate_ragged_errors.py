@@ -87,7 +87,7 @@ REFUSED = {
     "16 bits": (
         [FINE, PIL.Image.new("I;16", (4, 4))],
         ArgumentError,
-        r"8 bits a channel, got a PIL image of mode 'I;16' .* in sample 1. Scale",
+        r"8 bits a channel, got a PIL image of mode 'I;16' .* in sample 1. Pack such images as they are",
     ),
     "32 bits": ([PIL.Image.new("I", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'I' .* in sample 0. Scale"),
     "floating of PIL's": ([PIL.Image.new("F", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'F' .* in sample 0. Scale"),
@@ -144,7 +144,7 @@ def test_batch_of_2_31_values_is_refused():
 
 @pytest.mark.parametrize("channels", [0, 2, 4, "RGB"])
 def test_channels_must_be_1_or_3(channels):
-    with pytest.raises(ArgumentError, match=f"^channels must be 1 or 3, got {channels!r}. Leave it out for RGB."):
+    with pytest.raises(ArgumentError, match=f"^channels must be 1, 3 or None, got {channels!r}. Leave it out for RGB."):
         collate_ragged([FINE], channels=channels)
 
 
@@ -170,9 +170,15 @@ def test_default_collate_error_has_fitting_way_out(members, said):
     assert said in caught.value.__notes__[0]
 
 
-def test_uint16_image_error_says_to_scale():
-    with pytest.raises(gpuaug.ArgumentTypeError, match=r"got uint16 in sample 0\. Scale them to 8 bits in the dataset."):
-        collate_ragged([np.zeros((9, 9, 3), np.uint16)])
+def test_errors_of_other_types_say_what_to_do():
+    for dtype in (np.uint16, np.int16):
+        with pytest.raises(
+            gpuaug.ArgumentTypeError, match=r"int16 in sample 0\. Pack such images as they are: .*channels=None"
+        ):
+            collate_ragged([np.zeros((9, 9, 3), dtype)])
+    for channels in (3, None):
+        with pytest.raises(gpuaug.ArgumentTypeError, match=r"got int32 in sample 0\. Scale it to 8 bits in the dataset."):
+            collate_ragged([np.zeros((9, 9, 3), np.int32)], channels=channels)
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"got float32 in sample 0\. Leave out what makes them floating"):
         collate_ragged([np.zeros((9, 9, 3), np.float32)])
 

@@ -139,7 +139,9 @@ def test_ragged_image_without_pixels_is_refused():
 def test_ragged_batch_must_be_uint8():
     batch = pack(images_of())
     floats = Ragged(batch.data.float(), batch.places, batch.shapes)
-    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8 in a ragged batch, got torch.float32\. Have"):
+    with pytest.raises(
+        gpuaug.ArgumentTypeError, match=r"images must be uint8, uint16 or int16 in a ragged batch, got torch.float32\. Have"
+    ):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"input must be a tensor or a gpuaug\.Ragged, got list\. Stack"):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(images_of())

@@ -13,12 +13,12 @@ from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
-from gpuaug.fusion.pixels import PIXELS, converted
+from gpuaug.fusion.pixels import LARGEST, PIXELS, converted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
-TOLERANCES = {torch.uint8: 0, torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 2e-6}
+TOLERANCES = {**dict.fromkeys(LARGEST, 0), torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 2e-6}
 
 
 def batch_of(dtype, *shape):
@@ -295,13 +295,14 @@ def test_a_function_that_changes_the_type_draws_the_same_in_its_first_batch():
 def test_types_of_one_batch_must_be_one():
     floats = v2.Lambda(lambda image: image / 255)
     text = (
-        "Lambda_0 must give all images of a batch one type, uint8 or floating, got torch.float32 of images of torch.uint8. "
-        "Have it return the type that it is passed. To convert, put v2.ToDtype(torch.float32, scale=True) before it."
+        "Lambda_0 must give all images of a batch one type, uint8, uint16, int16 or floating, got torch.float32 of images of "
+        "torch.uint8. Have it return the type that it is passed. To convert, put "
+        "v2.ToDtype(torch.float32, scale=True) before it."
     )
     with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(text)):
         gpuaug.fuse(v2.RandomApply([floats], 0.5))(photographs(16))
     for other in (torch.int64, torch.bool, torch.complex64):
-        with pytest.raises(gpuaug.ArgumentTypeError, match="uint8 or floating"):
+        with pytest.raises(gpuaug.ArgumentTypeError, match="int16 or floating"):
             gpuaug.fuse(v2.Compose([lambda image, other=other: image.to(other)]))(photographs())
 
 

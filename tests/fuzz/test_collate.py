@@ -27,7 +27,7 @@ SAMPLES = st.recursive(IMAGES | LEAVES | ODD, containers, max_leaves=4)
 @cases(150)
 @given(
     st.lists(SAMPLES, max_size=3) | SAMPLES.map(lambda sample: [sample] * 2) | st.lists(st.tuples(IMAGES, SAMPLES), max_size=3),
-    st.fixed_dictionaries({"convert": st.booleans(), "channels": st.sampled_from([1, 3])}),
+    st.fixed_dictionaries({"convert": st.booleans(), "channels": st.sampled_from([1, 3, None])}),
 )
 @pytest.mark.filterwarnings("ignore")  # of PIL
 def test_any_samples_are_collated_or_refused(samples, options):

@@ -35,7 +35,7 @@ FUSION = {
     "ops": {"pixels"},
     "policies": {"ops"},
     "options": {"policies"},
-    "lower": {"ops", "policies"},
+    "lower": {"pixels", "ops", "policies"},
     "draws": {"ops", "policies", "lower"},
     "program": {"ops", "policies", "options", "lower", "draws"},
     "backends": {"pixels", "ops", "policies", "program"},

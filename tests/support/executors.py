@@ -10,7 +10,7 @@ import gpuaug
 from gpuaug.fusion.backends.torch_backend import gather_mask, run
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.pixels import converted
+from gpuaug.fusion.pixels import LARGEST, converted
 from gpuaug.fusion.table.rows import fill_table, of_all_parts
 
 
@@ -18,13 +18,14 @@ def through_both(modules, images, dtype, memory_format):
     """Images and masks as torch makes them, and as the kernels do, pass by pass."""
     # Each sample picks for itself, so that one launch holds several picks.
     augment = gpuaug.fuse(modules, pick="sample")
-    draws = augment.draw(images.shape, seed=1)
+    program = augment._program(images.dtype if images.dtype in LARGEST else torch.uint8)
+    draws = program.draw(Size(*images.shape), 1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
     expected, got, expected_masks, got_masks = images, images, masks, masks
-    parts = augment._program().segments.picked(draws._drawn)
+    parts = program.segments.picked(draws._drawn)
     for number, (ops, drawn) in enumerate(parts):
         size = Size(*got.shape)
-        segment = augment._program().segments.at(0, size, masks=True, ops=ops)
+        segment = program.segments.at(0, size, masks=True, ops=ops)
         assert segment.stop == len(ops), f"left to Kornia: {segment.eager}"
         plan = segment.plan
         table = torch.zeros(images.shape[0], plan.width)
@@ -50,7 +51,8 @@ def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch
         return f"masks, {text}"
     if (name in EXACT or name in RGB_EXACT) and dtype == torch.float32:
         return difference(got, expected)
-    step = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.uint8: 1}[dtype]
+    of_floats = {torch.float32: tolerance, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+    step = of_floats.get(dtype) or max(1, round(tolerance * LARGEST[dtype]))
     share = 0.01 if name in TIES else 2e-3 if name in JUMPS else 0.0
     return difference(got, expected, atol=step, rtol=step if dtype.is_floating_point else 0, share=share, equal_nan=True)
 

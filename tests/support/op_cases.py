@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.random_steps import ALWAYS, FILTERS, MOVES, ROUNDING, SIDES, SURE, either, numbers, padded, ranges, steps, warped
 
 from gpuaug.fusion.lower.kornia import LOWERED
-from gpuaug.fusion.ops.base import PointOp
+from gpuaug.fusion.ops.base import ChannelOp, PointOp
 from gpuaug.fusion.ops.filters import BlurOp, SharpnessOp
 from gpuaug.fusion.ops.geometry import GatherOp
 
@@ -71,7 +71,8 @@ class Case:
     @property
     def rgb(self):
         """Whether it takes images of three channels only."""
-        return getattr(LOWERED[self.kind], "rgb_only", False)
+        kind = LOWERED[self.kind]
+        return getattr(kind, "rgb_only", False) and not issubclass(kind, ChannelOp)
 
     @property
     def name(self):

@@ -129,10 +129,26 @@ CLOSE = {
         v2.RandomApply([v2.CutMix()], p=0.5),
         v2.RandomInvert(),
     ],
+    "mixup": lambda: [K.RandomGrayscale(), K.RandomMixUpV2(p=1.0), K.RandomGrayscale(), K.Normalize(0.5, 0.25)],
     "mixup, never": lambda: [K.RandomMixUpV2(p=0.0)],
     "mixup, alone": lambda: [K.RandomMixUpV2(p=1.0)],
     "sharpness": lambda: [K.RandomSharpness((0.0, 3.0), p=0.8), K.Normalize(0.5, 0.25)],
     "CLAHE": lambda: [K.RandomClahe((1.0, 40.0), (3, 4), p=0.8), K.RandomInvert()],
+    "channels": lambda: [
+        K.RandomResizedCrop((16, 20)),
+        K.RandomChannelShuffle(p=0.6),
+        K.ColorJitter(0.4, 0.9, p=0.7),
+        K.RandomGrayscale(p=0.5),
+        K.RandomHorizontalFlip(),
+        K.Normalize(0.5, 0.25),
+    ],
+    "jitter, then jitter": lambda: [K.ColorJitter(0.4, 0.9, p=0.7), K.ColorJitter(0.4, 0.9, order=(1, 0))],
+    "jitter of normalised images": lambda: [K.Normalize(0.5, 0.25), K.ColorJitter(0.4, 0.9, p=0.5)],
+    "jitter between filters": lambda: [
+        K.RandomSharpness((0.0, 3.0), p=0.5),
+        K.ColorJitter(0.4, 0.9, p=0.5),
+        K.RandomSharpness((0.0, 3.0), p=0.5),
+    ],
     "filters, each for some": lambda: [
         K.RandomEqualize(p=0.5),
         K.RandomClahe((1.0, 40.0), (3, 4), p=0.5),  # before what rounds: a level may become the next one
@@ -147,24 +163,16 @@ CLOSE = {
 
 RGB_CLOSE = {
     **alone(exact=False, rgb=True),
-    "mixup": lambda: [K.RandomGrayscale(), K.RandomMixUpV2(p=1.0), K.RandomGrayscale(), K.Normalize(0.5, 0.25)],
     "colour": lambda: [
         K.RandomResizedCrop((16, 20)),
         K.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8),
         K.RandomGrayscale(p=0.5),
         K.Normalize(MEAN, STD),
     ],
-    "jitter, then jitter": lambda: [K.ColorJitter(0.4, 0.9, p=0.7), K.ColorJitter(0.4, 0.9, order=(1, 0))],
     "jitters around a contrast": lambda: [
         K.ColorJitter(0.4, p=0.5),
         K.ColorJitter(0.4, 0.9, p=0.7),
         K.ColorJitter(saturation=0.9, p=0.5),
-    ],
-    "jitter of normalised images": lambda: [K.Normalize(0.5, 0.25), K.ColorJitter(0.4, 0.9, p=0.5)],
-    "jitter between filters": lambda: [
-        K.RandomSharpness((0.0, 3.0), p=0.5),
-        K.ColorJitter(0.4, 0.9, p=0.5),
-        K.RandomSharpness((0.0, 3.0), p=0.5),
     ],
     "one of colours": lambda: [
         auto.RandAugment(3, 10, [[("color", 0.1, 1.9)], [("contrast", 0.1, 1.9)], [("solarize_add", 0.0, 0.43)]]),

@@ -159,7 +159,7 @@ CHANNELS = {"fits": {"1"}, "wrong": (2, "3")}
 PARAMETERS = {
     "DecodeStage(on)": Parameter(lambda v: DecodeStage(on=v), 0, KEY, **SELECTED),
     "DecodeStage(backend)": Parameter(lambda v: DecodeStage(backend=v), "cpu"),
-    "DecodeStage(channels)": Parameter(lambda v: DecodeStage(channels=v), 1, **CHANNELS),
+    "DecodeStage(channels)": Parameter(lambda v: DecodeStage(channels=v), 1, {"1"} | LEFT_OUT, wrong=CHANNELS["wrong"]),
     "DecodeStage(threads)": Parameter(lambda v: DecodeStage(threads=v), 2, LEFT_OUT | FROM_1),
     "DecodeStage(min_side)": Parameter(lambda v: DecodeStage(min_side=v), 64, LEFT_OUT | FROM_1 | LARGE),
     "DecodeStage(scale)": Parameter(lambda v: DecodeStage(scale=v), "auto", LEFT_OUT),

@@ -9,9 +9,9 @@ from gpuaug.core.ragged import Ragged, Shapes
 SIZES = [(37, 52), (64, 40), (48, 48), (90, 33), (41, 120)]
 
 
-def images_of(sizes=SIZES, channels=3):
-    """A photograph of each size, (C, h, w) uint8."""
-    return [photographs(1, channels, *size, seed=seed)[0] for seed, size in enumerate(sizes)]
+def images_of(sizes=SIZES, channels=3, dtype=torch.uint8):
+    """A photograph of each size, (C, h, w)."""
+    return [photographs(1, channels, *size, dtype, seed)[0] for seed, size in enumerate(sizes)]
 
 
 def pack(images, layout="chw"):
@@ -28,7 +28,7 @@ def overwritten(batch, windows):
     """The same batch with other values in all pixels outside the windows, (B, 4): top, left, height and width."""
     others = torch.randint(1, 256, batch.data.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     others = others.to(batch.device)
-    made = Ragged(batch.data + others, batch.places, batch.shapes)
+    made = Ragged((batch.data.int() + others).to(batch.data.dtype), batch.places, batch.shapes)
     for target, source, (top, left, height, width) in zip(made, batch, windows.tolist(), strict=True):
         inside = np.s_[:, top : top + height, left : left + width]
         target[inside] = source[inside]

@@ -62,16 +62,17 @@ def through_both(modules, images, dtype, memory_format, **options):
 
     Outside the windows of crops, kernels get no pixels, or others.
     """
-    augment = gpuaug.fuse(modules, ragged=not isinstance(images, torch.Tensor), **options)
+    ragged = not isinstance(images, torch.Tensor)
+    program = gpuaug.fuse(modules, ragged=ragged, **options)._program(images.data.dtype if ragged else torch.uint8)
     size = size_of(images)
-    segment = augment._program().segments.at(0, size, masks=False)
+    segment = program.segments.at(0, size, masks=False)
     plan = segment.plan
-    assert segment.stop == len(augment._program().ops), f"left to Kornia: {segment.eager}"
-    drawn = [of_all_parts(segment.ops, view._drawn) for view in augment._program().draw(size, 3).views]
+    assert segment.stop == len(program.ops), f"left to Kornia: {segment.eager}"
+    drawn = [of_all_parts(segment.ops, view._drawn) for view in program.draw(size, 3).views]
     table = torch.cat([make_table(plan, size, each, images.device, points=False) for each in drawn])
     canvases = plan.canvases(size, drawn)
     expected = run(plan, images, table, canvases)
-    if size.ragged and (windows := augment._program().windows(size, 3)) is not None:
+    if size.ragged and (windows := program.windows(size, 3)) is not None:
         images = cut(images, windows.table) if images.shapes.layout == "hwc" else overwritten(images, windows.table)
     return expected, backend.run(plan, images, table, dtype, memory_format, canvases)
 

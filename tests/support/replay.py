@@ -6,6 +6,7 @@ from support.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.pixels import LARGEST, converted
 
 left_to_kornia = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 """For tests that leave a module to Kornia on purpose, of which fuse warns."""
@@ -19,9 +20,7 @@ def photographs(batch=3, channels=3, height=32, width=48, dtype=torch.uint8, see
     phase = torch.rand(batch, channels, 1, 1, generator=generator) * 6
     smooth = 0.5 + 0.3 * torch.sin(x + phase) * torch.cos(y - phase)
     images = (smooth + 0.2 * torch.rand(batch, channels, height, width, generator=generator)).clamp(0, 1)
-    if dtype == torch.uint8:
-        return (images * 255).round().to(torch.uint8)
-    return images.to(dtype)
+    return converted(images, dtype)
 
 
 def overriding(kind, method="check_inputs"):
@@ -32,7 +31,7 @@ def overriding(kind, method="check_inputs"):
 
 
 def as_kornia_takes_them(images):
-    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    return images.float() / LARGEST.get(images.dtype, 1)
 
 
 def both(pipeline, images, seed=0, draws=None, **options):

@@ -5,6 +5,7 @@ from support.values import assert_values
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.fusion.pixels import LARGEST
 
 
 def replayed(draws, images):
@@ -34,5 +35,5 @@ def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=F
 
 
 def scaled(images):
-    """Bytes in [0, 1]."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images
+    """Whole numbers as shares of the largest of their type."""
+    return images.float() / LARGEST[images.dtype] if images.dtype in LARGEST else images

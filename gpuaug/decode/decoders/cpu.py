@@ -21,9 +21,13 @@ from gpuaug.feed.image_input import prepared, unpacked
 
 COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
-COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG, Format.OTHER]] = 1, 3, 3, 6, 8
+COSTS[[Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG, Format.LOSSLESS_JPEG]] = 1, 3, 3, 6
+COSTS[[Format.OTHER, Format.DEEP]] = 8
 
-_OTHER, _LOSSLESS = int(Format.OTHER), int(Format.LOSSLESS_JPEG)
+_OTHER, _LOSSLESS, _DEEP = int(Format.OTHER), int(Format.LOSSLESS_JPEG), int(Format.DEEP)
+
+_STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
+"""PIL's mode of an image that is decoded as stored, by its channels."""
 
 _CUT = (int(Format.JPEG), int(Format.OTHER_JPEG))
 """Formats whose windows libturbojpeg decodes without the rest of the image."""
@@ -170,8 +174,11 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     try:
         if not facts.whole and _cut_by_library(file, facts, room):
             return ""
-        buffer = room if orientation == 1 and facts.whole else np.empty(shape, np.uint8)
-        made = _by_library(file, facts, buffer)
+        buffer = room if orientation == 1 and facts.whole else np.empty(shape, room.dtype)
+        made: NDArray[Any] | str | None
+        made = _deep(file, facts, room.dtype) if facts.format == _DEEP else _by_library(file, facts, buffer)
+        if isinstance(made, str):
+            return made
         if made is None:
             made = _by_pil(file, layout.channels, facts)
     except Exception as error:  # a decoder may raise any error for a damaged file
@@ -194,7 +201,7 @@ def _by_library(file: NDArray[np.uint8], facts: ImageFacts, buffer: NDArray[np.u
     prefix = file[:16].tobytes()
     if prefix[:8] == _PNG and imagecodecs() is not None and _fits_libspng(file):
         return _by_libspng(file, buffer)
-    if prefix[8:15] == b"WEBPVP8" and libwebp.library() is not None:
+    if prefix[8:15] == b"WEBPVP8" and libwebp.library() is not None and buffer.shape[2] in (1, 3):
         return _by_libwebp(file, buffer)
     return None
 
@@ -292,6 +299,8 @@ def _by_libspng(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> NDArray[n
     """The decoded image, (h, w, C): ``buffer``, or another array. Returns ``None`` if libspng refuses the file."""
     channels = buffer.shape[2]
     direct = _PNG_CHANNELS[int(file[25])] == channels
+    if not direct and channels not in (1, 3):
+        return None
     try:
         # imagecodecs checks the memory's size against the file's.
         made = imagecodecs().spng_decode(file, out=(buffer if channels > 1 else buffer[..., 0]) if direct else None)
@@ -307,6 +316,23 @@ def _by_libwebp(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> NDArray[n
     if not libwebp.decode(file, colours):
         return None
     return buffer if colours is buffer else _converted(colours, channels)
+
+
+def _deep(file: NDArray[np.uint8], facts: ImageFacts, dtype: np.dtype[Any]) -> NDArray[Any] | str:
+    """The decoded image as stored, (h, w, C), of a PNG of 16 bits or a TIFF that PIL does not decode; or why there is none."""
+    library = imagecodecs()
+    if library is None:
+        return 'imagecodecs, which decodes it, is not installed: pip install "gpuaug[decode]"'
+    is_png = file[:8].tobytes() == _PNG
+    made: NDArray[Any] = library.png_decode(file) if is_png else library.tiff_decode(file, index=0)
+    shape = (facts.height, facts.width, facts.channels)
+    if made.ndim == 2:
+        made = made[..., None]
+    if made.shape != shape and made.shape == (shape[2], *shape[:2]):  # bands apart
+        made = made.transpose(1, 2, 0)
+    if made.shape != shape or made.dtype != dtype:
+        return f"its {made.dtype} {made.shape} are not the {dtype} {shape} of its header"
+    return made
 
 
 def _converted(made: NDArray[np.uint8], channels: Any) -> NDArray[np.uint8]:
@@ -329,7 +355,10 @@ def _by_pil(file: NDArray[np.uint8], channels: Any, facts: ImageFacts) -> NDArra
             # PIL picks the smallest scaled size that is at least the one asked for and rounds it up, so sides are rounded down.
             sides = (max(image.width // facts.scale, 1), max(image.height // facts.scale, 1))
             image.draft("L" if grey else image.mode, sides)
-        made = unpacked(prepared(image, channels, convert=True, where="the file"))
+        if channels in (2, 4):  # as stored
+            made = unpacked(image.convert(_STORED_MODES[channels]))
+        else:
+            made = unpacked(prepared(image, channels, convert=True, where="the file"))
         if image.format == "TIFF":  # which PIL turns as it decodes
             made = _turned(made, _BACK.get(facts.stored_orientation, facts.stored_orientation))
         return made

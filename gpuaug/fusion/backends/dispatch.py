@@ -39,9 +39,9 @@ def run(
         canvases: ``Plan.canvases``.
 
     Shape:
-        - images: (B, C, H, W), uint8 or floating, or a ragged batch of B
+        - images: (B, C, H, W), of a type in ``PIXELS``, or a ragged batch of B
         - table: (V · B, at least ``plan.width``) float32, for V views
-        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``; in [0, 255] if ``dtype`` is uint8
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
     """
     data = images.data if isinstance(images, Ragged) else images
     if not data.numel() or not plan.out.height or not plan.out.width:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.core.ragged import Ragged, Shapes
 from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.pixels import LARGEST
 
 
 def dtype_of(images: Tensor | Ragged) -> torch.dtype:
@@ -21,14 +22,15 @@ def size_of(images: Tensor | Ragged) -> Size:
     """The size of a batch of images, read on the host.
 
     Raises:
-        ArgumentTypeError: If a ragged batch is not of bytes.
+        ArgumentTypeError: If a ragged batch is not of whole numbers.
         ArgumentError: If a ragged batch is not what its shapes say.
     """
     if isinstance(images, Tensor):
         return Size(*images.shape)
-    if images.data.dtype is not torch.uint8:
+    if images.data.dtype not in LARGEST:
         raise ArgumentTypeError(
-            f"images must be uint8 in a ragged batch, got {images.data.dtype}. Have gpuaug.collate_ragged make it."
+            f"images must be uint8, uint16 or int16 in a ragged batch, got {images.data.dtype}. Have gpuaug.collate_ragged "
+            "make it."
         )
     shapes = images.shapes
     sizes, channels = shapes.sizes, shapes.channels

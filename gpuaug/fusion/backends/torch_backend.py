@@ -11,7 +11,7 @@ from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, image_of, reader, viewed
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
-from gpuaug.fusion.pixels import byte_share, unit_range
+from gpuaug.fusion.pixels import LARGEST, share_of, unit_range
 from gpuaug.fusion.program.gather import Columns, Gather, Part
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
@@ -21,7 +21,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
 
     Args:
         plan: For images of this size.
-        images: uint8 or floating.
+        images: Of a type in ``PIXELS``.
         table: The samples' numbers, on the device of the images.
         canvases: ``Plan.canvases``.
 
@@ -36,7 +36,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         Some tens of launches a pass on a GPU, and several copies of the images.
     """
     first, *others = plan.passes
-    made = run_pass(first, images, table, *canvases[:1])
+    made = run_pass(first, _readable(images), table, *canvases[:1])
     for index, step in enumerate(others, 1):
         if step.out.ragged:
             made = run_pass(step, made, table, canvases[index])
@@ -47,6 +47,14 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         elif len(samples):
             made = made.index_copy(0, samples, run_pass(step, made[samples], table[samples]))
     return made
+
+
+def _readable(images: Tensor | Ragged) -> Tensor | Ragged:
+    """The images; those of 16 bits as floats in image units, since torch has few functions for uint16."""
+    dtype = dtype_of(images)
+    if dtype not in LARGEST or dtype == torch.uint8:
+        return images
+    return replace(images, data=unit_range(images.data)) if isinstance(images, Ragged) else unit_range(images)
 
 
 def _samples_of(step: Pass, table: Tensor) -> Tensor | None:
@@ -119,7 +127,7 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
         values = _interpolated(
             front, place, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
         )
-    values = byte_share(values.float()) if dtype_of(images) == torch.uint8 else values.float()
+    values = share_of(values.float(), torch.uint8) if dtype_of(images) == torch.uint8 else values.float()
     if front.fills:
         share = _share_inside(front, place, columns.warp, x, y)
         fill = place.channels(columns.warp_fill, out.channels)

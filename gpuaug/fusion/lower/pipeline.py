@@ -14,7 +14,7 @@ from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import TIMMS_MODULES, refuse_held, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, judged_crops, leaves
-from gpuaug.fusion.ops.base import FrontOp, Op
+from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.color import Posterize
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -107,7 +107,7 @@ def _rounds(op: Op | EagerOp) -> bool:
     """True if an op may make pixels of equal ones that are a rounding error apart."""
     if isinstance(op, WarpOp | ResampleOp):
         return not op.nearest
-    return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp))
+    return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp | ChannelOp))
 
 
 def _advice_for(value: Any) -> str:
@@ -170,4 +170,4 @@ class _Lowering:
         if isinstance(op, Normalize) and not isinstance(op, Denormalize):
             types.normalize(op)
         elif isinstance(op, Denormalize) or (isinstance(op, EagerOp) and not type(op.module).__module__.startswith("kornia.")):
-            types.in_unit_range = False
+            types.at_most_one = False

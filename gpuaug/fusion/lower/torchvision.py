@@ -1,7 +1,8 @@
 """torchvision's transforms, v2 → ops; everything else is called on each image by itself, in its place.
 
 A subclass that overrides no method of its base is lowered as its base.
-Given bytes, the transforms of a pipeline see bytes up to its ``ToDtype(torch.float32, scale=True)`` and floats in [0, 1] behind
+
+Given whole numbers, the transforms of a pipeline see these up to its ``ToDtype(torch.float32, scale=True)`` and floats behind
 it; given floats, they see floats. Their fills and thresholds are values of such images. A fused pipeline computes in [0, 1]
 throughout.
 """
@@ -34,6 +35,7 @@ from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_cro
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 from gpuaug.fusion.ops.torchvision.ending import Ending
+from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
 
@@ -100,7 +102,7 @@ class TorchvisionLowering:
     @property
     def units(self) -> Units:
         """Unit of the next transform's settings."""
-        return "bytes" if self._types.are_bytes else "floats"
+        return self._types.dtype if self._types.are_whole else torch.float32
 
     def tree(self, name: str, transform: Any) -> Tree:
         """What one transform or container consists of.
@@ -168,7 +170,7 @@ class TorchvisionLowering:
         assert op is not None
         op.image_dtype = self._types.dtype
         if isinstance(op, ResampleOp):
-            op.clamps = self._types.are_bytes
+            op.clamps = self._types.dtype in (torch.uint8, torch.uint16)
         for part in op.parts:
             if isinstance(part, IndexOp | WarpOp):
                 self._types.check_fill(name, part.fill)
@@ -190,7 +192,7 @@ class TorchvisionLowering:
             return None, f"a subclass of {base.__name__} with other attributes: {error}"
 
     def _converted(self, name: str, transform: Any) -> Tree:
-        """A conversion: part of how images are read and written, or one from floats to bytes, which torchvision runs."""
+        """A conversion: part of how images are read and written, or one to bytes, which torchvision runs."""
         dtype, scale = _conversion(transform)
         given = transform.dtype if isinstance(transform, v2.ToDtype) else None
         ending = Ending(masks=given.get(tv_tensors.Mask)) if isinstance(given, dict) else None
@@ -198,13 +200,14 @@ class TorchvisionLowering:
         if dtype is None:
             return Done(name, ending=ending)
         self._types.scalings -= _scales(transform)
-        if dtype is torch.float32 and (scale or not self._types.are_bytes):
+        if dtype is torch.float32 and (scale or not self._types.are_whole):
             self._types.dtype = torch.float32
             return done
-        if dtype is torch.uint8 and self._types.are_bytes:
+        if dtype in LARGEST and dtype == self._types.dtype:
             return done
         if dtype is torch.uint8:
-            leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), "it rounds floats to bytes", keeps_range=True)
+            reason = "it rounds images to bytes"
+            leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
             return Group("", (leaf, Done(name, ending=ending)), is_container=False)
         way_out = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
         if dtype is torch.float32:
@@ -387,7 +390,7 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
 
 
 def _scales(transform: Any) -> bool:
-    """Whether it makes floats in [0, 1] of bytes."""
+    """Whether it makes floats in [0, 1] of whole numbers."""
     if is_timms_to_tensor(transform):
         return True
     if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
@@ -397,7 +400,7 @@ def _scales(transform: Any) -> bool:
 
 
 def count_scalings(pipeline: Any) -> int:
-    """Number of conversions from bytes to floats in [0, 1] among the transforms that run for every sample.
+    """Number of conversions from whole numbers to floats in [0, 1] among the transforms that run for every sample.
 
     Raises:
         ArgumentError: If a conversion converts more than images and masks.

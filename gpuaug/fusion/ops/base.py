@@ -171,6 +171,10 @@ class Op(ABC):
         """Why the op cannot be lowered for images of this size, or ``None``."""
         return None
 
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Numbers of channels, in words, and what of the op needs them; ``None`` if its library takes ``channels``."""
+        return None
+
     def out(self, size: Size) -> Size:
         """The output size; ``ANY_SIDES`` if each sample draws its own."""
         return size
@@ -346,7 +350,7 @@ class PointOp(RowOp):
     """True if the row, except the apply mask, is the same for all draws."""
 
     rgb_only: ClassVar[bool] = False
-    """True if it mixes channels, and so needs images of three channels."""
+    """True if it mixes channels. The kernel of a pass then has all three, where it may have copies of one otherwise."""
 
     keeps_unit_range: bool = False
     """True if values in [0, 1] are certain to stay in [0, 1].
@@ -364,11 +368,32 @@ class PointOp(RowOp):
         """Number of kernels launched for a pass that holds the op: one more if it needs the mean."""
         return 1 + self.needs_mean
 
-    def unsupported_size(self, size: Size) -> str | None:
+    def channel_flags(self, channels: int) -> int:
+        """``flags`` for images of ``channels`` channels."""
+        return self.flags
+
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
         """Ops that mix channels take RGB alone."""
-        if self.rgb_only and size.channels != 3:
-            return f"needs 3 channels, the images have {size.channels}"
+        return ("3", self.name) if self.rgb_only and channels != 3 else None
+
+
+class ChannelOp(PointOp, FrontOp):
+    """A pointwise op that mixes any number of channels: with three within a pass, with others at the front of one.
+
+    A thread block holds three channels, or one.
+    """
+
+    kernel = "channels"
+    rgb_only = True
+
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Any number."""
         return None
+
+    @staticmethod
+    def begins_pass(op: Any, channels: int) -> bool:
+        """Whether an op is one of these, and has to begin a pass for images of ``channels`` channels."""
+        return isinstance(op, ChannelOp) and channels != 3
 
 
 def column(rows: Tensor, index: int) -> Tensor:

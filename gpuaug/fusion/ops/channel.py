@@ -7,7 +7,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, column, host_tensor
+from gpuaug.fusion.ops.base import Array, ChannelOp, OpDraws, PointOp, Size, column, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler
 
 GREY = (0.299, 0.587, 0.114)
@@ -24,12 +24,11 @@ def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
     return (red * red_share + green * GREY[1] + blue * GREY[2])[:, None]
 
 
-class Grayscale(PointOp):
-    """RandomGrayscale of three channels."""
+class Grayscale(ChannelOp):
+    """RandomGrayscale: the weighted sum of the channels; of other numbers than three, their mean."""
 
     code = 6
-    width = 4
-    rgb_only = True
+    width = 0
     words = "grey"
 
     @property
@@ -49,33 +48,41 @@ class Grayscale(PointOp):
         return {} if weights is None else {"rgb_weights": weights}
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia raises for one weight."""
-        one = any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
-        return "rgb_weights holds one value" if one else super().unsupported_size(size)
+        """Kornia raises for one weight of several channels."""
+        one = size.channels > 1 and any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
+        return "rgb_weights holds one value" if one else None
+
+    def row_width(self, channels: int) -> int:
+        """The apply mask, and the weight of each channel."""
+        return 1 + channels
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The weights of the channels."""
-        out[:, 1:4] = GREY if self._weights is None else self._weights.reshape(-1).tolist()
+        equal = GREY if size.channels == 3 else 1 / size.channels
+        out[:, 1:] = equal if self._weights is None else self._weights.reshape(-1).tolist()
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The weighted sum of the channels, in all three channels."""
-        red, green, blue = images.unbind(1)
-        weights = [rows[:, 1 + channel, None, None] for channel in range(3)]
-        grey = red * weights[0] + green * weights[1] + blue * weights[2]
-        return grey[:, None].expand_as(images)
+        """The weighted sum of the channels, in every channel."""
+        grey = images[:, :1] * column(rows, 1)
+        for channel in range(1, images.shape[1]):
+            grey = grey + images[:, channel : channel + 1] * column(rows, 1 + channel)
+        return grey.expand_as(images)
 
 
-class ChannelShuffle(PointOp):
-    """RandomChannelShuffle of three channels."""
+class ChannelShuffle(ChannelOp):
+    """RandomChannelShuffle."""
 
     code = 10
-    width = 4
-    rgb_only = True
+    width = 0
     words = "shuffle channels"
     keeps_unit_range = True
 
+    def row_width(self, channels: int) -> int:
+        """The apply mask, and the source of each channel."""
+        return 1 + channels
+
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A permutation of the channels per sample, (B, 3)."""
+        """A permutation of the channels per sample, (B, C)."""
         return {"channels": sampler.uniform(size.channels).T.argsort(axis=1)}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -84,11 +91,11 @@ class ChannelShuffle(PointOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Index of the source channel of each output channel."""
-        out[:, 1:4] = drawn["channels"]
+        out[:, 1:] = drawn["channels"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Reorder the channels of each sample."""
-        return reordered(images, rows[:, 1:4])
+        return reordered(images, rows[:, 1 : 1 + images.shape[1]])
 
 
 class ChannelDropout(PointOp):

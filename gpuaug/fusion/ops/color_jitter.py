@@ -20,6 +20,12 @@ NONE = 4
 CONTRAST = 2
 """Flag: the contrast is not always neutral."""
 
+HUE = 8
+"""Flag: the hue is not always neutral."""
+
+OF_COLOURS = 4 | HUE
+"""Flags: saturation and hue are not always neutral."""
+
 CLEAN = 16
 """Flag: no pixel is NaN."""
 
@@ -57,6 +63,14 @@ class _Jitter(PointOp):
     def flags(self) -> int:  # type: ignore[override]
         """A bit for each adjustment that is not always neutral."""
         return sum(1 << index for index, active in enumerate(self._active) if active)
+
+    def channel_flags(self, channels: int) -> int:
+        """Without saturation, hue and a permutation for other images than of three channels, which have none."""
+        return self.flags if channels == 3 else self.flags & ~(OF_COLOURS | PERMUTES)
+
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Brightness and contrast are of any number of channels, saturation and hue of three."""
+        return ("3", f"saturation and hue of {self.name}") if self.flags & OF_COLOURS and channels != 3 else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Four factors per sample, and an order of the adjustments per batch."""
@@ -105,7 +119,8 @@ class _Jitter(PointOp):
             # A batch has one order. On a CPU it is read; on a GPU the host would have to wait for it.
             taken = set(steps.tolist()) if steps.device.type == "cpu" else {0, 1, 2, 3, NONE}
             changed = values
-            for index in (index for index, active in enumerate(self._active) if active and index in taken):
+            flags = self.channel_flags(images.shape[1])
+            for index in (index for index in range(4) if flags >> index & 1 and index in taken):
                 adjusted = self.adjusted(index, values, column(rows, 1 + index))
                 changed = adjusted if len(taken) == 1 else torch.where(column(rows, 5 + position) == index, adjusted, changed)
             values = changed
@@ -128,12 +143,17 @@ class ColorJitter(_Jitter):
         """True unless contrast is always neutral."""
         return self._active[1]
 
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Grey images have a saturation with Kornia, which is always the same."""
+        return None if channels == 1 and not self.flags & HUE else super().channels_taken(channels)
+
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
         """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
         if index == 0:
             return (values * factor).clamp(0, 1)
         if index == 1:
-            mean = grey_of(values, self.red_share).mean((-2, -1), keepdim=True)
+            grey = grey_of(values, self.red_share) if values.shape[1] == 3 else values
+            mean = grey.mean((1, 2, 3), keepdim=True)
             return (values * factor + mean * (1 - factor)).clamp(0, 1)
         if index == 2:
             return ((1 - factor) * grey_of(values, self.red_share) + factor * values).clamp(0, 1)

@@ -88,7 +88,7 @@ class EagerOp(ABC):
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """The module on copies of images, (B, C, H, W) uint8 or floating, and of the targets that follow them.
+        """The module on copies of images, (B, C, H, W) of a type in ``PIXELS``, and of the targets that follow them.
 
         Raises:
             Retyped: If the images that the module returns are of another type than the pipeline was lowered for.
@@ -296,8 +296,8 @@ class EagerTorchvision(EagerOp):
             other = next(dtype for dtype in made if dtype != self._dtype)
         if other is not None:
             raise ArgumentTypeError(
-                f"{self.name} must give all images of a batch one type, uint8 or floating, got {other} of images of "
-                f"{self._dtype}. Have it return the type that it is passed. To convert, put "
+                f"{self.name} must give all images of a batch one type, uint8, uint16, int16 or floating, got {other} of "
+                f"images of {self._dtype}. Have it return the type that it is passed. To convert, put "
                 "v2.ToDtype(torch.float32, scale=True) before it."
             )
         (dtype,) = made

@@ -46,6 +46,10 @@ class OneOf(PointOp):
         """True: a sample may have picked no op."""
         return True
 
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """``None``: the module that picks checks its ops."""
+        return None
+
     def unsupported_size(self, size: Size) -> str | None:
         """``None``: the module that picks checks its ops."""
         return None

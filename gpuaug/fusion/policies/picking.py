@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
+from gpuaug.fusion.ops.base import Array, ChannelOp, Op, OpDraws, PointOp, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.filters import AutoContrast, Equalize, EqualizeOrContrast
 from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
@@ -163,7 +163,13 @@ class Policy(Picking):
     def unsupported_size(self, size: Size) -> str | None:
         """Why an op that can be picked cannot be lowered for images of this size, or ``None``."""
         ops = (op for op in self.ops if isinstance(op, Op))
-        return next((f"{reason} ({op.describe()})" for op in ops if (reason := op.unsupported_size(size)) is not None), None)
+        return next((f"{reason} ({op.describe()})" for op in ops if (reason := why_not_picked(op, size)) is not None), None)
+
+
+def why_not_picked(op: Op, size: Size) -> str | None:
+    """Why an op cannot stand among those that are picked from for images of this size, or ``None``."""
+    alone = ChannelOp.begins_pass(op, size.channels)
+    return op.unsupported_size(size) or (f"takes a pass of its own for {size.channels} channels" if alone else None)
 
 
 def _kind(op: Op) -> tuple[Any, ...]:

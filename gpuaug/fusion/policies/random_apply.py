@@ -24,7 +24,7 @@ from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.policies.one_of import OneOf
-from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking
+from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, why_not_picked
 
 _TOGETHER = 4
 """Largest number of ``OneOf`` ops in one kernel. Each adds the code of all its ops."""
@@ -108,7 +108,7 @@ class RandomApply(Picking):
     def _run_by(self, child: int, position: int, size: Size) -> Op | EagerOp:
         """The op of a member, or the member left to Kornia for images of this size."""
         op = self.children[child].members[position].op
-        reason = None if isinstance(op, EagerOp) else op.unsupported_size(size)
+        reason = None if isinstance(op, EagerOp) else why_not_picked(op, size)
         if isinstance(op, EagerOp) or reason is None:
             return op
         if (child, position) not in self._eager:
@@ -160,7 +160,7 @@ class RandomApply(Picking):
     def left(self, size: Size) -> list[str]:
         """Descriptions of the members that Kornia runs for images of this size."""
         return list(
-            dict.fromkeys(_words(op) for op in self.ops if isinstance(op, EagerOp) or op.unsupported_size(size) is not None)
+            dict.fromkeys(_words(op) for op in self.ops if isinstance(op, EagerOp) or why_not_picked(op, size) is not None)
         )
 
     def always_left(self) -> tuple[EagerOp, ...]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from gpuaug.fusion.ops.base import FrontOp
+from gpuaug.fusion.ops.base import ChannelOp, FrontOp
 from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
@@ -36,7 +36,7 @@ def types_written(passes: Sequence[Pass], given: torch.dtype, dtype: torch.dtype
         clean = is_clean(step.front, given) and all(op.keeps_unit_range for op in step.points)
         # Rounding takes some values to another level, and an equalisation may put levels far apart.
         counts = isinstance(reader.front, FrontOp) and reader.front.kernel == "levels"
-        given = KEPT if clean and not counts and dtype.itemsize == 2 else torch.float32
+        given = KEPT if clean and not counts and dtype.is_floating_point and dtype.itemsize == 2 else torch.float32
         found.append(given)
     if passes[-1].way >= 0 and torch.float32 in found:  # two buffers of one type are used in turn
         found = [torch.float32] * len(found)
@@ -45,14 +45,23 @@ def types_written(passes: Sequence[Pass], given: torch.dtype, dtype: torch.dtype
 
 def is_clean(front: Gather | FrontOp, given: torch.dtype) -> bool:
     """Whether the front of a pass, given images of this type, makes values that are certain to lie in [0, 1]."""
-    if given.is_floating_point:
+    if given.is_floating_point or given.is_signed:
         return False
     if not isinstance(front, Gather):
-        return front.kernel != "mix"  # whose weights the user may choose
+        # The user may choose the weights of a mix, and those of a grey.
+        return front.keeps_unit_range if isinstance(front, ChannelOp) else front.kernel != "mix"
     fills = (*np.atleast_1d(front.warp.fill), 0.0) if isinstance(front.warp, WarpOp) else (0.0,)
     bounded = bool(min(fills) >= 0 and max(fills) <= 1)  # the user may fill with any value; Triton compiles no bool of NumPy's
     swings = front.filter == "cubic" and not front.clamps
     return bounded and not swings and "constant" not in (front.before.edge, front.after.edge)
+
+
+def may_round(step: Pass, given: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether a pass may round values in [0, 1] to 16 bits before it is done: it writes no more.
+
+    Whole numbers of 16 bits that the user passes, and gets back, are rounded once, where they are written.
+    """
+    return dtype.itemsize == 2 and not (step.first == 0 and given == dtype == KEPT)
 
 
 def in_strips(front: Gather | FrontOp, given: torch.dtype, dtype: torch.dtype) -> bool:

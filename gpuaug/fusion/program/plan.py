@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, FrontOp, Op, OpDraws, PointOp, Size, draw_each
+from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size, draw_each
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -198,9 +198,9 @@ class _Open:
     def empty(self) -> bool:
         return isinstance(self.front, Gather) and not self.front.order and not self.points
 
-    def take(self, op: Op) -> bool:
+    def take(self, op: Op, channels: int) -> bool:
         """Add ``op`` if it fits."""
-        if isinstance(op, FrontOp):
+        if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, channels)):
             if self.empty:
                 self.front = op
                 return True
@@ -240,9 +240,9 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             check_sizes(ops[index:], at.of(0))
         at = op.out(at)
         for part in op.parts:
-            if not opened[-1].take(part):
+            if not opened[-1].take(part, size.channels):
                 opened.append(_Open())
-                taken = opened[-1].take(part)
+                taken = opened[-1].take(part, size.channels)
                 assert taken, f"{part.name} fits no pass"
     passes: list[Pass] = []
     widths: list[int] = []
@@ -294,7 +294,7 @@ def _program(points: Sequence[PointOp], column: int, channels: int) -> tuple[tup
     """The pointwise ops' codes, first columns and flags, with rows from ``column`` on; and the column after the last row."""
     program = []
     for point in points:
-        program.append((point.code, column, point.flags))
+        program.append((point.code, column, point.channel_flags(channels)))
         column += point.row_width(channels)
     return tuple(program), column
 

@@ -16,6 +16,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_each
 from gpuaug.fusion.ops.fallback import EagerOp, left
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
+from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.policies.random_apply import Nothing, RandomApply, Step
 from gpuaug.fusion.program.plan import Plan, columns_of, plan
 
@@ -136,7 +137,20 @@ class Segments:
 
 
 def _check_channels(op: Op | None, channels: int) -> None:
-    """Refuse settings that hold neither one value nor one per channel of the images."""
+    """Refuse images of other channels than the op takes, and settings that hold neither one value nor one per channel.
+
+    Raises:
+        ArgumentError: If there are any.
+    """
+    for part in op.ops if isinstance(op, Picking) else (op,):
+        taken = part.channels_taken(channels) if isinstance(part, Op) else None
+        if taken is not None:
+            counts, what = taken
+            picks = f", from which {op.name} picks" if isinstance(op, Picking) else ""
+            raise ArgumentError(
+                f"images must have {counts} channels for {what}{picks}, got {channels}. Leave it out, or give them three "
+                "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
+            )
     for part in () if op is None else op.parts:
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))

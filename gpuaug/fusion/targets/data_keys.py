@@ -99,8 +99,8 @@ def check(key: str, value: Any) -> None:
         raise ArgumentError(f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. {advice}")
     if key == "input" and value.dtype not in PIXELS:
         raise ArgumentTypeError(
-            f"images must be uint8 or floating of 16 bits or more, got {value.dtype}. Scale them to [0, 1] first, by the "
-            "largest value of their type: v2.functional.to_dtype(images, torch.float32, scale=True)."
+            f"images must be uint8, uint16, int16 or floating of 16 bits or more, got {value.dtype}. Scale them to [0, 1] "
+            "first, by the largest value of their type: v2.functional.to_dtype(images, torch.float32, scale=True)."
         )
     if key == "input" and value.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(

@@ -16,10 +16,11 @@ from support.mask_lists import PIPELINES, rows_of
 from support.op_cases import CASES
 from support.ragged import images_of, pack
 from support.replay import photographs
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskPlaces
-from gpuaug.fusion.backends.triton import backend, boxes, crops, mix
+from gpuaug.fusion.backends.triton import backend, boxes, channels, crops, mix
 from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -32,6 +33,7 @@ KERNELS = {
     "gather_kernel": backend,
     "mask_kernel": backend,
     "rest_kernel": backend,
+    "channels_kernel": channels,
     "mix_kernel": mix,
     "blur_kernel": small_blur,
     "blur_columns_kernel": blur,
@@ -95,6 +97,17 @@ def made(monkeypatch):
 def test_kernels_compile_for_a_gpu(name, made):
     modules = next(group[name] for group in (pipelines.EXACT, pipelines.CLOSE, pipelines.RGB_CLOSE) if name in group)
     through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.int16], ids=str)
+def test_images_of_16_bits_compile_for_a_gpu(dtype, made):
+    modules = [v2.RandomRotation(30, fill=None), v2.GaussianBlur((3, 3)), v2.RandomGrayscale()]
+    through_both(modules, photographs(2, dtype=dtype), dtype, torch.channels_last)
+
+
+def test_ops_on_other_channels_than_three_compile_for_a_gpu(made):
+    through_both(pipelines.CLOSE["channels"](), photographs(2, 5), torch.bfloat16, torch.channels_last)
+    assert "channels_kernel" in {name for name, *_ in made}
 
 
 def test_every_pointwise_op_compiles_for_a_gpu(made):

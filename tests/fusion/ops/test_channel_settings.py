@@ -47,14 +47,16 @@ BROADCAST = ("mean of Normalize_1", "std of Normalize_1")
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_as_many_values_as_channels_or_one_or_an_error(name, channels):
+    if "Augment" in name and channels == 4:
+        pytest.skip("torchvision's policies take no such images")
     images = torch.rand(2, channels, 16, 16)
     images = (images * 255).byte() if "Augment" in name else images  # else torchvision runs it
     for count in range(6):
         modules = SETTINGS[name](tuple(0.1 * value for value in range(1, count + 1)))
         if count in (1, channels):
-            if "Augment" not in name and "rgb_weights" not in name:
+            if "Augment" not in name and ("rgb_weights" not in name or count == channels):
                 assert gpuaug.fuse(modules)(images).shape[1] == channels
-        elif "rgb_weights" not in name or channels == 3:
+        else:
             if name in BROADCAST and channels == 1:
                 continue
             text = (

@@ -227,8 +227,8 @@ def test_policies_with_an_operation_for_other_sizes_are_left_to_kornia_whole():
 
 
 def test_pick_sample_refuses_images_that_an_operation_does_not_take():
-    augment, images = gpuaug.fuse(auto.RandAugment(1, 9), pick="sample"), photographs(3, 1)
-    text = r"images must suit all operations of RandAugment with pick='sample', got images of 1x32x48: needs 3 channels"
+    augment, images = gpuaug.fuse(auto.RandAugment(1, 9), pick="sample"), photographs(3, 3, 1, 48)
+    text = r"images must suit all operations of RandAugment with pick='sample', got images of 3x1x48: the images are one"
     for call in (lambda: augment(images), lambda: augment.draw(images.shape), lambda: augment.explain(images.shape)):
         with pytest.raises(gpuaug.ArgumentError, match=text):
             call()

@@ -12,7 +12,7 @@ import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, types_written
+from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, may_round, types_written
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
 CROP, BLUR, TURN = K.RandomResizedCrop((16, 16)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomRotation(30.0)
@@ -82,6 +82,23 @@ def test_blurs_are_in_strips_where_the_result_is_bfloat16(side, given, dtype, st
 
 def test_images_that_may_be_anything_stay_float32():
     assert types([CROP, BLUR], HALF, HALF) == (FLOAT, HALF)
+    assert types([CROP, BLUR], torch.int16, HALF) == (FLOAT, HALF)
+
+
+@pytest.mark.parametrize(("weights", "clean"), [(None, True), (torch.ones(4) / 4, True), (torch.ones(4), False)])
+def test_greys_of_many_channels_are_clean_by_their_weights(weights, clean):
+    assert is_clean(LOWERED[K.RandomGrayscale]("grey", K.RandomGrayscale(rgb_weights=weights)), BYTES) is clean
+
+
+def test_whole_numbers_of_16_bits_are_rounded_once():
+    assert types([CROP, BLUR], KEPT, HALF) == (KEPT, HALF)
+    assert types([CROP, BLUR], KEPT, KEPT) == (FLOAT, KEPT)
+    first, second = gpuaug.fuse([CROP, BLUR])._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
+    assert may_round(first, KEPT, HALF)
+    assert may_round(first, BYTES, KEPT)
+    assert may_round(second, KEPT, KEPT)
+    assert not may_round(first, KEPT, KEPT)
+    assert not may_round(first, BYTES, FLOAT)
 
 
 RANGES = [

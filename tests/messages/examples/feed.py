@@ -154,22 +154,37 @@ def floating_images(told):
     torch.testing.assert_close(augment(packed), IMAGES / 255)
 
 
-@example("Scale them to 8 bits in the dataset")
-def images_of_16_bits_in_a_tensor(told):
-    image = torch.tensor([300, 60000], dtype=torch.int32).to(torch.uint16).view(1, 1, 2).expand(3, 2, 2)
+@example("Images must be uint8, got … in …", "Images must have 8 bits a channel, got … in …")
+def images_of_more_bits(told):
+    tensor = torch.tensor([300, 60000], dtype=torch.int32).to(torch.uint16).view(1, 1, 2)
+    for image in (tensor, Image.fromarray(tensor[0].numpy())):
+        with told:
+            gpuaug.collate_ragged([image])
+        collate = functools.partial(gpuaug.collate_ragged, channels=None)
+        assert collate([image])[0].tolist() == [[[300, 60000]]]
     with told:
-        gpuaug.collate_ragged([image])
-    got = gpuaug.collate_ragged([v2.functional.to_dtype(image, torch.uint8, scale=True)])
-    assert got[0][0, 0].tolist() == [1, 234]
-
-
-@example("Scale it to 8 bits in the dataset")
-def pil_image_of_16_bits(told):
-    image = Image.fromarray(np.array([[300, 60000]], dtype=np.uint16))
-    with told:
-        gpuaug.collate_ragged([image])
-    got = gpuaug.collate_ragged([(np.asarray(image) >> 8).astype(np.uint8)], channels=1)
+        gpuaug.collate_ragged([tensor.int() * 65536])
+    got = gpuaug.collate_ragged([v2.functional.to_dtype(tensor, torch.uint8, scale=True)], channels=1)
     assert got[0].tolist() == [[[1, 234]]]
+
+
+@example("Images must be grey or RGB, of 8 or 16 bits", "convert must be left out with channels=None")
+def images_that_are_not_packed_as_they_are(told):
+    image = Image.new("CMYK", (2, 1))
+    with told:
+        gpuaug.collate_ragged([image], channels=None)
+    assert gpuaug.collate_ragged([image.convert("RGB")], channels=None)[0].shape == (3, 1, 2)
+    with told:
+        gpuaug.collate_ragged([image], channels=None, convert=True)
+    assert gpuaug.collate_ragged([image], channels=3, convert=True)[0].shape == (3, 1, 2)
+
+
+@example("Images must have one type and number of channels in a batch")
+def images_of_two_types_in_a_batch(told):
+    deep, plain = np.array([[[300, 60000]]], np.uint16), np.zeros((1, 1, 2), np.uint8)
+    with told:
+        gpuaug.collate_ragged([deep, plain], channels=None)
+    assert gpuaug.collate_ragged([deep, plain.astype(np.uint16) * 257], channels=None)[0].flatten().tolist() == [300, 60000]
 
 
 @example("A grey tensor (H, W) is image[None]")

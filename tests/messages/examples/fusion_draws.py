@@ -129,11 +129,11 @@ def kornia_form_of_picks_by_sample(told):
 @example("Leave that operation out")
 def images_that_an_operation_does_not_take(told):
     with told:
-        gpuaug.fuse(K.auto.RandAugment(2, 10), pick="sample").draw((2, 1, 8, 8), seed=1)
-    policy = [[("invert", 0, 1)], [("rotate", -30.0, 30.0)]]
-    gpuaug.fuse(K.auto.RandAugment(2, 10, policy=policy), pick="sample").draw((2, 1, 8, 8), seed=1)
-    gpuaug.fuse(K.auto.TrivialAugment(policy=policy), pick="sample").draw((2, 1, 8, 8), seed=1)
-    gpuaug.fuse(K.auto.AutoAugment(policy=[[("invert", 1.0, None)]]), pick="sample").draw((2, 1, 8, 8), seed=1)
+        gpuaug.fuse(K.auto.RandAugment(2, 10), pick="sample").draw((2, 3, 1, 8), seed=1)
+    policy = [[("invert", 0, 1)], [("posterize", 0.0, 8.0)]]
+    gpuaug.fuse(K.auto.RandAugment(2, 10, policy=policy), pick="sample").draw((2, 3, 1, 8), seed=1)
+    gpuaug.fuse(K.auto.TrivialAugment(policy=policy), pick="sample").draw((2, 3, 1, 8), seed=1)
+    gpuaug.fuse(K.auto.AutoAugment(policy=[[("invert", 1.0, None)]]), pick="sample").draw((2, 3, 1, 8), seed=1)
 
 
 @example("shape must be (B, C, H, W), got", "shape[…] must be …", "dtype must be …, got …. Pass images.dtype of a batch")

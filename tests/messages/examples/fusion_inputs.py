@@ -39,13 +39,24 @@ def clips_replay_one_draw(told):
 
 
 @example("Scale them to [0, 1] first")
-def images_of_16_bits(told):
-    images = torch.tensor([300, 1000, 20000, 60000], dtype=torch.int32).to(torch.uint16).view(1, 1, 2, 2)
+def images_of_32_bits(told):
+    images = torch.tensor([300, 1000, 20000, 2**31 - 1], dtype=torch.int32).view(1, 1, 2, 2)
     augment = gpuaug.fuse([FLIP, TO_FLOAT])
     with told:
         augment(images)
     got = augment(v2.functional.to_dtype(images, torch.float32, scale=True))
     torch.testing.assert_close(got, v2.functional.to_dtype(images, torch.float32, scale=True).flip(-1))
+
+
+@example("Leave it out, or give them three channels")
+def images_of_other_channels_than_a_module_takes(told):
+    augment = gpuaug.fuse([FLIP, K.RandomHue((0.1, 0.1), p=1.0)])
+    for images in (torch.cat((IMAGES, IMAGES), 1), IMAGES[:, :1]):
+        with told:
+            augment(images)
+        assert gpuaug.fuse(FLIP)(images).shape == images.shape
+        three = images[:, :3] if images.shape[1] > 1 else images.expand(-1, 3, -1, -1)
+        assert augment(three).shape == IMAGES.shape
 
 
 @example("Name the images by on= of the stage, or add axes")

@@ -165,7 +165,7 @@ def means_of_bytes(told):
     torch.testing.assert_close(got, v2.Normalize(mean.tolist(), std.tolist())(IMAGES.float()), rtol=1e-4, atol=1e-5)
 
 
-@example("fill of … must be in [0, 255] for uint8 images")
+@example("fill of … must be in […, …] for … images")
 def fill_outside_of_bytes(told):
     with told:
         gpuaug.fuse(v2.Pad(1, fill=300))(IMAGES)

@@ -14,6 +14,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
+from gpuaug.fusion.backends.triton.channels import mix_channels
 from gpuaug.fusion.backends.triton.filters.blur import blur
 from gpuaug.fusion.backends.triton.filters.levels import level
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
@@ -25,7 +26,7 @@ from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, Part
-from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, types_written
+from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, may_round, types_written
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
@@ -48,6 +49,7 @@ MOST_SAMPLES = 65535
 
 OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], object]] = {
     "blur": blur,
+    "channels": mix_channels,
     "levels": level,
     "mix": mix,
     "sharpness": sharpen,
@@ -77,9 +79,9 @@ def run(
         canvases: ``Plan.canvases``.
 
     Shape:
-        - images: (B, C, H, W), uint8 or floating, any strides; or a ragged batch of B
+        - images: (B, C, H, W), of a type in ``PIXELS``, any strides; or a ragged batch of B
         - table: (V · B, K) float32, for V views
-        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``; in [0, 255] if ``dtype`` is uint8
+        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
 
     Raises:
         ArgumentError: If there are more samples than a launch can have.
@@ -184,7 +186,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
-        "WORDS": out.stride(1) == 1 and rgb and out.dtype.itemsize == 2 and even,
+        "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and even,
         "OUT_W": out.stride(3),
         "PROGRAM": marked_program(step, clean=clean),
         "COUNT": len(step.program),
@@ -210,7 +212,9 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         numbers = (*source, across, row_stride, across * down, 0, *strides[:3], *out_strides)
         grid = (across * down, batch, 1 if rgb else channels)
         return _Gathering(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants, warps=warps))
-    blocks = across * down
+    tiles = across * down
+    planes = 1 if rgb else channels
+    blocks = tiles * planes
     constants["PARTIALS"] = next_power_of_2(blocks)
     at = next(index for index, op in enumerate(step.points) if op.needs_mean)
     code, apply_mask, flags = constants["PROGRAM"][at]
@@ -219,14 +223,14 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     # With 16 bits a value, pixels are rounded: only for results that have no more. Of a pass between two buffers, the second
     # kernel would not know which samples are left where they are.
     between = step.way >= 0 and out.dtype == KEPT
-    rounds = out.dtype.itemsize == 2 and not between and not step.out.ragged
-    keep = clean and rounds and all(op.keeps_unit_range for op in step.points[:at])
+    rounds = may_round(step, dtype_of(images), out.dtype) and not between and not step.out.ragged
+    keep = rgb and clean and rounds and all(op.keeps_unit_range for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "PARTIALS": 0}
     summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
-    numbers = (*source, across, row_stride, blocks, blocks, *strides[:3])
-    sums = Launch(gather_kernel, (blocks, batch, 1), (*numbers, 0, 0, 0), summing, warps=warps)
+    numbers = (*source, across, row_stride, tiles, blocks, *strides[:3])
+    sums = Launch(gather_kernel, (tiles, batch, planes), (*numbers, 0, 0, 0), summing, warps=warps)
     if not keep:
-        pixels = Launch(gather_kernel, (blocks, batch, 1), (*numbers, *out_strides), constants, warps=warps)
+        pixels = Launch(gather_kernel, (tiles, batch, planes), (*numbers, *out_strides), constants, warps=warps)
         return _Gathering(sums, (batch, blocks), keep, pixels)
     area = height * width
     resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PARTIALS")}

@@ -189,7 +189,7 @@ def finished(
     grey = tl.zeros(live.shape, tl.float32)
     if REDUCE:
         # The last op is the jitter, whose flags say how greys are weighed.
-        grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]), 0.0)
+        grey = tl.where(live, grey_of(r, g, b, PROGRAM[COUNT - 1][2]) if RGB else r, 0.0)
         if KEEP:
             line = WIDTH if WIDTH > 0 else width
             pixels = PIXELS if PIXELS > 0 else height * width
@@ -257,6 +257,8 @@ def gather_kernel(
     so with its window alone (3). ``SIDES``: column of height and width of the output image, where images differ in size behind
     the pass and lie at the top left of (``out_height``, ``out_width``); or -1.
 
+    The sums of a sample's blocks lie together, those of its planes behind one another: ``blocks`` of them.
+
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
     RGB: tl.constexpr = CHANNELS == 3
@@ -293,7 +295,7 @@ def gather_kernel(
             fill_r, fill_g, fill_b = fill_r * SCALE, fill_g * SCALE, fill_b * SCALE
     if REDUCE and not KEEP:
         if tl.load(row + APPLY_AT) == 0:
-            tl.store(partial + sample * tiles + tile, 0.0)  # nothing uses it, but all of it is read
+            tl.store(partial + sample * blocks + plane * tiles + tile, 0.0)  # nothing uses it, but all of it is read
             return
     height = out_height
     width = out_width
@@ -302,7 +304,7 @@ def gather_kernel(
         width = tl.load(row + SIDES + 1).to(tl.int32)
     mean = 0.0
     if PARTIALS > 0:
-        mean = mean_of(partial, sample, blocks, height * width, PARTIALS)
+        mean = mean_of(partial, sample, blocks, height * width * (1 if RGB else CHANNELS), PARTIALS)
     if KEEP:
         kept += sample.to(tl.int64) * (3 * (PIXELS if PIXELS > 0 else out_height * out_width))
     out += sample.to(tl.int64) * out_b + plane * out_c
@@ -311,7 +313,7 @@ def gather_kernel(
     if SIDES >= 0:
         if (left >= width) | (first >= height):
             if REDUCE:
-                tl.store(partial + sample * tiles + tile, 0.0)
+                tl.store(partial + sample * blocks + plane * tiles + tile, 0.0)
             return
     x, y = tile_pixels(left, first, TILE[0] if ANTIALIAS[0] == 0 else 1, TILE[1], WORDS)
     read_x = x if WHOLE else tl.minimum(x, width - 1)
@@ -362,4 +364,4 @@ def gather_kernel(
             )  # fmt: skip
             first += 1
     if REDUCE:
-        tl.store(partial + sample * tiles + tile, tl.sum(total))
+        tl.store(partial + sample * blocks + plane * tiles + tile, tl.sum(total))

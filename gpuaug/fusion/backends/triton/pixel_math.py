@@ -78,12 +78,16 @@ def share_of_65535(value):
 
 @triton.jit
 def stored_as(value, TYPE: tl.constexpr):
-    """A pixel in the type of its image: floating, a byte, or a share of 65535."""
+    """A pixel in the type of its image: floating, or a share of the largest value of a type of whole numbers."""
     if tl.uint16 == TYPE:
         return as_16_bits(value)
     if tl.uint8 == TYPE:
         # Above 2²³ a float's last bits are a whole number.
         return (tl.minimum(tl.maximum(value * 255.0, 0.0), 255.0) + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint8)
+    if tl.int16 == TYPE:
+        # The same above 1.5 · 2²³, for numbers of either sign.
+        value = tl.minimum(tl.maximum(value * 32767.0, -32768.0), 32767.0)
+        return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int16)
     return value.to(TYPE)
 
 
@@ -131,6 +135,8 @@ def as_float(value, SCALE: tl.constexpr):
     """A pixel as float32: with ``SCALE`` the whole number that is stored, else in image units."""
     if value.dtype == tl.uint16 and not SCALE:
         return from_16_bits(value)
+    if value.dtype == tl.int16:
+        return value.to(tl.float32) * (1 / 32767)
     if SCALE and COMPILED:
         # From 32 bits: 8 or 16, which the compiler would choose, are converted at a quarter of the speed.
         return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)

@@ -4,7 +4,7 @@ An op here has the arithmetic of the op that it inherits from, which Kornia's mo
 settings and draws. It is made from a transform's public attributes.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,12 +14,13 @@ from torchvision.transforms.v2 import InterpolationMode
 
 from gpuaug.core.torchvision_types import names_used, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
+from gpuaug.fusion.pixels import LARGEST
 
 Call = tuple[str, dict[str, Any]]
 """A function of ``torchvision.transforms.v2.functional``, and its arguments but for the image."""
 
-Units = Literal["bytes", "floats"]
-"""Unit of a transform's fills and thresholds: values in [0, 255] or in [0, 1]."""
+Units = torch.dtype
+"""Type of the images that a transform is given, of whose values its fills and thresholds are."""
 
 _PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """By the numbers that stand for them in Pillow."""
@@ -38,13 +39,15 @@ class TorchvisionOp(Op):
     """
 
     package = "torchvision"
+    left_types: ClassVar[tuple[torch.dtype, ...]] = ()
+    """Types of images of which torchvision makes something else than of bytes and floats: by bits, or by negative values."""
     image_dtype: torch.dtype = torch.float32
     """Type of the images that torchvision would give the transform at its place in the pipeline."""
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         # Not the op's that a subclass inherits from besides, which reads a module of Kornia's.
         Op.__init__(self, name, transform)
-        self.units: Units = units
+        self.units = units
 
     def _read(self, module: Any) -> None:
         """The probability, where torchvision's methods read one: a user's subclass may have an attribute of that name."""
@@ -58,7 +61,7 @@ class TorchvisionOp(Op):
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        return None
+        return f"torchvision computes it in its own way for {self.units}" if self.units in self.left_types else None
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """What repeats the op on one sample that it applies to; ``size`` is of the batch that the op is given."""
@@ -66,17 +69,17 @@ class TorchvisionOp(Op):
 
     def share(self, value: float) -> float:
         """A value of the images that the transform is given, as a value of images in [0, 1]."""
-        return float(value) / 255 if self.units == "bytes" else float(value)
+        return float(value) / LARGEST.get(self.units, 1)
 
     def fill_share(self, fill: Any, *, whole: bool = False) -> float | list[float]:
         """A fill for images in [0, 1]: one number, or one for each channel.
 
         Args:
             fill: As the transform was given it.
-            whole: Whether torchvision cuts a fill of bytes off to a whole number: where it writes pixels, and blends none.
+            whole: Whether torchvision cuts the fill of images of whole numbers off: where it writes pixels, and blends none.
         """
         value = image_fill(fill)
-        shares = [self.share(int(each) if whole and self.units == "bytes" else each) for each in np.atleast_1d(value)]
+        shares = [self.share(int(each) if whole and self.units in LARGEST else each) for each in np.atleast_1d(value)]
         return shares[0] if len(shares) == 1 else shares
 
 

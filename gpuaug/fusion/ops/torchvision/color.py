@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
@@ -19,6 +20,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     """ColorJitter: four adjustments in an order that each sample draws."""
 
     red_share = channel.TORCHVISION_RED
+    left_types = (torch.int16,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -36,6 +38,10 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     def flags(self) -> int:  # type: ignore[override]
         """A bit for each adjustment that can take part, and that of torchvision's greys."""
         return super().flags | color_jitter.TORCHVISION_GREY
+
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Saturation and hue leave grey images as they are."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Four factors a sample, and an order."""
@@ -85,7 +91,7 @@ class PhotometricDistort(ColorJitter):
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """The parameters; the op applies to samples that drew any."""
         drawn = super().draw(sampler, size)
-        changes = (drawn["order"] != color_jitter.NONE).any(1) | (drawn["channels"] != np.arange(3)).any(1)
+        changes = (drawn["order"] != color_jitter.NONE).any(1) | (drawn["channels"] != np.arange(size.channels)).any(1)
         return {**drawn, "apply_mask": drawn["apply_mask"] & changes}
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -94,7 +100,7 @@ class PhotometricDistort(ColorJitter):
         factors = sampler.between(self._low, self._high)
         order = np.where(sampler.uniform()[:, None] < 0.5, (0, 1, 2, 3), (0, 2, 3, 1))
         order = np.where(np.take_along_axis(taken[:4].T, order, 1), order, color_jitter.NONE)
-        channels = np.where(taken[4][:, None], sampler.uniform(3).T.argsort(axis=1), np.arange(3))
+        channels = np.where(taken[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
         return {"factors": factors, "order": order, "channels": channels}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
@@ -114,7 +120,8 @@ class PhotometricDistort(ColorJitter):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """The jitter, then the channels."""
-        return channel.reordered(super().apply(images, rows), rows[:, 9:12])
+        made = super().apply(images, rows)
+        return channel.reordered(made, rows[:, 9:12]) if images.shape[1] == 3 else made
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The adjustments that are made, in their order, and where each channel comes from."""
@@ -122,7 +129,7 @@ class PhotometricDistort(ColorJitter):
 
 
 class Grayscale(TorchvisionOp, channel.Grayscale):
-    """RandomGrayscale, and Grayscale to three channels; to one, it only tells the shape of what comes out."""
+    """RandomGrayscale, and Grayscale to three channels; to one, or of one to three, it only tells what shape comes out."""
 
     @property
     def _to_one(self) -> bool:
@@ -138,19 +145,31 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 
     def out(self, size: Size) -> Size:
         """As many channels as are asked for."""
-        return Size(size.batch, 1, size.height, size.width) if self._to_one else size
+        channels: Any = getattr(self.module, "num_output_channels", size.channels)
+        return Size(size.batch, channels, size.height, size.width)
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """A fused pass has as many channels as its source."""
+        channels = self.out(size).channels
+        return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
+
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """RGB, and grey images, which stay as they are."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The channels' weights."""
-        out[:, 1:4] = (channel.TORCHVISION_RED, *channel.GREY[1:])
+        out[:, 1:] = (channel.TORCHVISION_RED, *channel.GREY[1:]) if size.channels == 3 else 1
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The grey, in as many channels."""
-        return [("rgb_to_grayscale", {"num_output_channels": 3})]
+        return [("rgb_to_grayscale", {"num_output_channels": size.channels})]
 
 
 class Invert(TorchvisionOp, color.Invert):
     """RandomInvert."""
+
+    left_types = (torch.int16,)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         super().__init__(name, transform, units)
@@ -168,11 +187,12 @@ class Solarize(TorchvisionOp, color.Solarize):
         ArgumentError: If the threshold is larger than any value of the images.
     """
 
+    left_types = (torch.uint16, torch.int16)
     fixed = True
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        at = float(below_byte(transform.threshold)) if units == "bytes" else transform.threshold
+        at = float(below_byte(transform.threshold)) if units == torch.uint8 else transform.threshold
         self._threshold = self.share(at)
         if self._threshold > 1:
             raise ArgumentError(
@@ -197,6 +217,7 @@ class Solarize(TorchvisionOp, color.Solarize):
 class Posterize(TorchvisionOp, color.Posterize):
     """RandomPosterize of bytes: keeps the upper bits."""
 
+    left_types = (torch.uint16, torch.int16)
     fixed = True
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
@@ -204,9 +225,9 @@ class Posterize(TorchvisionOp, color.Posterize):
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        return (
-            None if self.units == "bytes" else "its levels of floats are others than of bytes, as before v2.ToDtype(scale=True)"
-        )
+        if self.units.is_floating_point:
+            return "its levels of floats are others than of bytes, as before v2.ToDtype(scale=True)"
+        return super().unsupported()
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Nothing: the number of bits is given."""
@@ -223,7 +244,7 @@ class Posterize(TorchvisionOp, color.Posterize):
 
 
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
-    """RandomChannelPermutation of three channels."""
+    """RandomChannelPermutation."""
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Where each channel comes from."""

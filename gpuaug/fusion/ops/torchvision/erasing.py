@@ -11,6 +11,7 @@ from gpuaug.fusion.ops import positional
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.pixels import LARGEST
 
 CANDIDATES = 10
 """Rectangles that are drawn, of which the first that is smaller than the image is taken, and none if none is."""
@@ -24,7 +25,7 @@ class Erasing(TorchvisionOp, positional.Erasing):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         value = transform.value[0] if transform.value else 0
-        self._value = self.share(int(value) if units == "bytes" else value)
+        self._value = self.share(int(value) if units in LARGEST else value)
         self._least, most = (float(bound) for bound in transform.scale)
         self._by = most - self._least
         self._log_least, log_most = (math.log(bound) for bound in transform.ratio)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from torchvision.transforms import v2
 
@@ -31,6 +32,12 @@ class Blur(TorchvisionOp, filters.BlurOp):
 
 class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """RandomAdjustSharpness."""
+
+    left_types = (torch.int16,)
+
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Grey images and RGB."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -72,10 +79,11 @@ class Equalize(TorchvisionOp, filters.Equalize):
     """RandomEqualize: of bytes, rounded to the next; of floats as torchvision converts them to bytes."""
 
     keeps_values = False
+    left_types = (torch.uint16, torch.int16)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.to_levels = (255.0, 0.5 + filters.SLACK) if units == "bytes" else (255.999, 0.0)
+        self.to_levels = (255.0, 0.5 + filters.SLACK) if units == torch.uint8 else (255.999, 0.0)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """No arguments."""
@@ -90,12 +98,12 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.rounds = units == "bytes"
+        self.rounds = units == torch.uint8
         self.to_levels = (255.0, 0.5 + filters.SLACK)
 
-    def unsupported_size(self, size: Size) -> str | None:
-        """Other numbers of channels are torchvision's to refuse."""
-        return None if size.channels in (1, 3) else f"takes 1 or 3 channels, the images have {size.channels}"
+    def channels_taken(self, channels: int) -> tuple[str, str] | None:
+        """Grey images and RGB."""
+        return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """No arguments."""

@@ -90,7 +90,7 @@ def lowered(module, images):
         return EqualizeOrContrast("filter", tuple(lowered(each, images) for each in module))
     kind = LOWERED[type(module)]
     of_bytes = images.dtype == torch.uint8 or any(module is each for each in OF_BYTES)
-    units = ("bytes" if of_bytes else "floats",) if issubclass(kind, TorchvisionOp) else ()
+    units = (torch.uint8 if of_bytes else torch.float32,) if issubclass(kind, TorchvisionOp) else ()
     return kind("filter", module, *units)
 
 

@@ -25,10 +25,14 @@ AS_BYTES = (
 SMALL = (photographs(3, 1, 9, 19), torch.float32, torch.contiguous_format)
 """For blurs: the interpreter takes its time for every line and tap."""
 
+MANY = (photographs(3, 5, 21, 37), torch.float16, torch.contiguous_format)
+"""For ops that mix any number of channels."""
+
 HOLES = pipelines.with_holes(FLOAT)
 
 ALSO = {
     "apply masks": (2, 4),
+    "channels": (3, 4),
     "colour": (1, 2, 3),
     "crop, padded": (1,),
     "crop, reflected": (1, 4),
@@ -66,6 +70,7 @@ def batches_of(group, name, *, every):
     turn = (zlib.crc32(name.encode()) + 6) % len(batches)
     chosen = batches if every else [batches[index] for index in sorted({turn, *ALSO.get(name, ())})]
     chosen = [*chosen, BYTES] if every or name in AS_BYTES else chosen
+    chosen = [*chosen, MANY] if name in ("channels", "jitter, then jitter", "shuffle") else chosen
     return [*chosen, (HOLES, torch.float32, torch.contiguous_format)] if name in pipelines.OF_ALL_CHANNELS else chosen
 
 

@@ -147,7 +147,7 @@ def test_parameters_a_tenth_off_are_told_apart(name):
 def test_drawn_sizes_equal_torchvisions_for_the_same_numbers(name, monkeypatch):
     """To the pixel, for images of all sizes."""
     transform, rng = DISTRIBUTION_CASES[name](), np.random.default_rng(0)
-    op = LOWERED[type(transform)]("", transform, "bytes")
+    op = LOWERED[type(transform)]("", transform, torch.uint8)
     for height, width in rng.integers(1, 400, (300, 2)).tolist():
         numbers = rng.random(3, np.float32)
         turns = iter([numbers[:1], numbers[1:]])

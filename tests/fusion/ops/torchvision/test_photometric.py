@@ -22,27 +22,30 @@ def columns(calls_of_samples):
         adjustments = {name.removeprefix("adjust_"): next(iter(given.values())) for name, given in calls[:-1]}
         row = {name: adjustments.get(name, LEFT_OUT) for name in FACTORS}
         row["contrast's place"] = list(adjustments).index("contrast") if "contrast" in adjustments else LEFT_OUT
-        row["channels"] = np.dot(calls[-1][1]["permutation"], (9, 3, 1))
+        row["channels"] = np.dot(calls[-1][1]["permutation"], (9, 3, 1)[-len(calls[-1][1]["permutation"]) :])
         rows.append(row)
     return {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
 
 
-def torchvisions(transform):
+def torchvisions(transform, channels=3):
     """The calls that torchvision's own parameters lead to."""
     for _ in range(COUNT):
-        drawn = transform.make_params([torch.zeros(3, 2, 2)])
+        drawn = transform.make_params([torch.zeros(channels, 2, 2)])
         order = ("brightness", "contrast", "saturation", "hue", "contrast behind")
         place = "contrast behind" if drawn["contrast_before"] else "contrast"
         names = [name.removesuffix(" behind") for name in order if name != place]
         calls = [(f"adjust_{name}", {name: drawn[f"{name}_factor"]}) for name in names if drawn[f"{name}_factor"] is not None]
         permutation = drawn["channel_permutation"]
-        yield [*calls, ("permute_channels", {"permutation": [0, 1, 2] if permutation is None else permutation.tolist()})]
+        yield [
+            *calls,
+            ("permute_channels", {"permutation": list(range(channels)) if permutation is None else permutation.tolist()}),
+        ]
 
 
-def ours(transform):
+def ours(transform, channels=3):
     """The calls of what fuse draws; a sample that draws nothing has none."""
-    nothing = [("permute_channels", {"permutation": [0, 1, 2]})]
-    draws = gpuaug.fuse(transform).draw((COUNT, 3, 8, 8), seed=0)
+    nothing = [("permute_channels", {"permutation": list(range(channels))})]
+    draws = gpuaug.fuse(transform).draw((COUNT, channels, 8, 8), seed=0)
     return [calls or nothing for calls in draws.as_torchvision()]
 
 
@@ -83,8 +86,10 @@ def test_one_sample_is_replayed_alone():
         torch.testing.assert_close(alone, whole[index : index + 1], atol=1e-6, rtol=0)
 
 
-def test_grey_images_are_left_to_torchvision():
-    augment = gpuaug.fuse(v2.RandomPhotometricDistort())
-    images = photographs(4, 1, dtype=torch.float32)
-    with pytest.warns(gpuaug.GpuAugWarning, match="needs 3 channels, the images have 1"):
-        assert augment(images).shape == images.shape
+def test_draws_for_grey_images_have_torchvisions_distribution():
+    transform = v2.RandomPhotometricDistort(hue=(-0.1, 0.3))
+    torch.manual_seed(0)
+    one, other = columns(ours(transform, 1)), columns(torchvisions(transform, 1))
+    assert set(one["channels"]) == {0}
+    assert all(apart(one[name], other[name]) < 1 for name in one)
+    assert together_apart(one, other) < 1

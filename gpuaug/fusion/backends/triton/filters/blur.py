@@ -29,7 +29,7 @@ from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading, stor
 from gpuaug.fusion.backends.triton.pixel_math import centred, falling, gaussian, share, stored_as
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean
+from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, may_round
 from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
@@ -229,9 +229,9 @@ def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int
 
     Args:
         step: The pass.
-        source: uint8, floating or of 16 bits, any strides.
+        source: Of a type in ``PIXELS`` or ``KEPT``, any strides.
         rows: The parameter table.
-        out: Floating or of 16 bits, any strides.
+        out: Of such a type, any strides.
 
     Shape:
         - source, out: (B, C, H, W)
@@ -274,8 +274,8 @@ def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -
         warps=tile["TILES"],
     )
     last = storing_launch(blur_rows_kernel, step, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
-    clean = is_clean(step.front, source.dtype) and out.dtype.itemsize == 2
-    return columns, last, KEPT if clean else torch.float32
+    rounds = is_clean(step.front, source.dtype) and may_round(step, source.dtype, out.dtype)
+    return columns, last, KEPT if rounds else torch.float32
 
 
 def _in_strips(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, own: dict[str, Any]) -> Launch:
@@ -283,7 +283,8 @@ def _in_strips(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, 
     constants, planes = storing(step, source, out)
     constants |= {**own, "STRIP": STRIP, "REACH": REACH, "WAY": step.way}
     # Images between passes begin where memory is aligned, and users' may not.
-    constants["ALIGNED"] = source.dtype == KEPT and not any(each % REACH for each in (*source.stride()[:3], width))
+    aligned = step.first > 0 and source.dtype == KEPT
+    constants["ALIGNED"] = aligned and not any(each % REACH for each in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), numbers, constants, warps=2, registers=160)

@@ -255,9 +255,9 @@ def storing_launch(
     Args:
         kernel: Takes the sizes, the tiles side by side, and the strides of the rows, the source and the output.
         step: The pass.
-        source: uint8 or floating, (B, C, H, W).
+        source: Of a type in ``PIXELS`` or ``KEPT``, (B, C, H, W).
         rows: The parameter table, (B, K).
-        out: Floating, (B, C, H, W).
+        out: Of such a type, (B, C, H, W).
         constants: The kernel's own.
         along_x: Whether tiles lie along x, not along y.
     """
