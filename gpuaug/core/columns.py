@@ -60,6 +60,16 @@ def shapes(tensors: Sequence[Tensor]) -> list[torch.Size]:
         return list(map(_shape, tensors))
 
 
+def shape_behind_first(known: Sequence[torch.Size]) -> torch.Size | None:
+    """The shape without its first axis, if all shapes have one and are equal behind it; else ``None``."""
+    axes = set(map(len, known))
+    if len(axes) != 1 or 0 in axes:
+        return None
+    if any(len({shape[axis] for shape in known}) > 1 for axis in range(1, axes.pop())):
+        return None
+    return known[0][1:]
+
+
 def dtypes(tensors: Sequence[Tensor]) -> set[torch.dtype]:
     """The types of all tensors."""
     with plainly():

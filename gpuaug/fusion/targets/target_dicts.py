@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import Column, are_plain, are_tensors, columns, devices, dtypes, joined, plainly, shapes, split
+from gpuaug.core.columns import Column, are_plain, are_tensors, columns, devices, dtypes, joined, plainly, shape_behind_first, shapes, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
@@ -49,13 +49,12 @@ class _Rows:
         self.samples, self.keys, self._values = found
         self._shapes = shapes(self._values)
         self._dtypes = dtypes(self._values)
-        axes = set(map(len, self._shapes))
-        # Rows of keypoints are a person's each, in any number of axes.
-        self._inner = {shape[1:-1] for shape in self._shapes} if axes - {2} else {torch.Size()}
+        self._entry = shape_behind_first(self._shapes)
+        """Shape of one box, or of the keypoints of one object, if all samples have it."""
         self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self._shapes]
 
     def joined(self) -> Tensor:
-        if len(self._inner) == 1:
+        if self._entry is not None:
             return joined(self._values).flatten(0, -2)
         with plainly():
             return torch.cat([value.flatten(0, -2) for value in self._values])
@@ -69,10 +68,9 @@ class _Rows:
             ending: Whether torchvision's tensors are to leave as plain ones.
             form: Of boxes, where it is another than that in which they came.
         """
-        if len(self._inner) == 1:
+        if self._entry is not None:
             lengths = [shape[0] for shape in self._shapes]
-            (inner,) = self._inner
-            parts = split(made.view(sum(lengths), *inner, made.shape[-1]) if inner else made, lengths)
+            parts = split(made.view(sum(lengths), *self._entry), lengths)
         else:
             rows = split(made, self.counts)
             parts = [part.view(shape) for part, shape in zip(rows, self._shapes, strict=True)]
