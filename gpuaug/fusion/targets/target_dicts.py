@@ -7,7 +7,19 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import Column, are_plain, are_tensors, columns, devices, dtypes, joined, plainly, shape_behind_first, shapes, split
+from gpuaug.core.columns import (
+    Column,
+    are_plain,
+    are_tensors,
+    columns,
+    devices,
+    dtypes,
+    joined,
+    plainly,
+    shape_behind_first,
+    shapes,
+    split,
+)
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
