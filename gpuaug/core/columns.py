@@ -243,7 +243,8 @@ class _Plan:
         self.others: list[Any] = []
         """Values that are neither packed nor numbers or text."""
         for name, column in columns(dicts).items():
-            if not are_packable(column.values, masks=masks or name != "masks"):
+            are_masks = name == "masks" or type(column.values[0]).__name__ == "Mask"
+            if not are_packable(column.values, any_size=masks and are_masks):
                 for sample, value in zip(*column, strict=True):
                     if type(value) not in _HOST_VALUES:
                         self._records[sample][name] = None
@@ -311,12 +312,12 @@ def unpack_targets(batch: Batch) -> Batch:
     return batches.map_members(PackedTargets.unpacked, lambda value: type(value) is PackedTargets, batch)
 
 
-def are_packable(values: Sequence[Any], *, masks: bool) -> bool:
+def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
     """Whether all values are tensors of one type and dtype that can lie in one: dense ones on the host.
 
     Args:
         values: Of a column.
-        masks: Whether masks may be of any size.
+        any_size: Whether they may be larger than ``MOST_PACKED_BYTES`` each.
     """
     kinds = set(map(type, values))
     if len(kinds) > 1 or not issubclass(kind := kinds.pop(), Tensor):
@@ -330,7 +331,7 @@ def are_packable(values: Sequence[Any], *, masks: bool) -> bool:
             and set(map(_layout, values)) == {torch.strided}
             and not any(any(map(is_so, values)) for is_so in _EXCEPTIONS)
             and all(map(Tensor.is_contiguous, values))
-            and (masks or max(map(_nbytes, values)) <= MOST_PACKED_BYTES)
+            and (any_size or max(map(_nbytes, values)) <= MOST_PACKED_BYTES)
         )
 
 

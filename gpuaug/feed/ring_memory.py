@@ -252,7 +252,7 @@ def batch_bytes(batch: Batch) -> int:
 
 def _can_be_packed(leaf: Tensor) -> bool:
     """Whether a leaf of a type of torchvision's may be packed with others."""
-    return type(leaf) is not Tensor and are_packable((leaf,), masks=True)
+    return type(leaf) is not Tensor and are_packable((leaf,), any_size=True)
 
 
 def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
