@@ -146,7 +146,11 @@ PLACED = {
     "an object that moves itself": lambda i: (pack_sequence([values(i, 4, 2), values(i, 1, 2)]), values(i, 3)),
     "many small ones": lambda i: [torch.tensor([index, i]) for index in range(40)],
     "target dicts": lambda i: (values(i, 5, 3), target_dicts(i)),
-    "target dicts in tuples": lambda i: {"images": [values(i, 2)] * 5, "targets": tuple(target_dicts(i)), "again": target_dicts(i)},
+    "target dicts in tuples": lambda i: {
+        "images": [values(i, 2)] * 5,
+        "targets": tuple(target_dicts(i)),
+        "again": target_dicts(i),
+    },
     "target dicts alone": target_dicts,
     "target dicts that share tensors": lambda i: (target_dicts(i, 3) * 2, values(i, 2)),
     "target dicts of any dtype": lambda i: [{str(dtype): any_bits(i, dtype, i % 3, 5) for dtype in DTYPES} for _ in range(2)],

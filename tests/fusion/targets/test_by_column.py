@@ -1,4 +1,4 @@
-"""Target dicts taken by column: equal to dicts that are taken one by one, in a number of launches that has nothing to do with them."""
+"""Target dicts taken by column: equal to dicts taken one by one, in as many launches whatever their number."""
 
 from contextlib import contextmanager
 
