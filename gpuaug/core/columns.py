@@ -106,9 +106,11 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Splits of ``values`` with the given numbers of rows. They share its memory, but no version counter."""
-    # Unsafe only with gradients, which there are none of here; takes a third less of the host's time.
-    return torch.unsafe_split_with_sizes(values, counts)
+    """Splits of ``values`` with the given numbers of rows. They share its memory, but without gradients no version counter."""
+    if values.requires_grad:
+        return values.split_with_sizes(counts)
+    with torch.no_grad():  # in two thirds of the time
+        return torch.unsafe_split_with_sizes(values, counts)
 
 
 def lying_together(tensors: Sequence[Tensor]) -> Tensor | None:

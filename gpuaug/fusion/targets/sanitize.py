@@ -84,15 +84,18 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
             "Pass what fuse has returned for them."
         )
-    some = any(_is_mapping(record) and "valid" in record for record in targets)
-    judged = [sample for sample, record in enumerate(targets) if not (some and _has_no_boxes(record))]
-    records = [targets[sample] for sample in judged]
-    for sample, record in zip(judged, records, strict=True):
-        if not (type(record) is dict and "valid" in record):
+    judged: Sequence[int] = range(len(targets))
+    records: Sequence[Any] = targets
+    if not all(type(record) is dict and "valid" in record for record in targets):
+        some = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+        judged = [sample for sample in judged if not (some and _has_no_boxes(targets[sample]))]
+        records = [targets[sample] for sample in judged]
+        for sample, record in zip(judged, records, strict=True):
             _check_has_valid(record, f" of sample {sample}")
     of_keys = columns(records)
     of_shapes = _shapes_of(of_keys)
-    kept = _Kept(_checked_valid(of_keys, of_shapes, judged))
+    valid = _checked_valid(of_keys, of_shapes, judged)
+    kept = _Kept(valid, [shape[0] for shape in of_shapes.get("valid", ())])
     fitting = _fitting(of_keys, of_shapes, kept.counts)
     unlisted = {name for name in fitting.keys() - keys if not all(map(_is_typed, of_keys[name].values))}
     for name in unlisted if per_box is None else ():
@@ -172,7 +175,7 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         for sample in range(batch)
     ]
     of_keys = {name: column for name, column in columns(own).items() if name in keys}
-    _take(own, of_keys, _shapes_of(of_keys), _Kept(valid.unbind()))
+    _take(own, of_keys, _shapes_of(of_keys), _Kept(valid.unbind(), [valid.shape[1]] * batch))
     return [batches.replace(targets, each) for each in own]
 
 
@@ -187,12 +190,8 @@ def _length(value: Any) -> int:
     return len(value) if getattr(value, "ndim", 1) else -1
 
 
-def _is_mapping(record: Any) -> bool:
-    return type(record) is dict or isinstance(record, Mapping)
-
-
 def _has_no_boxes(record: Any) -> bool:
-    return _is_mapping(record) and not ("valid" in record or "boxes" in record or "bbox" in record)
+    return isinstance(record, Mapping) and not ("valid" in record or "boxes" in record or "bbox" in record)
 
 
 class _Kept:
@@ -200,14 +199,14 @@ class _Kept:
 
     Args:
         valid: Mask of the boxes of each record.
+        counts: Number of boxes of each record.
 
     Cost:
         One synchronisation for all masks: each ``nonzero()`` would be one.
     """
 
-    def __init__(self, valid: Sequence[Tensor]) -> None:
-        self.counts = [shape[0] for shape in shapes(valid)]
-        """Number of boxes of each record."""
+    def __init__(self, valid: Sequence[Tensor], counts: list[int]) -> None:
+        self.counts = counts
         self._starts = np.cumsum([0, *self.counts])
         self._whole: Array = np.flatnonzero(joined(valid).cpu().numpy()) if valid else np.empty(0, np.int64)
         self._bounds = np.searchsorted(self._whole, self._starts)

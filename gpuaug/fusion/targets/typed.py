@@ -256,11 +256,11 @@ def holds_unnamed(dicts: Any) -> bool:
     """Whether target dicts hold torchvision's tensors under other keys than those by which targets are known."""
     if not isinstance(dicts, list | tuple):
         return False
-    for record in dicts:
-        for key, value in record.items() if isinstance(record, Mapping) else ():
-            if type(value) not in HOLDS_NOTHING and key not in _NAMED and holds_targets(value):
-                return True
-    return False
+    records = dicts if set(map(type, dicts)) == {dict} else [record for record in dicts if isinstance(record, Mapping)]
+    return any(
+        key not in _NAMED and not HOLDS_NOTHING.issuperset(map(type, values)) and any(map(holds_targets, values))
+        for key, (_, values) in columns(records).items()
+    )
 
 
 def joined_views(views: Sequence[Any], batch: int) -> Any:
