@@ -92,7 +92,9 @@ def test_what_cannot_be_packed_is_handed_on(batch):
 def test_an_empty_tensor_may_be_shared():
     nothing = torch.zeros(0, 4)
     records = [{"boxes": torch.ones(1, 4)} for _ in range(8)] + [{"boxes": nothing}] * 2
-    assert_same(unpack_targets(packed(records)), records)
+    found = packed(records)
+    assert type(found) is PackedTargets
+    assert_same(unpack_targets(found), records)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -134,12 +136,13 @@ GAPLESS = {
     "with empty ones": parts(WHOLE, [0, 3, 0, 5, 0]),
     "an empty one of elsewhere": [*parts(WHOLE, [4, 4]), torch.zeros(0, 3)],
     "of torchvision's": [tv_tensors.Mask(each) for each in parts(WHOLE, [4, 4])],
-    "one row": parts(WHOLE.as_strided((1, 3), (99, 1)), [1]),
+    "single rows": [WHOLE.as_strided((1, 3), (99, 1), 3 * row) for row in (2, 3)],
 }
 OTHERS = {
     "a gap": [WHOLE[:2], WHOLE[3:]],
     "another order": [WHOLE[2:], WHOLE[:2]],
     "one twice": [WHOLE[:2], WHOLE[:2]],
+    "turned ones": [WHOLE[rows].view(2, 2, 3).transpose(1, 2) for rows in (slice(4), slice(4, 8))],
     "columns": [WHOLE[:, :1], WHOLE[:, 1:2]],
     "empty ones": [torch.zeros(0, 3)] * 2,
 }

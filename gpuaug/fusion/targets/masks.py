@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gpuaug.core.columns import are_plain, are_tensors, devices, dtypes, joined, plainly, shapes, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
-from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.ops.base import Array, Size
@@ -93,7 +92,7 @@ class MaskList:
         """The masks of each, as they were given, or of the type that is wanted."""
         values = self._values[:, 0]
         made = split(values if ending.masks is None else values.to(ending.masks), self.counts)
-        if self._are_stacks and (are_plain(self._given) or (ending.is_pure and all(map(type_name, self._given)))):
+        if self._are_stacks and (ending.is_pure or are_plain(self._given)):
             return made
         shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(made, self._given, strict=True))
         return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._given, strict=True)]

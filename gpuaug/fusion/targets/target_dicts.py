@@ -340,9 +340,9 @@ def _checked_form(found: _Found, device: torch.device, default: str) -> Form:
 
 
 def _are_alike(found: _Found, device: torch.device) -> bool:
-    """Whether all are (n, 4) on the device, of one key, and of one type that says the same of all."""
+    """Whether all are (n, 4) on the device, of one key, and say the same of themselves."""
     values = found.values
-    if not _are_on(values, device) or len(set(found.keys)) > 1 or len(set(map(type, values))) > 1:
+    if not _are_on(values, device) or len(set(found.keys)) > 1:
         return False
     if any(len(shape) != 2 or shape[1] != 4 for shape in shapes(values)):
         return False

@@ -123,8 +123,6 @@ class TypedTargets:
                 changes[sample][name] = results[sample][column.key]
             for sample in self._with_valid(name, samples):
                 changes[sample]["valid"] = results[sample]["valid"]
-        if not any(changes):
-            return dicts
         return (tuple if isinstance(dicts, tuple) else list)(
             record if not change else {**record, **change} if type(record) is dict else batches.replace(record, change)
             for record, change in zip(dicts, changes, strict=True)

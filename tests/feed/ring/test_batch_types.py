@@ -4,18 +4,19 @@ from multiprocessing.reduction import ForkingPickler
 from pickle import loads
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.nested_batches import NESTED
 from support.ring_equality import assert_ring_is_plain, assert_same
-from support.ring_inputs import NOT_PLACED, PLACED, made, twice, values
+from support.ring_inputs import NOT_PLACED, PLACED, made, target_dicts, twice, values
 from torch.nn.utils.rnn import PackedSequence
 
 from gpuaug import StreamedLoader
 from gpuaug.core import columns
 from gpuaug.core.columns import unpack_targets
 from gpuaug.feed import ring, ring_memory
-from gpuaug.feed.ring_collate import described_or_not
+from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -34,6 +35,22 @@ def test_batch_without_plain_tensors_uses_no_slot(make):
 def test_shared_tensor_stays_shared():
     (batches,), _ = assert_ring_is_plain(made(twice))
     assert all(batch["first"] is batch["again"][0] is batch["again"][1][0] for batch in batches)
+
+
+def test_staged_boxes_of_torchvision_come_through_slots():
+    batches = [[{"boxes": each["boxes"]} for each in target_dicts(number, 12)] for number in range(4)]
+    with StreamedLoader(iter(batches), device="cpu", feed="ring") as loader:
+        assert_same(list(loader), batches)
+        assert loader.stats().slot_batches > 0
+
+
+def test_worker_without_slots_sends_target_dicts_packed():
+    own = ring.Ring(1, 2, 1 << 20)
+    try:
+        sent = SlotCollate(lambda samples: (torch.ones(2), samples), own.memory)(target_dicts(1))
+        assert type(sent[1]) is columns.PackedTargets
+    finally:
+        own.close()
 
 
 def test_batches_share_no_memory_with_slots():

@@ -70,7 +70,7 @@ def test_dicts_by_column_equal_dicts_one_by_one(name, keys, given_records):
 
 
 @settings(max_examples=50)
-@given(given_records=RECORDS)
+@given(given_records=RECORDS | records(keys=["boxes", "valid"]))
 def test_sanitize_by_column_equals_sanitize_one_by_one(given_records):
     per_box = ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]
     got = outcome(lambda: gpuaug.sanitize(given_records, per_box=per_box))
@@ -99,6 +99,24 @@ def test_boxes_named_twice_in_a_batch_stay_with_their_samples(order, dtype):
     for before, after in zip(given_records, made, strict=True):
         ((key, value),) = before.items()
         assert after[key].tolist() == value.tolist()
+
+
+@pytest.mark.parametrize("key", ["format", "clamping_mode"])
+def test_boxes_that_say_something_else_than_those_before_are_seen(key):
+    boxes = [tv_tensors_boxes(torch.tensor([[1.0, 1.0, 4.0, 5.0]])) for _ in range(3)]
+    setattr(boxes[2], key, {"format": tv_tensors.BoundingBoxFormat.CXCYWH, "clamping_mode": None}[key])
+    with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2"):
+        through(gpuaug.fuse(PIPELINES["torchvision's"]), [{"boxes": each} for each in boxes], "targets")
+
+
+class Mine(torch.Tensor):
+    """A type of the user's."""
+
+
+def test_types_of_the_user_stay_where_types_of_torchvision_go():
+    given_records = [{"boxes": torch.ones(n, 4).as_subclass(Mine)} for n in (2, 1)]
+    made = through(gpuaug.fuse(PIPELINES["ending in pure tensors"]), given_records, "targets")
+    assert [type(record["boxes"]) for record in made] == [Mine, Mine]
 
 
 def launches(batch, kind):
