@@ -128,7 +128,8 @@ class TargetDicts:
         self._size, self._device = size, device
         self._source = (size.height, size.width) if places is None else places
         of_keys = columns(given)
-        boxes_found, points_found = _found(of_keys, "boxes", "bbox"), _found(of_keys, "keypoints")
+        boxes_found = _found(of_keys, "boxes", "bbox")
+        points_found = _found(of_keys, "keypoints")
         self._form = _checked_form(boxes_found, device, boxes)
         _check_points(points_found, device)
         sides = sides_of(size)
