@@ -154,7 +154,9 @@ PLACED = {
     "target dicts alone": target_dicts,
     "boxes of torchvision's alone": lambda i: [{"boxes": each["boxes"]} for each in target_dicts(i, 12)],
     "target dicts that share tensors": lambda i: (target_dicts(i, 3) * 2, values(i, 2)),
-    "target dicts of any dtype": lambda i: [{str(dtype): any_bits(i, dtype, i % 3, 5) for dtype in DTYPES} for _ in range(2)],
+    "target dicts of any dtype": lambda i: [
+        {str(dtype): any_bits(i, dtype, i % 3 + 1, 5) for dtype in DTYPES} for _ in range(2)
+    ],
     "one large one": lambda i: any_bits(i, torch.uint8, 300_001),
 }
 """Batches some tensor of which must come through a slot."""
