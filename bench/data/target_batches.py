@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
 from torchvision import tv_tensors
 
+import gpuaug
 from bench.data import random_images
 
 
@@ -48,6 +49,12 @@ class Batch:
             rest = [map(tv_tensors.Mask, rest[0])]
         return list(zip(map(tv_tensors.Image, images), *rest, strict=True))
 
+    def loaded(self) -> tuple[Any, ...]:
+        """The images, and the target dicts as a training loop gets them from a loader that collates by ``collate_ragged``."""
+        samples = [(each.as_subclass(Tensor), target) for each, target in self.samples()]
+        ((_, targets),) = gpuaug.StreamedLoader([gpuaug.collate_ragged(samples)], device=self.images.device)
+        return self.images, targets
+
     def by_key(self) -> dict[str, Tensor]:
         """Tensors for the whole batch by data key, boxes padded to (B, n, 4). The last, ``valid``, is gpuaug's own."""
         found = {"input": self.images}
@@ -80,6 +87,17 @@ def moved(parts: Any, device: torch.device) -> Any:
     """Lists and dicts of tensors on ``device``."""
     # To the host a copy that does not block is not complete when it returns.
     return tree_map_only(Tensor, lambda part: part.to(device, non_blocking=device.type == "cuda"), parts)
+
+
+def read(result: Any) -> Any:
+    """``result`` itself, after each of its tensors has been asked for its shape and its memory, as the step of a model does."""
+    if isinstance(result, Tensor):
+        tuple(result.shape)
+        result.data_ptr()
+    elif isinstance(result, (list, tuple, dict)):
+        for member in result.values() if isinstance(result, dict) else result:
+            read(member)
+    return result
 
 
 def collated(items: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -20,7 +20,7 @@ from torch import nn
 
 import gpuaug
 from bench.data import loaders, pipelines, random_images
-from bench.data.target_batches import Batch, collated, moved, random_batch, separated
+from bench.data.target_batches import Batch, collated, moved, random_batch, read, separated
 from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
@@ -142,9 +142,10 @@ def _gpuaug_targets(case: Case, batch: Batch, stack: ExitStack, *, name: str) ->
     if batch.targets is None:
         return _gpuaug(case, batch, stack, name=name)
     augment = fused(case, name)
+    loaded = batch.loaded()
 
     def call() -> Any:
-        images, targets = augment(*batch.parts, data_keys=["input", "targets"])
+        images, targets = augment(*loaded, data_keys=["input", "targets"])
         return images, gpuaug.sanitize(targets)
 
     return call
@@ -249,6 +250,27 @@ AUGMENTERS: dict[str, Callable[[Case, Batch, ExitStack], AugmentCall]] = {
     STREAMED: _streamed,
 }
 """Name of a row: function that makes its call. Clean-up after the case is registered on the stack."""
+
+
+def call_of(name: str, case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    """The call of a row. With boxes it ends when each tensor of its result has been read.
+
+    Args:
+        name: Name of the row.
+        case: Pipeline of the row.
+        batch: Inputs of the call.
+        stack: Takes the clean-up after the case.
+    """
+    call = AUGMENTERS[name](case, batch, stack)
+    if not case.boxes:
+        return call
+    if isinstance(call, QueuedCall):
+        return QueuedCall(partial(_read_after, call.take), call.queued)
+    return partial(_read_after, call)
+
+
+def _read_after(call: AugmentCall) -> Any:
+    return read(call())
 
 
 def row_names(case: Case) -> list[str]:

@@ -68,7 +68,7 @@ def kept(values: tuple[Any, ...]) -> Iterator[Any]:
     """Leaves to keep alive while a stage reads ``values``. Not the containers, whose members a transform may replace."""
     for leaf in leaves(values):
         yield leaf
-        if type(leaf) is not torch.Tensor and moves_itself(leaf):
+        if type(leaf) not in _LEAVES and moves_itself(leaf):
             yield members(leaf)
 
 
@@ -106,6 +106,25 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     return _map_uncommon(function, batch)
 
 
+def map_members(function: Callable[[Any], Any], chosen: Callable[[Any], bool], batch: Batch) -> Batch:
+    """A batch with ``function`` applied to each member, or the batch itself, that is ``chosen``, containers among them.
+
+    Raises:
+        ArgumentTypeError: If a container cannot be rebuilt with other values in it.
+    """
+    if chosen(batch):
+        return function(batch)
+    if not is_container(batch):
+        return batch
+    changed = {}
+    for name in member_names(batch):
+        value = member(batch, name)
+        made = map_members(function, chosen, value)
+        if made is not value:
+            changed[name] = made
+    return replace(batch, changed) if changed else batch
+
+
 def once_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """``function`` for ``map_leaves``, called once for a leaf that stands in several places of a batch."""
     # The leaf is kept beside its result, or a later object might get the same id.
@@ -126,16 +145,27 @@ def leaves(batch: Batch) -> list[Any]:
         >>> leaves({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
-    if type(batch) in {tuple, list} and set(map(type, batch)) <= _TENSORS:
-        return list(batch)  # most batches
     found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    map_leaves(note, batch)
+    _list_leaves(batch, found)
     return found
+
+
+def _list_leaves(batch: Batch, found: list[Any]) -> None:
+    kind = type(batch)
+    if kind not in (tuple, list, dict):
+
+        def note(leaf: Any) -> Any:
+            found.append(leaf)
+            return leaf
+
+        map_leaves(note, batch)
+        return
+    inner = batch.values() if kind is dict else batch
+    if _LEAVES.issuperset(map(type, inner)):  # most batches, and the hundreds of dicts of others
+        found.extend(inner)
+        return
+    for value in inner:
+        _list_leaves(value, found)
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
@@ -209,7 +239,8 @@ def _map_uncommon(function: Callable[[Any], Any], batch: Any) -> Any:
     return function(batch)
 
 
-_TENSORS = {torch.Tensor}
+_LEAVES = frozenset({torch.Tensor, int, float, bool, str, bytes, type(None)})
+"""Types of most leaves."""
 
 # A ``Ragged`` can be moved by its ``to``, but is looked into, or its tensors could neither lie in a slot nor be packed.
 _NEVER_MOVES_ITSELF = (torch.Tensor, type, Ragged)

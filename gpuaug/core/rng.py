@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from torch import distributed
 
-from gpuaug.core.device_generators import device_generator
 from gpuaug.core.errors import GpuAugError, GpuAugWarning
-from gpuaug.core.library_generators import TWISTER, KeyedWords, NumpyGenerator, PythonGenerator
+from gpuaug.core.generators import TWISTER, KeyedWords, NumpyGenerator, PythonGenerator, device_generator
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpuaug.core import batch as batches
+from gpuaug.core.columns import PackedTargets
 
 _MIXES = ("CutMix", "MixUp")
 """Made for batches: torchvision documents that they draw once for all samples."""
@@ -275,5 +276,7 @@ def holds_targets(value: Any) -> bool:
         return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
     if isinstance(value, Tensor):
         return type_name(value) in _FOUND
+    if isinstance(value, PackedTargets):
+        return any(_type_name(each) in _FOUND for each in value.types) or holds_targets(value.others)
     names = batches.member_names(value) if batches.is_container(value) else ()
     return any(holds_targets(batches.member(value, name)) for name in names)

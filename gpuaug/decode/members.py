@@ -9,21 +9,12 @@ from numpy.typing import NDArray
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.columns import PackedTargets
 
 
 def map_instances(function: Callable[[Any], Any], kind: type, batch: Batch) -> Batch:
     """A batch with ``function`` applied to each member of type ``kind``, also where ``kind`` is itself a container."""
-    if isinstance(batch, kind):
-        return function(batch)
-    if not batches.is_container(batch):
-        return batch
-    changed = {}
-    for name in batches.member_names(batch):
-        value = batches.member(batch, name)
-        made = map_instances(function, kind, value)
-        if made is not value:
-            changed[name] = made
-    return batches.replace(batch, changed) if changed else batch
+    return batches.map_members(function, lambda value: isinstance(value, kind), batch)
 
 
 def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -> Batch:
@@ -57,6 +48,7 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -
         return type(value)(value[source] for source in sources.tolist())
 
     def walk(value: Any, *, outermost: bool) -> Any:
+        value = value.unpacked() if isinstance(value, PackedTargets) else value
         made = replaced(value, outermost=outermost)
         if made is not None:
             return made

@@ -38,7 +38,7 @@ def placing_into(place: Place) -> Iterator[None]:
 def allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor for a part of the batch: in a slot of the ring, or in a worker's shared memory."""
     place = _place.get()
-    stride = (*shape[1:], 1)
+    stride = torch.empty(shape, device="meta").stride()
     found = place(shape, stride, dtype) if place is not None else None
     if found is not None:
         return found

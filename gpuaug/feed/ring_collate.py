@@ -9,8 +9,9 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from gpuaug.core.batch import Batch
+from gpuaug.core.columns import pack_targets
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.feed.collate_members import placing_into
+from gpuaug.feed.collate_members import allocated, placing_into
 from gpuaug.feed.ring_memory import Described, Memory, Writer, can_be_placed
 
 
@@ -33,7 +34,7 @@ class SlotCollate:
         worker = get_worker_info()
         writer = self._memory.take(worker.id) if worker is not None else None
         if writer is None:
-            return self._collate_fn(samples)
+            return pack_targets(self._collate_fn(samples), allocated)
         try:
             with placing_into(writer.place):
                 batch = _stacked(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.columns import are_packable, pack_targets
 
 ALIGN = 512
 """Alignment of a leaf in bytes, that of torch's own allocators."""
@@ -164,10 +165,14 @@ class Writer:
                 return self._placed[id(leaf)][1]
             return self._copied(leaf) if can_be_placed(leaf) else leaf
 
+        batch = pack_targets(batch, self._contiguous)
         described = batches.map_leaves(batches.once_each(describe), batch)
         if not self.used:
             return batch
         return Described(self.memory.key, self.generation, self.slot, described)
+
+    def _contiguous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        return self.place(shape, torch.empty(shape, device="meta").stride(), dtype)
 
     def _copied(self, tensor: Tensor) -> Any:
         stride = preserved_stride(tensor)
@@ -240,9 +245,14 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
 
 def batch_bytes(batch: Batch) -> int:
     """Bytes of a slot for all tensors of a batch that can be placed."""
-    seen: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if can_be_placed(leaf)}
+    seen: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if can_be_placed(leaf) or _can_be_packed(leaf)}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in seen.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
+
+
+def _can_be_packed(leaf: Tensor) -> bool:
+    """Whether a leaf of a type of torchvision's may be packed with others."""
+    return type(leaf) is not Tensor and are_packable((leaf,), any_size=True)
 
 
 def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:

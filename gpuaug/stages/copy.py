@@ -14,6 +14,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.columns import TargetsLayout, pack_targets, unpack_targets
 from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Shapes
 
@@ -58,7 +59,8 @@ class Copier:
         warns: Whether batches are expected in page-locked memory, so that others are warned about.
 
     Cost:
-        For each tensor one asynchronous copy (``bench run handover``); eight or more small ones share one copy. The host
+        For each tensor one asynchronous copy (``bench run handover``); eight or more small ones share one copy, and those
+        under one key of a list of dicts. The host
         waits only for memory that is not page-locked, which is warned about once.
     """
 
@@ -76,20 +78,28 @@ class Copier:
             DeviceError: If a leaf is on another accelerator.
         """
         if not self._examined:
-            self._examine(batch)
+            self._examine(unpack_targets(batch))
             self._examined = True
+        # Masks are large: their own copies cost less than packing them on this thread.
+        batch = pack_targets(batch, _page_locked, masks=False) if self._non_blocking else batch
         copied = Copied(None)
         # One tensor that stands in two places of a batch stays one tensor. The leaf is kept beside its copy: some
         # mappings make their values when asked, and another object may get the id of one that has gone.
         moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
 
+        packed = False
+
         def move(leaf: Any) -> Any:
+            nonlocal packed
+            packed |= type(leaf) is TargetsLayout
             found = moved.get(id(leaf))
             if found is None:
                 found = moved[id(leaf)] = leaf, self._move(leaf, copied)
             return found[1]
 
         copied.batch = batches.map_leaves(move, batch)
+        if packed:
+            copied.batch = unpack_targets(copied.batch)
         return copied
 
     def _move(self, leaf: Any, copied: Copied) -> Any:
@@ -162,6 +172,11 @@ class Copier:
                 GpuAugWarning,
                 stacklevel=2,
             )
+
+
+def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    # PyTorch keeps it until copies from it have ended.
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 class Layout:

@@ -314,3 +314,7 @@ def test_container_that_cannot_be_rebuilt_error_has_way_out(kind):
 def test_container_that_cannot_be_rebuilt_may_hold_unchanged_leaves(kind):
     batch = kind(1, 2)
     assert map_leaves(lambda leaf: leaf, batch) is batch
+
+
+def test_leaves_of_containers_that_cannot_be_rebuilt_are_listed():
+    assert leaves([{"size": torch.Size([2, 3])}, "name"]) == [2, 3, "name"]

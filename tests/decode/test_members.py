@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpuaug.core.columns import pack_targets
 from gpuaug.decode.members import map_instances, with_samples_from
 
 Pair = namedtuple("Pair", "images, labels")
@@ -58,6 +59,16 @@ def test_members_of_mappings_are_replaced_by_what_they_are():
     for name in ("of the batch", "scalar", "text", "empty"):
         assert got[name] is batch[name]
     assert batch["names"] == ["a", "b", "c"], "the batch that was given is as it was"
+
+
+def test_packed_target_dicts_are_replaced():
+    records = [{"boxes": torch.full((count, 4), float(count)), "image_id": count} for count in range(9)]
+    packed = pack_targets([DECODED, tuple(records)], lambda shape, dtype: None)
+    got = replaced(packed, (0, 1, 1, 3, 4, 5, 6, 7, 8))[1]
+    assert type(got) is tuple
+    assert [(record["boxes"].tolist(), record["image_id"]) for record in got] == [
+        ([[float(count)] * 4] * count, count) for count in (0, 1, 1, 3, 4, 5, 6, 7, 8)
+    ]
 
 
 def test_two_members_of_a_batch_of_two_are_not_its_samples():

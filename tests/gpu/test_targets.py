@@ -7,6 +7,8 @@ from support.detection import PIPELINES, annotations, masks, records_of
 from support.ragged import images_of, pack
 from support.replay import left_to_kornia, photographs
 from support.values import assert_values
+from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
@@ -139,6 +141,55 @@ def test_call_with_targets_does_not_synchronise_and_compiles_once(modules):
     assert not started.query()
     torch.cuda.synchronize()
     assert compilations() == compiled
+
+
+class Annotated(Dataset):
+    """Images of one size, with torchvision's boxes and masks."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        n = index % 4
+        boxes = torch.tensor([[1.0, 2, 20, 30]]).repeat(n, 1) + index % 7
+        target = {
+            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(40, 50)),
+            "masks": tv_tensors.Mask(masks(n, 40, 50, seed=index)),
+            "labels": torch.arange(n),
+            "image_id": index,
+        }
+        return photographs(1, 40, 50)[0], target
+
+
+def collated(samples):
+    return torch.stack([image for image, _ in samples]), tuple(target for _, target in samples)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_target_dicts_equal_the_cpu(workers):
+    augment = gpuaug.fuse(v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((30, 30)), v2.SanitizeBoundingBoxes()]))
+
+    def streamed(device, **options):
+        loader = DataLoader(Annotated(), 6, collate_fn=collated, **options)
+        with gpuaug.StreamedLoader(loader, [augment], device=device, seed=3) as batches:
+            return list(batches)
+
+    got, want = streamed("cuda", num_workers=workers), streamed("cpu")
+    for (images, records), (_, others) in zip(got, want, strict=True):
+        assert images.is_cuda
+        assert type(records) is tuple
+        for record, other in zip(records, others, strict=True):
+            assert type(record) is dict
+            assert list(record) == list(other)
+            for key, value in record.items():
+                assert type(value) is type(other[key])
+                if key != "image_id":
+                    assert_values(value.cpu(), other[key], atol=1e-3 if key == "boxes" else 0)
+            assert record["boxes"].canvas_size == (30, 30)
+            assert record["image_id"] == other["image_id"]
+        kept, others = gpuaug.sanitize(records), gpuaug.sanitize(others)
+        assert [record["labels"].tolist() for record in kept] == [record["labels"].tolist() for record in others]
+        assert [record["masks"].shape for record in kept] == [record["masks"].shape for record in others]
 
 
 def test_nan_boxes_equal_the_cpu():

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 import pytest
 import torch
 from support.containers import Encoding
+from support.ring_equality import assert_same
+from support.ring_inputs import target_dicts
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 
 from gpuaug import ArgumentTypeError, DeviceError, StreamedLoader
+from gpuaug.stages import copy
 from gpuaug.stages.copy import Copier
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -61,6 +64,22 @@ def test_copier_keeps_shared_tensor_shared():
     assert batch.batch["a"] is batch.batch["b"][0]
     assert batch.batch["b"][1] is not batch.batch["a"]
     assert batch.num_bytes == 2 * 8
+
+
+def test_copier_moves_target_dicts_by_key(monkeypatch):
+    monkeypatch.setattr(copy, "_page_locked", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    copier = Copier(META)
+    monkeypatch.setattr(copier, "_non_blocking", True)  # as on a card
+    moved = []
+    monkeypatch.setattr(copier, "_move", lambda leaf, _: moved.append(leaf) or leaf)
+    kept = ("boxes", "masks", "labels", "image_id")
+    targets = tuple({key: record.get(key) for key in kept} for record in target_dicts(0, 9) if "labels" in record)
+    got = copier.copy((torch.zeros(5), targets)).batch
+    assert_same(got[1], targets)
+    assert [type(got[1]), *map(type, got[1])] == [tuple, *[dict] * 8]
+    shapes = [tuple(leaf.shape) for leaf in moved if isinstance(leaf, torch.Tensor)]
+    rows = sum(len(record["boxes"]) for record in targets)
+    assert shapes == [(5,), (rows, 4), (sum(record["masks"].numel() for record in targets),), (rows,)]
 
 
 @pytest.mark.parametrize("make", [lambda: torch.eye(2).to_sparse(), lambda: torch.eye(2).to_sparse_csr()])

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
 
 
 class Point(NamedTuple):
@@ -45,6 +46,31 @@ class Opaque:
         return self.value == other.value
 
     __hash__ = None
+
+
+def target_dicts(i, batch=5):
+    """Dicts of one image each, as detection has them: any number of objects, and keys that some have and others have not."""
+    made = []
+    for sample in range(batch):
+        n, size = (i + sample) % 4, (3 + sample, 4)
+        boxes = values(i + sample, n, 4)
+        made.append(
+            {
+                "boxes": tv_tensors.BoundingBoxes(boxes, format="XYWH", canvas_size=size),
+                "masks": any_bits(sample, torch.uint8, n, *size),
+                "semantic": tv_tensors.Mask(any_bits(sample, torch.bool, *size)),
+                "keypoints": values(sample, n, 17, 3),
+                "labels": torch.arange(n),
+                "area": torch.tensor(sample / 7),
+                "image_id": sample,
+                "file": f"{sample}.jpg",
+                "polygons": [[1.0, 2.0], torch.arange(sample)],
+                "turned": values(sample, 3, n).t(),
+                "learnt": values(sample, 2).requires_grad_(),
+            }
+        )
+    del made[1]["keypoints"], made[2]["labels"]
+    return made
 
 
 DTYPES = [
@@ -119,6 +145,18 @@ PLACED = {
     ),
     "an object that moves itself": lambda i: (pack_sequence([values(i, 4, 2), values(i, 1, 2)]), values(i, 3)),
     "many small ones": lambda i: [torch.tensor([index, i]) for index in range(40)],
+    "target dicts": lambda i: (values(i, 5, 3), target_dicts(i)),
+    "target dicts in tuples": lambda i: {
+        "images": [values(i, 2)] * 5,
+        "targets": tuple(target_dicts(i)),
+        "again": target_dicts(i),
+    },
+    "target dicts alone": target_dicts,
+    "boxes of torchvision's alone": lambda i: [{"boxes": each["boxes"]} for each in target_dicts(i, 12)],
+    "target dicts that share tensors": lambda i: (target_dicts(i, 3) * 2, values(i, 2)),
+    "target dicts of any dtype": lambda i: [
+        {str(dtype): any_bits(i, dtype, i % 3 + 1, 5) for dtype in DTYPES} for _ in range(2)
+    ],
     "one large one": lambda i: any_bits(i, torch.uint8, 300_001),
 }
 """Batches some tensor of which must come through a slot."""

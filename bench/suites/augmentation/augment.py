@@ -36,14 +36,15 @@ Kornia compiled             torch.compile of the pipeline (seed, cls, ssl; a bat
 fuse-augmentations, DALI    where they are installed; DALI's boxes are padded, and none is dropped
 gpuaug                      gpuaug.fuse of Kornia's pipeline; boxes as in "gpuaug, padded boxes"
 gpuaug, antialiased         the same with antialias=True (seed, cls, ssl), like torchvision's resizes
-gpuaug, from torchvision    gpuaug.fuse of torchvision's pipeline; boxes in target dicts, and gpuaug.sanitize drops those that
-                            are gone, for which the host waits
+gpuaug, from torchvision    gpuaug.fuse of torchvision's pipeline; boxes in target dicts, collated by gpuaug.collate_ragged, and
+                            gpuaug.sanitize drops those that are gone, for which the host waits
 gpuaug, padded boxes        the same with boxes (B, n, 4), which "valid" says of whether they are gone (cases with boxes)
 gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
 
 Kornia, and with it the rows from Kornia, has all transforms of hflip only; DALI those of all presets but ssd.
 
-Figures of a row: images per second of a loop of calls, in interleaved windows; host time of most calls, and by how much the
+Figures of a row: images per second of a loop of calls, in interleaved windows, where with boxes a call has ended when the host
+has asked each tensor of its result for shape and memory; host time of most calls, and by how much the
 mean is longer, since some calls of gpuaug's draw for many to come (``ahead_ms``, on a GPU); GPU time of one call without the
 host's, or the loop's time if a call waits for the GPU or works on streams of its own (``timed_by`` wall); number of kernels,
 counted for a batch of 256 at the end, since the profiler slows all later launches; GPU time over that of a copy of the input's
@@ -126,7 +127,7 @@ def rows_of(
             for name in group:
                 try:
                     start = perf_counter()
-                    call = augmenters.AUGMENTERS[name](case, batch, stack)
+                    call = augmenters.call_of(name, case, batch, stack)
                     call()
                     synchronize(options.device)
                     figures[name] = {"first_batch_s": perf_counter() - start}
@@ -203,7 +204,7 @@ def count_launches(rows: list[dict[str, Any]], cases: Sequence[augmenters.Case],
         own = [row for row in rows if (row["case"], row["batch_size"]) == (case.name, size) and row["name"] not in _SLOW]
         with ExitStack() as stack:
             for row in own:
-                call = augmenters.AUGMENTERS[row["name"]](case, batch, stack)
+                call = augmenters.call_of(row["name"], case, batch, stack)
                 # One call of gpuaug's draws for many, and may have a launch for that.
                 few = queued_launches(row["name"]) == call_rows.FEW_LAUNCHES
                 calls = _MOST_BATCHES if few else _LAUNCH_CALLS

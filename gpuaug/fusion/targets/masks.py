@@ -1,6 +1,5 @@
 """Lists of instance masks: any number for each image, taken through the passes as one tensor."""
 
-import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpuaug.core.columns import are_plain, are_tensors, devices, dtypes, joined, plainly, shapes, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
@@ -27,6 +27,7 @@ class MaskList:
         samples: Which image each belongs to.
         size: Of the images.
         device: That of the images.
+        sides: ``sides_of(size)``, where they are known.
 
     Raises:
         ArgumentTypeError: If one is no tensor, or of another type than the first.
@@ -34,28 +35,34 @@ class MaskList:
         DeviceError: If one is not where the images are.
     """
 
-    def __init__(self, masks: Sequence[Any], samples: Sequence[int], size: Size, device: torch.device) -> None:
-        # As plain numbers, which are faster to compare.
-        every = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
-        sides = list(zip(*every, strict=True))
+    def __init__(
+        self,
+        masks: Sequence[Any],
+        samples: Sequence[int],
+        size: Size,
+        device: torch.device,
+        sides: Sequence[tuple[int, int]] | None = None,
+    ) -> None:
+        sides = sides_of(size) if sides is None else sides
         planes, self.counts = _checked(masks, samples, sides, device)
         self.samples = samples
         self._given = masks
-        self._as_given = all(map(operator.is_, planes, masks))
+        self._are_stacks = planes is masks
         self._owners: Tensor | None = None
         self._places: MaskPlaces | None = None
         self.spans = _NO_NUMBERS
         """What ``MaskPlaces`` knows of each image, flat; nothing where all have one size."""
         if not size.ragged:
-            self._values = torch.cat(planes)[:, None]
+            self._values = joined(planes)[:, None]
             return
-        if dispatch.name(device) == "triton":
-            # A kernel reads them where they are, without a copy.
-            self._planes = [plane.contiguous() for plane in planes]
-            self._values, firsts = _counted_from_one(self._planes)
-        else:
-            self._values = torch.cat([plane.flatten() for plane in planes])
-            firsts = [0, *accumulate(plane.numel() for plane in planes[:-1])]
+        with plainly():
+            if dispatch.name(device) == "triton":
+                # A kernel reads them where they are, without a copy.
+                self._planes = [plane.contiguous() for plane in planes]
+                self._values, firsts = _counted_from_one(self._planes)
+            else:
+                self._values = torch.cat([plane.flatten() for plane in planes])
+                firsts = [0, *accumulate(plane.numel() for plane in planes[:-1])]
         self.spans = _spans(firsts, samples, self.counts, sides)
 
     def take(self, owners: Tensor, spans: Tensor) -> None:
@@ -86,7 +93,7 @@ class MaskList:
         """The masks of each, as they were given, or of the type that is wanted."""
         values = self._values[:, 0]
         made = split(values if ending.masks is None else values.to(ending.masks), self.counts)
-        if self._as_given:
+        if self._are_stacks and (ending.is_pure or are_plain(self._given)):
             return made
         shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(made, self._given, strict=True))
         return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._given, strict=True)]
@@ -97,10 +104,10 @@ def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
     return np.repeat(np.asarray(samples, np.int64), counts) if samples else _NO_NUMBERS
 
 
-def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Splits of ``values`` with the given numbers of rows, as views."""
-    # Unsafe only with gradients, which there are none of here; takes a third less of the host's time.
-    return torch.unsafe_split_with_sizes(values, counts)
+def sides_of(size: Size) -> list[tuple[int, int]]:
+    """Height and width of each image, as plain numbers, which are faster to compare."""
+    every = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
+    return list(zip(*every, strict=True))
 
 
 def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
@@ -143,8 +150,12 @@ def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int],
 
 def _checked(
     masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
-) -> tuple[list[Tensor], list[int]]:
-    """Masks as (n, H, W) each, plain tensors; and each n."""
+) -> tuple[Sequence[Tensor], list[int]]:
+    """Masks as (n, H, W) each, themselves if all have this shape; and each n."""
+    if are_tensors(masks) and len(dtypes(masks)) < 2 and devices(masks) <= {device}:
+        known = shapes(masks)
+        if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(known, samples, strict=True)):
+            return masks, [shape[0] for shape in known]
     planes: list[Tensor] = []
     counts: list[int] = []
     dtype: torch.dtype | None = None

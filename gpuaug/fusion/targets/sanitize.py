@@ -1,8 +1,6 @@
 """Dropping boxes that are not valid: the only step of detection targets that waits for the device."""
 
-import math
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +8,24 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
+from gpuaug.core.columns import (
+    Column,
+    are_plain,
+    are_tensors,
+    columns,
+    devices,
+    dtypes,
+    joined,
+    lying_together,
+    plainly,
+    shape_behind_first,
+    shapes,
+    split,
+)
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.ops.base import Array
-from gpuaug.fusion.targets.masks import like, split, to_device
+from gpuaug.fusion.targets.masks import like, to_device
 
 PER_BOX = frozenset(
     {
@@ -52,7 +64,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             another key seems to hold one entry per box.
 
     Cost:
-        The host waits for the device, once for the whole batch. A few launches for each key, and one for each tensor of masks.
+        The host waits for the device, once for the whole batch. A few launches for each key; one for each tensor of masks where
+        the masks of the batch do not lie behind one another in memory, as those that ``fuse`` returns do.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
@@ -71,36 +84,55 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
             "Pass what fuse has returned for them."
         )
-    some = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-    judged = [sample for sample, record in enumerate(targets) if not (some and _has_no_boxes(record))]
-    valid = [_valid_of(targets[sample], 1, f" of sample {sample}") for sample in judged]
-    records = [targets[sample] for sample in judged]
-    fitting = _fitting(records, [len(each) for each in valid])
-    unlisted = {
-        name for name in fitting.keys() - keys if not all(_is_typed(record[name]) for record in records if name in record)
-    }
+    judged: Sequence[int] = range(len(targets))
+    records: Sequence[Any] = targets
+    if not all(type(record) is dict and "valid" in record for record in targets):
+        some = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+        judged = [sample for sample in judged if not (some and _has_no_boxes(targets[sample]))]
+        records = [targets[sample] for sample in judged]
+        for sample, record in zip(judged, records, strict=True):
+            _check_has_valid(record, f" of sample {sample}")
+    of_keys = columns(records)
+    of_shapes = _shapes_of(of_keys)
+    valid = _checked_valid(of_keys, of_shapes, judged)
+    kept = _Kept(valid, [shape[0] for shape in of_shapes.get("valid", ())])
+    fitting = _fitting(of_keys, of_shapes, kept.counts)
+    unlisted = {name for name in fitting.keys() - keys if not all(map(_is_typed, of_keys[name].values))}
     for name in unlisted if per_box is None else ():
         _check_whole(name, fitting[name])
-    made = [batches.replace(record, {}) for record in targets]
-    taken = _taken(records, fitting.keys() - unlisted, _kept(valid))
-    for sample, values in zip(judged, taken, strict=True):
-        made[sample] = batches.replace(targets[sample], values)
-    return made
+    changes: list[dict[Any, Any]] = [{} for _ in targets]
+    listed_keys = fitting.keys() - unlisted
+    _take([changes[sample] for sample in judged], {name: of_keys[name] for name in listed_keys}, of_shapes, kept)
+    return [
+        {**record, **change} if type(record) is dict else batches.replace(record, change)
+        for record, change in zip(targets, changes, strict=True)
+    ]
 
 
-def _fitting(records: Sequence[Mapping[str, Any]], counts: Sequence[int]) -> dict[str, set[int]]:
+def _shapes_of(of_keys: Mapping[Any, Column]) -> dict[Any, list[torch.Size]]:
+    """Shape of each value of the keys under which all values are tensors."""
+    return {name: shapes(values) for name, (_, values) in of_keys.items() if are_tensors(values)}
+
+
+def _fitting(
+    of_keys: Mapping[Any, Column], of_shapes: Mapping[Any, list[torch.Size]], counts: Sequence[int]
+) -> dict[Any, set[int]]:
     """Keys whose values have one entry per box in all records, with these numbers of entries."""
-    fitting: dict[str, set[int]] = {}
-    others: set[str] = set()
-    for record, count in zip(records, counts, strict=True):
-        for name, value in record.items():
-            if not isinstance(value, _SEQUENCES) or name in others:
-                continue
-            if batches.is_namedtuple(value) or _length(value) != count:
-                others.add(name)
-            else:
-                fitting.setdefault(name, set()).add(count)
-    return {name: found for name, found in fitting.items() if name not in others}
+    fitting: dict[Any, set[int]] = {}
+    for name, (samples, values) in of_keys.items():
+        of_values = counts if len(samples) == len(counts) else [counts[sample] for sample in samples]
+        if name in of_shapes:
+            if [shape[0] if shape else -1 for shape in of_shapes[name]] == of_values:
+                fitting[name] = set(of_values)
+            continue
+        lengths = [
+            (-1 if batches.is_namedtuple(value) else _length(value), count)
+            for value, count in zip(values, of_values, strict=True)
+            if isinstance(value, _SEQUENCES)
+        ]
+        if lengths and all(length == count for length, count in lengths):
+            fitting[name] = {count for _, count in lengths}
+    return fitting
 
 
 def _is_typed(value: Any) -> bool:
@@ -124,7 +156,9 @@ def _check_whole(name: str, counts: set[int]) -> None:
 
 
 def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]:
-    valid = _valid_of(targets, 2, "")
+    _check_has_valid(targets, "")
+    valid = targets["valid"]
+    _check_flags(valid, 2, "")
     batch = len(valid)
     padded = {
         name for name, value in targets.items() if isinstance(value, Tensor) and tuple(value.shape[:2]) == tuple(valid.shape)
@@ -140,8 +174,9 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         }
         for sample in range(batch)
     ]
-    taken = _taken(own, keys, _kept(list(valid)))
-    return [batches.replace(targets, {**each, **values}) for each, values in zip(own, taken, strict=True)]
+    of_keys = {name: column for name, column in columns(own).items() if name in keys}
+    _take(own, of_keys, _shapes_of(of_keys), _Kept(valid.unbind(), [valid.shape[1]] * batch))
+    return [batches.replace(targets, each) for each in own]
 
 
 _SEQUENCES = (Tensor, np.ndarray, list, tuple)
@@ -156,46 +191,100 @@ def _length(value: Any) -> int:
 
 
 def _has_no_boxes(record: Any) -> bool:
-    return isinstance(record, Mapping) and not {"valid", "boxes", "bbox"} & set(record)
+    return isinstance(record, Mapping) and not ("valid" in record or "boxes" in record or "bbox" in record)
 
 
-def _taken(
-    records: Sequence[Mapping[str, Any]], keys: Collection[str], kept: Sequence[tuple[Array, Tensor]]
-) -> list[dict[str, Any]]:
-    """The values of each record under the keys, without the entries that are not kept."""
-    taken: list[dict[str, Any]] = [{} for _ in records]
-    alike = defaultdict(list)
-    for record, made, places in zip(records, taken, kept, strict=True):
-        for name, value in record.items():
-            if name not in keys or not isinstance(value, _SEQUENCES):
-                continue
-            if isinstance(value, Tensor):
-                alike[name, value.dtype, value.device, value.shape[1:]].append((made, places, value))
-            elif isinstance(value, np.ndarray):
-                made[name] = value[places[0]]
-            else:
-                made[name] = type(value)(value[at] for at in places[0])
-    for (name, *_, shape), found in alike.items():
-        values = [value.as_subclass(Tensor) for _, _, value in found]
-        if len(found) > 1 and math.prod(shape) <= MOST_JOINED:
-            parts = _joined(values, [on_host for _, (on_host, _), _ in found])
-        else:
-            on_device = (places.to(values[0].device) for _, (_, places), _ in found)
-            parts = [value.index_select(0, places) for value, places in zip(values, on_device, strict=True)]
-        for (made, _, value), part in zip(found, parts, strict=True):
-            made[name] = like(part, value)
-    return taken
+class _Kept:
+    """Indices of the boxes that are kept, of each record.
+
+    Args:
+        valid: Mask of the boxes of each record.
+        counts: Number of boxes of each record.
+
+    Cost:
+        One synchronisation for all masks: each ``nonzero()`` would be one.
+    """
+
+    def __init__(self, valid: Sequence[Tensor], counts: list[int]) -> None:
+        self.counts = counts
+        self._starts = np.cumsum([0, *self.counts])
+        self._whole: Array = np.flatnonzero(joined(valid).cpu().numpy()) if valid else np.empty(0, np.int64)
+        self._bounds = np.searchsorted(self._whole, self._starts)
+        self._sent: dict[Any, tuple[Tensor, list[int]]] = {}
+
+    def of(self, record: int) -> Array:
+        """Indices of one record, on the host."""
+        start, end = self._bounds[record : record + 2]
+        indices: Array = self._whole[start:end] - self._starts[record]
+        return indices
+
+    def of_joined(self, records: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
+        """Indices into the joined values of some records, on a device; and how many of them each record has."""
+        key = (tuple(records), device)
+        if key not in self._sent:
+            counts = np.diff(self._bounds)[list(records)].tolist()
+            self._sent[key] = to_device([self._whole_of(records)], device)[0], counts
+        return self._sent[key]
+
+    def _whole_of(self, records: Sequence[int]) -> Array:
+        if len(records) == len(self.counts):
+            return self._whole
+        starts = np.cumsum([0, *(self.counts[record] for record in records[:-1])])
+        return np.concatenate([self.of(record) + start for record, start in zip(records, starts, strict=True)])
 
 
-def _joined(values: Sequence[Tensor], indices: Sequence[Array]) -> Sequence[Tensor]:
-    """Entries of each tensor, by their indices, with one launch for all."""
-    starts = np.cumsum([0, *(value.shape[0] for value in values[:-1])])
-    whole = np.concatenate([each + start for each, start in zip(indices, starts, strict=True)])
-    (index,) = to_device([whole], values[0].device)
-    return split(torch.cat(tuple(values)).index_select(0, index), [len(each) for each in indices])
+def _take(
+    records: Sequence[dict[Any, Any]],
+    of_keys: Mapping[Any, Column],
+    of_shapes: Mapping[Any, list[torch.Size]],
+    kept: _Kept,
+) -> None:
+    """Give each record its values, without the entries that are not kept."""
+    for name, (samples, values) in of_keys.items():
+        for group in _alike(samples, values, of_shapes.get(name)):
+            parts = _taken(group, kept)
+            if not are_plain(group.values):
+                parts = [like(part, value) for part, value in zip(parts, group.values, strict=True)]
+            for sample, part in zip(group.samples, parts, strict=True):
+                records[sample][name] = part
+        if name in of_shapes:
+            continue
+        for sample, value in zip(samples, values, strict=True):
+            if isinstance(value, np.ndarray):
+                records[sample][name] = value[kept.of(sample)]
+            elif isinstance(value, list | tuple):
+                records[sample][name] = type(value)(value[at] for at in kept.of(sample))
 
 
-def _valid_of(record: Any, axes: int, whose: str) -> Tensor:
+def _alike(samples: Sequence[int], values: Sequence[Any], known: Sequence[torch.Size] | None) -> Iterable[Column]:
+    """The tensors of a column, in groups of one type, device and shape of an entry. ``known``: their shapes."""
+    if known and shape_behind_first(known) is not None and len(dtypes(values)) == len(devices(values)) == 1:
+        return [Column(samples, values)]
+    groups: dict[Any, tuple[list[int], list[Tensor]]] = {}
+    for sample, value in zip(samples, values, strict=True):
+        if isinstance(value, Tensor):
+            group = groups.setdefault((value.dtype, value.device, value.shape[1:]), ([], []))
+            group[0].append(sample)
+            group[1].append(value)
+    return [Column(*group) for group in groups.values()]
+
+
+def _taken(group: Column, kept: _Kept) -> Sequence[Tensor]:
+    """The entries that are kept of each tensor of a group: with one launch for all where they can be joined."""
+    samples, values = group
+    device = values[0].device
+    whole = None
+    if len(values) > 1:
+        whole = joined(values) if values[0].shape[1:].numel() <= MOST_JOINED else lying_together(values)
+    if whole is not None:
+        index, counts = kept.of_joined(samples, device)
+        return split(whole.index_select(0, index), counts)
+    places = to_device([kept.of(sample) for sample in samples], device)
+    with plainly():
+        return [value.index_select(0, index) for value, index in zip(values, places, strict=True)]
+
+
+def _check_has_valid(record: Any, whose: str) -> None:
     if not isinstance(record, Mapping):
         raise ArgumentTypeError(
             f"targets{whose} must be a dict, got {type(record).__name__}. Pass what fuse has returned for them."
@@ -205,21 +294,23 @@ def _valid_of(record: Any, axes: int, whose: str) -> Tensor:
             f"targets{whose} must say in 'valid' which boxes to keep, got {', '.join(map(str, record)) or 'nothing'}. "
             "Take them through gpuaug.fuse first, with the data key 'targets'; or, padded, with 'valid' beside the boxes."
         )
-    valid = record["valid"]
+
+
+def _checked_valid(
+    of_keys: Mapping[Any, Column], of_shapes: Mapping[Any, list[torch.Size]], judged: Sequence[int]
+) -> Sequence[Tensor]:
+    """``valid`` of each record, which all have it."""
+    values = of_keys["valid"].values if judged else ()
+    known = of_shapes.get("valid")
+    if known is None or dtypes(values) != {torch.bool} or set(map(len, known)) != {1}:
+        for sample, value in zip(judged, values, strict=True):
+            _check_flags(value, 1, f" of sample {sample}")
+    return values
+
+
+def _check_flags(valid: Any, axes: int, whose: str) -> None:
     if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.ndim != axes:
         got = f"{valid.dtype} {tuple(valid.shape)}" if isinstance(valid, Tensor) else type(valid).__name__
         raise ArgumentError(
             f"valid{whose} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass it as fuse has returned it."
         )
-    return valid
-
-
-def _kept(valid: Sequence[Tensor]) -> list[tuple[Array, Tensor]]:
-    """Indices of the True entries of each mask, on the host and on the device."""
-    if not valid:
-        return []
-    # One synchronisation for all masks: each nonzero() would be one.
-    known = torch.cat(tuple(valid)).cpu().numpy()
-    ends = np.cumsum([len(each) for each in valid])
-    found = [np.flatnonzero(part) for part in np.split(known, ends[:-1])]
-    return list(zip(found, to_device(found, valid[0].device), strict=True))

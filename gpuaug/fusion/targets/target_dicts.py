@@ -1,21 +1,33 @@
 """Target dicts: the annotations of each image in one dict, as detection models take them."""
 
-import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
+from gpuaug.core.columns import (
+    Column,
+    are_plain,
+    are_tensors,
+    columns,
+    devices,
+    dtypes,
+    joined,
+    plainly,
+    shape_behind_first,
+    shapes,
+    split,
+)
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
-from gpuaug.core.torchvision_types import type_name
+from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way, floating
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
-from gpuaug.fusion.targets.masks import MaskList, like, owners_of, split, to_device
+from gpuaug.fusion.targets.masks import MaskList, like, owners_of, sides_of, to_device
 
 TARGET_DICT_FORMS: dict[str, Form] = {
     "xyxy": Form("corners", edges=True),
@@ -29,51 +41,58 @@ _POINTS = Form("points", edges=True)
 
 _NO_LISTS = (str, Mapping, Tensor)
 
-_Found = tuple[int, str, Tensor]
-"""(sample index, key, tensor)."""
+
+class _Found(NamedTuple):
+    """Values of one kind, boxes or keypoints, in the order of the samples that have them."""
+
+    samples: list[int]
+    keys: Sequence[str]
+    values: Sequence[Any]
+
+    def each(self) -> "zip[tuple[int, str, Any]]":
+        """(sample index, key, value) of each."""
+        return zip(self.samples, self.keys, self.values, strict=True)
 
 
 class _Rows:
     """Tensors of one kind, from the samples that have them, to be concatenated; and the number of rows of each."""
 
-    def __init__(self, found: Sequence[_Found]) -> None:
-        self.samples: list[int] = []
-        self.keys: list[str] = []
-        self.given: list[Tensor] = []
-        self.counts: list[int] = []
-        self._parts: list[Tensor] = []
-        self._dtypes: set[torch.dtype] = set()
-        # One loop, since this is done for every batch.
-        for sample, key, value in found:
-            part = value if type(value) is Tensor else value.as_subclass(Tensor)
-            part = part if part.ndim == 2 else part.flatten(0, -2)
-            self.samples.append(sample)
-            self.keys.append(key)
-            self.given.append(value)
-            self.counts.append(part.shape[0])
-            self._parts.append(part)
-            self._dtypes.add(part.dtype)
-        self._as_given = all(map(operator.is_, self._parts, self.given))
+    def __init__(self, found: _Found) -> None:
+        self.samples, self.keys, self._values = found
+        self._shapes = shapes(self._values)
+        self._dtypes = dtypes(self._values)
+        self._entry = shape_behind_first(self._shapes)
+        """Shape of one box, or of the keypoints of one object, if all samples have it."""
+        self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self._shapes]
 
     def joined(self) -> Tensor:
-        return torch.cat(self._parts)
+        if self._entry is not None:
+            return joined(self._values).flatten(0, -2)
+        with plainly():
+            return torch.cat([value.flatten(0, -2) for value in self._values])
 
-    def split(self, made: Tensor, frame: tuple[int, int], form: str | None = None) -> Sequence[Tensor]:
+    def split(self, made: Tensor, frame: tuple[int, int], ending: Ending, form: str | None = None) -> Sequence[Tensor]:
         """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers.
 
         Args:
             made: All rows.
             frame: Height and width of the images.
+            ending: Whether torchvision's tensors are to leave as plain ones.
             form: Of boxes, where it is another than that in which they came.
         """
-        parts = split(made, self.counts)
+        if self._entry is not None:
+            lengths = [shape[0] for shape in self._shapes]
+            parts = split(made.view(sum(lengths), *self._entry), lengths)
+        else:
+            rows = split(made, self.counts)
+            parts = [part.view(shape) for part, shape in zip(rows, self._shapes, strict=True)]
         if len(self._dtypes) > 1:
-            parts = tuple(part.to(floating(given.dtype)) for part, given in zip(parts, self.given, strict=True))
-        if self._as_given:
+            parts = [part.to(floating(given.dtype)) for part, given in zip(parts, self._values, strict=True)]
+        if are_plain(self._values) or (ending.is_pure and all(map(type_name, self._values))):
             return parts
         return [
-            like(part if given.ndim == 2 else part.view(given.shape), given, canvas_size=frame, **_named_format(given, form))
-            for part, given in zip(parts, self.given, strict=True)
+            like(part, given, canvas_size=frame, **_named_format(given, form))
+            for part, given in zip(parts, self._values, strict=True)
         ]
 
 
@@ -108,30 +127,18 @@ class TargetDicts:
         self._given: Sequence[Mapping[str, Any]] = given
         self._size, self._device = size, device
         self._source = (size.height, size.width) if places is None else places
-        boxes_found, points_found, masks_found, masks_of = [], [], [], []
-        for sample, record in enumerate(given):
-            if "boxes" in record:
-                boxes_found.append((sample, "boxes", record["boxes"]))
-            if "bbox" in record:
-                boxes_found.append((sample, "bbox", record["bbox"]))
-            if "keypoints" in record:
-                points_found.append((sample, "keypoints", record["keypoints"]))
-            if "masks" in record:
-                masks_found.append(record["masks"])
-                masks_of.append(sample)
+        of_keys = columns(given)
+        boxes_found = _found(of_keys, "boxes", "bbox")
+        points_found = _found(of_keys, "keypoints")
         self._form = _checked_form(boxes_found, device, boxes)
         _check_points(points_found, device)
-        for sample, key, value in (*boxes_found, *points_found):
-            if type(value) is not Tensor:
-                check_canvas(f"{key} of sample {sample}", value, size.of(sample))
+        sides = sides_of(size)
+        for found in (boxes_found, points_found):
+            _check_canvases(found, size, sides)
         self._boxes, self._points = _Rows(boxes_found), _Rows(points_found)
-        counts = zip(self._boxes.samples, self._boxes.counts, strict=True)
-        self._valid = {
-            sample: _checked_valid(given[sample]["valid"], sample, count, device)
-            for sample, count in counts
-            if "valid" in given[sample]
-        }
-        self.masks = MaskList(masks_found, masks_of, size, device) if masks_found else None
+        self._valid = _checked_flags(of_keys.get("valid"), self._boxes, device)
+        masks = of_keys.get("masks")
+        self.masks = MaskList(masks.values, list(masks.samples), size, device, sides) if masks else None
         """The masks of all samples, to be taken through the passes."""
         self.kept: Tensor | None = None
         """Mask of the boxes that a crop by boxes keeps, (n,)."""
@@ -183,7 +190,8 @@ class TargetDicts:
         Cost:
             With boxes and keypoints two launches for each kind, whatever the number of images.
         """
-        changes: list[dict[str, Any]] = [{} for _ in self._given]
+        # A copy of a dict is changed; of another mapping the changes alone are kept.
+        changes: list[dict[str, Any]] = [record.copy() if type(record) is dict else {} for record in self._given]
         if self._boxes.samples:
             values = self._boxes.joined()
             form = self._form if self._ending.boxes is None else TARGET_DICT_FORMS[self._ending.boxes]
@@ -196,25 +204,27 @@ class TargetDicts:
             if self._ending.min_size > 1 or self._ending.min_area > 1:
                 valid = valid & _is_large(made, form, out, self._ending)
             rows = self._boxes
-            parts = rows.split(made, out, self._ending.boxes), split(valid, rows.counts)
+            parts = rows.split(made, out, self._ending, self._ending.boxes), split(valid, rows.counts)
             for sample, key, part, kept in zip(rows.samples, rows.keys, *parts, strict=True):
-                changes[sample][key] = part
-                changes[sample]["valid"] = kept
+                change = changes[sample]
+                change[key] = part
+                change["valid"] = kept
         if self._points.samples:
             values = self._points.joined()
             way = Way(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
             made, _ = dispatch.follow(values, None, way, floating(values.dtype))
-            for sample, part in zip(self._points.samples, self._points.split(made, out), strict=True):
+            for sample, part in zip(self._points.samples, self._points.split(made, out, self._ending), strict=True):
                 changes[sample]["keypoints"] = part
         if self.masks is not None:
             for sample, part in zip(self.masks.samples, self.masks.results(self._ending), strict=True):
                 changes[sample]["masks"] = part
         if self._ending.is_pure:
             for record, change in zip(self._given, changes, strict=True):
-                every = {**record, **change}.items()
-                change.update((name, value.as_subclass(Tensor)) for name, value in every if type_name(value))
+                for name, value in (change if type(record) is dict else {**record, **change}).items():
+                    if type(value) not in HOLDS_NOTHING and type_name(value):
+                        change[name] = value.as_subclass(Tensor)
         done = [
-            {**record, **change} if type(record) is dict else batches.replace(record, change)
+            change if type(record) is dict else batches.replace(record, change)
             for record, change in zip(self._given, changes, strict=True)
         ]
         return tuple(done) if isinstance(self._given, tuple) else done
@@ -223,6 +233,8 @@ class TargetDicts:
         """Mask of the input boxes that were valid; ``None`` if no sample has ``valid``."""
         if not self._valid:
             return None
+        if len(self._valid) == len(self._boxes.samples):
+            return joined(list(self._valid.values()))
         parts = zip(self._boxes.samples, self._boxes.counts, strict=True)
         return torch.cat(
             [
@@ -278,13 +290,35 @@ def _check_sequence(given: Any, batch: int) -> None:
             )
 
 
-def _checked_form(found: Sequence[_Found], device: torch.device, default: str) -> Form:
+def _found(of_keys: Mapping[str, Column], *keys: str) -> _Found:
+    """The values of one kind, which has these keys."""
+    named = [(key, of_keys[key]) for key in keys if key in of_keys]
+    if len(named) == 1:
+        ((key, column),) = named
+        return _Found(list(column.samples), [key] * len(column.values), column.values)
+    # The keys of one sample stay in their order.
+    rows = sorted(
+        ((sample, key, value) for key, column in named for sample, value in zip(*column, strict=True)), key=lambda row: row[0]
+    )
+    return _Found([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+
+
+def _are_on(values: Sequence[Any], device: torch.device) -> bool:
+    """Whether all are tensors on the device."""
+    return are_tensors(values) and devices(values) <= {device}
+
+
+def _checked_form(found: _Found, device: torch.device, default: str) -> Form:
     """What all boxes are, each of which says so by its type, or by its key, or is as by ``default``."""
+    if not found.values:
+        return TARGET_DICT_FORMS[default]
+    if _are_alike(found, device):  # or the loop finds which is not
+        return TARGET_DICT_FORMS[_form_named(*next(found.each()), default)]
     form: Form | None = None
     first = last = -1
-    for sample, key, value in found:
+    for sample, key, value in found.each():
         _check_tensor(sample, key, value, device)
-        named = (None if type(value) is Tensor else _form_of(value, sample)) or ("xywh" if key == "bbox" else default)
+        named = _form_named(sample, key, value, default)
         shape = value.shape
         if len(shape) != 2 or shape[1] != 4:
             raise ArgumentError(
@@ -306,9 +340,36 @@ def _checked_form(found: Sequence[_Found], device: torch.device, default: str) -
     return form or TARGET_DICT_FORMS[default]
 
 
-def _check_points(found: Sequence[_Found], device: torch.device) -> None:
+def _are_alike(found: _Found, device: torch.device) -> bool:
+    """Whether all are (n, 4) on the device, of one key, and say the same of themselves."""
+    values = found.values
+    if not _are_on(values, device) or len(set(found.keys)) > 1:
+        return False
+    if any(len(shape) != 2 or shape[1] != 4 for shape in shapes(values)):
+        return False
+    if are_plain(values):
+        return True
+    first = _said(values[0])
+    return all(_said(value) == first for value in values)
+
+
+def _said(boxes: Tensor) -> tuple[Any, Any]:
+    """What boxes of torchvision's say of themselves: format and clamping mode."""
+    return getattr(boxes, "format", None), getattr(boxes, "clamping_mode", "soft")
+
+
+def _form_named(sample: int, key: str, value: Any, default: str) -> str:
+    """Name of the form of one sample's boxes."""
+    return (None if type(value) is Tensor else _form_of(value, sample)) or ("xywh" if key == "bbox" else default)
+
+
+def _check_points(found: _Found, device: torch.device) -> None:
+    if _are_on(found.values, device):
+        known_shapes = shapes(found.values)
+        if all(len(shape) > 1 and shape[-1] in (2, 3) for shape in known_shapes) and len({s[-1] for s in known_shapes}) < 2:
+            return
     known: int | None = None
-    for sample, key, value in found:
+    for sample, key, value in found.each():
         _check_tensor(sample, key, value, device)
         if value.ndim < 2 or value.shape[-1] not in (2, 3) or known not in (None, value.shape[-1]):
             wanted = "(n, K, 2) or (n, K, 3)" if known is None else f"(n, K, {known}), as those before it"
@@ -317,6 +378,15 @@ def _check_points(found: Sequence[_Found], device: torch.device) -> None:
                 "Where an image has none: torch.zeros(0, K, 3)."
             )
         known = value.shape[-1]
+
+
+def _check_canvases(found: _Found, size: Size, sides: Sequence[tuple[int, int]]) -> None:
+    if are_plain(found.values):
+        return
+    for sample, key, value in found.each():
+        canvas = getattr(value, "canvas_size", None)
+        if canvas is not None and canvas != sides[sample]:
+            check_canvas(f"{key} of sample {sample}", value, size.of(sample))
 
 
 def _check_tensor(sample: int, key: str, value: Any, device: torch.device) -> None:
@@ -349,7 +419,21 @@ def _form_of(boxes: Tensor, sample: int) -> str | None:
     return name
 
 
-def _checked_valid(value: Any, sample: int, count: int, device: torch.device) -> Tensor:
+def _checked_flags(column: Column | None, boxes: _Rows, device: torch.device) -> dict[int, Tensor]:
+    """``valid`` of each sample that has boxes and says so."""
+    if column is None:
+        return {}
+    flags = dict(zip(*column, strict=True))
+    counts = {sample: count for sample, count in zip(boxes.samples, boxes.counts, strict=True) if sample in flags}
+    values = [flags[sample] for sample in counts]
+    fit = _are_on(values, device) and dtypes(values) <= {torch.bool}
+    if not fit or shapes(values) != [(count,) for count in counts.values()]:
+        for sample, count in counts.items():
+            _check_valid(flags[sample], sample, count, device)
+    return dict(zip(counts, values, strict=True))
+
+
+def _check_valid(value: Any, sample: int, count: int, device: torch.device) -> None:
     if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != (count,):
         got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ArgumentError(
@@ -357,4 +441,3 @@ def _checked_valid(value: Any, sample: int, count: int, device: torch.device) ->
         )
     if value.device != device:
         raise DeviceError(f"valid of sample {sample} must be on {device}, got {value.device}. Move it there first.")
-    return value

@@ -1,6 +1,6 @@
 """Masks, boxes and keypoints that are found by their type: torchvision's tensors, in any container."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
+from gpuaug.core.columns import Column, columns
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_targets, type_name
 from gpuaug.fusion.targets.data_keys import refuse_clip
@@ -58,7 +59,12 @@ class TypedTargets:
         self._columns: dict[_Path, _Column] = {}
         self._maps: dict[_Path, Tensor] = {}
         self._given = given
-        self._mapped(given, self._find)
+        self._flat = _flat_columns(given, batch, self._skipped)
+        """Columns of the tensors by key, where ``given`` is a list of dicts of tensors; ``None`` in other containers."""
+        if self._flat is None:
+            self._mapped(given, self._find)
+        else:
+            self._find_flat(self._flat)
         self.inputs = [*(("mask", values) for values in self._maps.values()), *(("targets", each) for each in self._dicts())]
         """(data key, value) of each input."""
 
@@ -72,6 +78,8 @@ class TypedTargets:
         maps = dict(zip(self._maps, results, strict=False))
         records = results[len(maps) :]
         numbers = self._numbers()
+        if self._flat is not None:
+            return self._put_flat(self._flat, records, self._given if dicts is None else dicts)
 
         def put(_: Tensor, path: _Path, sample: int | None, container: Any) -> tuple[Tensor, Tensor | None]:
             if path in maps:
@@ -94,6 +102,39 @@ class TypedTargets:
         return (tuple if isinstance(dicts, tuple) else list)(
             batches.replace(record, values) if values else record for record, values in zip(dicts, changed, strict=True)
         )
+
+    def _find_flat(self, of_keys: Mapping[str, Column]) -> None:
+        for name, (samples, values) in of_keys.items():
+            column = self._columns[name,] = _Column(TARGET_TYPES[type_name(values[0])])
+            column.tensors.update(zip(samples, values, strict=True))
+        for name, (samples, _) in of_keys.items():
+            for sample in self._with_valid(name, samples):
+                if "valid" in self._given[sample]:
+                    self._columns[name,].valid[sample] = self._given[sample]["valid"]
+
+    def _put_flat(self, of_keys: Mapping[str, Column], records: Sequence[Any], dicts: Sequence[Any]) -> Any:
+        """``dicts`` with the tensors that followed the images."""
+        numbers = self._numbers()
+        changes: list[dict[str, Any]] = [{} for _ in dicts]
+        for name, (samples, _) in of_keys.items():
+            column = self._columns[name,]
+            results = records[numbers[name,]]
+            for sample in samples:
+                changes[sample][name] = results[sample][column.key]
+            for sample in self._with_valid(name, samples):
+                changes[sample]["valid"] = results[sample]["valid"]
+        return (tuple if isinstance(dicts, tuple) else list)(
+            record if not change else {**record, **change} if type(record) is dict else batches.replace(record, change)
+            for record, change in zip(dicts, changes, strict=True)
+        )
+
+    def _with_valid(self, name: str, samples: Sequence[int]) -> Sequence[int]:
+        """Samples in whose dicts ``valid`` says which boxes under a key are valid. Called when all columns are known."""
+        if self._columns[name,].key != "boxes":
+            return ()
+        if not self._skipped and sum(column.key == "boxes" for column in self._columns.values()) == 1:
+            return samples
+        return [sample for sample in samples if self._has_valid((name,), self._given[sample])]
 
     def _numbers(self) -> dict[_Path, int]:
         """Index of the list of dicts that holds each column: a dict has room for one column of each kind."""
@@ -188,15 +229,36 @@ class TypedTargets:
         return names[:1] == [path[-1]] and not taken_elsewhere
 
 
+def _flat_columns(given: Any, batch: int, skipped: Collection[str]) -> dict[str, Column] | None:
+    """The columns of dicts that hold masks, boxes or keypoints by their type, each column of one type.
+
+    Returns:
+        The columns by key. ``None`` if ``given`` is not one dict of tensors for each image, or has a column of several types.
+    """
+    if type(given) not in (list, tuple) or len(given) != batch or set(map(type, given)) != {dict}:
+        return None
+    found = {}
+    for name, column in columns(given).items():
+        kinds = set(map(type, column.values))
+        if name in skipped or kinds <= HOLDS_NOTHING:
+            continue
+        if len(kinds) > 1 or type_name(column.values[0]) not in TARGET_TYPES:
+            if any(map(holds_targets, column.values)):
+                return None
+            continue
+        found[name] = column
+    return found
+
+
 def holds_unnamed(dicts: Any) -> bool:
     """Whether target dicts hold torchvision's tensors under other keys than those by which targets are known."""
     if not isinstance(dicts, list | tuple):
         return False
-    for record in dicts:
-        for key, value in record.items() if isinstance(record, Mapping) else ():
-            if type(value) not in HOLDS_NOTHING and key not in _NAMED and holds_targets(value):
-                return True
-    return False
+    records = dicts if set(map(type, dicts)) == {dict} else [record for record in dicts if isinstance(record, Mapping)]
+    return any(
+        key not in _NAMED and not HOLDS_NOTHING.issuperset(map(type, values)) and any(map(holds_targets, values))
+        for key, (_, values) in columns(records).items()
+    )
 
 
 def joined_views(views: Sequence[Any], batch: int) -> Any:

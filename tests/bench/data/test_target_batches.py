@@ -38,3 +38,27 @@ def test_joined_targets_come_apart_as_they_were():
     for target, expected in zip(targets, batch.targets, strict=True):
         assert list(target) == ["boxes", "labels"]
         assert all(torch.equal(target[key], expected[key]) for key in target)
+
+
+def test_loaded_targets_are_the_targets():
+    batch = target_batches.random_batch(3, 16, CPU, boxes=True)
+    images, targets = batch.loaded()
+    assert images is batch.images
+    assert [type(target) for target in targets] == [dict] * 3
+    for target, expected in zip(targets, batch.targets, strict=True):
+        assert isinstance(target["boxes"], tv_tensors.BoundingBoxes)
+        assert all(torch.equal(target[key], expected[key]) for key in expected)
+
+
+def test_every_tensor_of_a_result_is_read():
+    asked = []
+
+    class Counted(torch.Tensor):
+        def data_ptr(self):
+            asked.append(id(self))
+            return super().data_ptr()
+
+    tensors = [torch.zeros(2).as_subclass(Counted) for _ in range(4)]
+    result = tensors[0], [{"boxes": tensors[1], "labels": tensors[2]}, {"boxes": tensors[3], "image_id": 3}]
+    assert target_batches.read(result) is result
+    assert asked == [id(tensor) for tensor in tensors]

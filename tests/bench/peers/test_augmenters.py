@@ -22,7 +22,7 @@ def test_every_way_gives_the_same_shape_and_layout(case):
     batch = augmenters.sample(case, 3, 32, CPU)
     for name in set(augmenters.row_names(case)) - ELSEWHERE:
         with ExitStack() as stack:
-            found = augmenters.AUGMENTERS[name](case, batch, stack)()
+            found = augmenters.call_of(name, case, batch, stack)()
         images, *others = found if isinstance(found, (list, tuple)) else [found]
         assert images.shape == (3, 3, case.out, case.out), name
         assert images.dtype == case.dtype, name
@@ -81,7 +81,7 @@ def test_boxes_follow_the_pixels(case, name):
     torch.manual_seed(0)
     seen = 0
     with ExitStack() as stack:
-        call = augmenters.AUGMENTERS[name](case, squares(64, 8), stack)
+        call = augmenters.call_of(name, case, squares(64, 8), stack)
         for _ in range(6):
             found = call()
             for image, box in zip(found[0], boxes_of(found), strict=True):

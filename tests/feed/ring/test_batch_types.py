@@ -4,16 +4,19 @@ from multiprocessing.reduction import ForkingPickler
 from pickle import loads
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.nested_batches import NESTED
 from support.ring_equality import assert_ring_is_plain, assert_same
-from support.ring_inputs import NOT_PLACED, PLACED, made, twice, values
+from support.ring_inputs import NOT_PLACED, PLACED, made, target_dicts, twice, values
 from torch.nn.utils.rnn import PackedSequence
 
 from gpuaug import StreamedLoader
+from gpuaug.core import columns
+from gpuaug.core.columns import unpack_targets
 from gpuaug.feed import ring, ring_memory
-from gpuaug.feed.ring_collate import described_or_not
+from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -32,6 +35,22 @@ def test_batch_without_plain_tensors_uses_no_slot(make):
 def test_shared_tensor_stays_shared():
     (batches,), _ = assert_ring_is_plain(made(twice))
     assert all(batch["first"] is batch["again"][0] is batch["again"][1][0] for batch in batches)
+
+
+def test_staged_boxes_of_torchvision_come_through_slots():
+    batches = [[{"boxes": each["boxes"]} for each in target_dicts(number, 12)] for number in range(4)]
+    with StreamedLoader(iter(batches), device="cpu", feed="ring") as loader:
+        assert_same(list(loader), batches)
+        assert loader.stats().slot_batches > 0
+
+
+def test_worker_without_slots_sends_target_dicts_packed():
+    own = ring.Ring(1, 2, 1 << 20)
+    try:
+        sent = SlotCollate(lambda samples: (torch.ones(2), samples), own.memory)(target_dicts(1))
+        assert type(sent[1]) is columns.PackedTargets
+    finally:
+        own.close()
 
 
 def test_batches_share_no_memory_with_slots():
@@ -64,6 +83,12 @@ def test_packed_sequence_arrives_as_packed_sequence():
     assert all(type(batch[0]) is PackedSequence for batch in got[0])
 
 
+@pytest.fixture
+def _every_list_of_dicts_is_packed(monkeypatch):
+    monkeypatch.setattr(columns, "FEWEST_PACKED", 1)
+
+
+@pytest.mark.usefixtures("_every_list_of_dicts_is_packed")
 @settings(max_examples=60)
 @given(st.lists(NESTED, min_size=1, max_size=4))
 def test_any_staged_batch_arrives_bit_for_bit(batches):
@@ -72,6 +97,7 @@ def test_any_staged_batch_arrives_bit_for_bit(batches):
     loader.close()
 
 
+@pytest.mark.usefixtures("_every_list_of_dicts_is_packed")
 @settings(max_examples=100)
 @given(st.lists(NESTED, min_size=1, max_size=4), st.integers(0, 3))
 def test_any_batch_survives_describe_pickle_and_receive(batches, room):
@@ -86,10 +112,10 @@ def test_any_batch_survives_describe_pickle_and_receive(batches, room):
             sent = loads(bytes(ForkingPickler.dumps(described_or_not(batch, writer))))
             if type(sent) is ring_memory.Described:
                 sent, slot = own.received(sent)
-                assert_same(sent, batch)
+                assert_same(unpack_targets(sent), batch)
                 del slot
             else:
-                assert_same(sent, batch)
+                assert_same(unpack_targets(sent), batch)
             del sent
         assert not own.held
         assert own.memory.generation()[0] == 0 or own.memory.take(0) is not None, "every slot is free again"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpuaug.core import library_generators, rng
-from gpuaug.core.library_generators import NumpyGenerator, PythonGenerator
+from gpuaug.core import generators, rng
+from gpuaug.core.generators import NumpyGenerator, PythonGenerator
 from gpuaug.core.rng import Generators
 
 CPU = torch.device("cpu")
@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(params=["in memory", "by its functions"], autouse=True)
 def _state_of_python(request, monkeypatch):
     if request.param == "by its functions":
-        monkeypatch.setattr(library_generators, "_python_state", None)
+        monkeypatch.setattr(generators, "_python_state", None)
     else:
-        assert library_generators._python_state is not None, "or each stage costs 40 µs more"
+        assert generators._python_state is not None, "or each stage costs 40 µs more"
 
 
 def draw():

@@ -1,0 +1,169 @@
+"""Dicts of tensors as columns, and their way from a worker to the device as a few tensors."""
+
+import copy
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.ring_equality import assert_same
+from support.ring_inputs import DTYPES, any_bits, target_dicts
+from support.target_records import RECORDS
+from torchvision import tv_tensors
+
+from gpuaug.core import batch as batches
+from gpuaug.core import columns
+from gpuaug.core.columns import PackedTargets, lying_together, pack_targets, unpack_targets
+from gpuaug.core.torchvision_types import holds_targets
+
+
+def in_memory_of_its_own(shape, dtype):
+    return torch.empty(shape, dtype=dtype)
+
+
+def in_memory_of_torch(shape, dtype):
+    return None
+
+
+def packed(batch, **options):
+    return pack_targets(batch, in_memory_of_its_own, **options)
+
+
+@pytest.fixture
+def _any_number_is_packed(monkeypatch):
+    monkeypatch.setattr(columns, "FEWEST_PACKED", 1)
+
+
+@pytest.mark.usefixtures("_any_number_is_packed")
+@given(RECORDS, st.sampled_from([list, tuple]), st.sampled_from([in_memory_of_its_own, in_memory_of_torch]))
+def test_packed_dicts_come_out_as_they_went_in(records, kind, allocate):
+    batch = [torch.ones(2), {"targets": kind(records)}]
+    before = copy.deepcopy(batch)
+    sent = pickle.loads(pickle.dumps(pack_targets(batch, allocate)))
+    assert_same(unpack_targets(sent), before)
+    assert_same(batch, before)
+
+
+def test_tensors_of_a_key_are_one_tensor():
+    records = [{"boxes": torch.full((n, 4), float(n)), "labels": torch.arange(n), "image_id": n} for n in range(8)]
+    found = packed((torch.zeros(3), records))
+    assert type(found[1]) is PackedTargets
+    assert [tuple(leaf.shape) for leaf in batches.tensors(found)] == [(3,), (28, 4), (28,)]
+
+
+def test_masks_of_any_size_are_one_tensor():
+    records = [{"masks": torch.ones(2, 300 + n, 200, dtype=torch.uint8)} for n in range(8)]
+    (flat,) = batches.tensors(packed(records))
+    assert flat.shape == (sum(record["masks"].numel() for record in records),)
+    assert packed(records, masks=False) is records
+
+
+def test_large_tensors_that_are_no_masks_stay_apart():
+    records = [{"image": torch.zeros(3, 100, 120), "boxes": torch.zeros(2, 4)} for _ in range(8)]
+    found = packed(records)
+    assert [leaf is record["image"] for leaf, record in zip(found.others, records, strict=True)] == [True] * 8
+    assert [tuple(each.shape) for each in found.flat] == [(16, 4)]
+
+
+ALONE = torch.ones(2, 4)
+NOT_PACKED = {
+    "of another mapping": [OrderedDict(boxes=torch.ones(2, 4)) for _ in range(9)],
+    "few": [{"boxes": torch.ones(2, 4)} for _ in range(7)],
+    "one tensor of two samples": [{"boxes": ALONE} for _ in range(9)],
+    "a tensor of the batch": ([{"boxes": torch.ones(2, 4)} for _ in range(8)] + [{"boxes": ALONE}], ALONE),
+    "a tensor within a dict": [{"boxes": torch.ones(2, 4)} for _ in range(8)] + [{"boxes": ALONE, "all": [ALONE]}],
+    "needing gradients": [{"boxes": torch.ones(2, 4, requires_grad=True)} for _ in range(9)],
+    "turned": [{"boxes": torch.ones(4, 2).t()} for _ in range(9)],
+    "of two dtypes": [{"boxes": torch.ones(2, 4, dtype=(torch.float32, torch.float64)[n % 2])} for n in range(9)],
+    "of two types": [{"boxes": (torch.ones, lambda *s: tv_tensors.Mask(torch.ones(s)))[n % 2](2, 4)} for n in range(9)],
+    "videos": [{"clip": tv_tensors.Video(torch.ones(1, 3, 2, 2))} for _ in range(9)],
+    "on another device": [{"boxes": torch.ones(2, 4, device="meta")} for _ in range(9)],
+    "sparse": [{"boxes": torch.eye(2).to_sparse()} for _ in range(9)],
+}
+
+
+@pytest.mark.parametrize("batch", NOT_PACKED.values(), ids=NOT_PACKED)
+def test_what_cannot_be_packed_is_handed_on(batch):
+    assert packed(batch) is batch
+
+
+def test_an_empty_tensor_may_be_shared():
+    nothing = torch.zeros(0, 4)
+    records = [{"boxes": torch.ones(1, 4)} for _ in range(8)] + [{"boxes": nothing}] * 2
+    found = packed(records)
+    assert type(found) is PackedTargets
+    assert_same(unpack_targets(found), records)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_any_dtype_are_packed(dtype):
+    records = [{"rows": any_bits(n, dtype, n, 3), "maps": any_bits(n, dtype, 1, n + 1)} for n in range(9)]
+    found = packed(records)
+    assert len(found.flat) == 2
+    assert_same(unpack_targets(found), records)
+
+
+def test_unpacked_tensors_share_memory_alone():
+    records = [{"boxes": torch.ones(2, 4), "map": torch.ones(1, n + 1), "number": torch.tensor(n)} for n in range(9)]
+    got = unpack_targets(packed(records))
+    tensors = list(batches.tensors(got))
+    assert all(tensor._base is None for tensor in tensors)
+    tensors[0].add_(1)
+    assert [tensor._version for tensor in tensors] == [1] + [0] * (len(tensors) - 1)
+    assert all(tensor.requires_grad_().is_leaf for tensor in tensors if tensor.is_floating_point())
+
+
+def test_stages_see_whether_packed_dicts_hold_targets():
+    records = target_dicts(1)
+    plain = [{key: value for key, value in each.items() if key in ("labels", "image_id")} for each in records * 3]
+    assert holds_targets(packed(records))
+    assert not holds_targets(packed([{"labels": torch.arange(n)} for n in range(9)]))
+    assert not holds_targets(plain)
+    inside = [{"labels": torch.arange(n), "of": [tv_tensors.Mask(torch.ones(2, 2))]} for n in range(9)]
+    assert holds_targets(packed(inside))
+
+
+def parts(of, counts):
+    return list(of.split(counts))
+
+
+WHOLE = torch.arange(24.0).view(8, 3)
+GAPLESS = {
+    "all": parts(WHOLE, [2, 3, 3]),
+    "within": parts(WHOLE, [2, 3, 3])[1:],
+    "with empty ones": parts(WHOLE, [0, 3, 0, 5, 0]),
+    "an empty one of elsewhere": [*parts(WHOLE, [4, 4]), torch.zeros(0, 3)],
+    "of torchvision's": [tv_tensors.Mask(each) for each in parts(WHOLE, [4, 4])],
+    "single rows": [WHOLE.as_strided((1, 3), (99, 1), 3 * row) for row in (2, 3)],
+}
+OTHERS = {
+    "a gap": [WHOLE[:2], WHOLE[3:]],
+    "another order": [WHOLE[2:], WHOLE[:2]],
+    "one twice": [WHOLE[:2], WHOLE[:2]],
+    "turned ones": [WHOLE[rows].view(2, 2, 3).transpose(1, 2) for rows in (slice(4), slice(4, 8))],
+    "columns": [WHOLE[:, :1], WHOLE[:, 1:2]],
+    "empty ones": [torch.zeros(0, 3)] * 2,
+}
+
+
+@pytest.mark.parametrize("tensors", GAPLESS.values(), ids=GAPLESS)
+def test_tensors_that_lie_together_are_one_without_a_copy(tensors):
+    found = lying_together(tensors)
+    filled = next(tensor for tensor in tensors if tensor.numel())
+    assert (type(found), found.data_ptr()) == (torch.Tensor, filled.data_ptr())
+    assert torch.equal(found, torch.cat([tensor.as_subclass(torch.Tensor) for tensor in tensors]))
+
+
+@pytest.mark.parametrize("tensors", OTHERS.values(), ids=OTHERS)
+def test_tensors_that_do_not_lie_together_are_seen(tensors):
+    assert lying_together(tensors) is None
+
+
+def test_memory_of_another_tensor_is_not_read():
+    # Two storages of which one begins where the other ends.
+    memory = (torch.arange(6.0).numpy(),)
+    first, second = torch.from_numpy(memory[0][:3]).view(1, 3), torch.from_numpy(memory[0][3:]).view(1, 3)
+    assert first.data_ptr() + first.nbytes == second.data_ptr()
+    assert lying_together([first, second]) is None

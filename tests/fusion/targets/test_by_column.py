@@ -1,0 +1,149 @@
+"""Target dicts taken by column: equal to dicts taken one by one, in as many launches whatever their number."""
+
+from contextlib import contextmanager
+
+import kornia.augmentation as K
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.launches import Launches
+from support.ring_equality import assert_same
+from support.target_records import DTYPES, HEIGHT, RECORDS, WIDTH, records
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug.core.columns import pack_targets, unpack_targets
+from gpuaug.fusion.targets import masks, sanitize, target_dicts, typed
+
+PIPELINES = {
+    "Kornia's": K.AugmentationSequential(K.RandomHorizontalFlip(), K.RandomCrop((6, 7))),
+    "torchvision's": v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((6, 7)), v2.SanitizeBoundingBoxes(min_size=2)]),
+    "ending in pure tensors": v2.Compose([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("CXCYWH"), v2.ToPureTensor()]),
+}
+
+
+@contextmanager
+def one_by_one():
+    """A block in which no fact is taken of a column: each value is checked, moved and taken by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target_dicts, "_are_on", lambda *_: False)
+        patch.setattr(target_dicts, "shape_behind_first", lambda _: None)
+        patch.setattr(masks, "are_tensors", lambda _: False)
+        patch.setattr(typed, "_flat_columns", lambda *_: None)
+        patch.setattr(sanitize, "shape_behind_first", lambda _: None)
+        patch.setattr(sanitize, "MOST_JOINED", -1)
+        patch.setattr(sanitize, "lying_together", lambda _: None)
+        yield
+
+
+def tv_tensors_boxes(boxes):
+    return tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(HEIGHT, WIDTH))
+
+
+def outcome(call):
+    """What a call returns, or the text of its error."""
+    try:
+        return call()
+    except gpuaug.GpuAugError as error:
+        return str(error)
+
+
+def through(augment, given_records, keys):
+    images = torch.arange(len(given_records) * 3 * HEIGHT * WIDTH).view(-1, 3, HEIGHT, WIDTH) % 256
+    options = {"data_keys": ["input", keys]}
+    _, made = augment(images.to(torch.uint8), given_records, draws=augment.draw(images.shape, seed=3), **options)
+    return made
+
+
+@pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
+@pytest.mark.parametrize("name", PIPELINES)
+@settings(max_examples=25)
+@given(given_records=RECORDS)
+def test_dicts_by_column_equal_dicts_one_by_one(name, keys, given_records):
+    augment = gpuaug.fuse(PIPELINES[name])
+    got = outcome(lambda: through(augment, given_records, keys))
+    with one_by_one():
+        want = outcome(lambda: through(augment, given_records, keys))
+    assert_same(got, want)
+
+
+@settings(max_examples=50)
+@given(given_records=RECORDS | records(keys=["boxes", "valid"]))
+def test_sanitize_by_column_equals_sanitize_one_by_one(given_records):
+    per_box = ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]
+    got = outcome(lambda: gpuaug.sanitize(given_records, per_box=per_box))
+    with one_by_one():
+        want = outcome(lambda: gpuaug.sanitize(given_records, per_box=per_box))
+    assert_same(got, want)
+
+
+@settings(max_examples=25)
+@given(given_records=records(keys=["boxes", "labels", "masks"]))
+def test_packed_dicts_give_what_the_dicts_give(given_records):
+    augment = gpuaug.fuse(PIPELINES["torchvision's"])
+    sent = unpack_targets(pack_targets([given_records], lambda shape, dtype: None))[0]
+    (got, want) = (outcome(lambda each=each: through(augment, each, "targets")) for each in (sent, given_records))
+    assert_same(got, want)
+    if type(want) is list:
+        assert_same(gpuaug.sanitize(got), gpuaug.sanitize(want))
+
+
+@given(st.permutations(range(4)), st.sampled_from(DTYPES))
+def test_boxes_named_twice_in_a_batch_stay_with_their_samples(order, dtype):
+    boxes = [torch.tensor([[n, 1, 2, 3]] * n, dtype=dtype).view(n, 4) for n in order]
+    given_records = [{("boxes", "bbox")[n % 2]: each} for n, each in zip(order, boxes, strict=True)]
+    augment = gpuaug.fuse(K.AugmentationSequential(K.RandomVerticalFlip(p=0.0)), boxes="xywh")
+    made = through(augment, given_records, "targets")
+    for before, after in zip(given_records, made, strict=True):
+        ((key, value),) = before.items()
+        assert after[key].tolist() == value.tolist()
+
+
+@pytest.mark.parametrize("key", ["format", "clamping_mode"])
+def test_boxes_that_say_something_else_than_those_before_are_seen(key):
+    boxes = [tv_tensors_boxes(torch.tensor([[1.0, 1.0, 4.0, 5.0]])) for _ in range(3)]
+    setattr(boxes[2], key, {"format": tv_tensors.BoundingBoxFormat.CXCYWH, "clamping_mode": None}[key])
+    with pytest.raises(gpuaug.ArgumentError, match="boxes of sample 2"):
+        through(gpuaug.fuse(PIPELINES["torchvision's"]), [{"boxes": each} for each in boxes], "targets")
+
+
+class Mine(torch.Tensor):
+    """A type of the user's."""
+
+
+def test_types_of_the_user_stay_where_types_of_torchvision_go():
+    given_records = [{"boxes": torch.ones(n, 4).as_subclass(Mine)} for n in (2, 1)]
+    made = through(gpuaug.fuse(PIPELINES["ending in pure tensors"]), given_records, "targets")
+    assert [type(record["boxes"]) for record in made] == [Mine, Mine]
+
+
+def launches(batch, kind):
+    records_made = []
+    for sample in range(batch):
+        n = 1 + sample % 3
+        records_made.append(
+            {
+                "boxes": kind(torch.tensor([[1.0, 1.0, 5.0, 6.0]]).repeat(n, 1)),
+                "labels": torch.arange(n),
+                "keypoints": torch.ones(n, 50, 3),
+            }
+        )
+    augment = gpuaug.fuse(PIPELINES["torchvision's"])
+    images = torch.zeros(batch, 3, HEIGHT, WIDTH, dtype=torch.uint8)
+    draws = augment.draw(images.shape, seed=0)
+    with Launches() as counted:
+        _, made = augment(images, records_made, data_keys=["input", "targets"], draws=draws)
+        planes = torch.ones(sum(len(record["labels"]) for record in made), 40, 50)
+        for record, part in zip(made, planes.split([len(record["labels"]) for record in made]), strict=True):
+            record["masks"] = part
+        gpuaug.sanitize(made)
+    return counted.names
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.clone, tv_tensors_boxes], ids=["plain", "typed"])
+def test_number_of_launches_is_the_same_for_any_number_of_dicts(kind):
+    few, many = launches(3, kind), launches(30, kind)
+    assert few == many
+    assert few.count("index_select") <= 7
