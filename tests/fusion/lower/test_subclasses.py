@@ -336,3 +336,13 @@ def test_the_normalisation_of_a_subclass_is_known_if_it_overrides_nothing(librar
     assert (mean.unique().item(), std.unique().item()) == (0.5, 0.25)
     assert normalized_by([compose([overriding(kind, method)([0.5] * 3, [0.25] * 3)])]) is None
     assert normalized_by([overriding(v2.Compose, "forward")([v2.Normalize([0.5], [0.25])])]) is None
+
+
+def test_resize_whose_constructor_keeps_a_number_is_that_of_the_shorter_side():
+    class Own(v2.Resize):
+        def __init__(self, size):
+            super().__init__(size)
+            self.size = size
+
+    images = photographs(2)
+    assert_values(gpuaug.fuse(Own(20))(images), gpuaug.fuse(v2.Resize(20))(images))

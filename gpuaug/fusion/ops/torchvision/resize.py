@@ -92,7 +92,8 @@ class Resize(_WholeResize):
     def out(self, size: Size) -> Size:
         """The size given, or one side of it with the other in proportion, rounded down."""
         transform: Any = self.module
-        wanted, most = transform.size, transform.max_size
+        wanted = [transform.size] if isinstance(transform.size, int) else transform.size  # a subclass may set a number
+        most = transform.max_size
         if wanted is not None and len(wanted) == 2:
             return size.to(int(wanted[0]), int(wanted[1]))
         if wanted is not None:
