@@ -323,7 +323,7 @@ def test_calls_that_differ_from_a_known_one_are_looked_at_again():
     augment(floats)
     with pytest.raises(gpuaug.ArgumentError, match="must not require gradients"):
         augment(floats.requires_grad_())
-    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8 or floating .* got torch\.int64"):
+    with pytest.raises(gpuaug.ArgumentTypeError, match=r"images must be uint8, uint16, int16 or floating .* got torch\.int64"):
         augment(images.long())
 
 
