@@ -100,7 +100,7 @@ class Machine:
                 machine._decode(addresses, outputs, number)
                 return 0
 
-        def allocated(length, device, *, pin_memory=False):
+        def allocated(length, device, dtype=torch.uint8, *, pin_memory=False):
             if pin_memory:
                 staging = empty(length, dtype=torch.uint8)
                 machine._staged.add(staging)
@@ -440,7 +440,7 @@ def test_images_are_decoded_where_their_memory_cannot_be_page_locked(monkeypatch
     machine, empty, refused = Machine(monkeypatch, MIXED), torch.empty, []
     allocated = decoder.allocated
 
-    def refusing(length, device, *, pin_memory=False):
+    def refusing(length, device, dtype=torch.uint8, *, pin_memory=False):
         if pin_memory:
             refused.append(length)
             raise RuntimeError("CUDA error: out of memory\nCompile with more")

@@ -122,7 +122,7 @@ class Cpu(FileDecoder):
                     raise error
             decoded = [entry for entry in entries if isinstance(entry, int)]
             if work.staging is not None and decoded:
-                resources.lane.copy_parts(work.data, work.staging, _byte_ranges(work.layout, sorted(decoded)))
+                resources.lane.copy_parts(work.data, work.staging, _ranges(work.layout, sorted(decoded)))
             return resources.lane.record_event()
 
         return finish
@@ -407,8 +407,8 @@ def _decode_some(work: Work, indices: Iterator[int], ended: _Ended) -> None:
             ended.note(error)
 
 
-def _byte_ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:
-    """Ranges (start in the batch, start in staging, bytes) of images. Adjacent images are one range."""
+def _ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:
+    """Ranges (start in the batch, start in staging, values) of images. Adjacent images are one range."""
     ranges: list[tuple[int, int, int]] = []
     for index in indices:
         start, staged, length = int(layout.starts[index]), int(layout.staged_starts[index]), int(layout.lengths[index])
