@@ -1,11 +1,12 @@
-"""Pipelines of transforms, and torchvision's transforms and tensors, without importing torchvision: its classes have its name.
+"""Pipelines of transforms, their classes, and torchvision's tensors, without importing torchvision: its classes have its name.
 
 Torchvision's transforms are made for one image in a dataset. Called on a batch, most random ones draw once, and all images get
 the same crop.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,10 +45,113 @@ _FOUND = frozenset({*TARGET_TYPES, "Video"})
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
 """Types of values that hold none of torchvision's tensors."""
 
+NOT_APPLIED = frozenset(
+    {
+        *("__init__", "__init_subclass__", "__repr__", "extra_repr", "_get_name", "__dir__", "__getstate__", "__setstate__"),
+        *("__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
+        *("__firstlineno__", "__static_attributes__"),
+    }
+)
+"""Attributes of a class that do not take part when an instance is called."""
+
+_OF_OBJECT = frozenset({"__class__", "__getattribute__"})
+"""Attributes of ``object`` that do take part."""
+
+
+def nearest_class(module: Any, classes: Container[type]) -> type | None:
+    """The class of ``module``, or the nearest of its base classes, that is in ``classes``; ``None`` without one."""
+    return next((kind for kind in type(module).__mro__ if kind in classes), None)
+
+
+def class_of(module: Any, classes: Container[type]) -> type | None:
+    """The class in ``classes`` whose instances, with the attributes of ``module``, do the same; ``None`` without one."""
+    kind = nearest_class(module, classes)
+    return kind if kind is not None and difference(module, kind) is None else None
+
+
+def difference(module: Any, base: type) -> str | None:
+    """What ``module`` may do otherwise than an instance of ``base`` with the same attributes; ``None`` for nothing.
+
+    Args:
+        module: An instance of ``base`` or of a subclass.
+        base: A class of a library's.
+    """
+    name = _overridden(type(module), base)
+    if name is not None:
+        return f"a subclass of {base.__name__} that overrides {name}"
+    methods = (FunctionType, staticmethod, classmethod)
+    attributes = _attributes(base)
+    name = next((name for name in vars(module) if isinstance(attributes.get(name), methods)), None)
+    if name is not None:
+        return f"its {name} is replaced"
+    hooks = (getattr(module, name, None) for name in ("_forward_hooks", "_forward_pre_hooks"))
+    return "it has forward hooks" if any(hooks) else None
+
+
+def _overridden(kind: type, base: type) -> str | None:
+    """Name of an attribute of ``base`` that ``kind``, or a class mixed in, defines anew; ``None`` without one."""
+    order = kind.__mro__
+    bases = base.__mro__[:-1]
+    attributes = _attributes(base)
+    for added in (each for each in order[: order.index(bases[-1])] if each not in bases):
+        for name, value in vars(added).items():
+            if name in NOT_APPLIED:
+                continue
+            if name in _OF_OBJECT or not _is_same(value, attributes.get(name, value)):
+                return name
+            # A property comes before an attribute of the instance.
+            if hasattr(type(value), "__set__") and name in names_used(base):
+                return name
+    return None
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    value, other = (getattr(each, "__func__", each) for each in (value, other))
+    if value is other:
+        return True
+    if not (isinstance(value, FunctionType) and isinstance(other, FunctionType)):
+        return False
+    # Kornia gives every class a copy of forward, under the name of the class.
+    code = value.__code__.replace(co_name=other.__code__.co_name, co_qualname=other.__code__.co_qualname)
+    parts = ("__closure__", "__defaults__", "__kwdefaults__")
+    same = all(getattr(value, part) == getattr(other, part) for part in parts)
+    return same and code == other.__code__ and value.__globals__ is other.__globals__
+
+
+@functools.cache
+def _attributes(base: type) -> dict[str, Any]:
+    """What ``base``, a class of a library's, and its base classes define, by name, except ``object``."""
+    return {name: value for kind in reversed(base.__mro__[:-1]) for name, value in vars(kind).items()}
+
+
+@functools.cache
+def names_used(base: type) -> frozenset[str]:
+    """Names of attributes, and of globals, in the code of ``base``, a class of a library's."""
+    functions = (getattr(value, "__func__", value) for kind in base.__mro__ for value in vars(kind).values())
+    return code_names(function for function in functions if isinstance(function, FunctionType))
+
+
+def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
+    """Names of attributes and of globals in the code of functions, and of the functions in it."""
+    names: set[str] = set()
+    codes = [function.__code__ for function in functions]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return frozenset(names)
+
 
 def torchvision_class(transform: Any) -> type | None:
     """Torchvision's class of ``transform``, or the nearest base class that is torchvision's; ``None`` without one."""
     return next((kind for kind in type(transform).__mro__ if _is_torchvisions(kind)), None)
+
+
+def library_class(module: Any) -> type | None:
+    """The class of ``module``, or the nearest base class, that is Kornia's or torchvision's; ``None`` without one."""
+    return next(
+        (kind for kind in type(module).__mro__ if _is_torchvisions(kind) or kind.__module__.startswith("kornia.")), None
+    )
 
 
 def children_of(pipeline: Any) -> list[Any]:
@@ -76,9 +180,10 @@ def all_parts(pipeline: Any) -> Iterator[Any]:
 
 def in_sequence(pipeline: Any) -> Iterator[Any]:
     """The modules that run for every sample, in order. Containers that pick, and a user's own, are yielded whole."""
-    kind = type(pipeline)
-    torchs = isinstance(pipeline, nn.Sequential) and (kind is nn.Sequential or kind.__module__.startswith("kornia."))
-    compose = torchvision_class(pipeline) is kind and kind.__name__ == "Compose"
+    kind = library_class(pipeline)
+    known = kind is not None and difference(pipeline, kind) is None
+    torchs = isinstance(pipeline, nn.Sequential) and (type(pipeline) is nn.Sequential or known)
+    compose = kind is not None and known and kind.__name__ == "Compose"
     fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
     if (torchs and not getattr(pipeline, "random_apply", False)) or _is_sequence(pipeline) or compose or fused:
         for child in children_of(pipeline):

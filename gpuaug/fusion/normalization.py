@@ -7,12 +7,12 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor
 
-from gpuaug.core.torchvision_types import in_sequence, torchvision_class
+from gpuaug.core.torchvision_types import class_of, difference, in_sequence, torchvision_class
 
 
 def _is_torchvisions(transform: Any, name: str) -> bool:
     kind = torchvision_class(transform)
-    return kind is type(transform) and kind.__name__ == name
+    return kind is not None and kind.__name__ == name and difference(transform, kind) is None
 
 
 def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
@@ -23,10 +23,11 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     """
     found: tuple[Tensor, Tensor] | None = None
     for module in (module for transform in transforms for module in in_sequence(transform)):
-        if type(module) is K.Denormalize:
+        kind = class_of(module, (K.Denormalize, K.Normalize))
+        if kind is K.Denormalize:
             found = None
-        elif (type(module) is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvisions(module, "Normalize"):
-            held = module.flags if type(module) is K.Normalize else vars(module)
+        elif (kind is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvisions(module, "Normalize"):
+            held = module.flags if kind is K.Normalize else vars(module)
             given = (torch.as_tensor(held[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std"))
             mean, std = (value.reshape(-1, 1, 1) for value in given)
             found = (mean, std) if found is None else (found[0] + mean * found[1], std * found[1])

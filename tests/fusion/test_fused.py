@@ -120,7 +120,7 @@ class Halved(torch.nn.Module):
     ("module", "reason"),
     [
         (K.RandomMedianBlur(), "no lowering for this type"),
-        (Doubled(), "a subclass of RandomInvert, which may do anything"),
+        (Doubled(), "a subclass of RandomInvert that overrides apply_transform"),
         (Halved(), "not one of Kornia's modules"),
         (K.RandomCrop((8, 8), p=0.5), "with p=0.5 the size of the output depends on the draw"),
         (K.RandomResizedCrop((8, 8), resample="bicubic"), "resample='bicubic'"),

@@ -7,7 +7,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import photographs
+from support.replay import overriding, photographs
 from support.values import assert_values
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
@@ -342,7 +342,7 @@ WRITING = {
     "a module": lambda: v2.Compose([Zeroes()]),
     "a function": lambda: v2.Compose([lambda image: image.zero_() + 1]),
     "erasing": lambda: v2.RandomErasing(1.0, value="random", inplace=True),
-    "a subclass": lambda: v2.Compose([type("Own", (v2.RandomErasing,), {})(1.0, value=0, inplace=True)]),
+    "a subclass": lambda: v2.Compose([overriding(v2.RandomErasing)(1.0, value=0, inplace=True)]),
     "in Kornia's": lambda: K.AugmentationSequential(Zeroes()),
     "in a list": lambda: [Zeroes()],
     "by chance": lambda: v2.RandomApply([Zeroes()], 0.5),
@@ -379,7 +379,7 @@ def test_modules_of_kornia_that_write_into_targets_leave_the_users_alone():
 RESIZING = {
     "nearest": v2.Resize((8, 12), interpolation=InterpolationMode.NEAREST),
     "cubic": v2.RandomResizedCrop((8, 12), interpolation=InterpolationMode.BICUBIC, antialias=False),
-    "a subclass": type("Own", (v2.Resize,), {})((8, 12)),
+    "a subclass": overriding(v2.Resize)((8, 12)),
     "in a container": v2.RandomApply([v2.Resize((8, 12))], p=1.0),
     "one channel": v2.Grayscale(),
     "symmetric": v2.Pad(2, padding_mode="symmetric"),

@@ -131,11 +131,11 @@ def _of(table, kind):
     return table.get(f"{kind.__name__} of {library}", table.get(kind.__name__, {}))
 
 
-def made(kind, **arguments):
-    """A module with the arguments that it needs, and these."""
+def made(kind, made_as=None, **arguments):
+    """A module with the arguments that it needs, and these; of the subclass ``made_as``, if given."""
     given = {**_of(GIVEN, kind), **arguments}
     positional = kornia_flips() if issubclass(kind, K.ImageSequential) and kind in OTHERS else ()
-    return kind(*positional, **given)
+    return (made_as or kind)(*positional, **given)
 
 
 def kornia_flips():

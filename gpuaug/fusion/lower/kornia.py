@@ -1,24 +1,27 @@
-"""Lowers Kornia modules to ops, by exact type; other modules are left as they are.
+"""Lowers Kornia modules to ops; other modules are left as they are.
 
-A subclass may override ``apply_transform``, so it is never lowered as its base. A container becomes a tree whose leaves keep
-their names, from which a batch's draws are converted to Kornia's form.
+A subclass that overrides no method of its base is lowered as its base. A container becomes a tree whose leaves keep their
+names, from which a batch's draws are converted to Kornia's form.
 """
 
 import functools
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
+from importlib import metadata
 from typing import Any
 
 import torch
+from kornia import augmentation as K
 from torch import nn
 
 from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.torchvision_types import difference, nearest_class
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerKornia
+from gpuaug.fusion.ops.sampler import foreign_generator
 from gpuaug.fusion.policies.auto_augment import POLICIES, lower_policy
 from gpuaug.fusion.policies.picking import Child, Member, Pick
 from gpuaug.fusion.policies.random_apply import lower_random_apply
@@ -34,6 +37,11 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **filters.LOWERED,
     **mix.LOWERED,
 }
+
+CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential)
+
+version = functools.cache(metadata.version)
+"""Version of an installed package. Looking it up takes longer than to lower a module."""
 
 TESTED = ((0, 9), (0, 10))
 """Kornia versions that the ops were compared with: from the first, up to but not including the second."""
@@ -71,16 +79,25 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
 def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     """Lower a module to an op or a policy, or leave it to Kornia with a reason."""
     name = name or type(module).__name__
-    unknown = untested_version()
-    if type(module) in POLICIES and unknown is None:
+    base: Any = nearest_class(module, {*LOWERED, *POLICIES, *CONTAINERS})
+    reason = untested_version() or _unlike(module, base)
+    if reason is not None:
+        return Leaf(name, EagerKornia(name, module, reason))
+    if base in POLICIES:
         policy = lower_policy(name, module, LOWERED, pick)
         return Leaf(name, EagerKornia(name, module, policy) if isinstance(policy, str) else policy)
-    reason = unknown or _why_not(module)
-    kind = LOWERED.get(type(module))
-    if reason is None:
-        return Leaf(name, LOWERED[type(module)](name, module))
-    resizes = unknown is None and kind is not None and kind.out is not Op.out
-    return Leaf(name, EagerKornia(name, module, reason, kind(name, module) if kind is not None and resizes else None))
+    kind = LOWERED[base]
+    try:
+        reason = _on_gpu(module) or kind.unsupported_module(module)
+        made = kind(name, module) if reason is None or kind.out is not Op.out else None
+    except (AttributeError, KeyError, TypeError) as error:
+        if type(module) is base:
+            raise
+        return Leaf(name, EagerKornia(name, module, f"a subclass of {base.__name__} with other attributes: {error}"))
+    if reason is not None:
+        return Leaf(name, EagerKornia(name, module, reason, made))
+    assert made is not None
+    return Leaf(name, made)
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:
@@ -95,16 +112,19 @@ def _children(items: Sequence[Tree]) -> list[Child] | None:
     return children
 
 
-def _why_not(module: nn.Module) -> str | None:
-    kind = LOWERED.get(type(module))
-    if kind is None:
-        base = next((base for base in type(module).__mro__ if base in LOWERED or base in POLICIES), None)
-        if base is not None:
-            return f"a subclass of {base.__name__}, which may do anything"
-        return "no lowering for this type" if type(module).__module__.startswith("kornia.") else "not one of Kornia's modules"
+def _unlike(module: nn.Module, base: type | None) -> str | None:
+    """Why a module is not ``base``, the nearest of its classes that is lowered, with other settings; ``None`` if it is."""
+    of_kornia = type(module).__module__.startswith("kornia.")
+    if base is None:
+        return "no lowering for this type" if of_kornia else "not one of Kornia's modules"
+    reason = difference(module, base) or foreign_generator(module, base)
+    return "no lowering for this type" if reason is not None and of_kornia and type(module) is not base else reason
+
+
+def _on_gpu(module: nn.Module) -> str | None:
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
-    return kind.unsupported_module(module)
+    return None
 
 
 def untested_version() -> str | None:

@@ -5,15 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from kornia import augmentation as K
 from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import torchvision_class
+from gpuaug.core.torchvision_types import class_of, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
-from gpuaug.fusion.lower.kornia import lower_container, lower_module
-from gpuaug.fusion.lower.refusals import refuse_held, refuse_transform
+from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
+from gpuaug.fusion.lower.refusals import TIMMS_MODULES, refuse_held, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, judged_crops, leaves
 from gpuaug.fusion.ops.base import FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
@@ -139,7 +138,7 @@ class _Lowering:
         if isinstance(module, Sequence) and not isinstance(module, str):
             named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named), is_container=False)
-        if torchvision_class(module) is not None:
+        if torchvision_class(module) is not None or type(module).__module__ in TIMMS_MODULES:
             if self._torchvision is None:
                 # Imported where a pipeline has a transform of torchvision's, and not with gpuaug.
                 from gpuaug.fusion.lower.torchvision import TorchvisionLowering
@@ -155,7 +154,7 @@ class _Lowering:
             )
         refuse_held(module)
         self._types.enter_kornia()
-        if type(module) in (K.AugmentationSequential, K.ImageSequential):
+        if class_of(module, CONTAINERS) is not None:
             return lower_container(name, module, self._pick, self.tree)
         leaf = lower_module(name, module, self._pick)
         self._follow(leaf)

@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.torchvision_types import torchvision_class
+from gpuaug.core.torchvision_types import difference, library_class, torchvision_class
 
 _IN_DATASET = "Keep it in the dataset"
-_MIX = "It mixes the images of a batch, and a subclass may do anything with them. Give it a stage of its own"
+_MIX = "It mixes the images of a batch. Give it a stage of its own"
 _TARGETS = "It is for targets, which follow images as data_keys=['input', 'targets']. Leave it out: boxes end at the frame"
 _KEYPOINTS = "It is for keypoints, which may leave the frame. Call it on the targets that gpuaug.fuse returns"
 
@@ -34,18 +34,25 @@ NOT_TAKEN = {
 }
 """Names of torchvision's transforms that cannot run image by image, and the advice for each."""
 
+TIMMS_MODULES = ("timm.data.auto_augment", "timm.data.random_erasing", "timm.data.transforms")
+"""Modules of the transforms of timm's."""
+
 TIMM = {
-    "CenterCropOrPad": "Write v2.CenterCrop(…) instead",
-    "MaybePILToTensor": "Write v2.PILToTensor() instead",
+    "AugMixAugment": "Write v2.AugMix(…) instead, which torchvision runs image by image",
+    "AutoAugment": "Write v2.AutoAugment() instead, which has one policy",
     "RandAugment": "Write v2.RandAugment(…) instead, which has other magnitudes",
-    "RandomCropOrPad": "Write v2.RandomCrop(…, pad_if_needed=True) instead",
-    "RandomErasing": "Write v2.RandomErasing(…) instead",
-    "RandomResizedCropAndInterpolation": "Write v2.RandomResizedCrop(…) instead",
-    "ResizeKeepRatio": f"v2 has none that keeps the ratio and reaches two sides. {_IN_DATASET}",
     "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "ToTensor": "Write v2.ToDtype(torch.float32, scale=True) instead, and divide later means and deviations by 255",
 }
 """Names of timm's transforms, and the advice for each."""
+
+
+TIMMS_SETTINGS = {
+    "with mode='rand'": "Pass re_mode='const' to create_transform",
+    "with random interpolation": "Pass interpolation='bicubic' to create_transform",
+    "with several rectangles": "Pass re_count=1 to create_transform",
+}
+"""Settings of timm's transforms that torchvision has not, and the advice for each."""
 
 
 def refuse_held(module: nn.Module) -> None:
@@ -54,9 +61,15 @@ def refuse_held(module: nn.Module) -> None:
     Raises:
         ArgumentTypeError: If ``module`` is Kornia's, and holds one where nothing takes them apart.
     """
-    if not type(module).__module__.startswith("kornia."):  # what a user's module holds is its own affair
+    kind: Any = library_class(module)
+    changed = kind is not None and difference(module, kind) is not None
+    if kind is None or (changed and type(module) is not kind):  # what a user's module holds is its own affair
         return
-    sequence = type(module).__name__ in ("AugmentationSequential", "ImageSequential") and not getattr(module, "random_apply", 0)
+    sequence = (
+        not changed
+        and kind.__name__ in ("AugmentationSequential", "ImageSequential")
+        and not getattr(module, "random_apply", 0)
+    )
     for each in () if sequence else module.modules():
         if torchvision_class(each) is not None:
             raise ArgumentTypeError(
@@ -73,21 +86,28 @@ def refuse_transform(transform: Any) -> None:
     """
     kind = type(transform)
     if kind.__module__.startswith("timm.") and kind.__name__ in TIMM:
-        raise ArgumentTypeError(
-            f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {kind.__name__}. "
-            f"{TIMM[kind.__name__]}."
-        )
+        raise refuse_timms(kind.__name__, TIMM[kind.__name__])
     base = torchvision_class(transform)
     if base is not None and base.__name__ in NOT_TAKEN:
+        changed = difference(transform, base)
+        name = kind.__name__ if changed is None else f"{kind.__name__}, {changed}"
         raise ArgumentTypeError(
-            f"pipeline must be made of transforms that take one image and give one, got torchvision's {kind.__name__}. "
+            f"pipeline must be made of transforms that take one image and give one, got torchvision's {name}. "
             f"{NOT_TAKEN[base.__name__]}."
         )
 
 
+def refuse_timms(name: str, way_out: str) -> ArgumentTypeError:
+    """The error for a transform of timm's."""
+    return ArgumentTypeError(
+        f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {name}. {way_out}."
+    )
+
+
 def is_timms_to_tensor(transform: Any) -> bool:
-    """True for timm's ``ToTensor``, which returns tensors unchanged."""
-    return type(transform).__module__.startswith("timm.") and type(transform).__name__ == "MaybeToTensor"
+    """True for the ``MaybeToTensor`` of timm and DINOv2, which returns tensors unchanged."""
+    kind = type(transform)
+    return kind.__name__ == "MaybeToTensor" and kind.__module__.partition(".")[0] in ("timm", "dinov2")
 
 
 def v2_of(transform: Any, exact: Sequence[type]) -> Any:
@@ -100,15 +120,15 @@ def v2_of(transform: Any, exact: Sequence[type]) -> Any:
     Raises:
         ArgumentTypeError: If it is of v1, and there is none such.
     """
-    kind = type(transform)
     if is_timms_to_tensor(transform):
         return next(each for each in exact if each.__module__.startswith("torchvision.transforms.transforms"))()
     refuse_transform(transform)
-    if not kind.__module__.startswith("torchvision.transforms.") or kind.__module__.startswith("torchvision.transforms.v2"):
-        return transform
-    if kind in exact:
+    kind = torchvision_class(transform)
+    if kind is None or kind in exact or kind.__module__.startswith("torchvision.transforms.v2"):
         return transform
     made = next((each for each in exact if each.__name__ == kind.__name__), None)
+    if difference(transform, kind) is not None or (made is None and type(transform) is not kind):
+        return transform
     if made is None:
         raise ArgumentTypeError(
             f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got {kind.__name__} of v1. "

@@ -1,5 +1,6 @@
-"""torchvision's transforms, v2 → ops, by exact type; everything else is called on each image by itself, in its place.
+"""torchvision's transforms, v2 → ops; everything else is called on each image by itself, in its place.
 
+A subclass that overrides no method of its base is lowered as its base.
 Given bytes, the transforms of a pipeline see bytes up to its ``ToDtype(torch.float32, scale=True)`` and floats in [0, 1] behind
 it; given floats, they see floats. Their fills and thresholds are values of such images. A fused pipeline computes in [0, 1]
 throughout.
@@ -10,6 +11,7 @@ from itertools import accumulate, permutations
 from math import factorial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torchvision import transforms as v1
@@ -18,7 +20,8 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import in_sequence, torchvision_class
+from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
+from gpuaug.fusion.lower import by_name
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
@@ -59,6 +62,21 @@ CHANGES_RANGE = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
 BY_CHANCE = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples, or in an order that each draws."""
 
+KNOWN: frozenset[type] = frozenset(
+    {
+        *LOWERED,
+        *PASSED,
+        *ENDINGS,
+        *CONVERSIONS,
+        *BY_CHANCE,
+        *mixes.LOWERED,
+        v2.Compose,
+        v1.ConvertImageDtype,
+        ImageClassification,
+    }
+)
+"""Classes whose instances, and those of subclasses that override none of their methods, are lowered."""
+
 MOST_ORDERED = 4
 """The longest ``RandomOrder`` that is lowered: every transform of it has an op for each place in the order."""
 
@@ -91,7 +109,7 @@ class TorchvisionLowering:
             ArgumentTypeError: If it cannot run on the images of a batch.
             ArgumentError: If the images are not what it takes.
         """
-        if type(transform) in ENDINGS:
+        if class_of(transform, KNOWN) in ENDINGS:
             return _ending(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
@@ -99,22 +117,22 @@ class TorchvisionLowering:
                 self._types.require_floats(mix.name)
             return Leaf(mix.name, mix)
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
-        kind = type(transform)
+        kind = class_of(transform, KNOWN)
         if kind is v2.Compose:
             return Group(name, tuple(self._member(*each) for each in _named(transform.transforms)), is_container=False)
-        name = name or kind.__name__
+        name = name or type(transform).__name__
         if kind in PASSED:
             return Done(name)
         if kind in CONVERSIONS:
             return self._converted(name, transform)
-        if kind in BY_CHANCE:
+        if kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply"):
             return self._by_chance(name, transform)
         return self._leaf(name, transform)
 
     def _member(self, name: str, transform: Any) -> Tree:
         """What a container of torchvision's holds; it calls functions and modules for each image."""
         taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
-        if taken_apart or torchvision_class(transform) is not None:
+        if taken_apart or torchvision_class(transform) is not None or by_name.named_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return self._fallback(name, transform, "it may do anything", keeps_range=False)
@@ -129,23 +147,23 @@ class TorchvisionLowering:
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
         refuse_transform(transform)
-        units = self.units
-        base = next((base for base in type(transform).__mro__ if base in LOWERED), None)
-        op = None if base is None else LOWERED[base](name, transform, units)
-        if op is None or base is None:
-            reason: str | None = "no lowering for this type"
-        elif base is not type(transform):
-            reason = f"a subclass of {base.__name__}, which may do anything"
-        else:
-            reason = op.unsupported()
-        if reason is not None and op is not None and op.draws_size:
+        base: Any = nearest_class(transform, KNOWN)
+        if base is None:
+            base = by_name.named_class(transform) or torchvision_class(transform)
+        op, reason = self._op(name, transform, base)
+        changed = _difference(transform, base)
+        if changed is not None:
+            known = base is not None and (by_name.qualified_name(base) or base.__name__ in {kind.__name__ for kind in KNOWN})
+            reason = changed if known else "no lowering for this type"
+        draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
+        if reason is not None and draws_size:
             raise ArgumentTypeError(
                 f"{name} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
         if reason is not None:
-            keeps_range = torchvision_class(transform) is type(transform) and type(transform) not in CHANGES_RANGE
-            checked = op is not None and base is type(transform) and op.per_channel(_SOME.channels)
+            keeps_range = changed is None and base not in CHANGES_RANGE
+            checked = op is not None and changed is None and op.per_channel(_SOME.channels)
             return self._fallback(name, transform, reason, op if checked else _sizing(op), keeps_range=keeps_range)
         assert op is not None
         op.image_dtype = self._types.dtype
@@ -158,10 +176,23 @@ class TorchvisionLowering:
             self._types.normalize(op)
         return Leaf(name, op)
 
+    def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
+        """The op for the attributes of a transform of class ``base``, and why torchvision runs the transform, or ``None``."""
+        kind = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
+        if kind is None:
+            return None, "no lowering for this type"
+        try:
+            op = kind(name, transform, self.units)
+            return op, op.unsupported()
+        except (AttributeError, KeyError, TypeError) as error:
+            if type(transform) is base:
+                raise
+            return None, f"a subclass of {base.__name__} with other attributes: {error}"
+
     def _converted(self, name: str, transform: Any) -> Tree:
         """A conversion: part of how images are read and written, or one from floats to bytes, which torchvision runs."""
         dtype, scale = _conversion(transform)
-        given = getattr(transform, "dtype", None)
+        given = transform.dtype if isinstance(transform, v2.ToDtype) else None
         ending = Ending(masks=given.get(tv_tensors.Mask)) if isinstance(given, dict) else None
         done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
         if dtype is None:
@@ -186,13 +217,13 @@ class TorchvisionLowering:
     def _by_chance(self, name: str, container: Any) -> Tree:
         """The transforms of a container, behind gates that share what it draws; or the container on each image by itself."""
         members = list(_named(container.transforms))
-        if any(_scales(each) or type(each) in ENDINGS for each in _in_sequence([each for _, each in members])):
+        if any(_scales(each) or class_of(each, ENDINGS) for each in _in_sequence([each for _, each in members])):
             raise ArgumentError(
                 f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion "
                 f"behind {name}."
             )
         dtype = self._types.dtype
-        reason = f"more than {MOST_ORDERED} transforms" if _is_long_order(container) else None
+        reason = _too_long(container)
         trees = [self._member(*each) for each in members] if reason else self._gated(container, members)
         each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
         foreign = next((leaf.name for leaf in each_leaf if leaf.op.package != "torchvision"), None)
@@ -215,25 +246,34 @@ class TorchvisionLowering:
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         count = len(members)
-        outcomes: list[list[tuple[bool, ...]]]
-        if type(container) is v2.RandomApply:
+        in_order = False
+        if isinstance(container, v2.RandomApply):
             draw = Draw((float(container.p),))
-            outcomes = [[(True, False)] * count]
-        elif type(container) is v2.RandomChoice:
+            orders: list[tuple[int, ...]] = [tuple(range(count)), ()]
+        elif isinstance(container, v2.RandomChoice):
             draw = Draw(tuple(accumulate(container.p))[:-1])
-            outcomes = [[tuple(member == other for other in range(count)) for member in range(count)]]
-        else:
+            orders = [(member,) for member in range(count)]
+        elif isinstance(container, v2.RandomOrder):
+            in_order = True
             orders = list(permutations(range(count)))
             draw = Draw(tuple((place + 1) / factorial(count) for place in range(len(orders) - 1)))
-            outcomes = [
-                [tuple(order[place] == member for order in orders) for member in range(count)] for place in range(count)
-            ]
+        else:
+            in_order = container.random_order
+            orders, shares = by_name.subsets(container)
+            draw = Draw(tuple(accumulate(shares))[:-1])
+        # By the place in the order and the member there, or by the member alone, which runs in its own place: the outcomes
+        # under which it runs.
+        outcomes = [[[member in order for order in orders] for member in range(count)]]
+        if in_order:
+            places = range(len(orders[0]))
+            outcomes = [[[order[place] == member for order in orders] for member in range(count)] for place in places]
         made = []
         for turn in outcomes:
             for member, runs in zip(members, turn, strict=True):
-                made.append(self._member(*member))
-                for leaf in leaves(made[-1]):
-                    leaf.op.gates = (Gate(draw, runs), *leaf.op.gates)
+                if any(runs):
+                    made.append(self._member(*member))
+                    for leaf in leaves(made[-1]):
+                        leaf.op.gates = (Gate(draw, np.array(runs)), *leaf.op.gates)
         return made
 
 
@@ -243,7 +283,7 @@ def _ending(name: str, transform: Any) -> Done:
     Raises:
         ArgumentError: If it converts boxes to rotated ones.
     """
-    kind = type(transform)
+    kind = class_of(transform, ENDINGS)
     if kind is v2.ToPureTensor:
         return Done(name, ending=Ending(is_pure=True))
     if kind is v2.ConvertBoundingBoxFormat:
@@ -269,10 +309,11 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     Raises:
         ArgumentTypeError: If it picks from more than mixes, or picks several.
     """
-    kind = type(transform)
+    kind: Any = class_of(transform, KNOWN)
     if kind in mixes.LOWERED:
         return mixes.LOWERED[kind](name, transform)
-    inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if kind in BY_CHANCE else []
+    picks = kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply")
+    inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if picks else []
     found = [(each, mix) for each, mix in inner if mix is not None]
     if not found:
         return None
@@ -303,8 +344,19 @@ def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         yield f"{getattr(each, '__name__', type(each).__name__)}_{index}", each
 
 
-def _is_long_order(container: Any) -> bool:
-    return type(container) is v2.RandomOrder and len(container.transforms) > MOST_ORDERED
+def _too_long(container: Any) -> str | None:
+    """Why a container has too many outcomes to be lowered, or ``None``."""
+    if by_name.named_class(container) is not None:
+        return by_name.unsupported_subset(container)
+    is_long = isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
+    return f"more than {MOST_ORDERED} transforms" if is_long else None
+
+
+def _difference(transform: Any, base: type | None) -> str | None:
+    """What a transform may do otherwise than ``base``, the nearest of its classes that is known."""
+    if base is None:
+        return "a function"
+    return by_name.unlike(transform, base) if by_name.qualified_name(base) else difference(transform, base)
 
 
 def _sizing(op: Op | EagerOp | None) -> Op | None:
@@ -331,14 +383,14 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
                 "gpuaug.fuse, which leaves its type as it is."
             )
         given = next((given[kind] for kind in _IMAGES if kind in given), None)
-    return given, bool(getattr(transform, "scale", True))
+    return given, bool(transform.scale) if isinstance(transform, v2.ToDtype) else True
 
 
 def _scales(transform: Any) -> bool:
     """Whether it makes floats in [0, 1] of bytes."""
     if is_timms_to_tensor(transform):
         return True
-    if type(transform) not in CONVERSIONS and type(transform) is not v1.ConvertImageDtype:
+    if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
         return False
     dtype, scale = _conversion(transform)
     return dtype is not None and dtype.is_floating_point and scale
@@ -354,8 +406,9 @@ def count_scalings(pipeline: Any) -> int:
 
 
 def _written_out(transform: Any) -> Any:
-    """What ``weights.transforms()`` of a classifier does, as a list of transforms."""
-    if type(transform) is not ImageClassification:
+    """Transforms that do the same as ``weights.transforms()`` of a classifier, or as one of timm's or LeRobot's."""
+    transform = by_name.written_out(transform)
+    if class_of(transform, (ImageClassification,)) is None:
         return transform
     resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
     to_float = v2.ToDtype(torch.float32, scale=True)

@@ -124,12 +124,20 @@ class Op(ABC):
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self.module = module
-        self.p = float(getattr(module, "p", 1.0))
-        self.p_batch = float(getattr(module, "p_batch", 1.0))
-        self.same_on_batch = bool(getattr(module, "same_on_batch", False))
-        self.settings: dict[str, Any] = getattr(module, "flags", {})
+        self.p = 1.0
+        self.p_batch = 1.0
+        self.same_on_batch = False
+        self.settings: dict[str, Any] = {}
         self.gates: tuple[Gate, ...] = ()
         """One for each enclosing container with a random choice. The op runs for samples that pass all of them."""
+        self._read(module)
+
+    def _read(self, module: Any) -> None:
+        """The settings that most modules of Kornia's have."""
+        self.p = float(getattr(module, "p", self.p))
+        self.p_batch = float(getattr(module, "p_batch", self.p_batch))
+        self.same_on_batch = bool(getattr(module, "same_on_batch", self.same_on_batch))
+        self.settings = getattr(module, "flags", self.settings)
 
     @property
     def is_random(self) -> bool:

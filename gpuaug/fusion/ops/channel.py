@@ -33,15 +33,19 @@ class Grayscale(PointOp):
     words = "grey"
 
     @property
+    def _weights(self) -> Tensor | None:
+        return self.module.rgb_weights  # type: ignore[return-value]
+
+    @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
         """True unless a weight is negative or their sum exceeds 1."""
-        weights = getattr(self.module, "rgb_weights", None)
+        weights = self._weights
         shares = GREY if weights is None else weights.reshape(-1).tolist()
         return min(shares) >= 0 and sum(shares) <= 1 + 1e-6
 
     def per_channel(self, channels: int) -> dict[str, Any]:
         """The weights, where they are given."""
-        weights = getattr(self.module, "rgb_weights", None)
+        weights = self._weights
         return {} if weights is None else {"rgb_weights": weights}
 
     def unsupported_size(self, size: Size) -> str | None:
@@ -51,8 +55,7 @@ class Grayscale(PointOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """The weights of the channels."""
-        weights = self.module.rgb_weights
-        out[:, 1:4] = GREY if weights is None else weights.reshape(-1).tolist()  # type: ignore[operator]
+        out[:, 1:4] = GREY if self._weights is None else self._weights.reshape(-1).tolist()
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """The weighted sum of the channels, in all three channels."""

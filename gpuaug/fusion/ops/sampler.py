@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kornia.augmentation import random_generator
 from numpy.typing import NDArray
+
+from gpuaug.core.torchvision_types import class_of, names_used
 
 _ALWAYS: dict[int, NDArray[np.bool_]] = {}
 
@@ -217,14 +220,12 @@ class Gate:
     """The condition under which an op of a container runs: the outcomes of the container's draw."""
 
     draw: Draw
-    outcomes: tuple[bool, ...]
+    outcomes: NDArray[np.bool_]
     """``outcomes[i]``: True if the op runs when the draw falls into bin ``i``. Length ``len(draw.ends) + 1``."""
 
     def applies(self, sampler: Sampler) -> NDArray[np.bool_]:
         """Mask of the samples that the op runs for: bool, (B,)."""
-        found: NDArray[np.bool_] = np.array(self.outcomes)[
-            np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")
-        ]
+        found: NDArray[np.bool_] = self.outcomes[np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")]
         return found
 
 
@@ -258,3 +259,12 @@ class _SharedSampler(Sampler):
 
     def same(self) -> Sampler:
         return self
+
+
+def foreign_generator(module: Any, base: type) -> str | None:
+    """Why ``module``, an instance of Kornia's class ``base``, may draw from another distribution than ``base``, or ``None``."""
+    generator = module._param_generator if "_param_generator" in names_used(base) else None
+    kinds = [getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name)]
+    if generator is None or class_of(generator, kinds) is not None:
+        return None
+    return f"its _param_generator, {type(generator).__name__}, is not that of {base.__name__}"

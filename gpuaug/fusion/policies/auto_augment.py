@@ -14,13 +14,14 @@ from torch import nn
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.settings import initial_settings
+from gpuaug.core.torchvision_types import class_of, difference, nearest_class
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.sampler import GivenUniforms, Sampler, always
+from gpuaug.fusion.ops.sampler import GivenUniforms, Sampler, always, foreign_generator
 from gpuaug.fusion.policies.picking import Child, Entry, Member, Pick, Policy, no_form_in_kornia
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
 OPERATIONS: frozenset[type[nn.Module]] = frozenset(getattr(operations, name) for name in operations.__all__)
-"""Kornia's wrappers of one augmentation and its magnitude, by exact type."""
+"""Kornia's wrappers of one augmentation and its magnitude."""
 
 _MOST_KEPT = 256
 
@@ -38,7 +39,7 @@ class KorniaPolicy(Policy):
     def __init__(self, name: str, module: nn.Module, children: Sequence[Child], pick: Pick) -> None:
         super().__init__(name, module)
         self.children = tuple(children)
-        self.count = int(getattr(module, "n", 1))
+        self.count = int(module.n) if isinstance(module, auto.RandAugment) else 1
         self._pick = pick
         self._wrappers = [member.operation for child in children for member in child.members]
         self._numbers = max((_numbers_drawn(op) for op in self.ops if isinstance(op, Op)), default=0)
@@ -134,8 +135,8 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
     """Lower a policy, or return the reason why it is left to Kornia."""
     children = []
     for child_name, child in module.named_children():
-        if type(child) is not PolicySequential:
-            return f"{child_name} is a subclass of PolicySequential, which may do anything"
+        if class_of(child, (PolicySequential,)) is None:
+            return f"{child_name} is {difference(child, PolicySequential)}"
         members = []
         for operation_name, operation in child.named_children():
             found = _member(operation_name, operation, lowered)
@@ -147,22 +148,30 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
 
 
 def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Member | str:
-    if type(operation) not in OPERATIONS:
+    kind = nearest_class(operation, OPERATIONS)
+    if kind is None:
         return "none of Kornia's operations, and may do anything"
+    changed = difference(operation, kind)
+    if changed is not None:
+        return changed
+    function = operation._magnitude_fn
+    if not getattr(function, "fn", function).__module__.startswith("kornia."):
+        return "one with a function of magnitudes that is not Kornia's"
     inner = operation.op
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*vars(inner).values(), operation._magnitude)):
         return "on the GPU; leave the pipeline on the CPU, where it draws"
-    if type(inner) is not _augmentation(type(operation)):  # type: ignore[arg-type]
+    augmentation = _augmentation(kind)
+    if class_of(inner, (augmentation,)) is None or foreign_generator(inner, augmentation) is not None:
         return f"made of {type(inner).__name__}, which is not Kornia's augmentation for it"
     if operation.op.same_on_batch or operation.op.p_batch < 1:
         return "set to same_on_batch=True or p_batch below 1"
-    kind = lowered[type(inner)]
-    reason = kind.unsupported_module(inner)
-    return f"left to Kornia by its {reason}" if reason else Member(name, kind(name, inner), operation)
+    op = lowered[augmentation]
+    reason = op.unsupported_module(inner)
+    return f"left to Kornia by its {reason}" if reason else Member(name, op(name, inner), operation)
 
 
 @functools.cache
-def _augmentation(wrapper: type[nn.Module]) -> type[nn.Module]:
+def _augmentation(wrapper: type) -> type[nn.Module]:
     """The type of augmentation that a wrapper makes."""
     with initial_settings():
         inner: Any = wrapper().op

@@ -36,6 +36,9 @@ class OneMix(MixOp):
         ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]
 
+    def _read(self, module: Any) -> None:
+        """Nothing: the settings are those of the ops."""
+
     @property
     def keepdim(self) -> bool:
         """True if a single image, (C, H, W), comes out as one for every pick, as in Kornia."""

@@ -33,6 +33,9 @@ class OneOf(PointOp):
         self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
 
+    def _read(self, module: Any) -> None:
+        """Nothing: the settings are those of the ops."""
+
     @staticmethod
     def takes(op: Any) -> TypeGuard[PointOp]:
         """True for a pointwise op that needs the pixel and its row only: no coordinates, flags or mean."""

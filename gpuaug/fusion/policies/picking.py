@@ -62,6 +62,9 @@ class Picking(Op):
 
     children: tuple[Child, ...]
 
+    def _read(self, module: Any) -> None:
+        """Nothing: the settings are those of the ops."""
+
     @property
     def ops(self) -> tuple[Op | EagerOp, ...]:
         """All ops that can be picked."""

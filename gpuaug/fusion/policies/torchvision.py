@@ -42,7 +42,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         super().__init__(name, transform, units)
         self.children = tuple(_child(each, transform, units) for each in _picks(transform))
-        self.count = int(getattr(transform, "num_ops", 1))
+        self.count = int(transform.num_ops) if isinstance(transform, v2.RandAugment) else 1  # type: ignore[call-overload]
         self._magnitudes: dict[Any, _Magnitudes] = {}
         """Magnitudes by position and image size. A RandAugment takes 49 µs of the host for a batch of 64, and 76 µs without."""
 
@@ -134,10 +134,10 @@ class _Magnitudes:
 
 def _picks(policy: Any) -> list[tuple[Magnitude, ...]]:
     """The units that are picked: operations with their magnitudes, that run one after the other."""
-    if type(policy) is v2.AutoAugment:
+    if isinstance(policy, v2.AutoAugment):
         return [tuple(Magnitude(name, 10, index, p) for name, p, index in pair) for pair in policy._policies]
     bins = policy.num_magnitude_bins
-    index = getattr(policy, "magnitude", None)
+    index = policy.magnitude if isinstance(policy, v2.RandAugment) else None
     return [(Magnitude(name, bins, index),) for name in policy._AUGMENTATION_SPACE]
 
 

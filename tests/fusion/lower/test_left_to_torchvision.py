@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from support.replay import photographs
+from support.replay import overriding, photographs
 from support.torchvision_replay import scaled
 from support.values import assert_values
 from torch import nn
@@ -34,7 +34,11 @@ LEFT = " image by image, because gpuaug.fuse does not lower it: {}. It adds its 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
     "no op": (v2.RGB(), "no lowering for this type"),
-    "subclass of an op": (type("Own", (v2.RandomInvert,), {})(), "a subclass of RandomInvert, which may do anything"),
+    "subclass of an op": (overriding(v2.RandomInvert)(), "a subclass of RandomInvert that overrides check_inputs"),
+    "subclass of a container": (
+        overriding(v2.RandomApply, "forward")([v2.RandomInvert()]),
+        "a subclass of RandomApply that overrides forward",
+    ),
     "mode": (v2.Resize(20, interpolation=InterpolationMode.NEAREST), "interpolation='nearest'"),
     "cubic": (
         v2.Resize(20, interpolation=InterpolationMode.BICUBIC, antialias=False),
@@ -94,7 +98,7 @@ def test_a_conversion_in_a_module_of_the_users_is_its_own_affair():
 def test_what_is_left_is_given_the_bytes_that_torchvision_would_have():
     images = photographs(6)
     expected = torch.stack([functional.equalize(functional.horizontal_flip(image)) for image in images])
-    made = [v2.RandomHorizontalFlip(1.0), type("Own", (v2.RandomEqualize,), {})(1.0), Halves(), TO_FLOAT, Halves()]
+    made = [v2.RandomHorizontalFlip(1.0), overriding(v2.RandomEqualize)(1.0), Halves(), TO_FLOAT, Halves()]
     assert_values(gpuaug.fuse(v2.Compose(made))(images), scaled(expected // 2) / 2)
 
 
@@ -103,7 +107,7 @@ def test_what_is_left_gives_its_size_to_what_follows():
     images = photographs(5)
     choice = v2.RandomChoice([v2.RandomResizedCrop(24), v2.Compose([v2.Resize(30), v2.CenterCrop(24)])])
     order = v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.RandomCrop(24)])
-    own = type("Own", (v2.RandomCrop,), {})(24)
+    own = overriding(v2.RandomCrop)(24)
     for made in (choice, order, own, v2.Resize((24, 24), interpolation=InterpolationMode.NEAREST)):
         augment = gpuaug.fuse([made, v2.RandomCrop(20), TO_FLOAT])
         assert augment(images).shape == (5, 3, 20, 20)

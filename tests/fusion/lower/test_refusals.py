@@ -9,7 +9,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
-from support.replay import photographs
+from support.replay import overriding, photographs
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.models.segmentation import FCN_ResNet50_Weights
@@ -26,14 +26,6 @@ class EachByItself(nn.Module):
 
     def forward(self, images):
         return torch.stack([self.crop(image) for image in images])
-
-
-class OwnMixUp(v2.MixUp):
-    pass
-
-
-class OwnJitter(v2.ScaleJitter):
-    pass
 
 
 class Preset:
@@ -57,7 +49,10 @@ REFUSED = {
         [K.PatchSequential(v2.RandomResizedCrop(8), patchwise_apply=False)],
         "PatchSequential must hold Kornia's modules",
     ),
-    "subclass of a mix": (OwnMixUp(num_classes=3), "OwnMixUp. It mixes the images of a batch"),
+    "subclass of a mix": (
+        overriding(v2.MixUp)(num_classes=3),
+        "OwnMixUp, a subclass of MixUp that overrides check_inputs. It mixes the images of a batch. Give it a stage",
+    ),
     "mix or flip": (
         v2.RandomChoice([v2.MixUp(), v2.RandomHorizontalFlip()]),
         "mixes alone, got MixUp_0, RandomHorizontalFlip_1",
@@ -71,14 +66,18 @@ REFUSED = {
         v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.ScaleJitter((8, 8))]),
         "got ScaleJitter_4. Keep RandomOrder in the dataset",
     ),
-    "subclass of what draws sizes": (OwnJitter((8, 8)), "got a subclass of ScaleJitter"),
+    "subclass of what draws sizes": (
+        overriding(v2.ScaleJitter)((8, 8)),
+        "got a subclass of ScaleJitter that overrides check_inputs",
+    ),
     "drawn sizes by nearest pixels": (v2.RandomShortestSize(8, interpolation=0), "got interpolation='nearest'"),
     "no size to draw": (v2.RandomResize(8, 8), "got max_size is not larger than min_size"),
     "no size to choose": (v2.RandomShortestSize([]), "got min_size is empty"),
     "no tensor": (v1.ToPILImage(), "ToPILImage. gpuaug.fuse takes tensors"),
     "of v1": (v1.Compose([v1.AugMix()]), "got AugMix of v1. Write v2.AugMix("),
-    "of timm": (v1.Compose([of_timm("RandomResizedCropAndInterpolation")]), "Write v2.RandomResizedCrop("),
-    "of timm, by chance": (v2.RandomApply([of_timm("RandomErasing")]), "timm's RandomErasing. Write v2.RandomErasing("),
+    "of timm": (v1.Compose([of_timm("RandAugment")]), "Write v2.RandAugment("),
+    "of timm, alone": (of_timm("AutoAugment"), "Write v2.AutoAugment("),
+    "of timm, by chance": (v2.RandomApply([of_timm("AugMixAugment")]), "timm's AugMixAugment. Write v2.AugMix("),
     "Kornia's by chance": (v2.RandomApply([K.RandomInvert()]), "must hold torchvision's transforms, got RandomInvert_0"),
     "no transform": ([3], "got int. Pass a list"),
     "a preset": (Preset(), "got Preset. Pass the transforms that it calls: its attribute transforms"),

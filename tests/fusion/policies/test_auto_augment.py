@@ -11,7 +11,7 @@ from kornia.augmentation import auto
 from kornia.augmentation.auto.operations import PolicySequential
 from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.rand_augment import rand_augment
-from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs, programs
+from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, overriding, photographs, programs
 from support.values import assert_values
 
 import gpuaug
@@ -173,26 +173,18 @@ def test_a_magnitude_that_changes_between_calls_is_that_of_the_next_batch(pick):
         assert_values(augment(images), expected), number
 
 
-class Custom(operations.Invert):
-    pass
-
-
-class Theirs(auto.TrivialAugment):
-    pass
-
-
-def test_subclasses_of_policies_are_left_to_kornia():
+def test_subclasses_of_policies_that_override_a_method_are_left_to_kornia():
     inside = auto.TrivialAugment([ONE_BY_ONE["invert"]])
-    inside[0][0].__class__ = Custom
+    inside[0][0].__class__ = overriding(operations.Invert, "forward")
     around = auto.TrivialAugment([ONE_BY_ONE["invert"]])
-    around[0].__class__ = type("Sub", (PolicySequential,), {})
+    around[0].__class__ = overriding(PolicySequential, "forward")
     other, shared = (auto.TrivialAugment([ONE_BY_ONE["invert"]]) for _ in range(2))
     other[0][0].op = K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=1.0)
     shared[0][0].op.same_on_batch = True
     for made, reason in (
-        (Theirs(), "a subclass of TrivialAugment, which may do anything"),
-        (inside, "none of Kornia's operations, and may do anything"),
-        (around, "is a subclass of PolicySequential, which may do anything"),
+        (overriding(auto.TrivialAugment, "forward")(), "a subclass of TrivialAugment that overrides forward"),
+        (inside, "Invert_0 in PolicySequential_0 is a subclass of Invert that overrides forward"),
+        (around, "PolicySequential_0 is a subclass of PolicySequential that overrides forward"),
         (other, "Invert_0 in PolicySequential_0 is made of RandomGaussianBlur, which is not Kornia's augmentation for it"),
         (shared, "Invert_0 in PolicySequential_0 is set to same_on_batch=True or p_batch below 1"),
     ):

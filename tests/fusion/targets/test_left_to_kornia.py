@@ -7,6 +7,7 @@ import pytest
 import torch
 from kornia.augmentation import auto
 from kornia.core.exceptions import BaseError
+from support.replay import overriding
 from support.values import assert_values
 from torch import nn
 from torchvision import tv_tensors
@@ -45,10 +46,6 @@ class OwnShift(K.GeometricAugmentationBase2D):
         return images.roll(9, -1)
 
 
-def subclass(kind):
-    return type(f"Own{kind.__name__}", (kind,), {})
-
-
 SETTINGS = {
     "RandomElasticTransform": {"kernel_size": (31, 31), "sigma": (16.0, 16.0), "alpha": (12.0, 12.0)},
     "RandomThinPlateSpline": {"scale": 0.4},
@@ -77,7 +74,7 @@ ALL = {
     and not name.endswith(("Base2D", "BaseV2"))
     and name != "RandomMosaic"  # each image gets the boxes of four, which a test of one square cannot tell apart
 }
-LEFT = {name: kind if kind not in LOWERED else subclass(kind) for name, kind in ALL.items()}
+LEFT = {name: kind if not issubclass(kind, (*LOWERED,)) else overriding(kind, "apply_func") for name, kind in ALL.items()}
 
 
 def made(name):
@@ -99,7 +96,9 @@ CASES = {
     "container": lambda: K.ImageSequential(K.RandomElasticTransform(p=1.0, **SETTINGS["RandomElasticTransform"])),
     "container, some": lambda: K.ImageSequential(made("RandomElasticTransform"), Shift(), random_apply=1),
     "warped patches": lambda: K.PatchSequential(made("RandomElasticTransform"), grid_size=(1, 1), patchwise_apply=False),
-    "patches": lambda: K.PatchSequential(subclass(K.RandomHorizontalFlip)(p=1.0), grid_size=(2, 2), patchwise_apply=False),
+    "patches": lambda: K.PatchSequential(
+        overriding(K.RandomHorizontalFlip, "apply_func")(p=1.0), grid_size=(2, 2), patchwise_apply=False
+    ),
 }
 
 

@@ -216,7 +216,8 @@ def sizes_drawn_by_chance(told):
 @example("must be one that gpuaug.fuse lowers, since it gives each image a size of its own")
 def sizes_drawn_by_a_subclass(told):
     class Jitter(v2.ScaleJitter):
-        pass
+        def make_params(self, flat_inputs):
+            return super().make_params(flat_inputs)
 
     crop = v2.RandomCrop((4, 4), pad_if_needed=True)
     with told:
@@ -299,11 +300,11 @@ def of_timm(name):
 
 @example("got timm's …. …")
 def transforms_of_timm(told):
-    for name in ("ResizeKeepRatio", "RandomCropOrPad", "ToTensor"):
+    for name in ("RandAugment", "AutoAugment", "ToTensor"):
         with told:
             gpuaug.fuse([of_timm(name)])
-    assert gpuaug.fuse(v2.CenterCrop((4, 4)), ragged=True)(in_a_dataset(v2.Resize(6))).shape == (2, 3, 4, 4)
-    assert gpuaug.fuse(v2.RandomCrop((9, 9), pad_if_needed=True))(IMAGES).shape == (2, 3, 9, 9)
+    for written in (v2.RandAugment(), v2.AutoAugment()):
+        assert gpuaug.fuse(written)(IMAGES).shape == IMAGES.shape
     means = torch.tensor([124.0, 116, 104])
     pipeline = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((means / 255).tolist(), [1 / 255] * 3)]
     torch.testing.assert_close(gpuaug.fuse(pipeline)(IMAGES), IMAGES.float() - means.view(3, 1, 1), atol=1e-3, rtol=1e-5)

@@ -12,6 +12,7 @@ from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import InterpolationMode
 
+from gpuaug.core.torchvision_types import names_used, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 
 Call = tuple[str, dict[str, Any]]
@@ -44,6 +45,16 @@ class TorchvisionOp(Op):
         # Not the op's that a subclass inherits from besides, which reads a module of Kornia's.
         Op.__init__(self, name, transform)
         self.units: Units = units
+
+    def _read(self, module: Any) -> None:
+        """The probability, where torchvision's methods read one: a user's subclass may have an attribute of that name."""
+        if "p" in names_used(torchvision_class(module) or nn.Module):
+            self.p = float(module.p)
+
+    @property
+    def keepdim(self) -> bool:
+        """True: torchvision's transforms take a single image, (C, H, W)."""
+        return True
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""

@@ -126,7 +126,11 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 
     @property
     def _to_one(self) -> bool:
-        return getattr(self.module, "num_output_channels", 3) == 1
+        return isinstance(self.module, v2.Grayscale) and self.module.num_output_channels == 1
+
+    @property
+    def _weights(self) -> None:
+        """``None``: torchvision's."""
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""

@@ -48,6 +48,26 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
         return [("adjust_sharpness", {"sharpness_factor": self.module.sharpness_factor})]
 
 
+class SharpnessJitter(Sharpness):
+    """LeRobot's: RandomAdjustSharpness with a factor for each sample."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        Sharpness.__init__(self, name, transform, units)
+        self._between = float(transform.sharpness[0]), float(transform.sharpness[1])
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """The factor."""
+        return {"sharpness_factor": sampler.within(*self._between)}
+
+    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+        """The factor."""
+        out[:, 1] = drawn["sharpness_factor"]
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The factor."""
+        return [("adjust_sharpness", {"sharpness_factor": float(drawn["sharpness_factor"][sample])})]
+
+
 class Equalize(TorchvisionOp, filters.Equalize):
     """RandomEqualize: of bytes, rounded to the next; of floats as torchvision converts them to bytes."""
 

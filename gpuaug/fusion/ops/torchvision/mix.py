@@ -21,6 +21,9 @@ class TorchvisionMix(MixOp):
 
     package = "torchvision"
 
+    def _read(self, module: Any) -> None:
+        """None of the settings of Kornia's modules."""
+
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """The sample before each, and before the first the last; and what the batch shares."""
         return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_lam(sampler.same(), size)}
