@@ -98,8 +98,10 @@ def installed():
     found = find_spec("lerobot")
     if found is None:
         return None
-    path = Path(found.submodule_search_locations[0]) / "datasets" / "transforms.py"
-    spec = spec_from_file_location("lerobot.datasets.transforms", path)
+    folder = Path(found.submodule_search_locations[0])
+    places = {f"lerobot.{each}.transforms": folder / each / "transforms.py" for each in ("transforms", "datasets")}
+    name, path = next(place for place in places.items() if place[1].exists())  # by version
+    spec = spec_from_file_location(name, path)
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

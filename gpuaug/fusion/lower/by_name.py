@@ -1,4 +1,4 @@
-"""Transforms of LeRobot and timm, told by their names and their methods: gpuaug imports neither."""
+"""Transforms of LeRobot, open_clip and timm, told by their names and their methods: gpuaug imports none of them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,6 +23,9 @@ METHODS: dict[str, dict[str, str]] = {
         "make_params": "empty item sharpness torch uniform_",
         "transform": "F _call_kernel adjust_sharpness",
     },
+    "open_clip.MaybeConvertMode": {"__call__": "Tensor convert isinstance mode ndarray np torch"},
+    "open_clip.color_jitter": {"__call__": "p random transf"},
+    "open_clip.gray_scale": {"__call__": "p random transf"},
     "timm.CenterCropOrPad": {"forward": "center_crop_or_pad fill padding_mode size"},
     "timm.MaybePILToTensor": {"__call__": "F Tensor isinstance pil_to_tensor torch"},
     "timm.RandomCropOrPad": {
@@ -106,6 +109,10 @@ def written_out(transform: Any) -> Any:
         raise _refused(kind, "with random interpolation")
     if name == "lerobot.ImageTransforms":
         return transform.tf
+    if name == "open_clip.MaybeConvertMode":  # which returns tensors unchanged
+        return v2.Identity()
+    if name in ("open_clip.color_jitter", "open_clip.gray_scale"):
+        return v2.RandomApply([transform.transf], transform.p)
     if name == "timm.MaybePILToTensor":
         return v2.PILToTensor()
     if name == "timm.RandomResizedCropAndInterpolation":

@@ -12,7 +12,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
-from gpuaug.fusion.lower.refusals import TIMMS_MODULES, refuse_held, refuse_transform
+from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_held, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, judged_crops, leaves
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
@@ -140,7 +140,7 @@ class _Lowering:
         if isinstance(module, Sequence) and not isinstance(module, str):
             named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named), is_container=False)
-        if torchvision_class(module) is not None or type(module).__module__ in TIMMS_MODULES:
+        if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES:
             if self._torchvision is None:
                 # Imported where a pipeline has a transform of torchvision's, and not with gpuaug.
                 from gpuaug.fusion.lower.torchvision import TorchvisionLowering

@@ -34,8 +34,8 @@ NOT_TAKEN = {
 }
 """Names of torchvision's transforms that cannot run image by image, and the advice for each."""
 
-TIMMS_MODULES = ("timm.data.auto_augment", "timm.data.random_erasing", "timm.data.transforms")
-"""Modules of the transforms of timm's."""
+NAMED_MODULES = ("open_clip.transform", "timm.data.auto_augment", "timm.data.random_erasing", "timm.data.transforms")
+"""Modules of transforms that are told by their names, and may be no subclass of torchvision's."""
 
 TIMM = {
     "AugMixAugment": "Write v2.AugMix(…) instead, which torchvision runs image by image",
@@ -104,10 +104,10 @@ def refuse_timms(name: str, way_out: str) -> ArgumentTypeError:
     )
 
 
-def is_timms_to_tensor(transform: Any) -> bool:
-    """True for the ``MaybeToTensor`` of timm and DINOv2, which returns tensors unchanged."""
+def is_maybe_to_tensor(transform: Any) -> bool:
+    """True for the ``MaybeToTensor`` of timm, DINOv2 and open_clip, which returns tensors unchanged."""
     kind = type(transform)
-    return kind.__name__ == "MaybeToTensor" and kind.__module__.partition(".")[0] in ("timm", "dinov2")
+    return kind.__name__ == "MaybeToTensor" and kind.__module__.partition(".")[0] in ("timm", "dinov2", "open_clip")
 
 
 def v2_of(transform: Any, exact: Sequence[type]) -> Any:
@@ -120,7 +120,7 @@ def v2_of(transform: Any, exact: Sequence[type]) -> Any:
     Raises:
         ArgumentTypeError: If it is of v1, and there is none such.
     """
-    if is_timms_to_tensor(transform):
+    if is_maybe_to_tensor(transform):
         return next(each for each in exact if each.__module__.startswith("torchvision.transforms.transforms"))()
     refuse_transform(transform)
     kind = torchvision_class(transform)

@@ -24,7 +24,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
 from gpuaug.fusion.lower import by_name
 from gpuaug.fusion.lower.image_types import ImageTypes
-from gpuaug.fusion.lower.refusals import is_timms_to_tensor, refuse_transform, v2_of
+from gpuaug.fusion.lower.refusals import is_maybe_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
@@ -391,7 +391,7 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
 
 def _scales(transform: Any) -> bool:
     """Whether it makes floats in [0, 1] of whole numbers."""
-    if is_timms_to_tensor(transform):
+    if is_maybe_to_tensor(transform):
         return True
     if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
         return False
@@ -409,7 +409,7 @@ def count_scalings(pipeline: Any) -> int:
 
 
 def _written_out(transform: Any) -> Any:
-    """Transforms that do the same as ``weights.transforms()`` of a classifier, or as one of timm's or LeRobot's."""
+    """Transforms that do the same as ``weights.transforms()`` of a classifier, or as one that is told by its name."""
     transform = by_name.written_out(transform)
     if class_of(transform, (ImageClassification,)) is None:
         return transform

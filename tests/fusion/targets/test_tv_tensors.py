@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchvision
 from support.replay import photographs
+from support.torchvision_replay import followed
 from support.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
@@ -71,17 +72,6 @@ def target(count, canvas=(32, 48), form="XYXY", seed=0):
         "masks": tv_tensors.Mask(torch.randint(0, 200, (count, *canvas), generator=numbers, dtype=torch.uint8)),
         "keypoints": tv_tensors.KeyPoints(torch.rand(count, 5, 2, generator=numbers) * 30, canvas_size=canvas),
     }
-
-
-def followed(draws, values, **others):
-    """What torchvision's functions make of each sample's tensor with what the sample drew, and ``others`` for padding."""
-    made = []
-    for value, calls in zip(values, draws.as_torchvision(), strict=True):
-        for name, arguments in calls:
-            if name not in ("to_dtype", "normalize") and not name.startswith("adjust_"):
-                value = getattr(functional, name)(value, **{**arguments, **(others if name == "pad" else {})})
-        made.append(value)
-    return made
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -38,6 +38,17 @@ def bytes_in_a_wrapper(told):
     assert images.file(0).tobytes() == FILES[0]
 
 
+@example("has no size, because of its header")
+def size_of_a_damaged_file(told):
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [pathlib.Path(folder) / name for name in ("damaged.jpg", "whole.jpg")]
+        for path, data in zip(paths, (FILES[0][:9], FILES[0]), strict=True):
+            path.write_bytes(data)
+        with told:
+            gpuaug.read_encoded(paths[0]).height  # noqa: B018
+        assert [gpuaug.read_encoded(path).height for path in paths[1:]] == [16]
+
+
 @example("What is decoded already is for gpuaug.collate_ragged")
 def decoded_images(told):
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)

@@ -201,10 +201,10 @@ def boxes_of_one_image(told):
 
 @example("Leave them as they come: list(masks)")
 def stacked_masks_of_ragged_images(told):
-    images, masks = gpuaug.collate_ragged(list(IMAGES)), MASK
-    augment = gpuaug.fuse(v2.Resize((4, 4)), ragged=True)
+    images, other = gpuaug.collate_ragged(list(IMAGES)), gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :6]])
+    augment, masks = gpuaug.fuse(v2.Resize((4, 4)), ragged=True), MASK
     with told:
-        augment(images, masks, data_keys=["input", "mask"])
+        augment(other, masks, data_keys=["input", "mask"])
     _, got = augment(images, list(masks), data_keys=["input", "mask"])
     assert got[0].shape == (1, 4, 4)
 

@@ -1,0 +1,169 @@
+"""Satellite images and robots: torchgeo's data modules and trainers, which call Kornia, and LeRobot's transforms."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support import lerobot as written
+from support.recipes import (
+    Recipe,
+    assert_equals_kornia,
+    assert_equals_torchvision,
+    drawn,
+    left_to_the_library,
+)
+from support.values import assert_values
+from torch import nn
+
+import gpuaug
+
+MODULES = "microsoft/torchgeo@7ea0616d torchgeo/datamodules/"
+TRAINERS = "microsoft/torchgeo@7ea0616d torchgeo/trainers/"
+FLIPS = [K.RandomHorizontalFlip(p=0.5), K.RandomVerticalFlip(p=0.5)]
+
+
+def module(mean, std, *augmentations):
+    """The train_aug of a data module."""
+    normalize = K.Normalize(mean=torch.tensor(mean), std=torch.tensor(std))
+    return K.AugmentationSequential(normalize, *augmentations, data_keys=None, keepdim=True)
+
+
+def trainer(*augmentations):
+    """What a trainer makes views by, but for its own RandomGrayscale."""
+    return K.AugmentationSequential(*augmentations, data_keys=["input"])
+
+
+FLOATS = {"dtype": torch.float32}
+RECIPES = {
+    "torchgeo, EuroSAT": Recipe(
+        MODULES + "eurosat.py", lambda: module([1100.0] * 13, [700.0] * 13), 1, channels=13, largest=9000.0, **FLOATS
+    ),
+    "torchgeo, LandCover.ai": Recipe(
+        MODULES + "landcoverai.py",
+        lambda: module(
+            0,
+            255,
+            K.RandomRotation(p=0.5, degrees=90),
+            *FLIPS,
+            K.RandomSharpness(p=0.5),
+            K.ColorJitter(p=0.5, brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1),
+        ),
+        5,
+        largest=255.0,
+        atol=5e-5,
+        **FLOATS,
+    ),
+    "torchgeo, Fields of The World": Recipe(
+        MODULES + "ftw.py",
+        lambda: module([0], [3000], K.RandomRotation(p=0.5, degrees=90), *FLIPS, K.RandomSharpness(p=0.5)),
+        3,
+        channels=4,
+        largest=3000.0,
+        atol=5e-5,
+        **FLOATS,
+    ),
+    "torchgeo, L8 Biome": Recipe(
+        MODULES + "l8biome.py",
+        lambda: module(0, 10000, K.RandomResizedCrop((32, 32), scale=(0.6, 1.0)), *FLIPS),
+        2,
+        channels=11,
+        largest=10000.0,
+        **FLOATS,
+    ),
+    "torchgeo, Inria": Recipe(
+        MODULES + "inria.py",
+        lambda: module(0, 255, *FLIPS, K.RandomCrop((72, 72), pad_if_needed=True)),
+        2,
+        largest=255.0,
+        **FLOATS,
+    ),
+    "torchgeo, BYOL": Recipe(
+        TRAINERS + "byol.py",
+        lambda: nn.Sequential(
+            K.Resize(size=(32, 32), align_corners=False),
+            K.RandomHorizontalFlip(),
+            K.RandomGaussianBlur((3, 3), (1.5, 1.5), p=0.1),
+            K.RandomResizedCrop(size=(32, 32)),
+        ),
+        3,
+        channels=13,
+        **FLOATS,
+    ),
+    "torchgeo, SimCLR": Recipe(
+        TRAINERS + "simclr.py",
+        lambda: trainer(
+            K.RandomResizedCrop(size=(32, 32), ratio=(0.75, 1.33)),
+            *FLIPS,
+            K.RandomBrightness(brightness=(0.2, 1.8), p=0.8),
+            K.RandomContrast(contrast=(0.2, 1.8), p=0.8),
+            K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2)),
+        ),
+        2,
+        channels=4,
+        **FLOATS,
+    ),
+    "torchgeo, MoCo 3": Recipe(
+        TRAINERS + "moco.py",
+        lambda: trainer(
+            K.RandomResizedCrop(size=(32, 32), scale=(0.08, 1)),
+            K.RandomBrightness(brightness=(0.6, 1.4), p=0.8),
+            K.RandomContrast(contrast=(0.6, 1.4), p=0.8),
+            K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2), p=0.1),
+            K.RandomSolarize(p=0.2),
+            *FLIPS,
+        ),
+        3,
+        channels=4,
+        share=1e-3,
+        **FLOATS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_is_fused_entirely_and_equals_kornia(name):
+    assert_equals_kornia(RECIPES[name])
+
+
+def test_mask_of_a_tile_follows_as_kornia_takes_it():
+    recipe = RECIPES["torchgeo, L8 Biome"]
+    images, _, draws = drawn(gpuaug.fuse(recipe.make()), recipe, False, seed=1)
+    mask = torch.randint(0, 5, (len(images), 1, *images.shape[2:]), generator=torch.Generator().manual_seed(0)).float()
+    _, got = gpuaug.fuse(recipe.make())(images, mask, data_keys=["input", "mask"], draws=draws)
+    expected = recipe.make()({"image": images, "mask": mask}, params=draws.as_kornia())["mask"]
+    assert_values(got, expected, share=4e-3)
+
+
+class RandomGrayscale(K.IntensityAugmentationBase2D):
+    """torchgeo's: the mean of the channels by weights."""
+
+    def __init__(self, weights, p=0.1):
+        super().__init__(p=p)
+        self.flags = {"weights": weights / weights.sum()}
+
+    def apply_transform(self, images, params, flags, transform=None):
+        return (images * flags["weights"][:, None, None]).sum(-3, keepdim=True).expand(images.shape)
+
+
+@left_to_the_library
+def test_grey_of_torchgeo_is_left_to_kornia():
+    augment = gpuaug.fuse(trainer(*FLIPS, RandomGrayscale(torch.ones(4), p=0.2)))
+    explanation = augment.explain((4, 4, 64, 80), dtype=torch.float32)
+    assert [(line.modules, line.reason) for line in explanation.lines if line.reason] == [
+        (("RandomGrayscale_2",), "not one of Kornia's modules")
+    ]
+
+
+@pytest.fixture(params=["as written", "installed"])
+def package(request):
+    found = written if request.param == "as written" else written.installed()
+    if found is None:
+        pytest.skip("pip install --no-deps lerobot")
+    return found
+
+
+def test_transforms_of_lerobot_are_fused_entirely_and_equal_torchvision(package):
+    """Three of six for each frame, in their own order."""
+    source = "huggingface/lerobot@7427f318 src/lerobot/transforms/transforms.py"
+    made = package.ImageTransforms(package.ImageTransformsConfig(enable=True))
+    # The nearest pixel of an affine map may be another.
+    assert_equals_torchvision(Recipe(source, lambda: made, 4, atol=2e-5, share=5e-4, **FLOATS), ragged=False)
