@@ -151,7 +151,8 @@ def _check_channels(op: Op | None, channels: int) -> None:
                 f"images must have {counts} channels for {what}{picks}, got {channels}. Leave it out, or give them three "
                 "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
             )
-    for part in () if op is None else op.parts:
+    run = op.ops if isinstance(op, RandomApply) else (op,)
+    for part in (part for each in run if isinstance(each, Op) for part in each.parts):
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))
             if count not in (1, channels):

@@ -33,6 +33,9 @@ SETTINGS = {
     ],
     "pad_value of PadTo_0": lambda values: [K.PadTo((20, 20), pad_value=values)],
     "mean of Normalize_0": lambda values: [K.Normalize(torch.tensor(values), torch.tensor(0.5))],
+    "mean of Normalize_2": lambda values: K.AugmentationSequential(
+        K.RandomInvert(), K.RandomGamma(), K.Normalize(torch.tensor(values), torch.tensor(0.5)), random_apply=True
+    ),
     "std of Normalize_0": lambda values: [K.Normalize(torch.tensor(0.5), torch.tensor(values) + 0.5)],
     "mean of Denormalize_0": lambda values: [K.Denormalize(torch.tensor(values), torch.tensor(0.5))],
     "mean of Normalize_1": lambda values: [v2.RandomInvert(), v2.Normalize(list(values), [0.5])],
