@@ -194,8 +194,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         "SCALE": _GREATEST_VALUES.get(dtype_of(images), 0),
         "EXACT": front.exact,
         "WAY": step.way,
-        "REDUCE": False,
-        "APPLY_AT": 0,
+        "REDUCE": -1,
         "KEEP": False,
         "PARTIALS": 0,
         "TILE": tile,
@@ -226,7 +225,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     rounds = may_round(step, dtype_of(images), out.dtype) and not between and not step.out.ragged
     keep = rgb and clean and rounds and all(op.keeps_unit_range for op in step.points[:at])
     summing = {**constants, "OUT_W": 1, "PROGRAM": summed, "COUNT": len(summed), "PARTIALS": 0}
-    summing |= {"REDUCE": True, "APPLY_AT": apply_mask, "KEEP": keep, "WORDS": keep and even}
+    summing |= {"REDUCE": apply_mask, "KEEP": keep, "WORDS": keep and even}
     numbers = (*source, across, row_stride, tiles, blocks, *strides[:3])
     sums = Launch(gather_kernel, (tiles, batch, planes), (*numbers, 0, 0, 0), summing, warps=warps)
     if not keep:

@@ -239,9 +239,9 @@ def gather_kernel(
     CHANNELS: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, SIDES: tl.constexpr, KIND: tl.constexpr,
     HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr,
     AFTER: tl.constexpr, WARP_AT: tl.constexpr, WARP_FILL: tl.constexpr, BEFORE: tl.constexpr, TILE: tl.constexpr,
-    REDUCE: tl.constexpr, APPLY_AT: tl.constexpr, KEEP: tl.constexpr, PARTIALS: tl.constexpr, WAY: tl.constexpr,
+    REDUCE: tl.constexpr, KEEP: tl.constexpr, PARTIALS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Make the tiles of a gather pass; with ``REDUCE`` only the sums of grey that its contrast needs.
+    """Make the tiles of a gather pass; with ``REDUCE``, the column of a contrast's apply mask, only the sums of grey for it.
 
     With ``KEEP`` the reduction leaves the pixels that the contrast works on to ``rest_kernel``, in 16 bits a channel.
     ``SOURCE`` (of channels, of rows), ``WIDTH`` and ``PIXELS`` are strides and sizes that are compiled in, or 0; ``WHOLE``,
@@ -293,8 +293,9 @@ def gather_kernel(
         fill_r, fill_g, fill_b = constant(row + BEFORE[2], plane, RGB)
         if SCALE and KIND > 0:
             fill_r, fill_g, fill_b = fill_r * SCALE, fill_g * SCALE, fill_b * SCALE
-    if REDUCE and not KEEP:
-        if tl.load(row + APPLY_AT) == 0:
+    SUMS: tl.constexpr = REDUCE >= 0
+    if SUMS and not KEEP:
+        if tl.load(row + REDUCE) == 0:
             tl.store(partial + sample * blocks + plane * tiles + tile, 0.0)  # nothing uses it, but all of it is read
             return
     height = out_height
@@ -312,7 +313,7 @@ def gather_kernel(
     left = (tile % tiles_x) * TILE[1]
     if SIDES >= 0:
         if (left >= width) | (first >= height):
-            if REDUCE:
+            if SUMS:
                 tl.store(partial + sample * blocks + plane * tiles + tile, 0.0)
             return
     x, y = tile_pixels(left, first, TILE[0] if ANTIALIAS[0] == 0 else 1, TILE[1], WORDS)
@@ -333,7 +334,7 @@ def gather_kernel(
             r, g, b = padded(r, g, b, inside_x & inside_y, row + AFTER[2], plane, RGB)
         total = finished(
             r, g, b, left, first, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
-            PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, TILE[0], TILE[1],
+            PROGRAM, COUNT, CHANNELS, RGB, SUMS, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, TILE[0], TILE[1],
         )  # fmt: skip
     else:
         end = tl.minimum(first + TILE[0], height)
@@ -360,8 +361,8 @@ def gather_kernel(
             y = first + tl.zeros(x.shape, tl.int32)
             total += finished(
                 r, g, b, left, first, x, y, sample, plane, height, width, row, mean, kept, out, out_c, out_h,
-                PROGRAM, COUNT, CHANNELS, RGB, REDUCE, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, 1, TILE[1],
+                PROGRAM, COUNT, CHANNELS, RGB, SUMS, KEEP, WIDTH, PIXELS, WHOLE, WORDS, OUT_W, 1, TILE[1],
             )  # fmt: skip
             first += 1
-    if REDUCE:
+    if SUMS:
         tl.store(partial + sample * blocks + plane * tiles + tile, tl.sum(total))

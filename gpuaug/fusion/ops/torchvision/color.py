@@ -145,7 +145,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 
     def out(self, size: Size) -> Size:
         """As many channels as are asked for."""
-        channels: Any = getattr(self.module, "num_output_channels", size.channels)
+        channels: Any = self.module.num_output_channels if isinstance(self.module, v2.Grayscale) else size.channels
         return Size(size.batch, channels, size.height, size.width)
 
     def unsupported_size(self, size: Size) -> str | None:
