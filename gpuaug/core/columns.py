@@ -32,7 +32,7 @@ _EXCEPTIONS = (
     Tensor.is_neg,
     Tensor.is_conj,
 )
-"""What a tensor must not be, to be copied by its values alone."""
+"""Predicates that hold for tensors which a copy of their values alone does not keep."""
 
 
 class Column(NamedTuple):
@@ -153,7 +153,7 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
 
 
 class _PackedColumn(NamedTuple):
-    """A column of which all tensors are in one."""
+    """A column whose tensors are joined in one tensor."""
 
     name: Any
     samples: Sequence[int]
@@ -235,7 +235,7 @@ class PackedTargets:
 
 
 class _Plan:
-    """What of a list of dicts can be packed. No container: it stands for a leaf of the batch."""
+    """The columns of a list of dicts that can be packed. A leaf of the batch, in the place of the list."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]], *, masks: bool) -> None:
         self._kind = type(dicts)

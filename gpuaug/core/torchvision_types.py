@@ -71,11 +71,11 @@ def class_of(module: Any, classes: Container[type]) -> type | None:
 
 
 def difference(module: Any, base: type) -> str | None:
-    """What ``module`` may do otherwise than an instance of ``base`` with the same attributes; ``None`` for nothing.
+    """Why ``module`` may behave otherwise than an instance of ``base`` with the same attributes; ``None`` if it cannot.
 
     Args:
         module: An instance of ``base`` or of a subclass.
-        base: A class of a library's.
+        base: A class of a library.
     """
     name = _overridden(type(module), base)
     if name is not None:
@@ -121,7 +121,7 @@ def _is_same(value: Any, other: Any) -> bool:
 
 @functools.cache
 def _attributes(base: type) -> dict[str, Any]:
-    """What ``base``, a class of a library's, and its base classes define, by name, except ``object``."""
+    """Attributes that ``base``, a class of a library, and its base classes define, by name, except those of ``object``."""
     return {name: value for kind in reversed(base.__mro__[:-1]) for name, value in vars(kind).items()}
 
 

@@ -24,7 +24,7 @@ _TYPES = {(8, 1): "uint8", (16, 1): "uint16", (16, 2): "int16"}
 
 
 class Tags(NamedTuple):
-    """What the tags of a TIFF's first page say."""
+    """The tags of a TIFF's first page that decide how the page is decoded."""
 
     height: int
     width: int

@@ -38,8 +38,7 @@ class _Access:
     verb: str
     part: Any = None  # the part of the buffer that is written; None for all of it
 
-    def beside(self, other):
-        """Whether this and ``other`` are writes to different parts of one buffer."""
+    def beside(self, other):  # both are writes to different parts of one buffer
         return self.buffer == other.buffer and None not in (self.part, other.part) and self.part != other.part
 
     def __str__(self):
@@ -53,8 +52,7 @@ class _Occupant:
 
     block: Any
     batch: int
-    written: list[_Access] = field(default_factory=list)
-    """The latest write to the whole buffer, and those to parts of it after that write."""
+    written: list[_Access] = field(default_factory=list)  # the latest to the whole, and those to parts since
     freed: bool = False
     handed_over: bool = False
 
@@ -85,7 +83,7 @@ class History:
         self._buffers[buffer].freed = True
 
     def write(self, stream, buffer, part=None):
-        """``part``: any name of a part of the buffer that does not overlap with parts of other names."""
+        """``part``: a name. Parts of different names do not overlap."""
         occupant, now = self._access(stream, buffer, "writes", part)
         block = occupant.block
         if occupant.handed_over:

@@ -83,7 +83,7 @@ def is_a(transform: Any, name: str) -> bool:
 
 
 def unlike(transform: Any, kind: type) -> str | None:
-    """What ``transform``, of class ``kind``, may do otherwise than that class in the versions compared with."""
+    """Why ``transform``, of class ``kind``, may behave otherwise than that class in the versions compared with, or ``None``."""
     known = METHODS[qualified_name(kind)]
     found = {name: getattr(value, "__func__", value) for name, value in vars(kind).items() if name not in NOT_APPLIED}
     applied = [name for name in found if name in known or hasattr(v2.Transform, name)]
@@ -150,7 +150,7 @@ def unsupported_subset(container: Any) -> str | None:
 
 
 def subsets(container: Any) -> tuple[list[tuple[int, ...]], list[float]]:
-    """What a ``RandomSubsetApply`` may pick: indices of transforms in the order in which they run, and the share of each.
+    """The picks of a ``RandomSubsetApply``: indices of transforms in the order in which they run, and the share of each pick.
 
     ``torch.multinomial`` without replacement draws one after the other, each by its share of what is left.
     """
