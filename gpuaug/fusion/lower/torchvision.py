@@ -18,7 +18,7 @@ from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.transforms._presets import ImageClassification
+from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
@@ -64,6 +64,9 @@ CHANGES_RANGE = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
 BY_CHANCE = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples, or in an order that each draws."""
 
+PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
+"""Classes of ``weights.transforms()``, for images."""
+
 KNOWN: frozenset[type] = frozenset(
     {
         *LOWERED,
@@ -74,7 +77,7 @@ KNOWN: frozenset[type] = frozenset(
         *mixes.LOWERED,
         v2.Compose,
         v1.ConvertImageDtype,
-        ImageClassification,
+        *PRESETS,
     }
 )
 """Classes whose instances, and those of subclasses that override none of their methods, are lowered."""
@@ -409,13 +412,17 @@ def count_scalings(pipeline: Any) -> int:
 
 
 def _written_out(transform: Any) -> Any:
-    """Transforms that do the same as ``weights.transforms()`` of a classifier, or as one that is told by its name."""
+    """Transforms that do the same as ``weights.transforms()`` of a model, or as a transform that is told by its name."""
     transform = by_name.written_out(transform)
-    if class_of(transform, (ImageClassification,)) is None:
+    kind = class_of(transform, PRESETS)
+    if kind is None:
         return transform
-    resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
     to_float = v2.ToDtype(torch.float32, scale=True)
-    return v2.Compose([resize, v2.CenterCrop(transform.crop_size), to_float, v2.Normalize(transform.mean, transform.std)])
+    if kind is ObjectDetection:
+        return to_float
+    resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
+    crop = [v2.CenterCrop(transform.crop_size)] if kind is ImageClassification else []
+    return v2.Compose([resize, *crop, to_float, v2.Normalize(transform.mean, transform.std)])
 
 
 def _in_sequence(pipeline: Any) -> Iterator[Any]:

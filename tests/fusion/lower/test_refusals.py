@@ -12,7 +12,7 @@ from kornia.augmentation import auto
 from support.replay import overriding, photographs
 from torch import nn
 from torchvision import transforms as v1
-from torchvision.models.segmentation import FCN_ResNet50_Weights
+from torchvision.models.video import R3D_18_Weights
 from torchvision.transforms import _presets, v2
 
 import gpuaug
@@ -60,7 +60,10 @@ REFUSED = {
     "two mixes": (v2.RandomApply([v2.MixUp(), v2.CutMix()]), "mixes alone, got MixUp_0, CutMix_1"),
     "several images": (v2.Compose([v2.TenCrop(4)]), "TenCrop. It makes several images"),
     "of keypoints": (v2.ClampKeyPoints(), "ClampKeyPoints. It is for keypoints"),
-    "what comes with weights": (FCN_ResNet50_Weights.DEFAULT.transforms(), "SemanticSegmentation. Write out"),
+    "what comes with weights of a model of videos": (
+        R3D_18_Weights.DEFAULT.transforms(),
+        "VideoClassification. It is for videos",
+    ),
     "by chance, beside a resize": (
         v2.RandomOrder([v2.ScaleJitter((8, 8)), v2.Resize(9)]),
         "got ScaleJitter_0. Keep RandomOrder in",

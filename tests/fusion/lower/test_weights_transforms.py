@@ -5,6 +5,7 @@ import torch
 from support.replay import photographs
 from support.values import assert_values
 from torchvision import models
+from torchvision.transforms import v2
 
 import gpuaug
 
@@ -25,6 +26,22 @@ def test_preprocessing_of_weights_equals_theirs(name):
     rounded = torch.stack([theirs(image) for image in images])
     assert_values(augment(images), rounded, atol=0.5 / 255 / 0.224 + 1e-5)
     assert [line.launches for line in augment.explain(images.shape).lines] == [1]
+
+
+OF_IMAGES = {
+    "segmentation": (models.segmentation.FCN_ResNet50_Weights.DEFAULT, []),
+    "detection": (models.detection.FasterRCNN_ResNet50_FPN_Weights.DEFAULT, [v2.RandomHorizontalFlip(1.0)]),
+}
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_preprocessing_of_other_models_equals_theirs(name):
+    weights, before = OF_IMAGES[name]
+    theirs = v2.Compose([*before, weights.transforms()])
+    images = photographs(2, 3, 241, 260)
+    augment = gpuaug.fuse(theirs)
+    torch.testing.assert_close(augment(images / 255), theirs(images / 255), atol=5e-5, rtol=0)
+    assert [line.reason for line in augment.explain(images.shape).lines] == [""]
 
 
 def test_preprocessing_of_weights_takes_images_of_every_size():
