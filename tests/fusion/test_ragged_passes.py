@@ -12,6 +12,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
+from gpuaug.core.ragged import Ragged, Shapes
 
 BILINEAR = InterpolationMode.BILINEAR
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -169,3 +170,54 @@ def test_explain_counts_the_bytes_of_images_between_passes():
     ]
     lines = gpuaug.fuse(PIPELINES["turn, distort, resize"](), ragged=True).explain(batch).lines
     assert lines[1].read_bytes is None, "it is drawn"
+
+
+MIXES_CHANNELS = {
+    "shuffle": lambda: K.RandomChannelShuffle(p=1.0),
+    "permutation": lambda: v2.RandomChannelPermutation(),
+    "grey": lambda: K.RandomGrayscale(p=1.0),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 4, 13])
+@pytest.mark.parametrize("name", MIXES_CHANNELS)
+def test_mixes_of_other_numbers_of_channels_stand_behind_one_size_or_are_refused(name, channels):
+    mixing, crop = MIXES_CHANNELS[name](), v2.RandomResizedCrop((12, 16))
+    batch = pack(images_of(SIZES, channels))
+    assert gpuaug.fuse([crop, mixing], ragged=True)(batch).shape == (len(SIZES), channels, 12, 16)
+    text = f"images must have 3 channels for {type(mixing).__name__}_0 where they differ in size, got {channels}"
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.fuse([mixing, crop], ragged=True)(batch)
+    drawn = [v2.ScaleJitter((30, 30)), mixing, v2.RandomCrop(12, pad_if_needed=True)]
+    with pytest.raises(gpuaug.ArgumentError, match="where they differ in size"):
+        gpuaug.fuse(drawn)(torch.stack(images_of([(20, 24)] * 2, channels)))
+
+
+@pytest.mark.parametrize("name", ["distort, letterbox", "turn in a larger frame, resize", "turn, crop", "two drawn sizes"])
+def test_batch_without_images_comes_out_empty(name):
+    full = pack(images_of(SIZES))
+    empty = Ragged(full.data[:0], full.places[:0], Shapes(full.shapes.sizes[:0], 3, "chw"))
+    augment = gpuaug.fuse(PIPELINES[name](), ragged=True)
+    images, targets = augment(empty, [], data_keys=["input", "targets"])
+    assert images.shape == (0, *augment(full).shape[1:])
+    assert targets == []
+
+
+def test_normalize_of_any_number_of_bands_stands_in_front():
+    images, count = images_of(SIZES, 13), 13
+    means, deviations = torch.linspace(0.1, 0.5, count), torch.linspace(0.2, 0.9, count)
+    normalize = v2.Normalize(means.tolist(), deviations.tolist())
+    augment = gpuaug.fuse([TO_FLOAT, normalize, v2.Resize((12, 16))], ragged=True)
+    batch = pack(images)
+    draws = augment.draw(batch, seed=0)
+    assert_values(augment(batch, draws=draws), replayed(draws, [image.float() / 255 for image in images]), atol=2e-5)
+    with pytest.raises(
+        gpuaug.ArgumentError, match=r"mean of Normalize_1 must have one value, or one per channel .* got 13 for 3"
+    ):
+        augment(pack(images_of(SIZES)))
+
+
+def test_settings_that_are_left_to_a_library_are_refused_where_images_differ_in_size():
+    grey = K.RandomGrayscale(rgb_weights=torch.tensor([0.5]), p=1.0)
+    with pytest.raises(gpuaug.ArgumentError, match=r"which rgb_weights holds one value\. Put it behind what gives"):
+        gpuaug.fuse([grey, v2.RandomResizedCrop(8)], ragged=True)(pack(images_of(SIZES)))

@@ -20,7 +20,7 @@ from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.gather import Columns, Gather
-from gpuaug.fusion.program.sizes import check_counted, check_sizes
+from gpuaug.fusion.program.sizes import check_counted, check_mixed_channels, check_sizes
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
@@ -236,6 +236,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     at = size
     for index, op in enumerate(ops):
         check_counted(op, at)
+        check_mixed_channels(op, at)
         if op.draws_size and not at.ragged:
             check_sizes(ops[index:], at.of(0))
         at = op.out(at)

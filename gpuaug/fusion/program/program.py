@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.program.plan import Plan
-from gpuaug.fusion.program.segments import Segments
+from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
 
 ImageKey = tuple[torch.Size, torch.device]
@@ -128,6 +128,8 @@ class Program:
                 "images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."
             )
         if size.ragged:
+            for op in self._sizing:
+                check_channels(op, size.channels)
             check_sizes(self._sizing, size)
 
     def draw(self, size: Size, seed: int) -> Draws:

@@ -136,7 +136,7 @@ class Segments:
         return Segment(start + len(taken), taken, planned)
 
 
-def _check_channels(op: Op | None, channels: int) -> None:
+def check_channels(op: Op | None, channels: int) -> None:
     """Refuse images of other channels than the op takes, and settings that hold neither one value nor one per channel.
 
     Raises:
@@ -166,7 +166,7 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | RandomApp
     """The first op if it stands alone, else as many as one plan can hold for images of this size."""
     taken: list[Op] = []
     for op in ops:
-        _check_channels(op.lowered if isinstance(op, EagerOp) else op, size.channels)
+        check_channels(op.lowered if isinstance(op, EagerOp) else op, size.channels)
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, RandomApply) and reason is None):
             alone: EagerOp | RandomApply = op

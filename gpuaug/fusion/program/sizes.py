@@ -7,13 +7,14 @@ import numpy as np
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, PointOp, Size
+from gpuaug.fusion.ops.base import ANY_SIDES, ChannelOp, Op, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.policies.random_apply import RandomApply
 
+_PAD = "Pad or resize before it"
 _CUT_UP = "Cut them up, or shrink them, in the dataset."
 
 
@@ -53,8 +54,8 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
             reason = "it reads other pixels of an image, or their coordinates"
         elif cropped and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
             reason = "only flips and a v2.Resize to two sides may follow a crop by boxes"
-        else:  # what is drawn by the images' sizes is known with these alone
-            reason = None if op.draws_size else op.unsupported_size(size)
+        else:  # with the images alone is known what is drawn by their sizes, and whether their channels fit
+            reason = None if op.draws_size or isinstance(op, PointOp) else op.unsupported_size(size)
         if reason is not None:
             where, way_out = _advice(taken)
             raise ArgumentError(
@@ -169,9 +170,9 @@ def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> Non
             where = f" at {place} of the batch" if given.ragged else ""
             raise ArgumentError(
                 f"images must fit {op.name}, got {given.of(place).height}x{given.of(place).width}{where}, "
-                f"which {reason}. Pad or resize before it."
+                f"which {reason}. {'Put it behind what gives images one size' if isinstance(op, PointOp) else _PAD}."
             )
-        if isinstance(op, WarpOp) and max(np.max(at.height), np.max(at.width)) > MOST_WARPED:
+        if isinstance(op, WarpOp) and max(np.max(at.height, initial=0), np.max(at.width, initial=0)) > MOST_WARPED:
             longest = int(np.argmax(np.maximum(at.height, at.width)))
             check_sides(op, at.of(longest), f" at {longest} of the batch" if given.ragged else "")
         if op.draws_size:
@@ -179,6 +180,19 @@ def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> Non
                 check_sizes(ops[index + 1 :], end, given)
             return
         at = op.out(at)
+
+
+def check_mixed_channels(op: Op, size: Size) -> None:
+    """Refuse an op that mixes channels, and so begins a pass, where images differ in size: its pass reads images of one size.
+
+    Raises:
+        ArgumentError: If ``op`` is one for images of this number of channels.
+    """
+    if size.ragged and any(ChannelOp.begins_pass(part, size.channels) for part in op.parts):
+        raise ArgumentError(
+            f"images must have 3 channels for {op.name} where they differ in size, got {size.channels}. Put {op.name} behind "
+            "the transform that gives images one size."
+        )
 
 
 def check_sides(op: Op, size: Size, where: str = "") -> None:

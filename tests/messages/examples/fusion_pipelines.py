@@ -407,6 +407,26 @@ def ragged_blur_first(told):
     assert gpuaug.fuse([v2.Resize((4, 4)), v2.GaussianBlur(3)], ragged=True)(packed).shape == (2, 3, 4, 4)
 
 
+@example("where they differ in size, got …. Put … behind the")
+def bands_mixed_before_they_have_one_size(told):
+    tiles = gpuaug.collate_ragged([torch.zeros(4, side, 9, dtype=torch.uint8) for side in (8, 6)], channels=None)
+    shuffle, crop = K.RandomChannelShuffle(p=1.0), v2.RandomCrop((4, 4))
+    with told:
+        gpuaug.fuse([shuffle, crop], ragged=True)(tiles)
+    assert gpuaug.fuse([crop, shuffle], ragged=True)(tiles).shape == (2, 4, 4, 4)
+
+
+@example("Put it behind what gives images one size")
+def colours_of_grey_images_before_they_have_one_size(told):
+    photos = gpuaug.collate_ragged([torch.zeros(1, side, 9, dtype=torch.uint8) for side in (8, 6)], channels=None)
+    grey, crop = v2.Grayscale(3), v2.RandomCrop((4, 4))
+    with told:
+        gpuaug.fuse([grey, crop], ragged=True)(photos)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gpuaug.GpuAugWarning)  # it is left to torchvision
+        assert gpuaug.fuse([crop, grey], ragged=True)(photos).shape == (2, 3, 4, 4)
+
+
 @example("pipeline must hold one crop by boxes at most")
 def two_crops_by_boxes(told):
     crop = [v2.RandomIoUCrop(), v2.Resize((8, 8))]

@@ -1,5 +1,6 @@
 """What gather kernels read: ragged images, views and antialiased pixels, against the torch executor."""
 
+import kornia.augmentation as K
 import torch
 from support.ragged import images_of, pack
 from support.readers import DENSE, RAGGED, SAME, SIZES, crop, disagreement
@@ -21,6 +22,8 @@ def cases(*, every):
         for layout, dtype in layouts:
             yield f"{name}, ragged, {layout}", modules, pack(images_of(sizes), layout), dtype, options
     yield "one channel", [crop()], pack(images_of(SIZES, 1), "hwc"), torch.float32, {"antialias": True}
+    bands = pack(images_of(SIZES, 4), "hwc")
+    yield "contrast of four channels first", [K.ColorJitter(0.4, 0.4), crop()], bands, torch.float32, {}
     for name, (modules, options) in SAME.items():
         images = DENSE
         if not every and "smooth" in name:
