@@ -57,10 +57,10 @@ def loader(files=FILES, *stages, repeat=2, batch_size=8, workers=0, **options):
 def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch, locks):
     empty = decoder.allocated
 
-    def refusing(length, device, *, pin_memory=False):
+    def refusing(*args, pin_memory=False):
         if pin_memory and not locks:
             raise RuntimeError("CUDA error: out of memory")
-        return empty(length, device, pin_memory=pin_memory)
+        return empty(*args, pin_memory=pin_memory)
 
     monkeypatch.setattr(decoder, "allocated", refusing)
     with nullcontext() if locks else pytest.warns(gpuaug.GpuAugWarning, match="make the decoder wait"):

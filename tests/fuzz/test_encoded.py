@@ -94,7 +94,8 @@ def check_windows(damaged, device, backend):
     made, some = cropped(files, 0x00, device, backend)
     assert_values(cropped(files, 0xFF, device, backend)[0], made, about="some pixels were not written")
     wanted, _ = cropped([GOOD[index // 2 % len(GOOD)] for index in range(len(files))], 0xAA, device, backend)
-    assert_values(made[::2], wanted[::2], about="a neighbour's pixels")
+    # On a GPU, a batch with decoded windows and one without run different kernels, which round coordinates differently.
+    assert_values(made[::2], wanted[::2], atol=0 if device == "cpu" else 1e-6, about="a neighbour's pixels")
     assert some
 
 

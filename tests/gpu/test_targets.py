@@ -158,7 +158,7 @@ class Annotated(Dataset):
             "labels": torch.arange(n),
             "image_id": index,
         }
-        return photographs(1, 40, 50)[0], target
+        return photographs(1, 3, 40, 50)[0], target
 
 
 def collated(samples):
