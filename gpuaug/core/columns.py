@@ -6,6 +6,7 @@ A call of Python per tensor takes a microsecond and more, and a batch has hundre
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -111,6 +112,38 @@ def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
         return values.split_with_sizes(counts)
     with torch.no_grad():  # in two thirds of the time
         return torch.unsafe_split_with_sizes(values, counts)
+
+
+class TensorColumn:
+    """Tensors of one key, with facts about all of them, each found once."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+
+    @cached_property
+    def shapes(self) -> list[torch.Size]:
+        """Shape of each tensor."""
+        return shapes(self.tensors)
+
+    @cached_property
+    def dtypes(self) -> set[torch.dtype]:
+        """The types of all tensors."""
+        return dtypes(self.tensors)
+
+    @cached_property
+    def devices(self) -> set[torch.device]:
+        """The devices of all tensors."""
+        return devices(self.tensors)
+
+    @cached_property
+    def entry(self) -> torch.Size | None:
+        """The shape without its first axis, if all shapes have one and are equal behind it; else ``None``."""
+        return shape_behind_first(self.shapes)
+
+    @cached_property
+    def joined(self) -> Tensor:
+        """The tensors, one behind the other along the first axis, as a plain tensor."""
+        return joined(self.tensors)
 
 
 def lying_together(tensors: Sequence[Tensor]) -> Tensor | None:

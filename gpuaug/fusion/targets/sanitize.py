@@ -10,16 +10,12 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.columns import (
     Column,
+    TensorColumn,
     are_plain,
     are_tensors,
     columns,
-    devices,
-    dtypes,
-    joined,
     lying_together,
     plainly,
-    shape_behind_first,
-    shapes,
     split,
 )
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
@@ -93,36 +89,34 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         for sample, record in zip(judged, records, strict=True):
             _check_has_valid(record, f" of sample {sample}")
     of_keys = columns(records)
-    of_shapes = _shapes_of(of_keys)
-    valid = _checked_valid(of_keys, of_shapes, judged)
-    kept = _Kept(valid, [shape[0] for shape in of_shapes.get("valid", ())])
-    fitting = _fitting(of_keys, of_shapes, kept.counts)
+    tensors = _tensor_columns(of_keys)
+    kept = _Kept(_checked_valid(of_keys, tensors, judged))
+    fitting = _fitting(of_keys, tensors, kept.counts)
     unlisted = {name for name in fitting.keys() - keys if not all(map(_is_typed, of_keys[name].values))}
     for name in unlisted if per_box is None else ():
         _check_whole(name, fitting[name])
-    changes: list[dict[Any, Any]] = [{} for _ in targets]
-    listed_keys = fitting.keys() - unlisted
-    _take([changes[sample] for sample in judged], {name: of_keys[name] for name in listed_keys}, of_shapes, kept)
+    # A copy of a dict is changed; of another mapping the changes alone are kept.
+    changes: list[dict[Any, Any]] = [record.copy() if type(record) is dict else {} for record in targets]
+    taken = {name: of_keys[name] for name in fitting if name not in unlisted}
+    _take([changes[sample] for sample in judged], taken, tensors, kept)
     return [
-        {**record, **change} if type(record) is dict else batches.replace(record, change)
+        change if type(record) is dict else batches.replace(record, change)
         for record, change in zip(targets, changes, strict=True)
     ]
 
 
-def _shapes_of(of_keys: Mapping[Any, Column]) -> dict[Any, list[torch.Size]]:
-    """Shape of each value of the keys under which all values are tensors."""
-    return {name: shapes(values) for name, (_, values) in of_keys.items() if are_tensors(values)}
+def _tensor_columns(of_keys: Mapping[Any, Column]) -> dict[Any, TensorColumn]:
+    """The columns of the keys under which all values are tensors."""
+    return {name: TensorColumn(values) for name, (_, values) in of_keys.items() if are_tensors(values)}
 
 
-def _fitting(
-    of_keys: Mapping[Any, Column], of_shapes: Mapping[Any, list[torch.Size]], counts: Sequence[int]
-) -> dict[Any, set[int]]:
+def _fitting(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], counts: Sequence[int]) -> dict[Any, set[int]]:
     """Keys whose values have one entry per box in all records, with these numbers of entries."""
     fitting: dict[Any, set[int]] = {}
     for name, (samples, values) in of_keys.items():
         of_values = counts if len(samples) == len(counts) else [counts[sample] for sample in samples]
-        if name in of_shapes:
-            if [shape[0] if shape else -1 for shape in of_shapes[name]] == of_values:
+        if name in tensors:
+            if [shape[0] if shape else -1 for shape in tensors[name].shapes] == of_values:
                 fitting[name] = set(of_values)
             continue
         lengths = [
@@ -175,7 +169,7 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         for sample in range(batch)
     ]
     of_keys = {name: column for name, column in columns(own).items() if name in keys}
-    _take(own, of_keys, _shapes_of(of_keys), _Kept(valid.unbind(), [valid.shape[1]] * batch))
+    _take(own, of_keys, _tensor_columns(of_keys), _Kept(TensorColumn(valid.unbind())))
     return [batches.replace(targets, each) for each in own]
 
 
@@ -199,16 +193,17 @@ class _Kept:
 
     Args:
         valid: Mask of the boxes of each record.
-        counts: Number of boxes of each record.
 
     Cost:
         One synchronisation for all masks: each ``nonzero()`` would be one.
     """
 
-    def __init__(self, valid: Sequence[Tensor], counts: list[int]) -> None:
-        self.counts = counts
+    def __init__(self, valid: TensorColumn) -> None:
+        self._valid = valid
+        self.counts = [shape[0] for shape in valid.shapes]
+        """Number of boxes of each record."""
         self._starts = np.cumsum([0, *self.counts])
-        self._whole: Array = np.flatnonzero(joined(valid).cpu().numpy()) if valid else np.empty(0, np.int64)
+        self._whole: Array = np.flatnonzero(valid.joined.cpu().numpy()) if valid.tensors else np.empty(0, np.int64)
         self._bounds = np.searchsorted(self._whole, self._starts)
         self._sent: dict[Any, tuple[Tensor, list[int]]] = {}
 
@@ -223,31 +218,34 @@ class _Kept:
         key = (tuple(records), device)
         if key not in self._sent:
             counts = np.diff(self._bounds)[list(records)].tolist()
-            self._sent[key] = to_device([self._whole_of(records)], device)[0], counts
+            self._sent[key] = self._indices(records, device), counts
         return self._sent[key]
 
-    def _whole_of(self, records: Sequence[int]) -> Array:
-        if len(records) == len(self.counts):
-            return self._whole
+    def _indices(self, records: Sequence[int], device: torch.device) -> Tensor:
+        if len(records) == len(self.counts) and self._valid.joined.device == device:
+            # The device counts again, which takes less time than sending the indices.
+            return torch.nonzero_static(self._valid.joined, size=len(self._whole)).view(-1)
         starts = np.cumsum([0, *(self.counts[record] for record in records[:-1])])
-        return np.concatenate([self.of(record) + start for record, start in zip(records, starts, strict=True)])
+        indices = [self.of(record) + start for record, start in zip(records, starts, strict=True)]
+        return to_device([np.concatenate(indices)], device)[0]
 
 
 def _take(
     records: Sequence[dict[Any, Any]],
     of_keys: Mapping[Any, Column],
-    of_shapes: Mapping[Any, list[torch.Size]],
+    tensors: Mapping[Any, TensorColumn],
     kept: _Kept,
 ) -> None:
     """Give each record its values, without the entries that are not kept."""
     for name, (samples, values) in of_keys.items():
-        for group in _alike(samples, values, of_shapes.get(name)):
-            parts = _taken(group, kept)
+        column = tensors.get(name)
+        for group, whole in _alike(samples, values, column):
+            parts = _taken(group, whole, kept)
             if not are_plain(group.values):
                 parts = [like(part, value) for part, value in zip(parts, group.values, strict=True)]
             for sample, part in zip(group.samples, parts, strict=True):
                 records[sample][name] = part
-        if name in of_shapes:
+        if column is not None:
             continue
         for sample, value in zip(samples, values, strict=True):
             if isinstance(value, np.ndarray):
@@ -256,26 +254,27 @@ def _take(
                 records[sample][name] = type(value)(value[at] for at in kept.of(sample))
 
 
-def _alike(samples: Sequence[int], values: Sequence[Any], known: Sequence[torch.Size] | None) -> Iterable[Column]:
-    """The tensors of a column, in groups of one type, device and shape of an entry. ``known``: their shapes."""
-    if known and shape_behind_first(known) is not None and len(dtypes(values)) == len(devices(values)) == 1:
-        return [Column(samples, values)]
+def _alike(samples: Sequence[int], values: Sequence[Any], column: TensorColumn | None) -> Iterable[tuple[Column, TensorColumn]]:
+    """The tensors of a column, in groups of one type, device and shape of an entry. ``column``: where all are tensors."""
+    if column is not None and column.entry is not None and len(column.dtypes) == len(column.devices) == 1:
+        return [(Column(samples, values), column)]
     groups: dict[Any, tuple[list[int], list[Tensor]]] = {}
     for sample, value in zip(samples, values, strict=True):
         if isinstance(value, Tensor):
             group = groups.setdefault((value.dtype, value.device, value.shape[1:]), ([], []))
             group[0].append(sample)
             group[1].append(value)
-    return [Column(*group) for group in groups.values()]
+    return [(Column(*group), TensorColumn(group[1])) for group in groups.values()]
 
 
-def _taken(group: Column, kept: _Kept) -> Sequence[Tensor]:
+def _taken(group: Column, tensors: TensorColumn, kept: _Kept) -> Sequence[Tensor]:
     """The entries that are kept of each tensor of a group: with one launch for all where they can be joined."""
     samples, values = group
     device = values[0].device
     whole = None
     if len(values) > 1:
-        whole = joined(values) if values[0].shape[1:].numel() <= MOST_JOINED else lying_together(values)
+        is_small = values[0].shape[1:].numel() <= MOST_JOINED
+        whole = tensors.joined if is_small else lying_together(values)
     if whole is not None:
         index, counts = kept.of_joined(samples, device)
         return split(whole.index_select(0, index), counts)
@@ -296,16 +295,13 @@ def _check_has_valid(record: Any, whose: str) -> None:
         )
 
 
-def _checked_valid(
-    of_keys: Mapping[Any, Column], of_shapes: Mapping[Any, list[torch.Size]], judged: Sequence[int]
-) -> Sequence[Tensor]:
+def _checked_valid(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], judged: Sequence[int]) -> TensorColumn:
     """``valid`` of each record, which all have it."""
-    values = of_keys["valid"].values if judged else ()
-    known = of_shapes.get("valid")
-    if known is None or dtypes(values) != {torch.bool} or set(map(len, known)) != {1}:
-        for sample, value in zip(judged, values, strict=True):
+    column = tensors.get("valid")
+    if column is None or column.dtypes != {torch.bool} or set(map(len, column.shapes)) != {1}:
+        for sample, value in zip(judged, of_keys["valid"].values if judged else (), strict=True):
             _check_flags(value, 1, f" of sample {sample}")
-    return values
+    return TensorColumn(()) if column is None else column
 
 
 def _check_flags(valid: Any, axes: int, whose: str) -> None:

@@ -7,19 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import (
-    Column,
-    are_plain,
-    are_tensors,
-    columns,
-    devices,
-    dtypes,
-    joined,
-    plainly,
-    shape_behind_first,
-    shapes,
-    split,
-)
+from gpuaug.core.columns import Column, TensorColumn, are_plain, are_tensors, columns, joined, plainly, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
@@ -48,6 +36,8 @@ class _Found(NamedTuple):
     samples: list[int]
     keys: Sequence[str]
     values: Sequence[Any]
+    tensors: TensorColumn
+    """The values. Its facts exist only where all values are tensors."""
 
     def each(self) -> "zip[tuple[int, str, Any]]":
         """(sample index, key, value) of each."""
@@ -58,16 +48,12 @@ class _Rows:
     """Tensors of one kind, from the samples that have them, to be concatenated; and the number of rows of each."""
 
     def __init__(self, found: _Found) -> None:
-        self.samples, self.keys, self._values = found
-        self._shapes = shapes(self._values)
-        self._dtypes = dtypes(self._values)
-        self._entry = shape_behind_first(self._shapes)
-        """Shape of one box, or of the keypoints of one object, if all samples have it."""
-        self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self._shapes]
+        self.samples, self.keys, self._values, self._tensors = found
+        self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self._tensors.shapes]
 
     def joined(self) -> Tensor:
-        if self._entry is not None:
-            return joined(self._values).flatten(0, -2)
+        if self._tensors.entry is not None:
+            return self._tensors.joined.flatten(0, -2)
         with plainly():
             return torch.cat([value.flatten(0, -2) for value in self._values])
 
@@ -80,13 +66,14 @@ class _Rows:
             ending: Whether torchvision's tensors are to leave as plain ones.
             form: Of boxes, where it is another than that in which they came.
         """
-        if self._entry is not None:
-            lengths = [shape[0] for shape in self._shapes]
-            parts = split(made.view(sum(lengths), *self._entry), lengths)
+        known, entry = self._tensors.shapes, self._tensors.entry
+        if entry is not None:
+            lengths = [shape[0] for shape in known]
+            parts = split(made.view(sum(lengths), *entry), lengths)
         else:
             rows = split(made, self.counts)
-            parts = [part.view(shape) for part, shape in zip(rows, self._shapes, strict=True)]
-        if len(self._dtypes) > 1:
+            parts = [part.view(shape) for part, shape in zip(rows, known, strict=True)]
+        if len(self._tensors.dtypes) > 1:
             parts = [part.to(floating(given.dtype)) for part, given in zip(parts, self._values, strict=True)]
         if are_plain(self._values) or (ending.is_pure and all(map(type_name, self._values))):
             return parts
@@ -295,17 +282,18 @@ def _found(of_keys: Mapping[str, Column], *keys: str) -> _Found:
     named = [(key, of_keys[key]) for key in keys if key in of_keys]
     if len(named) == 1:
         ((key, column),) = named
-        return _Found(list(column.samples), [key] * len(column.values), column.values)
+        return _Found(list(column.samples), [key] * len(column.values), column.values, TensorColumn(column.values))
     # The keys of one sample stay in their order.
     rows = sorted(
         ((sample, key, value) for key, column in named for sample, value in zip(*column, strict=True)), key=lambda row: row[0]
     )
-    return _Found([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+    values = [row[2] for row in rows]
+    return _Found([row[0] for row in rows], [row[1] for row in rows], values, TensorColumn(values))
 
 
-def _are_on(values: Sequence[Any], device: torch.device) -> bool:
-    """Whether all are tensors on the device."""
-    return are_tensors(values) and devices(values) <= {device}
+def _are_on(tensors: TensorColumn, device: torch.device) -> bool:
+    """Whether all values of a column are tensors on the device."""
+    return are_tensors(tensors.tensors) and tensors.devices <= {device}
 
 
 def _checked_form(found: _Found, device: torch.device, default: str) -> Form:
@@ -342,20 +330,14 @@ def _checked_form(found: _Found, device: torch.device, default: str) -> Form:
 
 def _are_alike(found: _Found, device: torch.device) -> bool:
     """Whether all are (n, 4) on the device, of one key, and say the same of themselves."""
-    values = found.values
-    if not _are_on(values, device) or len(set(found.keys)) > 1:
+    if not _are_on(found.tensors, device) or len(set(found.keys)) > 1:
         return False
-    if any(len(shape) != 2 or shape[1] != 4 for shape in shapes(values)):
+    if found.tensors.entry != (4,):
         return False
-    if are_plain(values):
+    if are_plain(found.values):
         return True
-    first = _said(values[0])
-    return all(_said(value) == first for value in values)
-
-
-def _said(boxes: Tensor) -> tuple[Any, Any]:
-    """What boxes of torchvision's say of themselves: format and clamping mode."""
-    return getattr(boxes, "format", None), getattr(boxes, "clamping_mode", "soft")
+    attributes = list(map(vars, found.values))
+    return all(len({each.get(name) for each in attributes}) == 1 for name in ("format", "clamping_mode"))
 
 
 def _form_named(sample: int, key: str, value: Any, default: str) -> str:
@@ -364,8 +346,8 @@ def _form_named(sample: int, key: str, value: Any, default: str) -> str:
 
 
 def _check_points(found: _Found, device: torch.device) -> None:
-    if _are_on(found.values, device):
-        known_shapes = shapes(found.values)
+    if _are_on(found.tensors, device):
+        known_shapes = found.tensors.shapes
         if all(len(shape) > 1 and shape[-1] in (2, 3) for shape in known_shapes) and len({s[-1] for s in known_shapes}) < 2:
             return
     known: int | None = None
@@ -381,10 +363,12 @@ def _check_points(found: _Found, device: torch.device) -> None:
 
 
 def _check_canvases(found: _Found, size: Size, sides: Sequence[tuple[int, int]]) -> None:
-    if are_plain(found.values):
+    if are_plain(found.values) or not are_tensors(found.values):
         return
-    for sample, key, value in found.each():
-        canvas = getattr(value, "canvas_size", None)
+    canvases = [vars(value).get("canvas_size") for value in found.values]
+    if canvases == sides:
+        return
+    for (sample, key, value), canvas in zip(found.each(), canvases, strict=True):
         if canvas is not None and canvas != sides[sample]:
             check_canvas(f"{key} of sample {sample}", value, size.of(sample))
 
@@ -426,8 +410,9 @@ def _checked_flags(column: Column | None, boxes: _Rows, device: torch.device) ->
     flags = dict(zip(*column, strict=True))
     counts = {sample: count for sample, count in zip(boxes.samples, boxes.counts, strict=True) if sample in flags}
     values = [flags[sample] for sample in counts]
-    fit = _are_on(values, device) and dtypes(values) <= {torch.bool}
-    if not fit or shapes(values) != [(count,) for count in counts.values()]:
+    tensors = TensorColumn(values)
+    fit = _are_on(tensors, device) and tensors.dtypes <= {torch.bool}
+    if not fit or tensors.shapes != [(count,) for count in counts.values()]:
         for sample, count in counts.items():
             _check_valid(flags[sample], sample, count, device)
     return dict(zip(counts, values, strict=True))

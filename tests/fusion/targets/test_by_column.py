@@ -14,6 +14,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.core import columns
 from gpuaug.core.columns import pack_targets, unpack_targets
 from gpuaug.fusion.targets import masks, sanitize, target_dicts, typed
 
@@ -29,10 +30,9 @@ def one_by_one():
     """A block in which no fact is taken of a column: each value is checked, moved and taken by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target_dicts, "_are_on", lambda *_: False)
-        patch.setattr(target_dicts, "shape_behind_first", lambda _: None)
+        patch.setattr(columns, "shape_behind_first", lambda _: None)
         patch.setattr(masks, "are_tensors", lambda _: False)
         patch.setattr(typed, "_flat_columns", lambda *_: None)
-        patch.setattr(sanitize, "shape_behind_first", lambda _: None)
         patch.setattr(sanitize, "MOST_JOINED", -1)
         patch.setattr(sanitize, "lying_together", lambda _: None)
         yield
