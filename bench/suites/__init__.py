@@ -45,7 +45,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "views": ("bench.suites.augmentation.views", []),
     "detection": ("bench.suites.augmentation.detection", []),
     "accuracy": ("bench.suites.augmentation.accuracy", []),
-    "lanes": ("bench.suites.training.lanes", []),
+    "waits": ("bench.suites.training.waits", []),
     "profiles": ("bench.suites.training.profiles", []),
 }
 """Name of a result: (module that makes it, flags for that module). ``python -m bench run`` measures these."""
