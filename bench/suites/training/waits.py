@@ -104,16 +104,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--photographs", type=Path, metavar="DIR", help="for plain and web (default: of installed packages)")
     parser.add_argument("--draw", type=Path, metavar="JSON", help="measure nothing, draw an earlier result")
-    image = step_timeline.IMAGE
-    parser.add_argument("--image", type=Path, nargs="?", const=image, help=f"draw there (default: {image})")
+    usual = step_timeline.IMAGE
+    parser.add_argument("--image", type=Path, nargs="?", const=usual, help=f"draw there (default: {usual})")
     options = flags.read(parser, argv)
-    drawn, image = options.draw, options.image
+    drawn = options.draw
+    image = options.image
     del options.draw, options.image
     if drawn is not None:
         earlier: dict[str, Any] = json.loads(drawn.read_text(encoding="utf-8"))
         step_timeline.draw(earlier, image or step_timeline.IMAGE)
         return earlier
-    options.cores, options.rate, options.data = (options.workers,), None, None
+    options.cores = (options.workers,)
+    options.rate = None
+    options.data = None
     options.workers = ()
     start = perf_counter()
     measured_on = environment(options.device)
