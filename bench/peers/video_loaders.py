@@ -114,7 +114,7 @@ def dali_batches(case: VideoCase, stack: ExitStack) -> Iterator[Tensor]:
         yield torch.from_dlpack(clips.as_tensor()).permute(0, 1, 4, 2, 3)
 
 
-def torchcodec_batches(case: VideoCase, stack: ExitStack) -> Iterator[Tensor]:
+def torchcodec_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
     """Endless batches that DataLoader workers decode by torchcodec on the CPU.
 
     Raises:

@@ -3,6 +3,7 @@
 import io
 import itertools
 import random
+from pathlib import Path
 
 import av
 import numpy as np
@@ -13,10 +14,11 @@ from torch.utils.data import DataLoader
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
+from gpuaug.decode.clips.video_file import MOST_OPEN, VIDEOS
 
 X265 = ("x265-params", "keyint=12:bframes=3:log-level=none")
 
-VIDEOS = {
+CASES = {
     "h264": {},
     "hevc": {"codec": "libx265", "options": (X265,)},
     "vp9": {"name": "vp9.webm", "codec": "libvpx-vp9", "options": (("g", "12"), ("cpu-used", "8"), ("deadline", "realtime"))},
@@ -54,7 +56,7 @@ VIDEOS = {
 
 
 def path_of(case):
-    return video(**{"name": f"{case}.mp4", **VIDEOS[case]})
+    return video(**{"name": f"{case}.mp4", **CASES[case]})
 
 
 def decoded(*clips, **options):
@@ -81,7 +83,7 @@ def loader(clips, *, workers=0, batch_size=2, **options):
     return StreamedLoader(data, [DecodeStage(**options)], device="cpu")
 
 
-@pytest.mark.parametrize("case", VIDEOS)
+@pytest.mark.parametrize("case", CASES)
 def test_frames_and_pixels_are_those_of_pyav(case):
     path = path_of(case)
     wanted, rng = frames(path), random.Random(0)
@@ -148,6 +150,31 @@ def test_a_loader_gives_clips_beside_labels(workers):
         for start, clip in enumerate(clip for batch, _ in got for clip in batch):
             assert clip.dtype == torch.uint8
             assert np.array_equal(clip.permute(0, 2, 3, 1).numpy(), frames(path)[start : start + 7 : 2])
+
+
+class OpenVideos(Clips):
+    """Number of videos that a worker has open."""
+
+    def __getitem__(self, index):
+        return len(VIDEOS.open)
+
+
+def test_a_worker_opens_videos_anew():
+    decoded(read_clip(path_of("h264"), 2))
+    assert len(VIDEOS.open) > 0
+    opened = DataLoader(OpenVideos(0), num_workers=1, multiprocessing_context="fork")
+    assert next(iter(opened)).item() == 0, "a forked process would share the position in the file"
+
+
+def test_few_videos_stay_open_and_a_changed_one_is_read_anew(tmp_path):
+    for number in range(MOST_OPEN + 2):
+        path = tmp_path / f"{number}.mp4"
+        path.write_bytes(Path(video()).read_bytes())
+        assert np.array_equal(decoded(read_clip(path, 2))[0], frames(video())[:2])
+    assert len(VIDEOS.open) == MOST_OPEN
+    other = video(name="second.mp4", seed=1)
+    path.write_bytes(Path(other).read_bytes())
+    assert np.array_equal(decoded(read_clip(path, 2))[0], frames(other)[:2])
 
 
 def test_several_clips_of_a_video_and_several_cameras():
@@ -288,9 +315,8 @@ def test_wrong_arguments_are_told(values, message):
 
 
 def test_a_transform_of_the_dataset_is_refused():
-    v2 = pytest.importorskip("torchvision.transforms.v2")
-    with pytest.raises(ArgumentTypeError, match="which is not decoded yet"):
-        v2.RandomHorizontalFlip()(read_clip("a.mp4"))
+    with pytest.raises(ArgumentTypeError, match="which is not decoded yet"):  # torchvision's v2 transforms flatten samples
+        torch.utils._pytree.tree_flatten((read_clip("a.mp4"), 3))
 
 
 def test_the_decoders_of_clips_are_shown():

@@ -17,7 +17,7 @@ from gpuaug.decode.decoders import nvdec_sessions, registry
 from gpuaug.decode.decoders.nvdec import NvDec
 from gpuaug.decode.decoders.nvdec_sessions import SessionKey, SessionPool
 
-from .test_clips import VIDEOS, path_of
+from .test_clips import CASES, path_of
 
 MOST_APART = 3
 """FFmpeg's conversion to RGB is off by up to three levels from the exact one, which clips of NVDEC have but for rounding."""
@@ -43,7 +43,7 @@ def clips_of(path):
     return starts, [read_clip(path, 3, 4, start=start) for start in starts]
 
 
-@pytest.mark.parametrize("case", VIDEOS)
+@pytest.mark.parametrize("case", CASES)
 def test_frames_are_those_of_pyav(monkeypatch, case):
     decoder = nvdec_double.use(monkeypatch)
     path = path_of(case)
@@ -186,7 +186,7 @@ ON_CARD = ["h264", "hevc", "vp9", "an open group of pictures", "BT.709", "BT.601
 
 def large(case):
     """Videos that are large enough for the engines."""
-    options = {"name": f"{case}.mp4", **VIDEOS[case]}
+    options = {"name": f"{case}.mp4", **CASES[case]}
     return video(**{**options, "name": f"large-{options['name']}", "height": 160, "width": 240})
 
 

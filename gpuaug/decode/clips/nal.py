@@ -10,7 +10,7 @@ _CODE = b"\0\0\0\1"
 _H264, _HEVC = "h264", "hevc"
 
 
-class DamagedPacketError(ValueError):
+class DamagedPacketError(Exception):
     """A packet whose NAL units do not fill it."""
 
 
