@@ -36,6 +36,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "items": ("bench.suites.training.items", []),
     "feeds": ("bench.suites.transport.feeds", []),
     "files": ("bench.suites.transport.files", []),
+    "clips_files": ("bench.suites.transport.clips_files", []),
     "augment": ("bench.suites.augmentation.augment", []),
     "augment_presets": (
         "bench.suites.augmentation.augment",

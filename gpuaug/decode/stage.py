@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core import devices
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Encoded
+from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -27,6 +28,8 @@ from gpuaug.core.machine import allowed_cores, local_ranks
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
+from gpuaug.decode.clips.layout import ClipWork
+from gpuaug.decode.clips.layout import problems as clip_problems
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.base import Pools
@@ -129,7 +132,7 @@ class DecodeStage(Stage):
     ) -> None:
         super().__init__(on=on, into=..., name=name)
         self.backend: registry.Backend = one_of(
-            "backend", backend, ("auto", "engines", "hybrid", "cpu"), "Leave it out to have what fits."
+            "backend", backend, ("auto", "engines", "hybrid", "nvdec", "cpu"), "Leave it out to have what fits."
         )
         self.on_error: OnError = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
         channels = one_of("channels", channels, (1, 3, None), "Leave it out for RGB.")
@@ -162,9 +165,10 @@ class DecodeStage(Stage):
             >>> DecodeStage(backend="cpu").decoders["engines"].words
             "backend='cpu'"
         """
-        return registry.DecoderTable(registry.find(self.backend, devices.resolve(None)))
+        device = devices.resolve(None)
+        return registry.DecoderTable({**registry.find(self.backend, device), **registry.find_clips(self.backend, device)})
 
-    def __call__(self, encoded: Encoded, device: torch.device | str | int | None = None) -> Ragged:
+    def __call__(self, encoded: Encoded, device: torch.device | str | int | None = None) -> Ragged | Tensor:
         """Decode one batch at once, without a loader.
 
         Args:
@@ -172,7 +176,7 @@ class DecodeStage(Stage):
             device: Device of the decoded images. Left out: this machine's accelerator, or the CPU without one.
 
         Returns:
-            The images, ready on the current stream.
+            The images, or a tensor (B, T, 3, H, W) of clips, ready on the current stream.
 
         Raises:
             ArgumentTypeError: If ``encoded`` is no ``Encoded``.
@@ -193,10 +197,10 @@ class DecodeStage(Stage):
                 lanes.wait_for_consumers(consumer, consumer.record_event())
                 batch, pending = bound.submit(encoded, memory, Position(0, 0, 0, 0), ())
                 assert pending is not None
-                made: Ragged = pending.collect(batch).to(lanes.device)
+                made: Ragged | Tensor = pending.collect(batch).to(lanes.device)
                 ready = lanes.copy.record_event()
             consumer.wait(ready)
-            for tensor in (made.data, made.places):
+            for tensor in (made.data, made.places) if isinstance(made, Ragged) else (made,):
                 consumer.reads(tensor)
             return made
         finally:
@@ -217,7 +221,9 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
-        self.decoder = Decoder(name, lanes, stage.options, registry.used(registry.find(stage.backend, lanes.device)))
+        decoders = registry.used(registry.find(stage.backend, lanes.device))
+        clips = partial(registry.find_clips, stage.backend, lanes.device)
+        self.decoder = Decoder(name, lanes, stage.options, decoders, lambda: registry.used(clips()))
         self.version = self.decoder.version
 
     @property
@@ -303,8 +309,8 @@ class DecodingPlaceholder:
     def __init__(self, decoding: "Decoding", number: int) -> None:
         self._decoding, self._number = decoding, number
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
-        """The decoded images. Called in place of a copy, on the copy lane, which waits for the decoder."""
+    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
+        """The decoded images or clips. Called in place of a copy, on the copy lane, which waits for the decoder."""
         return self._decoding.works[self._number].to(device, non_blocking=non_blocking)
 
 
@@ -319,7 +325,9 @@ class Decoding:
         self.undecoded = 0
         """Number of pixels outside of the windows that are decoded."""
         for each in encoded:
-            self._note(each, problems(each.headers, bound.stage.options))
+            options = bound.stage.options
+            found = clip_problems(each.headers, options) if isinstance(each, EncodedClips) else problems(each.headers, options)
+            self._note(each, found)
         self._start()
 
     def done(self) -> bool:
@@ -377,7 +385,7 @@ class Decoding:
             raise DecodeError(f"An image cannot be decoded, because of {first}{more}. {way_out}")
         allocate = self._bound.decoder.allocate
         members = zip(self._encoded, self._windows, strict=True)
-        self.works: list[Work] = [allocate(encoded, self._bad, windows) for encoded, windows in members]
+        self.works: list[Work | ClipWork] = [allocate(encoded, self._bad, windows) for encoded, windows in members]
         self.undecoded = sum(work.layout.undecoded for work in self.works)
         self._future: Future[list[Event]] = self._bound.decoder.start(self._pools, self.works)
 

@@ -10,7 +10,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Encoded
+from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import ArgumentError, SelectionError, shown
 from gpuaug.core.ragged import Ragged
 
@@ -196,7 +196,7 @@ def _form(batch: Batch) -> str:
     kind = type(batch)
     if kind is tuple or kind is list:
         return "sequence"
-    if kind in (torch.Tensor, Ragged, Encoded):
+    if kind in (torch.Tensor, Ragged, Encoded, EncodedClips):
         return "leaf"
     if isinstance(batch, Mapping):
         return "mapping"

@@ -118,6 +118,7 @@ PUBLIC = {
         "antialias=False, views=1, boxes='xyxy', num_classes=None, label_smoothing=0.0)"
     ),
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
+    "read_clip": "(source, frames=16, stride=1, *, start=None, start_s=None, at=None, times_s=None, short='error')",
     "read_encoded": "(path)",
     "sanitize": "(targets, *, per_box=None)",
     "show": "(loader, n=8)",

@@ -37,6 +37,7 @@ OTHERS = {
     "accuracy",
     "profiles",
     "files",
+    "clips_files",
 }
 
 
