@@ -28,3 +28,11 @@ def required() -> Any:
     if av is None:
         raise DeviceError(f"Videos cannot be read, because PyAV is not installed. {INSTALL}.")
     return av
+
+
+def opened(source: Any) -> Any:
+    """An input container of a path or a file object. Metadata that is not UTF-8 is no error."""
+    av = required()
+    # From PyAV 19 on, metadata is never decoded strictly, and the option is gone.
+    options = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
+    return av.open(source, **options)

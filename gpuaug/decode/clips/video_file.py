@@ -162,7 +162,7 @@ VIDEOS = Videos()
 def _opened(source: str | BytesIO) -> Any:
     av = libav.required()
     try:
-        container = av.open(source, metadata_errors="replace")
+        container = libav.opened(source)
         if not container.streams.video:
             container.close()
             raise VideoError("it has no video stream")
