@@ -47,7 +47,7 @@ class Decoder:
         lanes: Lanes,
         options: Options,
         decoders: list[FileDecoder],
-        find_clip_decoders: Callable[[], list[FileDecoder]],
+        find_clip_decoders: Callable[[], list[FileDecoder]] = list,
     ) -> None:
         self._name, self._lanes, self._options, self.decoders = name, lanes, options, decoders
         self._find_clip_decoders, self._clip_decoders = find_clip_decoders, list[FileDecoder]()
@@ -71,6 +71,11 @@ class Decoder:
             self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
             self._idle_card_lanes.put(self._card_lanes[-1])
 
+    @property
+    def all_decoders(self) -> list[FileDecoder]:
+        """The decoders of images and, once clips have arrived, those of clips."""
+        return [*self.decoders, *self._clip_decoders]
+
     def _decoders_of(self, encoded: Encoded) -> list[FileDecoder]:
         """The decoders of images, or of clips."""
         return self._clip_decoders if isinstance(encoded, EncodedClips) else self.decoders
@@ -83,12 +88,12 @@ class Decoder:
     @property
     def pinned_bytes(self) -> int:
         """Page-locked bytes of batches that are being decoded, and of decoders."""
-        return _bytes(self._pinned) + sum(each.held_bytes[0] for each in [*self.decoders, *self._clip_decoders])
+        return _bytes(self._pinned) + sum(each.held_bytes[0] for each in self.all_decoders)
 
     @property
     def device_bytes(self) -> int:
         """Bytes on the device for pixels, of batches that have not been freed, and of decoders."""
-        return _bytes(self._pixels) + sum(each.held_bytes[1] for each in [*self.decoders, *self._clip_decoders])
+        return _bytes(self._pixels) + sum(each.held_bytes[1] for each in self.all_decoders)
 
     def allocate(self, encoded: Encoded, bad: Mapping[int, str], windows: WindowsOf | None = None) -> Work | ClipWork:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""

@@ -382,7 +382,8 @@ class Decoding:
                 if stage.on_error == "raise"
                 else "Leave it out of the dataset: on_error='replace' takes another image of the batch, which has none."
             )
-            raise DecodeError(f"An image cannot be decoded, because of {first}{more}. {way_out}")
+            what = "A clip" if isinstance(self._encoded[0], EncodedClips) else "An image"
+            raise DecodeError(f"{what} cannot be decoded, because of {first}{more}. {way_out}")
         allocate = self._bound.decoder.allocate
         members = zip(self._encoded, self._windows, strict=True)
         self.works: list[Work | ClipWork] = [allocate(encoded, self._bad, windows) for encoded, windows in members]
@@ -404,7 +405,7 @@ class Decoding:
     def _log(self) -> None:
         first = "; ".join(self._bad[index] for index in sorted(self._bad)[:MOST_NAMED])
         more = f"; and {len(self._bad) - MOST_NAMED} more" if len(self._bad) > MOST_NAMED else ""
-        _log.warning("Samples were replaced because their images cannot be decoded: %s%s", first, more)
+        _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)
 
 
 def _encoded_in(batch: Batch) -> list[Encoded]:

@@ -113,9 +113,9 @@ def _decoding(bound: BoundDecode, work: Work, device: torch.device) -> Part:
     decoder = bound.decoder
     decoder.waited_s.clear()
     wall, _ = alone(work, device, REPEATS)
-    used = [each.name for each in decoder.decoders]
+    used = [each.name for each in decoder.all_decoders]
     longest = max(used, key=lambda name: decoder.waited_s[name])
-    kind = BESIDE_ENGINES if "engines" in used and longest != "engines" else DECODERS[longest]
+    kind = BESIDE_ENGINES if "engines" in used and longest in ("hybrid", "cpu") else DECODERS[longest]
     return Part(f"stage/{bound.name}", wall, kind=kind)
 
 

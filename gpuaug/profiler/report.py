@@ -10,10 +10,28 @@ from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
-Kind = Literal["", "fused", "kornia", "captured", "eager encoder", "engines", "beside engines", "hybrid decoder", "cpu decoder"]
+Kind = Literal[
+    "",
+    "fused",
+    "kornia",
+    "captured",
+    "eager encoder",
+    "engines",
+    "beside engines",
+    "hybrid decoder",
+    "cpu decoder",
+    "video engines",
+    "clip decoder",
+]
 """Kind of a stage, where the advice depends on it."""
 
-DECODERS: Final[Mapping[str, Kind]] = {"engines": "engines", "hybrid": "hybrid decoder", "cpu": "cpu decoder"}
+DECODERS: Final[Mapping[str, Kind]] = {
+    "engines": "engines",
+    "hybrid": "hybrid decoder",
+    "cpu": "cpu decoder",
+    "nvdec": "video engines",
+    "pyav": "clip decoder",
+}
 """Kind of a part that decodes, by the name of the decoder that its batches wait for longest."""
 
 BESIDE_ENGINES: Final = "beside engines"

@@ -111,9 +111,12 @@ def _by_decoder(report: Report) -> str:
     takes = f"a batch takes them {figure(part.wall.median)} ms; all else needs {others} ms"
     if part.kind == "engines":
         return f"Bounded by decoding: the JPEG engines are full, {takes}. Shrink the files once on disk, or decode them before."
+    if part.kind == "video engines":
+        return f"Bounded by decoding: the video engines are full, {takes}. Make videos smaller, or with more key frames."
     way_out = {
         BESIDE_ENGINES: "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores.",
         "hybrid decoder": "Use a card with JPEG engines, or give the process more cores.",
+        "clip decoder": "Have a GPU decode H.264, HEVC or VP9 of 8 bits, or give the process more cores.",
         "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
     }[part.kind]
     return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"

@@ -213,4 +213,4 @@ def test_size_of(num_bytes, text):
 
 
 def test_every_decoder_has_a_kind_that_the_verdict_knows():
-    assert {"auto", *DECODERS} == set(get_args(Backend))
+    assert {"auto", *DECODERS} == {*get_args(Backend), "pyav"}

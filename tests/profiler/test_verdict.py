@@ -51,11 +51,20 @@ def test_bounded_by_the_engines():
     )
 
 
+def test_bounded_by_the_video_engines():
+    decode = Part("stage/decode", spread(6), kind="video engines")
+    assert said(load(), decode, copy(), step(), streamed=6.1, in_line=12)[0] == (
+        "Bounded by decoding: the video engines are full, a batch takes them 6 ms; all else needs 4 ms. "
+        "Make videos smaller, or with more key frames."
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "way_out"),
     [
         ("beside engines", "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores."),
         ("hybrid decoder", "Use a card with JPEG engines, or give the process more cores."),
+        ("clip decoder", "Have a GPU decode H.264, HEVC or VP9 of 8 bits, or give the process more cores."),
         ("cpu decoder", "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."),
     ],
 )

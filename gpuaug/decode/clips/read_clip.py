@@ -85,7 +85,7 @@ def _shown_at(times_s: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDAr
 def _refuse_to_flatten(clip: Clip) -> NoReturn:
     raise ArgumentTypeError(
         f"Transforms of a dataset must be given frames, got {clip}, which is not decoded yet. Give the transforms to the "
-        "loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform)]."
+        "loader: stages=[gpuaug.DecodeStage(), transform]."
     )
 
 
