@@ -20,12 +20,16 @@ AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def build(
-    name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype, targets: Sequence[dict[str, Tensor]] | None = None
+    body: Callable[..., Any],
+    images: Tensor,
+    masks: Tensor | None,
+    dtype: torch.dtype,
+    targets: Sequence[dict[str, Tensor]] | None = None,
 ) -> Callable[[], Any]:
     """A function that augments ``images`` at each call.
 
     Args:
-        name: A key of ``PIPELINES``.
+        body: Builds DALI's graph, as the values of ``PIPELINES`` do.
         images: (B, C, H, W) uint8. On a CPU, DALI's CPU operators run.
         masks: (B, 1, H, W) uint8, or ``None``.
         dtype: Data type of the augmented images; bfloat16 becomes float16.
@@ -33,7 +37,6 @@ def build(
 
     Raises:
         ImportError: If DALI is not installed.
-        KeyError: If there is no such pipeline for DALI.
     """
     from nvidia.dali import fn, pipeline_def, types
 
@@ -44,7 +47,6 @@ def build(
     sources = [part.permute(0, 2, 3, 1).contiguous() for part in (images, masks) if part is not None]
     if on == "cpu":
         sources = [part.numpy() for part in sources]
-    body = PIPELINES[name]
     boxes = [target["boxes"].cpu().numpy() for target in targets or ()]
 
     @pipeline_def(**_settings(len(images), device))
