@@ -10,13 +10,15 @@ from torchvision.transforms import InterpolationMode, v2
 
 from bench.data.pipelines import MEAN, STD
 
-BILINEAR, BICUBIC = InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
+BILINEAR = InterpolationMode.BILINEAR
+BICUBIC = InterpolationMode.BICUBIC
 
 REFERENCES = "pytorch/vision@080836e5 references/classification/presets.py"
 TIMM = "timm 1.0.31 timm/data/transforms_factory.py"
 OPEN_CLIP = "mlfoundations/open_clip@89fb801f src/open_clip/transform.py"
 YOLO = "ultralytics/ultralytics@0005af52 ultralytics/data/augment.py"
-OPENAI_MEAN, OPENAI_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ra": ("RandAugment", {"magnitude": 9}),
