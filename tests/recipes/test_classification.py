@@ -1,16 +1,21 @@
 """Training and validation of classifiers, and of CLIP: torchvision's references, timm, open_clip, Ultralytics."""
 
 import pytest
-from support.recipes import STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
+import torch
+from support.ragged import images_of, pack
+from support.recipes import SIZES, STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
 from support.torchvision_replay import replayed
-from torchvision.transforms import v2
+from support.values import assert_values
+from torchvision.transforms import functional, v2
 
 import gpuaug
 from bench.data.recipes.classification import (
     OPEN_CLIP,
+    OPENAI_STD,
     REFERENCES,
     TIMM,
     YOLO,
+    ResizeKeepRatio,
     open_clip,
     open_clip_validation,
     references,
@@ -38,6 +43,7 @@ RECIPES = {
     "open_clip, jitter and grey": Recipe(OPEN_CLIP, lambda: open_clip(32, jitter=True), 2, 3),
     "open_clip, validation": Recipe(OPEN_CLIP, lambda: open_clip_validation(32), 1, 1),
     "open_clip, squashed": Recipe(OPEN_CLIP, lambda: open_clip_validation(32, resize_mode="squash"), 1, 1),
+    "open_clip, longest side": Recipe(OPEN_CLIP, lambda: open_clip_validation(32, resize_mode="longest", fill_color=114), 1, 1),
     "Ultralytics, validation": Recipe(YOLO, lambda: ultralytics_validation(32), 1, 1),
 }
 
@@ -52,6 +58,21 @@ def test_open_clip_jitters_and_greys_as_often_as_it_says():
     calls = [{name for name, _ in each} for each in augment.draw((4000, 3, 64, 80), seed=0).as_torchvision()]
     for name, p in {"adjust_hue": 0.8, "rgb_to_grayscale": 0.2}.items():
         assert abs(sum(name in each for each in calls) - 4000 * p) < 4 * (4000 * p * (1 - p)) ** 0.5
+
+
+def test_open_clip_letterboxes_as_it_does_images_of_pil():
+    """Its own code takes no tensors."""
+    recipe = open_clip_validation(32, resize_mode="longest", fill_color=114)
+    images = images_of([*SIZES, (64, 77), (77, 64)])  # these leave an odd number of rows or columns to pad
+    expected = torch.stack([recipe(functional.to_pil_image(image)) for image in images])
+    # PIL rounds to bytes, behind each direction of its resize.
+    assert_values(gpuaug.fuse(recipe, ragged=True)(pack(images)), expected, atol=2.1 / 255 / min(OPENAI_STD))
+
+
+@pytest.mark.parametrize("drawn", [{"scale_prob": 0.5}, {"aspect_prob": 0.5}], ids=str)
+def test_sizes_that_open_clip_draws_are_refused(drawn):
+    with pytest.raises(gpuaug.ArgumentTypeError, match="got random scales or ratios of open_clip's"):
+        gpuaug.fuse([ResizeKeepRatio(32, **drawn)], ragged=True)
 
 
 ROUNDED = {"atol": 3 / 255 / min(STD), "share": 0.025, "seeds": (2,)}

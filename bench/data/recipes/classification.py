@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import functional as F
 
 from bench.data.pipelines import MEAN, STD
 
@@ -106,7 +107,64 @@ class gray_scale(color_jitter):
         return self.transf(img) if random.random() < self.p else img
 
 
-for _kind in (MaybeConvertMode, MaybeToTensor, color_jitter, gray_scale):
+class ResizeKeepRatio:
+    """A resize in proportion: to cover a size where ``longest`` is 0, to lie in it where it is 1. Some images may be scaled."""
+
+    def __init__(self, size: int, longest: float = 0.0, *, scale_prob: float = 0.0, aspect_prob: float = 0.0) -> None:
+        self.size = (size, size)
+        self.longest = longest
+        self.interpolation = BICUBIC
+        self.random_scale_prob = scale_prob
+        self.random_scale_range = (0.85, 1.05)
+        self.random_aspect_prob = aspect_prob
+        self.random_aspect_range = (0.9, 1.11)
+
+    @staticmethod
+    def get_params(
+        img: Any,
+        target_size: Any,
+        longest: float,
+        scale_prob: float,
+        scale_range: tuple[float, float],
+        aspect_prob: float,
+        aspect_range: tuple[float, float],
+    ) -> list[int]:
+        sides = img.size[::-1]
+        ratios = [side / target for side, target in zip(sides, target_size, strict=True)]
+        ratio = max(ratios) * longest + min(ratios) * (1.0 - longest)
+        scale = random.uniform(*scale_range) if random.random() < scale_prob else 1.0
+        aspect = random.uniform(*aspect_range) if random.random() < aspect_prob else 1.0
+        return [round(side * factor / ratio) for side, factor in zip(sides, (scale / aspect, scale * aspect), strict=True)]
+
+    def __call__(self, img: Any) -> Any:
+        scales = (self.random_scale_prob, self.random_scale_range)
+        aspects = (self.random_aspect_prob, self.random_aspect_range)
+        return F.resize(img, self.get_params(img, self.size, self.longest, *scales, *aspects), self.interpolation)
+
+
+def center_crop_or_pad(img: Any, output_size: tuple[int, int], fill: int = 0) -> Any:
+    """The middle of an image, padded where it is smaller."""
+    _, *sides = F.get_dimensions(img)
+    lacking = [max(target - side, 0) for target, side in zip(output_size, sides, strict=True)]
+    down, across = lacking
+    img = F.pad(img, [across // 2, down // 2, (across + 1) // 2, (down + 1) // 2], fill=fill)
+    spare = [side + lack - target for side, lack, target in zip(sides, lacking, output_size, strict=True)]
+    return F.crop(img, *(round(each / 2.0) for each in spare), *output_size)
+
+
+class CenterCropOrPad(torch.nn.Module):
+    """The middle of an image, padded where it is smaller."""
+
+    def __init__(self, size: int, fill: int = 0) -> None:
+        super().__init__()
+        self.size = (size, size)
+        self.fill = fill
+
+    def forward(self, img: Any) -> Any:
+        return center_crop_or_pad(img, self.size, fill=self.fill)
+
+
+for _kind in (MaybeConvertMode, MaybeToTensor, color_jitter, gray_scale, ResizeKeepRatio, CenterCropOrPad):
     _kind.__module__ = "open_clip.transform"
 
 
@@ -121,8 +179,10 @@ def open_clip(size: int, *, jitter: bool = False) -> Any:
     return _open_clip(crop, behind=[color_jitter(0.32, 0.32, 0.32, 0.08, p=0.8), gray_scale(0.2)] if jitter else [])
 
 
-def open_clip_validation(size: int, *, resize_mode: str = "shortest") -> Any:
+def open_clip_validation(size: int, *, resize_mode: str = "shortest", fill_color: int = 0) -> Any:
     """open_clip's pipeline for validation."""
+    if resize_mode == "longest":
+        return _open_clip(ResizeKeepRatio(size, longest=1.0), CenterCropOrPad(size, fill=fill_color))
     if resize_mode == "squash":
         return _open_clip(v1.Resize((size, size), interpolation=BICUBIC))
     return _open_clip(v1.Resize(size, interpolation=BICUBIC), v1.CenterCrop((size, size)))

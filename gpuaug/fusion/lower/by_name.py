@@ -23,7 +23,13 @@ METHODS: dict[str, dict[str, str]] = {
         "make_params": "empty item sharpness torch uniform_",
         "transform": "F _call_kernel adjust_sharpness",
     },
+    "open_clip.CenterCropOrPad": {"forward": "center_crop_or_pad fill size"},
     "open_clip.MaybeConvertMode": {"__call__": "Tensor convert isinstance mode ndarray np torch"},
+    "open_clip.ResizeKeepRatio": {
+        "get_params": "max min random round size uniform zip",
+        "__call__": "F get_params interpolation longest random_aspect_prob random_aspect_range random_scale_prob "
+        "random_scale_range resize size",
+    },
     "open_clip.color_jitter": {"__call__": "p random transf"},
     "open_clip.gray_scale": {"__call__": "p random transf"},
     "timm.CenterCropOrPad": {"forward": "center_crop_or_pad fill padding_mode size"},
@@ -54,6 +60,8 @@ _NOT_READ = frozenset({"selected_transforms"})
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
+    "open_clip.CenterCropOrPad": timm.CenterCropOrPad,
+    "open_clip.ResizeKeepRatio": timm.OpenClipResizeKeepRatio,
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
 }
