@@ -85,9 +85,10 @@ RECIPES = {
             *torchgeo.flips(),
             K.RandomBrightness(brightness=(0.2, 1.8), p=0.8),
             K.RandomContrast(contrast=(0.2, 1.8), p=0.8),
+            torchgeo.RandomGrayscale(torch.tensor([0.1, 0.2, 0.3, 0.6]), p=0.2),
             K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2)),
         ),
-        2,
+        3,
         channels=4,
         **FLOATS,
     ),
@@ -97,11 +98,12 @@ RECIPES = {
             K.RandomResizedCrop(size=(32, 32), scale=(0.08, 1)),
             K.RandomBrightness(brightness=(0.6, 1.4), p=0.8),
             K.RandomContrast(contrast=(0.6, 1.4), p=0.8),
+            torchgeo.RandomGrayscale(torch.ones(4), p=0.2),
             K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2), p=0.1),
             K.RandomSolarize(p=0.2),
             *torchgeo.flips(),
         ),
-        3,
+        4,
         channels=4,
         share=1e-3,
         **FLOATS,
@@ -123,24 +125,42 @@ def test_mask_of_a_tile_follows_as_kornia_takes_it():
     assert_values(got, expected, share=4e-3)
 
 
-class RandomGrayscale(K.IntensityAugmentationBase2D):
-    """torchgeo's: the mean of the channels by weights."""
+class Darker(torchgeo.RandomGrayscale):
+    """As any class with code of its own."""
 
-    def __init__(self, weights, p=0.1):
-        super().__init__(p=p)
-        self.flags = {"weights": weights / weights.sum()}
+    def apply_transform(self, *args):
+        return super().apply_transform(*args) / 2
 
-    def apply_transform(self, images, params, flags, transform=None):
-        return (images * flags["weights"][:, None, None]).sum(-3, keepdim=True).expand(images.shape)
+
+class Drawing(torchgeo.RandomGrayscale):
+    """As another version of torchgeo might have it."""
+
+    apply_transform = torchgeo.RandomGrayscale.apply_transform
+
+    def generate_parameters(self, batch_shape):
+        return {"weights": torch.rand(batch_shape[1])}
+
+
+Drawing.__name__ = "RandomGrayscale"
+Drawing.__module__ = "torchgeo.transforms.color"
+LEFT = {
+    Darker: "a subclass of RandomGrayscale that overrides apply_transform",
+    Drawing: "generate_parameters of RandomGrayscale is not that of the versions compared with",
+}
 
 
 @left_to_the_library
-def test_grey_of_torchgeo_is_left_to_kornia():
-    augment = gpuaug.fuse(torchgeo.trainer(*torchgeo.flips(), RandomGrayscale(torch.ones(4), p=0.2)))
+@pytest.mark.parametrize("kind", LEFT, ids=lambda kind: kind.__qualname__)
+def test_grey_with_code_of_its_own_is_left_to_kornia(kind):
+    augment = gpuaug.fuse(torchgeo.trainer(*torchgeo.flips(), kind(torch.ones(4), p=0.2)))
     explanation = augment.explain((4, 4, 64, 80), dtype=torch.float32)
-    assert [(line.modules, line.reason) for line in explanation.lines if line.reason] == [
-        (("RandomGrayscale_2",), "not one of Kornia's modules")
-    ]
+    assert [(line.modules, line.reason) for line in explanation.lines if line.reason] == [((f"{kind.__name__}_2",), LEFT[kind])]
+
+
+def test_bands_have_as_many_weights_as_torchgeo_asks_for():
+    augment = gpuaug.fuse(torchgeo.trainer(torchgeo.RandomGrayscale(torch.ones(4), p=1.0)))
+    with pytest.raises(gpuaug.ArgumentError, match="^weights of RandomGrayscale_0"):
+        augment(torch.rand(2, 3, 8, 8))
 
 
 @pytest.fixture(params=["as written", "installed"])
