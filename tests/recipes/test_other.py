@@ -159,7 +159,7 @@ def test_grey_with_code_of_its_own_is_left_to_kornia(kind):
 
 def test_bands_have_as_many_weights_as_torchgeo_asks_for():
     augment = gpuaug.fuse(torchgeo.trainer(torchgeo.RandomGrayscale(torch.ones(4), p=1.0)))
-    with pytest.raises(gpuaug.ArgumentError, match="^weights of RandomGrayscale_0"):
+    with pytest.raises(gpuaug.ArgumentError, match=r"^weights of RandomGrayscale_0"):
         augment(torch.rand(2, 3, 8, 8))
 
 

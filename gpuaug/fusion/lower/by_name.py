@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations, permutations
 from math import comb
 from types import FunctionType
@@ -61,7 +62,7 @@ _NOT_READ = frozenset({"selected_transforms"})
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
-    "open_clip.CenterCropOrPad": timm.CenterCropOrPad,
+    "open_clip.CenterCropOrPad": partial(timm.CenterCropOrPad, mode="constant"),
     "open_clip.ResizeKeepRatio": timm.OpenClipResizeKeepRatio,
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,

@@ -88,7 +88,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     if base in POLICIES:
         policy = lower_policy(name, module, LOWERED, pick)
         return Leaf(name, EagerKornia(name, module, policy) if isinstance(policy, str) else policy)
-    kind = LOWERED.get(base, channel.TorchgeoGrayscale)
+    kind = channel.TorchgeoGrayscale if base.__module__.startswith("torchgeo.") else LOWERED[base]
     try:
         reason = _on_gpu(module) or kind.unsupported_module(module)
         made = kind(name, module) if reason is None or kind.out is not Op.out else None

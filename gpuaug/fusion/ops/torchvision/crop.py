@@ -55,12 +55,12 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
 
 
 class _Padded(TorchvisionOp, IndexOp):
-    """An op that pads as a transform with ``fill`` and ``padding_mode``."""
+    """An op that pads as a transform with ``fill`` and ``padding_mode``, or with ``mode`` where it has none."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
+    def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
-        self._mode = getattr(transform, "padding_mode", "constant")  # open_clip's has none
+        self._mode = mode or transform.padding_mode
         self.fill = self.fill_share(transform.fill, whole=True) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:

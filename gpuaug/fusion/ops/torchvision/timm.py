@@ -104,8 +104,8 @@ def resize_keep_ratio(name: str, transform: Any, units: Units) -> ResizeKeepRati
 class CenterCropOrPad(crop.RandomCrop):
     """CenterCropOrPad: the middle of the image, with half of what it lacks before it and half behind."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        crop._Padded.__init__(self, name, transform, units)
+    def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
+        crop._Padded.__init__(self, name, transform, units, mode)
         self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:
