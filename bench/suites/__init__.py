@@ -42,6 +42,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
         "bench.suites.augmentation.augment",
         ["--cases", "hflip,lsj,ssd,segmentation", "--batch", "64", "--repeats", "2"],
     ),
+    "recipes": ("bench.suites.augmentation.recipes", []),
     "ragged": ("bench.suites.augmentation.ragged", []),
     "views": ("bench.suites.augmentation.views", []),
     "detection": ("bench.suites.augmentation.detection", []),

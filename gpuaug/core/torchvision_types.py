@@ -98,7 +98,7 @@ def _overridden(kind: type, base: type) -> str | None:
         for name, value in vars(added).items():
             if name in NOT_APPLIED:
                 continue
-            if name in _OF_OBJECT or not _is_same(value, attributes.get(name, value)):
+            if name in _OF_OBJECT or not is_same(value, attributes.get(name, value)):
                 return name
             # A property comes before an attribute of the instance.
             if hasattr(type(value), "__set__") and name in names_used(base):
@@ -106,7 +106,8 @@ def _overridden(kind: type, base: type) -> str | None:
     return None
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two attributes are one, or functions of the same code, such as Kornia's copies of ``forward``."""
     value, other = (getattr(each, "__func__", each) for each in (value, other))
     if value is other:
         return True

@@ -80,7 +80,7 @@ def test_dali_takes_images_of_different_sizes_and_antialiases_when_told():
 def test_dali_pads_masks_where_it_pads_images():
     pytest.importorskip("nvidia.dali")
     images, masks = torch.full((8, 3, 52, 52), 200, dtype=torch.uint8), torch.full((8, 1, 52, 52), 7, dtype=torch.uint8)
-    found, labels = dali.build("segmentation", images, masks, torch.float32)()
+    found, labels = dali.build(dali.segmentation_preset, images, masks, torch.float32)()
     assert found.shape == (8, 3, 48, 48)
     assert (labels.shape, labels.dtype) == ((8, 1, 48, 48), torch.int64)
     mean, std = (torch.tensor(part).view(3, 1, 1) for part in (pipelines.MEAN, pipelines.STD))

@@ -31,6 +31,7 @@ OTHERS = {
     "feeds",
     "augment",
     "augment_presets",
+    "recipes",
     "ragged",
     "views",
     "detection",

@@ -55,16 +55,17 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
 
 
 class _Padded(TorchvisionOp, IndexOp):
-    """An op that pads as a transform with ``fill`` and ``padding_mode``."""
+    """An op that pads as a transform with ``fill`` and ``padding_mode``, or with ``mode`` where it has none."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
+    def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
-        self.fill = self.fill_share(transform.fill, whole=True) if transform.padding_mode == "constant" else 0.0
+        self._mode = mode or transform.padding_mode
+        self.fill = self.fill_share(transform.fill, whole=True) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        mode: Any = self.module.padding_mode
+        mode = self._mode
         if self._pads and mode != "constant" and isinstance(image_fill(self.module.fill), list):
             return f"fill has a value per channel with padding_mode={mode!r}"
         return None if mode in _EDGES or not self._pads else f"padding_mode={mode!r}"
@@ -77,7 +78,7 @@ class _Padded(TorchvisionOp, IndexOp):
     @property
     def edge(self) -> Edge:  # type: ignore[override]
         """What padding holds; nothing where there is none."""
-        return _EDGES.get(self.module.padding_mode, "constant") if self._pads else ""  # type: ignore[call-overload]
+        return _EDGES.get(self._mode, "constant") if self._pads else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Left, right, above and below: numbers, or arrays of them where images differ in size."""
@@ -90,7 +91,7 @@ class _Padded(TorchvisionOp, IndexOp):
         """The padding of one sample."""
         left, right, top, bottom = (int(side) for side in self._padding(size.of(sample)))
         transform: Any = self.module
-        arguments = {"fill": image_fill(transform.fill), "padding_mode": transform.padding_mode}
+        arguments = {"fill": image_fill(transform.fill), "padding_mode": self._mode}
         return "pad", {"padding": [left, top, right, bottom], **arguments}
 
 

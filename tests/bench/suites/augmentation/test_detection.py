@@ -2,6 +2,7 @@ import pytest
 import torch
 from support.bench.commands import assert_runs_on_a_gpu, measure_suite
 
+from bench.data.scenes import Scenes
 from bench.suites.augmentation import detection
 
 
@@ -15,7 +16,7 @@ def test_detection_has_its_rows_with_whatever_follows(tmp_path):
 
 
 def test_scenes_have_objects_inside_their_images():
-    scenes = detection.Scenes(60, ("boxes", "labels", "masks"), count=30)
+    scenes = Scenes(60, ("boxes", "labels", "masks"), count=30)
     shapes = set()
     for image, target in scenes:
         height, width = image.shape[1:]
@@ -35,7 +36,7 @@ def test_scenes_have_objects_inside_their_images():
 
 @pytest.mark.parametrize("keys", [(), ("boxes", "labels"), ("boxes", "labels", "masks")], ids=len)
 def test_peers_of_detection_take_what_there_is(keys):
-    scenes = detection.Scenes(48, keys, count=3)
+    scenes = Scenes(48, keys, count=3)
     on_worker = scenes.transformed(detection.OnWorker(24))
     images, targets = detection.stacked([on_worker[index] for index in range(3)])
     assert images.shape == (3, 3, 24, 24)
