@@ -16,7 +16,7 @@ from gpuaug.decode.decoders.base import MOST_SESSIONS, FileDecoder, Resources
 from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPool
 from gpuaug.decode.decoders.pyav import Running
 
-FED_AT_ONCE = 12
+FED_AT_ONCE = 32
 """Packets of a call. A session keeps memory for as many frames, and a few more."""
 
 _START_CODES = ("h264", "hevc")
