@@ -41,12 +41,6 @@ def test_tables_are_rewritten_from_the_results(measured, tmp_path, capsys):
     assert tables.main([*flags, "--check"]) == 0
 
 
-def test_tables_leave_text_alone_without_results(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(TEXT)
-    assert tables.main([str(page), "--results", str(tmp_path / "none"), "--check"]) == 0
-
-
 def test_a_case_of_one_row_is_left_out_beside_cases_of_several():
     rows = [{"case": case, "name": name, "images_per_s": rate} for case, name, rate in [
         ("load", "peer", 100.0), ("load", "gpuaug", 200.0), ("train", "peer", 7.0),
@@ -105,11 +99,6 @@ def test_rows_that_are_named_are_shown_alone_at_the_batch_size_that_all_have():
     assert "compiled" not in written
     assert "kept" in written, "no row has that batch size"
     assert tables.rewrite(written, {"augment": made}) == written
-
-
-def test_a_row_that_a_page_misspells_is_an_error():
-    with pytest.raises(ValueError, match=r"A row must be one that 'augment' has here, got \['gpuag'\]\. Correct the page\."):
-        tables.markdown(many_figures(), names=["gpuag"])
 
 
 def test_cases_that_are_named_are_lines_with_a_column_for_each_row():

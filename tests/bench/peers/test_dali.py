@@ -1,8 +1,4 @@
-import gc
 import itertools
-import sys
-import weakref
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -24,44 +20,6 @@ def test_dali_keeps_labels_with_their_images():
         # The middle, which no rotation leaves.
         colours = ((images * std + mean) * 255)[:, 0, 16, 16]
         torch.testing.assert_close(colours, 10.0 * labels, atol=1.0, rtol=0)
-
-
-class Cyclic:
-    """What matters here of a pipeline of DALI's: it holds what it pulls from, and itself."""
-
-    def __init__(self, pull):
-        self.pull, self.itself = pull, self
-
-    def build(self):
-        pass
-
-    def run(self):
-        images = torch.from_numpy(self.pull()).float()
-        return [SimpleNamespace(as_tensor=lambda: images)]
-
-
-@pytest.mark.parametrize("real", [False, True], ids=["stand-in", "DALI"])
-def test_a_loader_behind_dali_ends_with_the_loop(real, monkeypatch):
-    """As cyclic garbage it would wait for each of its workers, seconds long."""
-    if real:
-        pytest.importorskip("nvidia.dali")
-    else:
-        made = ModuleType("nvidia.dali")
-        made.fn, made.types, made.pipeline_def = None, None, lambda **_: lambda _body: Cyclic
-        monkeypatch.setitem(sys.modules, "nvidia", ModuleType("nvidia"))
-        monkeypatch.setitem(sys.modules, "nvidia.dali", made)
-    pulled = iter(DataLoader(Labelled(), batch_size=4))
-    held = weakref.ref(pulled)
-    batches = iter(dali.Batches("seed", pulled, 4, 32, CPU))
-    del pulled
-    gc.disable()
-    try:
-        next(batches)
-        assert held() is not None
-        batches.close()
-        assert held() is None
-    finally:
-        gc.enable()
 
 
 def test_dali_takes_images_of_different_sizes_and_antialiases_when_told():
