@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from bench.harness.lane_spans import LANES
 from support.bench.commands import TINY, assert_runs_on_a_gpu, measure_suite, rows_by_case, run_suites
 
 from bench import __main__
 from bench.figures import tables
 from bench.suites import SUITES
 from bench.suites.augmentation import detection, kernels, ragged, views
-from bench.suites.training import classifier, encoder_decoder, lanes
+from bench.suites.training import classifier, encoder_decoder
 from bench.suites.transport import lifetimes
 
 # Suite, flags that make it small, and the rows that must be there on a CPU.
@@ -98,16 +97,6 @@ def test_handover_times_each_next(tmp_path):
     made = measure_suite("handover", tmp_path, "--calls", "20")
     assert {row["case"] for row in made["rows"]} == {"two tensors, large", "two tensors, small", "many leaves"}
     assert all(row["median_us"] > 0 and row["calls"] == 20 for row in made["rows"])
-
-
-def test_lanes_has_a_span_for_each_lane_and_draws_it(tmp_path):
-    made = measure_suite("lanes", tmp_path, "--width", "4")
-    for case in ("serial", "streamed"):
-        rows = [row for row in made["rows"] if row["case"] == case]
-        assert {row["lane"] for row in rows} == set(LANES)
-        assert all(0 <= row["start_ms"] <= row["end_ms"] for row in rows)
-    lanes.main(["--draw", str(tmp_path / "lanes.json"), "--image", str(tmp_path / "lanes.png")])
-    assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
 
 
 def assert_figures_follow_from_parts(rows):
