@@ -37,7 +37,9 @@ def folder(root: Path, size: str) -> list[str]:
             continue
         with av.open(str(path), "w") as file:
             stream = file.add_stream("libx264", rate=30, options={"crf": "24", "preset": "medium", "g": str(KEY_EVERY)})
-            stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+            stream.height = height
+            stream.width = width
+            stream.pix_fmt = "yuv420p"
             texture = _texture(2 * height, 2 * width, number)
             for index in range(FRAMES):
                 top = int(height * (0.5 + 0.45 * np.sin(index / 23)))
