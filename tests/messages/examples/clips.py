@@ -96,7 +96,7 @@ def a_position_beyond_the_video(told):
 
 @example("Videos cannot be read, because PyAV is not installed")
 def videos_without_pyav(told):
-    with mock.patch.object(libav, "find", lambda: None), told:
+    with mock.patch.object(libav, "find", return_value=None), told:
         gpuaug.collate_encoded([(gpuaug.read_clip(video(), 2), 0)])
     assert frames_of(gpuaug.read_clip(video(), 2)).shape[1] == 2
 
