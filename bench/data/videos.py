@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness.optional_rows import MissingError
-
 SIZES = {"340x256": (256, 340), "1280x720": (720, 1280)}
 """Height and width of each set."""
 
@@ -17,15 +15,9 @@ DISTINCT, FILES = 4, 48
 
 
 def folder(root: Path, size: str) -> list[str]:
-    """The paths of a set's videos, which are made unless they are there.
+    """The paths of a set's videos, which are made unless they are there."""
+    import av
 
-    Raises:
-        MissingError: If PyAV is not installed.
-    """
-    try:
-        import av
-    except ImportError as error:
-        raise MissingError(f"not installed: {error}") from None
     height, width = SIZES[size]
     paths = [root / size / f"{number:02}.mp4" for number in range(FILES)]
     paths[0].parent.mkdir(parents=True, exist_ok=True)

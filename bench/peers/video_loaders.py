@@ -70,16 +70,16 @@ def _loader(case: VideoCase, read: Callable[[str, float], Any], **options: Any) 
 
 def gpuaug_batches(case: VideoCase, stack: ExitStack, *, backend: Literal["nvdec", "cpu"]) -> Iterator[Tensor]:
     """Endless batches of gpuaug."""
-    read = partial(_read, case.frames)
     stage = gpuaug.TransformStage(partial(resized, size=case.size), on=0, name="resize")
-    data = _loader(case, read, collate_fn=gpuaug.collate_encoded)
+    data = _loader(case, partial(read, case.frames), collate_fn=gpuaug.collate_encoded)
     streamed = gpuaug.StreamedLoader(data, [gpuaug.DecodeStage(backend=backend), stage], device=case.device)
     stack.callback(streamed.close)
     for clips, _ in streamed:
         yield clips
 
 
-def _read(frames: int, path: str, at: float) -> Any:
+def read(frames: int, path: str, at: float) -> Any:
+    """A clip of a video at a position from 0 to 1."""
     return gpuaug.read_clip(path, frames, STRIDE, at=at)
 
 

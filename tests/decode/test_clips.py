@@ -41,6 +41,10 @@ CASES = {
         "options": (("x265-params", "open-gop=1:keyint=12:bframes=3:log-level=none"),),
     },
     "no key frames but the first": {"name": "one-key.mp4", "options": (("g", "400"), ("bf", "3"))},
+    "pictures that are refreshed little by little": {
+        "name": "refresh.mp4",
+        "options": (("x264-params", "intra-refresh=1:keyint=12:bframes=2"),),
+    },
     "B-frames that others refer to": {"name": "pyramid.mp4", "options": (("g", "24"), ("bf", "7"), ("b-pyramid", "normal"))},
     "interlaced": {"name": "interlaced.mp4", "options": (("x264-params", "interlaced=1:keyint=12"),)},
     "10 bits": {"name": "deep.mp4", "pixels": "yuv420p10le"},
@@ -218,6 +222,13 @@ def test_frames_are_left_as_stored_if_asked():
     assert np.array_equal(decoded(read_clip(path, 2), exif=False)[0], frames(path, upright=False)[:2])
 
 
+@pytest.mark.parametrize("case", ["an open group of pictures", "an open group of pictures in HEVC", "vp9"])
+def test_frames_far_from_one_another(case):
+    path = path_of(case)
+    for numbers in ([0, 39], [1, 14, 38]):
+        assert np.array_equal(decoded(read_clip(path, numbers))[0], frames(path)[numbers])
+
+
 def test_frames_that_nothing_needs_are_not_packed():
     path = path_of("h264")  # of 40 frames, with key frames 0, 12, 22 and 34
     keys, dropped = [0, 12, 22, 34], 0
@@ -230,11 +241,13 @@ def test_frames_that_nothing_needs_are_not_packed():
     assert dropped > 5, "B-frames that are neither shown nor referred to"
 
 
+FAST_START = (("movflags", "faststart"),)
+
 BAD = {
     "a missing file": lambda: "missing.mp4",
     "no video": lambda: io.BytesIO(b"no video at all").getvalue(),
     "an empty file": lambda: b"",
-    "a file that ends early": lambda: cut(video(name="front.mp4", container=(("movflags", "faststart"),)), 0.6),
+    "a file that ends early": lambda: cut(video(name="front.mp4", container=FAST_START), 0.6),
     "a file without its end": lambda: cut(video(), 0.6),
 }
 
@@ -257,6 +270,14 @@ def test_a_bad_video_is_an_error_at_its_batch_or_its_sample_is_replaced(case):
     assert batches[1][1].tolist() == [2, 2]
     assert torch.equal(batches[1][0][1], batches[0][0][0])
     assert replacing.stats().replaced == 1
+
+
+def test_all_clips_of_a_file_that_ends_early_are_an_error_if_they_are_chosen_by_its_length():
+    data = BAD["a file that ends early"]()
+    for chosen in ({"at": 0.2}, {"start": 3, "short": "loop"}):
+        with pytest.raises(DecodeError, match=r"its data end after \d+ of 40 frames"):
+            decoded(read_clip(data, 2, **chosen))
+    assert np.array_equal(decoded(read_clip(data, 2, start=3))[0], frames(video(name="front.mp4", container=FAST_START))[3:5])
 
 
 def test_a_damaged_frame_is_an_error():

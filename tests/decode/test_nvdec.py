@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from gpuaug import DecodeError, DecodeStage, DeviceError, GpuAugWarning, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.streams import InLineLane
-from gpuaug.decode.clips import libav
+from gpuaug.decode.clips import layout, libav
 from gpuaug.decode.clips.layout import convert
 from gpuaug.decode.decoders import nvdec_sessions, registry
 from gpuaug.decode.decoders.nvdec import NvDec
@@ -63,11 +63,19 @@ def test_frames_beside_one_another_are_fed_together_and_come_in_their_order(monk
 
 def test_clips_of_one_batch_go_to_the_decoder_that_their_headers_name(monkeypatch):
     decoder = nvdec_double.use(monkeypatch)
-    cases = ["h264", "10 bits", "hevc", "lossless", "h264"]
+    monkeypatch.setattr(layout, "MOST_CONVERTED", 3 * 48 * 64)
+    cases = ["h264", "10 bits", "hevc", "BT.709", "BT.709 in full range", "lossless", "h264"]
     made = decoded(*(read_clip(path_of(case), 2, start=3) for case in cases))
     for case, clip in zip(cases, made, strict=True):
         assert apart(clip, frames(path_of(case))[3:5]) <= (0 if case in BY_CPU else MOST_APART)
-    assert 2 <= len(decoder.sessions) <= 3
+    assert 3 <= len(decoder.sessions) <= 5
+
+
+def test_clips_of_an_open_group_of_pictures_go_to_the_cpu(monkeypatch):
+    decoder = nvdec_double.use(monkeypatch)
+    path = path_of("an open group of pictures")
+    clips = collate_encoded([(read_clip(path, 2, start=start), 0) for start in (0, 25)])[0]
+    assert decoder.takes(clips.headers.table).tolist() == [True, False]
 
 
 def test_sessions_stay_open_for_other_files_and_later_loaders(monkeypatch):

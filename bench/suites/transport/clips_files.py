@@ -10,6 +10,8 @@ DALI            fn.readers.video, shuffled, and fn.resize
 torchcodec, CPU DataLoader workers decode, the card resizes
 gpuaug, CPU     read_clip, and DecodeStage(backend="cpu")
 gpuaug          read_clip, and DecodeStage(backend="nvdec")
+engines, 8 / 14 all frames of a video decoded from memory by so many sessions, and dropped (a ceiling): frames over
+                packets_per_clip, the packets that a clip of gpuaug has; decoder_percent is nvidia-smi's meanwhile
 """
 
 import tempfile
@@ -18,18 +20,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from torch import Tensor
 
+import gpuaug
 from bench.data import videos
 from bench.harness import flags, measurement
 from bench.harness.optional_rows import OptionalRow, peer_row
-from bench.peers import video_loaders
+from bench.peers import nvdec, video_loaders
 from bench.peers.video_loaders import VideoCase
 from gpuaug.benchkit.windows import Variant
 
 DALI, TORCHCODEC, OURS_CPU, OURS = "DALI", "torchcodec, CPU", "gpuaug, CPU", "gpuaug"
+
+CEILINGS = {"engines, 8": 8, "engines, 14": 14}
+"""Numbers of sessions of the rows that are ceilings."""
 
 _QUEUED = 12
 """Batches that may be ready when a window begins."""
@@ -43,6 +50,20 @@ def _row(name: str, case: VideoCase, stack: ExitStack, batches: Callable[..., It
     return Variant(name, steps, _QUEUED)
 
 
+def _ceiling(name: str, case: VideoCase, sessions: int, stack: ExitStack) -> Variant:
+    """Clips per second if the engines decoded without a pause the packets that a clip has on average."""
+    clips = [video_loaders.read(case.frames, path, at / 7) for path in case.paths[: videos.DISTINCT] for at in range(8)]
+    encoded = gpuaug.collate_encoded([(clip, 0) for clip in clips])[0]
+    packets = len(encoded.headers.packets) / len(encoded)
+    engines = nvdec.Engines(case.paths[0], sessions, case.device.index or 0, stack)
+
+    def steps() -> Iterator[int]:
+        while True:
+            yield round(engines.decode() / packets)
+
+    return Variant(name, steps, 1, lambda: {"packets_per_clip": packets, "decoder_percent": median(engines.percents or [0])})
+
+
 def variants(options: Namespace, root: Path, size: str, batch_size: int, stack: ExitStack) -> list[OptionalRow]:
     """The rows of one size of videos."""
     paths = videos.folder(root, size)
@@ -53,10 +74,12 @@ def variants(options: Namespace, root: Path, size: str, batch_size: int, stack: 
         (OURS_CPU, video_loaders.gpuaug_batches, {"backend": "cpu"}, False),
         (OURS, video_loaders.gpuaug_batches, {"backend": "nvdec"}, True),
     ]
-    return [
+    made = [
         peer_row(name, options.device, partial(_row, name, case, stack, batches, **more), needs_gpu=needs_gpu)
         for name, batches, more, needs_gpu in rows
     ]
+    ceilings = [peer_row(name, options.device, partial(_ceiling, name, case, count, stack)) for name, count in CEILINGS.items()]
+    return [*made, *ceilings]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -77,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             ],
             baseline=DALI,
             ours=(OURS_CPU, OURS),
+            ceilings=tuple(CEILINGS),
             frames=options.frames,
             stride=video_loaders.STRIDE,
         )

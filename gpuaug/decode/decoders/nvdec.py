@@ -17,7 +17,10 @@ from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPo
 from gpuaug.decode.decoders.pyav import Running
 
 FED_AT_ONCE = 32
-"""Packets of a call. A session keeps memory for as many frames, and a few more."""
+"""Packets of a call. A session keeps memory for as many frames, and a few more.
+
+8 sessions decoded 232 clips of 340x256 a second with 4, 285 with 12, 319 with 32, and 296 with 200 (H100, 2026-11-26).
+"""
 
 _START_CODES = ("h264", "hevc")
 """Codecs whose packets the engines find by start codes. Packets of other codecs are fed one by one."""

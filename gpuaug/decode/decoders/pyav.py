@@ -139,8 +139,6 @@ def _context(av: Any, data: memoryview, facts: ClipFacts) -> Any:
         context.extradata = bytes(data[facts.start : facts.start + facts.extradata])
     context.thread_count = 1
     context.width, context.height = facts.width, facts.height  # some codecs leave them to the container
-    if facts.instant:  # else frames before the first are missed, which would be an error
-        context.options = {"err_detect": "explode"}
     if facts.reorder:  # as the demuxer found it: without, a decoder may take frames for late and leave them out
         context.reorder_depth = facts.reorder
     return context
