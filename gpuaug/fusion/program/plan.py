@@ -258,10 +258,10 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             for op in front.order:
                 at = op.out(at)
             columns = front.columns(channels, masks, sides=at.ragged)
-            program, width = _program(points, columns.end, channels)
+            program, width = _program(points, columns.end, channels, at.each)
             passes.append(GatherPass(front, points, source, at, program, columns=columns))
         else:
-            program, width = _program(points, front.row_width(channels), channels)
+            program, width = _program(points, front.row_width(channels), channels, at.each)
             passes.append(OpPass(front, points, source, at, program))
         widths.append(width)
     if _leaves_samples(passes):
@@ -291,11 +291,13 @@ def _leaves_samples(passes: Sequence[Pass]) -> bool:
     return can and same and any(all(op.is_random for op in step.ops) for step in between)
 
 
-def _program(points: Sequence[PointOp], column: int, channels: int) -> tuple[tuple[tuple[int, int, int], ...], int]:
+def _program(
+    points: Sequence[PointOp], column: int, channels: int, frames: int
+) -> tuple[tuple[tuple[int, int, int], ...], int]:
     """The pointwise ops' codes, first columns and flags, with rows from ``column`` on; and the column after the last row."""
     program = []
     for point in points:
-        program.append((point.code, column, point.channel_flags(channels)))
+        program.append((point.code, column, point.flags_for(channels, frames)))
         column += point.row_width(channels)
     return tuple(program), column
 
@@ -313,6 +315,6 @@ def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """Number of uniform numbers per sample that each op of a run draws for images of this size."""
     # Apart: a plan may be made in the middle of a draw.
     sampler = Sampler((0,), 1, apart=True)
-    one = size if size.ragged else Size(1, size.channels, size.height, size.width)
+    one = size if size.ragged else replace(size, batch=1)
     used = [sampler.used for _ in draw_each(ops, sampler, one)]
     return tuple(after - before for before, after in pairwise([0, *used]))

@@ -38,8 +38,8 @@ class CachedPlan(NamedTuple):
 
 
 def image_key(images: Any) -> ImageKey | None:
-    """Key of ``CachedPlan`` within a program; ``None`` for anything but a plain tensor of a batch."""
-    if type(images) is not Tensor or images.ndim != 4 or images.requires_grad:
+    """Key of ``CachedPlan`` within a program; ``None`` for anything but a plain tensor of a batch of images or clips."""
+    if type(images) is not Tensor or images.ndim not in (4, 5) or images.requires_grad:
         return None
     return images.shape, images.device
 

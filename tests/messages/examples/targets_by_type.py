@@ -114,13 +114,17 @@ def mix_beside_boxes_in_a_stage(told):
     run((IMAGES, torch.tensor([0, 1]), boxes), lambda images: transform(images))
 
 
-@example("Transform clips in the dataset")
-def video_of_a_batch(told):
-    clips = tv_tensors.Video(torch.rand(3, 1, 3, 48, 64).expand(3, 4, 3, 48, 64))
+@example("Pass one dict for each clip, or one for each frame")
+def dicts_of_another_number_of_frames(told):
+    clips, boxes = torch.rand(2, 3, 3, 8, 8), torch.tensor([[1.0, 2, 4, 5]])
+    keys = ["input", "targets"]
     with told:
-        gpuaug.fuse(FLIP)(clips)
-    got = torch.stack([v2.RandomResizedCrop(32)(tv_tensors.Video(clip)) for clip in clips])
-    assert all(torch.equal(frame, got[:, 0]) for frame in got.unbind(1))
+        gpuaug.fuse(FLIP)(clips, [[{"boxes": boxes}] * 2] * 2, data_keys=keys)
+    _, of_clips = gpuaug.fuse(FLIP)(clips, [{"boxes": boxes}] * 2, data_keys=keys)
+    _, of_frames = gpuaug.fuse(FLIP)(clips, [[{"boxes": boxes}] * 3] * 2, data_keys=keys)
+    assert all(
+        torch.equal(frame["boxes"], clip["boxes"]) for clip, frames in zip(of_clips, of_frames, strict=True) for frame in frames
+    )
 
 
 @example("per_box must be a list of keys")
