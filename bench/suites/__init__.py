@@ -43,6 +43,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     ),
     "ragged": ("bench.suites.augmentation.ragged", []),
     "views": ("bench.suites.augmentation.views", []),
+    "clips": ("bench.suites.augmentation.clips", []),
     "detection": ("bench.suites.augmentation.detection", []),
     "accuracy": ("bench.suites.augmentation.accuracy", []),
     "lanes": ("bench.suites.training.lanes", []),

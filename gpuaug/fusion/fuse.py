@@ -333,8 +333,8 @@ class Fused(nn.Module):
         """What became of each module: its pass, launches and bytes a batch, and why its library runs what it runs.
 
         Args:
-            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. Left out: that of the last call, else
-                (256, 3, 256, 256).
+            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. Left out: that of the last call,
+                else (256, 3, 256, 256).
             dtype: Type of the images. Left out: that of the last call, else uint8, or float32 where bytes are refused.
 
         Returns:

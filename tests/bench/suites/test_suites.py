@@ -33,6 +33,7 @@ OTHERS = {
     "augment_presets",
     "ragged",
     "views",
+    "clips",
     "detection",
     "accuracy",
     "profiles",
