@@ -410,7 +410,7 @@ class Fused(nn.Module):
                     of_parts = of_all_parts(segment.ops, drawn)
                     table = make_table(segment.plan, size, of_parts, targets.device, points=points)
                     targets.run_plan(segment.plan, table, segment.plan.canvases(size, [of_parts]), *form)
-                    size = size.to(segment.plan.out.height, segment.plan.out.width)
+                    size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop
 
 

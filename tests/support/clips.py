@@ -18,6 +18,8 @@ FIRST = {
     "blur": lambda: [K.RandomGaussianBlur((3, 5), (0.3, 2.0), p=0.7), K.RandomInvert()],
     "blur of two passes": lambda: [K.RandomGaussianBlur((3, 9), (0.3, 2.0), p=0.7), K.Normalize(0.5, 0.25)],
     "CLAHE": lambda: [K.RandomClahe(p=0.7), K.RandomInvert()],
+    "chosen frames": lambda: [v2.RandomResizedCrop(9), v2.UniformTemporalSubsample(3), v2.ColorJitter(0.4, 0.4)],
+    "chosen frames of a blur": lambda: [v2.GaussianBlur(3), v2.UniformTemporalSubsample(1), v2.RandomInvert()],
     "antialiased crop": lambda: [v2.RandomResizedCrop((9, 11)), v2.ColorJitter(0.4, 0.4)],
 }
 """Further pipelines, by name."""

@@ -36,9 +36,10 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         Some tens of launches a pass on a GPU, and several copies of the images.
     """
     first, *others = plan.passes
-    table = _of_frames(plan, table)
-    made = run_pass(first, _readable(images), table, *canvases[:1])
+    tables = {frames: _of_frames(plan, table, frames) for frames in {step.out.each for step in plan.passes}}
+    made = run_pass(first, _readable(images), tables[first.out.each], *canvases[:1])
     for index, step in enumerate(others, 1):
+        table = tables[step.out.each]
         if step.out.ragged:
             made = run_pass(step, made, table, canvases[index])
             continue
@@ -50,9 +51,8 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     return made
 
 
-def _of_frames(plan: Plan, table: Tensor) -> Tensor:
-    """The row of every image, (V · B · T, K), given the rows of clips."""
-    frames = plan.source.each
+def _of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
+    """The row of every image, (V · B · T, K), given the rows of clips of so many frames."""
     if frames == 1:
         return table
     frame = torch.arange(frames, device=table.device).repeat(len(table))
@@ -124,6 +124,9 @@ def masked(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
 def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """Move pixels and interpolate, in float32."""
     front, columns, out = step.front, step.columns, step.out
+    if columns.frames >= 0:
+        assert isinstance(images, Tensor)
+        images = images[_chosen(step, table) % len(images)]
     place = _Place(table)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
@@ -153,6 +156,14 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     if inside is not None:
         values = torch.where(inside[:, None], values, place.channels(fill_column, out.channels))
     return values
+
+
+def _chosen(step: GatherPass, table: Tensor) -> Tensor:
+    """Index of the source image of every frame that is made, counted on through all views."""
+    frame = torch.arange(len(table), device=table.device)
+    columns = table[:, step.columns.frames : step.columns.frames + step.out.frames]
+    chosen = columns.gather(1, (frame % step.out.frames)[:, None])[:, 0].long()
+    return frame // step.out.frames * step.source.frames + chosen
 
 
 def gather_mask(

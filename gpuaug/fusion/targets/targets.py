@@ -24,6 +24,7 @@ from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
+from gpuaug.fusion.targets.clips import ClipInputs
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
 from gpuaug.fusion.targets.target_dicts import TargetDicts, check_canvas
@@ -56,7 +57,6 @@ class Targets:
         form: ClipForm = ClipForm(),  # noqa: B008
     ) -> None:
         self._ending = ending
-        self._form = form
         self.keys = [name_of(key) for key in keys]
         self.passed_keys = self.keys
         """Data keys of the inputs as the user passed them. ``keys`` also has the data keys of targets found by type."""
@@ -70,28 +70,22 @@ class Targets:
         for key, value in zip(self.keys, inputs, strict=True):
             check(key, value)
         images = inputs[self.keys.index("input")]
-        self._is_clip = type_name(images) == "Video" and images.ndim == 4
-        """True for one clip without an axis for the batch."""
+        self._clips = ClipInputs(form, images)
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
-        images = images[None] if self._unbatched or self._is_clip else images
-        self._frames = form.frames_of(images)
-        """Number of frames of every clip that was passed; 0: images."""
+        images = images[None] if self._unbatched or self._clips.is_single else images
         self.device: torch.device = images.device
-        self.size = form.size(images.shape) if self._frames else size_of(images)
+        self.size = form.size(images.shape) if self._clips.frames else size_of(images)
         self.dtype = dtype_of(images)
         self.places = images.places if isinstance(images, Ragged) else None
         """``Ragged.places`` of ragged images."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets that are found by their type, by the index of the input that holds them."""
-        self._per_frame: dict[int, type] = {}
-        """Type of the lists of target dicts that hold one list for each clip, by the index of the input."""
-        inputs = [self._dicts_of_frames(index, value) for index, value in enumerate(inputs)]
+        inputs = [self._clips.dicts(key, *each) for key, each in zip(self.keys, enumerate(inputs), strict=True)]
         inputs = self._spread(inputs)
         self._given = inputs
-        self._out_frames = self._frames
         for key, value in zip(self.keys, inputs, strict=True):
             self._check_size(key, value)
-        inputs = [self._flat(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        inputs = [self._clips.flat(key, value) for key, value in zip(self.keys, inputs, strict=True)]
         images = inputs[self.keys.index("input")]
         self._missing: list[int | None] = []
         self._soft: SoftLabels | None = None
@@ -126,7 +120,7 @@ class Targets:
         spread = list(inputs)
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if key == "tv_tensors" or (key == "targets" and holds_unnamed(value)):
-                batch = self.size.images if index in self._per_frame else self.size.batch
+                batch = self.size.images if self._clips.is_per_frame(index) else self.size.batch
                 self._typed[index] = typed = TypedTargets(value, batch, in_dicts=key == "targets")
                 self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
                 spread += [found for _, found in typed.inputs]
@@ -143,60 +137,18 @@ class Targets:
             start = end
         return results
 
-    def _dicts_of_frames(self, index: int, value: Any) -> Any:
-        """Target dicts in one list, where they are a list of one dict per frame for each clip."""
-        nested = isinstance(value, list | tuple) and bool(value) and all(isinstance(clip, list | tuple) for clip in value)
-        if self.keys[index] != "targets" or not self._frames or not nested:
-            return value
-        for clip in value:
-            if len(clip) != self._frames:
-                raise ArgumentError(
-                    f"targets must hold one dict for each of the {self._frames} frames of a clip, got {len(clip)}. "
-                    "Pass one dict for each clip, or one for each frame."
-                )
-        self._per_frame[index] = type(value)
-        return [record for clip in value for record in clip]
-
     def _check_size(self, key: str, value: Any) -> None:
         """Refuse images of another size than the first ones, whose draws they share."""
         if key != "input":
             return
-        value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._is_clip) else value
-        size = self._form.size(value.shape) if self._form.frames_of(value) else size_of(value)
+        value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
+        form = self._clips.form
+        size = form.size(value.shape) if form.frames_of(value) else size_of(value)
         if size != self.size:
             raise ArgumentError(
                 f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Put images of "
                 "each size through a stage of their own."
             )
-
-    def _flat(self, key: str, value: Any) -> Any:
-        """An input of clips with their frames as images; boxes and keypoints with those of all frames as one clip's."""
-        if not self._frames or not isinstance(value, Tensor):
-            return value
-        value = value.as_subclass(Tensor) if key == "input" else value
-        if key == "input" or (key == "mask" and value.ndim == 5):
-            return self._form.images(value[None] if self._is_clip else value)
-        if key == "mask":
-            return value.flatten(0, 1)
-        axes = 3 + rank(FORMS[key]) if key in FORMS else 3 if key == "valid" else 0
-        if value.ndim == axes:
-            return value.flatten(0, 1) if self._form.draws_per_frame else value.flatten(1, 2)
-        return value
-
-    def _deep(self, key: str, made: Any, given: Any) -> Any:
-        """What ``_flat`` made of an input, as clips again."""
-        if not self._frames or not isinstance(given, Tensor) or not isinstance(made, Tensor):
-            return made
-        if key == "input" or (key == "mask" and given.ndim == 5):
-            return self._form.clips(made, self._out_frames)
-        if key == "mask":
-            return made.unflatten(0, (-1, self._out_frames))
-        axes = 3 + rank(FORMS[key]) if key in FORMS else 3 if key == "valid" else 0
-        if given.ndim == axes:
-            per_frame = given.shape[2]
-            batch = given.shape[0]
-            return made.reshape(batch, -1, per_frame, *made.shape[2:])
-        return made
 
     def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
         if key == "targets":
@@ -337,7 +289,7 @@ class Targets:
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, records, self._matrix)
         elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
-        self._out_frames = plan.out.frames or self._frames
+        self._clips.choose(plan.frames, self.values, self.keys, self._given)
         for index, key in enumerate(self.keys):
             value = self.values[index]
             if key == "input":
@@ -432,15 +384,12 @@ class Targets:
             # As in Kornia, boxes and keypoints leave as they came. Views lie along the axis of the batch, so they keep it.
             elif axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
                 made = made.squeeze(axis)
-            made = self._deep(key, made, given)
-            if self._is_clip and key == "input" and views == 1 and keepdim:
+            made = self._clips.deep(key, made, given)
+            if self._clips.is_single and key == "input" and views == 1 and keepdim:
                 made = made[0]
             values[index] = self._ended(key, made, given)
         values = self._gathered(values) if self._typed else values
-        for index, kind in self._per_frame.items():
-            dicts = values[index]
-            firsts = range(0, len(dicts), self._frames)
-            values[index] = kind(kind(dicts[first : first + self._frames]) for first in firsts)
+        self._clips.lists(values)
         return values[0] if len(values) == 1 else values
 
     def _ended(self, key: str, made: Any, given: Any) -> Any:

@@ -89,7 +89,7 @@ def run(
     Cost:
         The launches of the passes, some 10 µs of host time each, and memory for the images between passes (``types_written``).
     """
-    samples = table.shape[0] * plan.source.each
+    samples = table.shape[0] * max(plan.source.each, plan.out.each)
     if samples > MOST_SAMPLES:
         raise ArgumentError(
             f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {samples}. "
@@ -175,6 +175,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     layout, strides, narrowest = _laid_out(images)
     on_canvas = step.source.ragged and isinstance(images, Tensor)
     """Whether images of different sizes are read, each at the top left of its memory."""
+    sources = batch // step.out.each * step.source.each
     rgb = channels == 3
     clean = is_clean(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
@@ -183,7 +184,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     even = out.shape[3] % 2 == 0  # rows and samples then begin at addresses of 32 bits
     constants = {
         "RAGGED": _LAYOUTS[layout],
-        "REPEATS": (batch != len(images), step.out.each),
+        "REPEATS": (sources != len(images), step.out.each, step.columns.frames, step.source.each),
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),

@@ -252,8 +252,9 @@ def gather_kernel(
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
     It is (filter or 0, largest value of the source, to which weighed values are clamped, or 0 for no clamp).
 
-    ``REPEATS``: whether there are more samples than ``images``, each of which is the source of one in every view; and how many
-    samples, the frames of a clip, a row of the table serves. ``RAGGED``: 0, all images have one size; else each lies where
+    ``REPEATS``: whether there are more samples than ``images``, each of which is the source of one in every view; how many
+    samples, the frames of a clip, a row of the table serves; the first of the columns that choose the frames, or -1, and of how
+    many. ``RAGGED``: 0, all images have one size; else each lies where
     ``places`` says, in planes (1) or with the channels of a pixel together (2), or so with its window alone (3). ``SIDES``:
     column of height and width of the output image, where images differ in size behind the pass and lie at the top left of
     (``out_height``, ``out_width``); or -1.
@@ -272,8 +273,10 @@ def gather_kernel(
         if skipped:
             return
     image = sample
+    if REPEATS[2] >= 0:
+        image = sample // REPEATS[1] * REPEATS[3] + tl.load(row + REPEATS[2] + sample % REPEATS[1]).to(tl.int32)
     if REPEATS[0]:
-        image = sample % images
+        image = image % images
     if RAGGED > 0:
         place = places + (4 if RAGGED == 3 else 3) * image.to(tl.int64)
         line = tl.load(place + (3 if RAGGED == 3 else 2)).to(tl.int32)
