@@ -136,7 +136,8 @@ class Fused(nn.Module):
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._programs[torch.uint8] = of_bytes
         self._prefetch = TablePrefetch()
-        self._clips = clip_form(pipeline)
+        self.clips = clip_form(pipeline)
+        """How the pipeline takes clips."""
         # Of the last call. A list, because nn.Module.__setattr__ is slow.
         self._seen: list[tuple[Size, torch.device, torch.dtype]] = []
         self._left = FallbackWarnings(of_bytes.ops)
@@ -201,7 +202,7 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        size = size_given(shape, self._clips)
+        size = size_given(shape, self.clips)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
@@ -316,8 +317,8 @@ class Fused(nn.Module):
         table = self._prefetch.table(plan, program.plain_ops, size, images.device, points=False, views=views)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
-        made = dispatch.run(plan, self._clips.images(images), table, program.dtype, self.memory_format)
-        return self._clips.clips(made, plan.out.frames or images.shape[2 if self._clips.channels_first else 1])
+        made = dispatch.run(plan, self.clips.images(images), table, program.dtype, self.memory_format)
+        return self.clips.clips(made, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         """Data keys of a call without any: the pipeline's own, and of torchvision's tensors behind those."""
@@ -325,7 +326,7 @@ class Fused(nn.Module):
         return (*self._data_keys, *("tv_tensors" for value in further if holds_targets(value)))
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
-        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending, self._clips)
+        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending, self.clips)
 
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
@@ -344,7 +345,7 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``dtype`` not a type of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = size_given(shape, self._clips) if shape is not None else self._seen[0][0] if self._seen else known
+        size = size_given(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else known
         dtype = self._seen[0][2] if dtype is None and self._seen else dtype
         program = self._program_given(dtype)
         made = explain.explanation(
