@@ -7,6 +7,7 @@ from kornia import augmentation as K
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import all_parts
 from gpuaug.fusion.ops.base import Size
 
@@ -40,6 +41,8 @@ class ClipForm:
         """
         if isinstance(images, Tensor) and images.ndim == 5:
             return int(images.shape[2 if self.channels_first else 1])
+        if isinstance(images, Ragged) and images.shapes.frames and not self.draws_per_frame:
+            return images.shapes.frames
         if self.is_required:
             raise ArgumentError(
                 f"input must be {self.axes} for a VideoSequential, got "

@@ -226,8 +226,9 @@ class Fused(nn.Module):
         seed = next_seed()
         if shapes.least < 1:
             return None
-        heights, widths = shapes.sizes.T
-        return self._program().windows(Size(len(shapes.sizes), shapes.channels, heights, widths), seed)
+        heights, widths = shapes.sizes[:: shapes.frames or 1].T
+        size = Size(len(heights), shapes.channels, heights, widths, shapes.frames)
+        return self._program().windows(size, seed)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.

@@ -15,7 +15,7 @@ from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_is_own, normalized_by
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, beside, overlay
-from gpuaug.viewer.follow import Followed, Images, Place, Row, get, walk
+from gpuaug.viewer.follow import Followed, Images, Place, Row, count_of, get, sample_of, walk
 from gpuaug.viewer.pixels import frames_shown, shown, strip
 from gpuaug.viewer.trace import StageTrace, Trace
 
@@ -58,7 +58,7 @@ def lines_of(taken: Trace, followed: Followed, count: int, classes: Any) -> list
         ArgumentError: If there are no samples, or images after a stage are not of these samples.
     """
     before = followed.before
-    size = len(before.images[0])
+    size = count_of(before.images[0])
     if not size:
         raise ArgumentError("The batch must hold samples to be shown, got none. See what the loader yields first.")
     making = _Making(taken, before, size, min(count, size), classes)
@@ -92,7 +92,7 @@ class _Making:
         cells = []
         for sample in range(self._count):
             index = view * self._size + sample
-            image = images[index]
+            image = sample_of(images, index)
             height, width = image.shape[-2:]
             of_frames = ""
             if image.ndim == 4:
@@ -153,12 +153,13 @@ def _draws(fused: Fused, images: Images, seed: int) -> Draws:
 
 
 def _views(images: Images, size: int) -> int:
-    if len(images) % size or not len(images):
+    count = count_of(images)
+    if count % size or not count:
         raise ArgumentError(
-            f"Stages must give as many images for each of the {size} samples, got {len(images)}. "
+            f"Stages must give as many images for each of the {size} samples, got {count}. "
             "Views of a batch have to lie behind one another: (views · B, C, H, W)."
         )
-    return len(images) // size
+    return count // size
 
 
 def _name_of(row: Row) -> str:

@@ -100,6 +100,19 @@ def follow(taken: Trace) -> Followed:
     return Followed(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
 
 
+def count_of(images: Images) -> int:
+    """Number of images, or of clips."""
+    return len(images) // (images.shapes.frames or 1) if isinstance(images, Ragged) else len(images)
+
+
+def sample_of(images: Images, index: int) -> Tensor:
+    """One image, (C, h, w), or one clip, (T, C, h, w)."""
+    frames = images.shapes.frames if isinstance(images, Ragged) else 0
+    if not frames:
+        return images[index]
+    return torch.stack([images[frame] for frame in range(index * frames, (index + 1) * frames)])
+
+
 def get(batch: Batch, place: Place) -> Any:
     """The member at a place, or ``None`` if there is none."""
     for step in place:

@@ -80,6 +80,19 @@ def test_video_sequential_equals_torch(data_format):
     assert_values(augment(videos.cuda(), draws=draws).cpu(), augment(videos, draws=draws), atol=1e-4)
 
 
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_ragged_clips_equal_torch(layout):
+    """Their crops are fitted on the device: by a row for each clip, to the size of its first frame."""
+    batch = clips.clips_of(layout)
+    for modules in ([K.RandomResizedCrop((12, 14)), K.RandomHorizontalFlip()], [v2.RandomInvert(), v2.RandomResizedCrop(12)]):
+        augment = gpuaug.fuse(modules, ragged=True)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            got = augment(batch.to("cuda"))
+            torch.manual_seed(seed)
+            assert_values(got.cpu().float(), augment(batch).float(), atol=1 if got.dtype == torch.uint8 else 1e-4)
+
+
 TYPED = {
     "moved": lambda: [v2.RandomHorizontalFlip(), v2.RandomCrop(24, padding=4, fill=0.5)],
     "crop and colours": lambda: [v2.RandomResizedCrop(24), v2.ColorJitter(0.4, 0.4, 0.4)],

@@ -2,10 +2,15 @@
 
 import kornia.augmentation as K
 from support import pipelines
+from support.ragged import images_of, pack
 from support.replay import photographs
 from torchvision.transforms import v2
 
+from gpuaug.core.ragged import Ragged, Shapes
+
 FRAMES = 2
+SIZES = [(37, 52), (64, 40), (21, 48)]
+"""Of ragged clips."""
 
 CHOSEN = (
     *("apply masks", "auto contrast", "channels", "crop, reflected", "either mix", "equalize", "jitter between filters"),
@@ -39,3 +44,10 @@ def clips(batch=3, frames=FRAMES, channels=3, height=21, width=37, **options):
 def still(batch=3, frames=FRAMES, channels=3, height=21, width=37, **options):
     """Clips of equal frames, (B, T, C, H, W)."""
     return photographs(batch, channels, height, width, **options)[:, None].repeat(1, frames, 1, 1, 1)
+
+
+def clips_of(layout, sizes=SIZES, frames=FRAMES):
+    """A ragged batch of clips."""
+    batch = pack(images_of([size for size in sizes for _ in range(frames)]), layout)
+    shapes = batch.shapes
+    return Ragged(batch.data, batch.places, Shapes(shapes.sizes, shapes.channels, layout, frames=frames))

@@ -48,7 +48,16 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got {held} and "
             f"places {tuple(places.shape)} of {places.dtype}. Have gpuaug.collate_ragged make it."
         )
-    return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+    frames = shapes.frames
+    if not frames:
+        return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+    clips = sizes.reshape(-1, frames, 2) if len(sizes) % frames == 0 else None
+    if clips is None or bool((clips != clips[:, :1]).any()):
+        raise ArgumentError(
+            f"frames of a clip in a ragged batch must have one size, got other sizes in {shapes!r}. Resize the frames of each "
+            "clip in the dataset."
+        )
+    return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
 
 
 def size_given(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:

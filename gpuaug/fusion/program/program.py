@@ -152,8 +152,8 @@ class Program:
             seed: Seed of the call.
 
         Returns:
-            The windows. ``None`` where all images are read whole, where the windows depend on more than the seed and the sizes,
-            and for images that the call refuses.
+            The windows, those of a clip for each of its frames. ``None`` where all images are read whole, where the windows depend
+            on more than the seed and the sizes, and for images that the call refuses.
         """
         try:
             self.check_sizes(size)
@@ -176,7 +176,8 @@ class Program:
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
         out = first.out(size)
-        return Windows(np.concatenate((start, end - start), 1), (out.height, out.width), alone=self._views == 1)
+        table = np.concatenate((start, end - start), 1).repeat(size.each, 0)
+        return Windows(table, (out.height, out.width), alone=self._views == 1)
 
     @property
     def cropped_by(self) -> str:

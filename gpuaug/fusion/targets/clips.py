@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.clips import ClipForm
 from gpuaug.fusion.ops.base import Array
@@ -39,8 +40,10 @@ class ClipInputs:
 
     def has_frames(self, key: str, given: Any) -> bool:
         """Whether an input has an axis for frames."""
-        if not self.frames or not isinstance(given, Tensor):
+        if not self.frames or not isinstance(given, Tensor | Ragged):
             return False
+        if isinstance(given, Ragged):
+            return key == "input"
         axes = 3 + rank(FORMS[key]) if key in FORMS else 3 if key == "valid" else 0
         return key in ("input", "mask") or given.ndim == axes
 
@@ -50,7 +53,7 @@ class ClipInputs:
 
     def flat(self, key: str, given: Any) -> Any:
         """Images and masks with frames in place of clips; boxes and keypoints of all frames of a clip as those of one image."""
-        if not self.has_frames(key, given):
+        if not self.has_frames(key, given) or isinstance(given, Ragged):
             return given
         if key == "input":
             plain = given.as_subclass(Tensor)

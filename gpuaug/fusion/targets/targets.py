@@ -74,10 +74,10 @@ class Targets:
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched or self._clips.is_single else images
         self.device: torch.device = images.device
-        self.size = form.size(images.shape) if self._clips.frames else size_of(images)
+        self.size = form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
         self.dtype = dtype_of(images)
-        self.places = images.places if isinstance(images, Ragged) else None
-        """``Ragged.places`` of ragged images."""
+        self.places = images.places[:: self.size.each] if isinstance(images, Ragged) else None
+        """``Ragged.places`` of ragged images, or of the first frame of each clip."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets that are found by their type, by the index of the input that holds them."""
         inputs = [self._clips.dicts(key, *each) for key, each in zip(self.keys, enumerate(inputs), strict=True)]
@@ -143,7 +143,7 @@ class Targets:
             return
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
         form = self._clips.form
-        size = form.size(value.shape) if form.frames_of(value) else size_of(value)
+        size = form.size(value.shape) if isinstance(value, Tensor) and form.frames_of(value) else size_of(value)
         if size != self.size:
             raise ArgumentError(
                 f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Put images of "
@@ -153,7 +153,12 @@ class Targets:
     def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
         if key == "targets":
             size = self.size
-            per_frame = size.frames > 0 and isinstance(value, Sequence) and len(value) == size.images
+            per_frame = size.frames > 1 and isinstance(value, Sequence) and len(value) == size.images
+            if per_frame and size.ragged:
+                raise ArgumentError(
+                    f"targets must be one dict for each of {size.batch} clips where these differ in size, got {len(value)}. "
+                    "Put what is known of all frames of a clip into one: {'boxes': torch.cat(boxes)}."
+                )
             own = replace(size, batch=size.images, frames=0) if per_frame else size
             return TargetDicts(value, own, self.places, self.device, boxes, self._ending, size.frames if per_frame else 1)
         if key == "mask" and isinstance(value, list | tuple):

@@ -2,7 +2,7 @@
 
 import torch
 from support import readers
-from support.clips import FRAMES, all_pipelines
+from support.clips import FRAMES, all_pipelines, clips_of
 from support.executors import disagreement
 from support.replay import photographs
 
@@ -26,3 +26,7 @@ def failures(*, every):
         images = SMALL.expand(-1, 3, -1, -1)
         if text := readers.disagreement(modules, images, torch.float32, CONTIGUOUS, frames=FRAMES, **options):
             yield f"{name}: {text}"
+    for name in ("crop, views", "drawn size"):
+        modules, _, options = readers.RAGGED[name]
+        if text := readers.disagreement(modules, clips_of("hwc", readers.SIZES[:2]), torch.float32, CONTIGUOUS, **options):
+            yield f"{name}, ragged: {text}"
