@@ -152,8 +152,8 @@ class Program:
             seed: Seed of the call.
 
         Returns:
-            The windows, those of a clip for each of its frames. ``None`` where all images are read whole, where the windows depend
-            on more than the seed and the sizes, and for images that the call refuses.
+            The windows, those of a clip for each of its frames. ``None`` where all images are read whole, where the windows
+            depend on more than the seed and the sizes, and for images that the call refuses.
         """
         try:
             self.check_sizes(size)
