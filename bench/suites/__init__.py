@@ -45,6 +45,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "recipes": ("bench.suites.augmentation.recipes", []),
     "ragged": ("bench.suites.augmentation.ragged", []),
     "views": ("bench.suites.augmentation.views", []),
+    "clips": ("bench.suites.augmentation.clips", []),
     "detection": ("bench.suites.augmentation.detection", []),
     "accuracy": ("bench.suites.augmentation.accuracy", []),
     "waits": ("bench.suites.training.waits", []),

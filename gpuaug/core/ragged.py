@@ -24,14 +24,21 @@ class Shapes:
         layout: Whether the channels of a pixel are together (``"hwc"``) or in planes (``"chw"``).
         windows: (B, 4) top, left, height and width of the part of each image that the batch holds, in the layout ``"hwc"``.
             ``None``: the batch holds whole images.
+        frames: Number of images that are the frames of a clip, one clip behind the other; those of a clip have one size. 0: the
+            images belong to no clips.
     """
 
-    __slots__ = ("channels", "held", "layout", "least", "sizes", "windows")
+    __slots__ = ("channels", "frames", "held", "layout", "least", "sizes", "windows")
 
     def __init__(
-        self, sizes: NDArray[np.int64], channels: int, layout: Layout, windows: NDArray[np.int64] | None = None
+        self,
+        sizes: NDArray[np.int64],
+        channels: int,
+        layout: Layout,
+        windows: NDArray[np.int64] | None = None,
+        frames: int = 0,
     ) -> None:
-        self.sizes, self.channels, self.layout, self.windows = sizes, channels, layout, windows
+        self.sizes, self.channels, self.layout, self.windows, self.frames = sizes, channels, layout, windows, frames
         # Computed once, in the process that packs, not on the training thread.
         self.least = int(np.min(sizes)) if sizes.size else 1
         """The shortest side."""
@@ -39,7 +46,8 @@ class Shapes:
         """Elements that the batch holds."""
 
     def __repr__(self) -> str:
-        return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"
+        clips = f" in clips of {self.frames}" if self.frames else ""
+        return f"Shapes({len(self.sizes)} images{clips} of {self.channels} channels, {self.layout})"
 
 
 class Windows(NamedTuple):
@@ -60,6 +68,8 @@ class Ragged:
     Made by ``gpuaug.collate_ragged``; taken by ``gpuaug.fuse`` with ``ragged=True``. Its length is the number of
     images; an index gives one, (C, h, w), as a view, and iterating gives them all. To a loader it is a record of two tensors
     that move and one leaf that stays on the host.
+
+    Where ``shapes.frames`` is T, it holds B · T frames of B clips, each clip of a size of its own.
 
     In a loader, a ``DecodeStage`` may decode only the window of each image that the fused stage behind it reads. That stage
     alone sees such a batch.

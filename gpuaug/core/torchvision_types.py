@@ -41,8 +41,6 @@ _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}
 """Types of torchvision's tensors that follow the images, and the key of each in a target dict."""
 
-_FOUND = frozenset({*TARGET_TYPES, "Video"})
-
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
 """Types of values that hold none of torchvision's tensors."""
 
@@ -265,9 +263,9 @@ def _type_name(kind: Any) -> str:
 
 
 def holds_targets(value: Any) -> bool:
-    """Whether ``value`` is a mask, boxes, keypoints or a clip of torchvision's types, or a container that holds any.
+    """Whether ``value`` is a mask, boxes or keypoints of torchvision's types, or a container that holds any.
 
-    Transforms of torchvision's move all of these with the images. Clips are not supported here, but must be found.
+    Transforms of torchvision's move all of these with the images.
     """
     kind: Any = type(value)
     if kind in HOLDS_NOTHING:  # nearly all: this is asked of every batch
@@ -276,8 +274,8 @@ def holds_targets(value: Any) -> bool:
         members = value.values() if kind is dict else value
         return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
     if isinstance(value, Tensor):
-        return type_name(value) in _FOUND
+        return type_name(value) in TARGET_TYPES
     if isinstance(value, PackedTargets):
-        return any(_type_name(each) in _FOUND for each in value.types) or holds_targets(value.others)
+        return any(_type_name(each) in TARGET_TYPES for each in value.types) or holds_targets(value.others)
     names = batches.member_names(value) if batches.is_container(value) else ()
     return any(holds_targets(batches.member(value, name)) for name in names)

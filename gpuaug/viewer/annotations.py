@@ -5,7 +5,7 @@ the difference of its corners. Target dicts have torchvision's coordinates, whic
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,22 @@ class Annotations:
     points: list[Points] = field(default_factory=list)
 
 
-def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str]) -> Annotations:
-    """The annotations of one image of a row.
+def beside(parts: Sequence[Annotations], width: int) -> Annotations:
+    """The annotations of images of one size side by side, ``width`` pixels wide each."""
+    made = Annotations()
+    for place, part in enumerate(parts):
+        offset = np.array([place * width, 0])
+        made.boxes += [replace(box, corners=box.corners + offset) for box in part.boxes]
+        made.points += [replace(points, places=points.places + offset) for points in part.points]
+        margins = ((0, 0), (place * width, (len(parts) - 1 - place) * width))
+        made.masks += [replace(mask, covers=np.pad(mask.covers, margins)) for mask in part.masks]
+    return made
+
+
+def overlay(
+    row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str], frame: int | None = None
+) -> Annotations:
+    """The annotations of one image of a row, or of one frame of a clip.
 
     Args:
         row: The row.
@@ -66,32 +80,38 @@ def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Call
         shape: Height and width of the image.
         form: Form of the boxes in target dicts, as in ``gpuaug.fusion.options.Options``.
         name: Gives a class its name.
+        frame: Index of the frame in its clip.
 
     Raises:
         ArgumentError: If boxes have a form that cannot be drawn.
     """
     made = Annotations()
-    valid = next((_of(value, sample).astype(bool) for value in row.under("valid")), None)
+    valid = next((_of(value, sample, frame, 1).astype(bool) for value in row.under("valid")), None)
     tensors = [value for value in row.under("class") if isinstance(value, Tensor)]
     classes = next((_of(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
     for key in ("bbox", "bbox_xyxy", "bbox_xywh"):
         for value in row.under(key):
-            corners = _of_kornia(_of(value, sample), key)
+            corners = _of_kornia(_of(value, sample, frame, 3 if key == "bbox" else 2), key)
             said = [name(each) for each in classes] if classes is not None and len(classes) == len(corners) else None
             made.boxes += _boxes(corners, said, valid)
     for value in row.under("keypoints"):
-        points = _of(value, sample)
+        points = _of(value, sample, frame, 2)
         made.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
     for value in row.under("mask"):
-        made.masks += _masks(_of(value, sample))
+        made.masks += _masks(_of(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3))
     for value in row.under("targets"):
-        _add_target(made, value[sample % len(value)], shape, form, name)
+        target = value[sample % len(value)]
+        _add_target(made, target if isinstance(target, Mapping) else target[frame or 0], shape, form, name)
     return made
 
 
-def _of(value: Any, sample: int) -> Array:
-    """The entry of image ``sample``; views of a sample share one where there are fewer entries than images."""
+def _of(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> Array:
+    """The entry of image ``sample``; views of a sample share one where there are fewer entries than images.
+
+    ``frame``: of an entry of a clip with more than ``axes`` axes, that of the frame.
+    """
     found = torch.as_tensor(value[sample % len(value)])
+    found = found if frame is None or found.ndim <= axes else found[frame]
     return (found.float() if found.is_floating_point() else found).numpy()
 
 

@@ -14,9 +14,9 @@ from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_is_own, normalized_by
 from gpuaug.viewer import captions
-from gpuaug.viewer.annotations import Annotations, overlay
-from gpuaug.viewer.follow import Followed, Images, Place, Row, get, walk
-from gpuaug.viewer.pixels import shown
+from gpuaug.viewer.annotations import Annotations, beside, overlay
+from gpuaug.viewer.follow import Followed, Images, Place, Row, count_of, get, sample_of, walk
+from gpuaug.viewer.pixels import frames_shown, shown, strip
 from gpuaug.viewer.trace import StageTrace, Trace
 
 _LABELS = ("label", "labels", "class", "classes", "target", "targets", "y")
@@ -58,7 +58,7 @@ def lines_of(taken: Trace, followed: Followed, count: int, classes: Any) -> list
         ArgumentError: If there are no samples, or images after a stage are not of these samples.
     """
     before = followed.before
-    size = len(before.images[0])
+    size = count_of(before.images[0])
     if not size:
         raise ArgumentError("The batch must hold samples to be shown, got none. See what the loader yields first.")
     making = _Making(taken, before, size, min(count, size), classes)
@@ -84,6 +84,7 @@ class _Making:
         self._labels = _place_of_labels(before, size)
         self._draws: dict[int, Draws] = {}
         keyed = (ran.transform for ran in taken.ran if "targets" in (ran.selection.data_keys or ()))
+        self._channels_first = any(isinstance(ran.transform, Fused) and ran.transform.clips.channels_first for ran in taken.ran)
         self._form = next((fused.options.boxes for fused in keyed if isinstance(fused, Fused)), "xyxy")
 
     def line(self, row: Row, images: Images, view: int, name: str) -> Line:
@@ -91,10 +92,20 @@ class _Making:
         cells = []
         for sample in range(self._count):
             index = view * self._size + sample
-            image = images[index]
+            image = sample_of(images, index)
+            height, width = image.shape[-2:]
+            of_frames = ""
+            if image.ndim == 4:
+                clip = image.transpose(0, 1) if self._channels_first else image
+                chosen = frames_shown(len(clip))
+                parts = [overlay(row, index, (height, width), self._form, self._name, frame) for frame in chosen]
+                over = beside(parts, width)
+                of_frames = f"{len(chosen)} of {len(clip)} frames"
+                image = strip(clip)
+            else:
+                over = overlay(row, index, (height, width), self._form, self._name)
             pixels, note = shown(image, normalized)
-            height, width = image.shape[1:]
-            over = overlay(row, index, (height, width), self._form, self._name)
+            note = ", ".join(filter(None, (of_frames, note)))
             draws = tuple(said for ran, given in row.through for said in self._drawn(ran, given, index))
             label = self._label(row, index)
             first = row is self._before
@@ -104,8 +115,8 @@ class _Making:
         return Line(name, tuple(cells))
 
     def _drawn(self, ran: StageTrace, given: Images, index: int) -> list[str]:
-        """Lines on the draws of a fused pipeline for a sample; none for other transforms, whose draws are unknown."""
-        if not isinstance(ran.transform, Fused):
+        """Lines on the draws of a fused pipeline for a sample; none where they are unknown, or differ from frame to frame."""
+        if not isinstance(ran.transform, Fused) or ran.transform.clips.draws_per_frame:
             return []
         if id(ran) not in self._draws:
             self._draws[id(ran)] = _draws(ran.transform, given, ran.seed)
@@ -142,12 +153,13 @@ def _draws(fused: Fused, images: Images, seed: int) -> Draws:
 
 
 def _views(images: Images, size: int) -> int:
-    if len(images) % size or not len(images):
+    count = count_of(images)
+    if count % size or not count:
         raise ArgumentError(
-            f"Stages must give as many images for each of the {size} samples, got {len(images)}. "
+            f"Stages must give as many images for each of the {size} samples, got {count}. "
             "Views of a batch have to lie behind one another: (views · B, C, H, W)."
         )
-    return len(images) // size
+    return count // size
 
 
 def _name_of(row: Row) -> str:

@@ -9,7 +9,7 @@ from gpuaug.loader.inspection import check
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.viewer.cells import Cell, Line, lines_of
 from gpuaug.viewer.draw_annotations import draw_annotations
-from gpuaug.viewer.follow import Followed, follow
+from gpuaug.viewer.follow import Followed, count_of, follow
 from gpuaug.viewer.trace import Trace, take
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _classes(loader: StreamedLoader) -> Any:
 
 def _title(taken: Trace, followed: Followed, count: int) -> str:
     at = taken.position
-    size = len(followed.before.images[0])
+    size = count_of(followed.before.images[0])
     title = f"{count} of {size} samples in batch {at.batch} of epoch {at.epoch}"
     missing = (*followed.ends, *taken.left_out)
     through = [ran.name for ran in taken.ran if ran.name not in missing]

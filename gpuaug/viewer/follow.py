@@ -19,7 +19,7 @@ Place = tuple[Any, ...]
 """Path to a member of a batch: indices, keys and fields."""
 
 Images = Tensor | Ragged | Sequence[Tensor]
-"""A tensor (B, C, H, W), or B images (C, h, w)."""
+"""A tensor (B, C, H, W), clips (B, T, C, H, W), or B images (C, h, w)."""
 
 _PARTS = ("boxes", "bbox", "masks", "keypoints")
 _NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
@@ -100,6 +100,19 @@ def follow(taken: Trace) -> Followed:
     return Followed(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
 
 
+def count_of(images: Images) -> int:
+    """Number of images, or of clips."""
+    return len(images) // (images.shapes.frames or 1) if isinstance(images, Ragged) else len(images)
+
+
+def sample_of(images: Images, index: int) -> Tensor:
+    """One image, (C, h, w), or one clip, (T, C, h, w)."""
+    frames = images.shapes.frames if isinstance(images, Ragged) else 0
+    if not frames:
+        return images[index]
+    return torch.stack([images[frame] for frame in range(index * frames, (index + 1) * frames)])
+
+
 def get(batch: Batch, place: Place) -> Any:
     """The member at a place, or ``None`` if there is none."""
     for step in place:
@@ -131,7 +144,7 @@ def images_of(value: Any) -> list[Images]:
     """The batches of images in a member that can be drawn: one, or several views from a list; else an empty list."""
     if isinstance(value, Tensor):
         single = value.ndim == 3 and value.shape[0] in (1, 3)
-        fits = value.dtype not in _NOT_PIXELS and (value.ndim == 4 or single) and 0 not in value.shape[-3:]
+        fits = value.dtype not in _NOT_PIXELS and (value.ndim in (4, 5) or single) and 0 not in value.shape[-3:]
         return [value[None] if single else value] if fits else []
     if isinstance(value, Ragged):
         return [value]
@@ -153,6 +166,8 @@ def _with_targets(row: Row) -> Row:
 
 
 def _is_targets(value: Any) -> bool:
+    if isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, list | tuple) for each in value):
+        return all(map(_is_targets, value))  # one list for each clip
     dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, Mapping) for each in value)
     return dicts and any(part in each for each in value for part in _PARTS)
 

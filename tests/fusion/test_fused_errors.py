@@ -93,13 +93,13 @@ def test_bad_arguments_are_refused(arguments, options, error, text):
             (torch.arange(4),),
             {},
             gpuaug.ArgumentError,
-            r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(4,\). Name the images by on= of the stage, or add axes",
+            r"input must be \(B, C, H, W\), one \(C, H, W\), or clips \(B, T, C, H, W\), got \(4,\). Name the images by on=",
         ),
         (
-            (torch.zeros(1, 2, 3, 4, 4),),
+            (torch.zeros(1, 1, 2, 3, 4, 4),),
             {},
             gpuaug.ArgumentError,
-            r"input must be \(B, C, H, W\) or one \(C, H, W\), got \(1, 2, 3, 4, 4\). Clips are not supported",
+            r"clips \(B, T, C, H, W\), got \(1, 1, 2, 3, 4, 4\). Make clips of a sample samples of their own",
         ),
         (
             (torch.zeros(2, 3, 4, 4, requires_grad=True),),
@@ -176,11 +176,11 @@ def test_bad_draws_are_refused():
         augment(images, draws=augment.draw(images.shape).as_kornia())
     assert str(caught.value).startswith("draws must be what draw() of this module returned, got {'batch_prob': tensor([")
     assert str(caught.value).endswith(". What as_kornia() returns is for Kornia's own pipeline: pipeline(images, params=…).")
-    with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\), got \(3, 4\)"):
+    with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\) or \(B, T, C, H, W\), got \(3, 4\)"):
         augment.draw((3, 4))
     with pytest.raises(gpuaug.ArgumentError) as caught:
         augment.draw(images)
-    assert "shape must be (B, C, H, W), got Tensor of shape (2, 3, 4, 4)" in str(caught.value)
+    assert "shape must be (B, C, H, W) or (B, T, C, H, W), got Tensor of shape (2, 3, 4, 4)" in str(caught.value)
 
 
 @pytest.mark.parametrize(("given", "text"), [("input", "'input'"), (5, "5"), ([["input"]], "[['input']]")])

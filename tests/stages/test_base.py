@@ -236,7 +236,7 @@ OTHER_ERRORS = {
     "dtypes after scaling": lambda images: nn.Conv2d(3, 4, 3).half()(images.float() / 255),
     "a wrong call": lambda images: torch.mean(images, dim="channels", keepdims=2, wrong=1),
     "an index": lambda images: images[9],
-    "fuse": lambda images: gpuaug.fuse(K.AugmentationSequential(K.RandomHorizontalFlip()))(images[None]),
+    "fuse": lambda images: gpuaug.fuse(K.AugmentationSequential(K.RandomHorizontalFlip()))(images[None, None]),
 }
 
 

@@ -38,7 +38,7 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **mix.LOWERED,
 }
 
-CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential)
+CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 
 version = functools.cache(metadata.version)
 """Version of an installed package. Looking it up takes longer than to lower a module."""
@@ -55,7 +55,7 @@ Lower = Callable[[str, Any], Tree]
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower ``AugmentationSequential`` or ``ImageSequential``: to a tree, or to a choice with ``random_apply``.
+    """Lower one of ``CONTAINERS``: to a tree, or to a choice with ``random_apply``.
 
     Args:
         name: Its own; empty where the user passed it.

@@ -60,6 +60,7 @@ OTHERS = {
     "accuracy",
     "augment",
     "augment_presets",
+    "clips",
     "clips_files",
     "feeds",
     "files",

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import Axis, Edge, IndexMap, IndexOp, changes_size_by_chance
+from gpuaug.fusion.ops.geometry import Axis, Edge, FrameOp, IndexMap, IndexOp, changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, TorchvisionOp, Units, image_fill, mask_fill, whole_sides
 
@@ -30,6 +31,25 @@ class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The flip."""
         return [("vertical_flip", {})]
+
+
+class UniformTemporalSubsample(TorchvisionOp, FrameOp):
+    """UniformTemporalSubsample: frames at equal distances, the first and the last among them."""
+
+    words = "choose frames"
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        self.count = transform.num_samples
+
+    def frames(self, count: int) -> Array:
+        """As torchvision counts them, in float32."""
+        chosen: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
+        return chosen
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The choice."""
+        return [("uniform_temporal_subsample", {"num_samples": self.count})]
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
@@ -248,6 +268,7 @@ def _scaled(size: Size, scale: Array) -> Size:
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
+    v2.UniformTemporalSubsample: UniformTemporalSubsample,
     v2.RandomHorizontalFlip: HorizontalFlip,
     v2.RandomVerticalFlip: VerticalFlip,
     v2.CenterCrop: CenterCrop,
