@@ -8,11 +8,13 @@ sequence of batches alone, so a batch takes the same form at every depth. The od
 
 import gc
 import sys
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import nn
@@ -36,6 +38,10 @@ from gpuaug.stages.graph_memory import (
 _COPIED_OUT = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
 _CONSTANTS = (int, float, bool, str, type(None))
 """Types of inputs that are part of a signature."""
+
+
+_PARTS_OF_FORWARD = ("torch.nn.utils.", "transformers.utils.output_capturing")
+"""Modules whose forward hooks only compute or note tensors: weight norms, and hidden states that were asked for."""
 
 
 class CaptureError(Exception):
@@ -100,8 +106,11 @@ class GraphRunner:
         if signature not in occurred.needs:
             if len(occurred.needs) == MOST_SIGNATURES:
                 return self._encode.alone(*inputs)
-            self.reason = why_not_capturable(self._encode.module)  # hooks may have come since the last iterator
-            result = self._encode.alone(*inputs) if signature in self._needs else self._inspect(inputs, signature)
+            if signature in self._needs:
+                self.reason = why_not_capturable(self._encode.module)  # hooks may have come since the last iterator
+                result = self._encode.alone(*inputs)
+            else:
+                result = self._inspect(inputs, signature)
             occurred.needs[signature] = self._needs[signature]
             return result
         if not occurred.has_room(signature, self.most_bytes):
@@ -201,6 +210,17 @@ class GraphRunner:
 
         A failed capture leaves its changes behind, so reasons to fail are looked for before. Notes the graph's need.
         """
+        outputs = self._look(inputs, signature)
+        if self.reason is not None:
+            # transformers reads a mask on the host to choose a kernel, but not in a capture. Eager batches are as if this were
+            # not there, so what this run gives is not used.
+            self.reason = None
+            with _as_in_a_capture():
+                self._look(inputs, signature)
+        return outputs
+
+    def _look(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
+        """Run eager, and set ``reason`` if a capture would fail. Notes the graph's need."""
         with _host_waits() as waits, _Watch() as watch:
             outputs = self._encode.alone(*inputs)
         if waits:
@@ -215,6 +235,7 @@ class GraphRunner:
                 self.reason = (
                     f"it returns a {type(leaf).__name__}, whose tensors cannot be copied out of a graph (output= selects some)"
                 )
+        self.reason = self.reason or why_not_capturable(self._encode.module)
         if len(self._needs) == MOST_SIGNATURES:
             self._needs.clear()
         self._needs[signature] = Need(watch.allocated.peak_bytes, sum(kept.values()))
@@ -288,12 +309,27 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:
             return "it is compiled, and may be running from graphs of its own"
-        # Those of Accelerate, which move weights from device to device, wrap forward.
-        if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        calls = any(not str(getattr(hook, "__module__", "")).startswith(_PARTS_OF_FORWARD) for hook in hooks)
+        # Accelerate's, which move weights from device to device, wrap forward.
+        if calls or hasattr(module, "_hf_hook"):
             return f"it has forward hooks (on {name or 'the encoder itself'}), which a replay would not call"
     if _global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks:
         return "all modules have forward hooks (register_module_forward_hook), which a replay would not call"
     return None
+
+
+@contextmanager
+def _as_in_a_capture() -> Iterator[None]:
+    """A block in which this thread is told that its stream captures a graph."""
+    this = threading.get_ident()
+    asked = torch.cuda.is_current_stream_capturing
+
+    def answered() -> bool:
+        return threading.get_ident() == this or asked()
+
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", answered):
+        yield
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What an encoder may be called with and give: eager, and as from a graph."""
 
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -12,8 +13,9 @@ from support.values import assert_values
 from torch import nn
 from torchvision import models
 
-from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, GpuAugWarning, SelectionError, StreamedLoader
+from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, SelectionError, StreamedLoader
 from gpuaug.core import batch as batches
+from gpuaug.stages import cuda_graph
 
 
 @pytest.fixture(autouse=True)
@@ -268,7 +270,113 @@ def test_a_trunk_of_torchvisions(forms):
     assert [form for form, _ in forms].count("replayed") == 2
 
 
+# Host waits and hooks
+
+
+class ReadsMask(nn.Module):
+    """Reads its input on the host, but not in a capture, as transformers' text encoders read their masks."""
+
+    def __init__(self, in_captures=False):
+        super().__init__()
+        self.in_captures = in_captures
+        self.waits = []
+        self.paths = []
+
+    def forward(self, x):
+        waits = self.in_captures or not torch.cuda.is_current_stream_capturing()
+        self.paths.append("waits" if waits else "as captured")
+        if waits:
+            self.waits.append("model.py:7")
+        return x * 2 if waits else x + x
+
+
+@pytest.fixture
+def reads_mask(monkeypatch):
+    encoder = ReadsMask()
+
+    @contextmanager
+    def host_waits():
+        encoder.waits = []
+        yield encoder.waits
+
+    monkeypatch.setattr(cuda_graph, "_host_waits", host_waits)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return encoder
+
+
+def test_an_encoder_that_waits_for_the_host_but_not_in_a_capture_is_captured(reads_mask, forms):
+    loader = on_lanes(INPUTS, FeatureStage(reads_mask))
+    for got, batch in zip(loader, INPUTS, strict=True):
+        assert_values(got, batch * 2)
+    assert [form for form, _ in forms].count("replayed") == 3
+    assert reads_mask.paths[:2] == ["waits", "as captured"]
+    assert not torch.cuda.is_current_stream_capturing()
+    assert loader.stats().eager == 2, "a run to look is no batch"
+
+
+def test_an_encoder_that_waits_for_the_host_in_a_capture_too_is_not_captured(reads_mask, forms):
+    reads_mask.in_captures = True
+    with pytest.warns(GpuAugWarning, match=r"makes the host wait for the device \(model.py:7\)"):
+        list(on_lanes(INPUTS, FeatureStage(reads_mask)))
+    assert forms == []
+
+
+def test_hooks_that_come_between_epochs_end_the_captures(forms):
+    encoder = Encoder()
+    loader = on_lanes([torch.rand(2, 6)] * 3, FeatureStage(encoder))
+    list(loader)
+    assert len(forms) == 3
+    encoder.register_forward_hook(lambda *_: None)
+    with pytest.warns(GpuAugWarning, match="it has forward hooks"):
+        list(loader)
+    assert len(forms) == 3
+
+
+def test_hooks_of_weight_norms_are_a_part_of_forward(forms):
+    with pytest.warns(FutureWarning):
+        encoder = nn.utils.weight_norm(nn.Linear(6, 2))
+    data = [torch.rand(2, 6)] * 3
+    for got, batch in zip(on_lanes(data, FeatureStage(encoder.requires_grad_(False))), data, strict=True):
+        assert_values(got, encoder(batch))
+    assert len(forms) == 3
+
+
+def test_hooks_of_all_modules_end_captures(forms):
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.warns(GpuAugWarning, match="all modules have forward hooks"):
+            list(on_lanes([torch.rand(2, 6)] * 3, FeatureStage(Encoder())))
+    finally:
+        handle.remove()
+    assert forms == []
+
+
 # What an encoder may not do
+
+
+def test_unfreezing_is_noticed_by_the_next_loader():
+    encoder = Encoder()
+    stage = FeatureStage(encoder)
+    encoder.requires_grad_(True)
+    with pytest.raises(ArgumentError, match="must not require grad"):
+        StreamedLoader([], [stage], device="cpu")
+
+
+def test_an_encoder_on_two_devices_is_refused():
+    encoder = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")).requires_grad_(False)
+    with pytest.raises(DeviceError, match=r"must be on the loader's device, cpu, got 1\.weight on meta"):
+        StreamedLoader([], [FeatureStage(encoder.forward)], device="cpu")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_dropout_that_is_left_on_is_keyed_to_the_batch(depth):
+    encoder = Encoder(lambda x: nn.functional.dropout(x, 0.5, training=True))
+    data = [torch.ones(4, 6)] * 4
+    want = list(StreamedLoader(data, [FeatureStage(encoder)], seed=1, device="cpu"))
+    got = list(on_lanes(data, FeatureStage(encoder), seed=1, depth=depth))
+    for a, b in zip(got, want, strict=True):
+        assert_values(a, b)
+    assert len({tuple(each.flatten().tolist()) for each in got}) == 4
 
 
 class InPlace(nn.Module):
