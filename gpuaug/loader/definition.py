@@ -55,7 +55,14 @@ def definition(stage: Stage) -> str:
     Cost:
         A walk over the modules of the stage, some microseconds for each attribute. Tensors on a GPU are read.
     """
-    ignored = ("name", "selection", "backend", "capture", "threads")  # these change no batch, or are compared by themselves
+    ignored = (
+        "name",
+        "selection",
+        "backend",
+        "captures",
+        "graph_bytes",
+        "threads",
+    )  # these change no batch, or are compared by themselves
     own = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
     arguments = {"on": stage.selection.on, "into": stage.selection.into, **own}
     write = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text

@@ -90,6 +90,11 @@ class Placement:
         return sum(stage.decode_bytes for stage in self._made)
 
     @property
+    def graph_bytes(self) -> int:
+        """Bytes on the device for CUDA graphs."""
+        return sum(stage.graph_bytes for stage in self._made)
+
+    @property
     def _made(self) -> Sequence[BoundStage]:
         """The bound stages, or none if they have not been made."""
         made: Sequence[BoundStage] = vars(self).get("bound", ())

@@ -39,3 +39,11 @@ class Stats:
     """Page-locked bytes of slots, of images that are being decoded and of decoders, when ``stats()`` was called."""
     decode_bytes: int = 0
     """Bytes on the device for decoded pixels of batches that were not freed, and of decoders, when ``stats()`` was called."""
+    captured: int = 0
+    """CUDA graphs of encoders captured. With several encoders, each counts here and in the next two."""
+    replayed: int = 0
+    """Batches that an encoder ran on from a CUDA graph."""
+    eager: int = 0
+    """Batches that an encoder ran on with its kernels launched one by one."""
+    graph_bytes: int = 0
+    """Bytes on the device for CUDA graphs of encoders, when ``stats()`` was called."""

@@ -277,6 +277,7 @@ class StreamedLoader:
         stats = self._shared.stats
         stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.placement.pinned_bytes
         stats.decode_bytes = self._shared.placement.decode_bytes
+        stats.graph_bytes = self._shared.placement.graph_bytes
         return stats
 
     def close(self) -> None:

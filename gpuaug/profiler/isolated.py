@@ -145,7 +145,7 @@ def _positions(seed: int) -> Iterator[Position]:
 
 def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager encoder"]:
     if isinstance(stage, FeatureStage):
-        return "captured" if stage.capture == "auto" else "eager encoder"
+        return "captured" if stage.captures else "eager encoder"
     transform = stage.transform if isinstance(stage, TransformStage) else stage
     if isinstance(transform, Fused):
         return "fused"

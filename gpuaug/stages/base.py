@@ -4,7 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
@@ -77,6 +77,20 @@ class Pending(Protocol):
         ...
 
 
+class EncoderRuns(NamedTuple):
+    """How encoders have run."""
+
+    captured: int = 0
+    """Graphs captured."""
+    replayed: int = 0
+    """Runs from a graph."""
+    eager: int = 0
+    """Runs whose kernels were launched one by one."""
+
+
+_NO_RUNS = EncoderRuns()
+
+
 class BoundStage(ABC):
     """A stage on a lane of one loader."""
 
@@ -90,6 +104,8 @@ class BoundStage(ABC):
 
     ahead: ClassVar[int] = 0
     """Batches that are submitted besides those that are launched."""
+    reads_only: ClassVar[bool] = False
+    """Whether the stage leaves its input as it is, so that others may read the same members meanwhile."""
     version = ""
     """Decoder, library and version that decide the last bits of the results. Empty without one."""
 
@@ -118,6 +134,15 @@ class BoundStage(ABC):
     def decode_bytes(self) -> int:
         """Bytes on the device for decoded pixels of batches that have not been freed, and of decoders."""
         return 0
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes on the device of CUDA graphs."""
+        return 0
+
+    def encoder_runs(self) -> EncoderRuns:
+        """How encoders of the stage have run since the last call."""
+        return _NO_RUNS
 
     def close(self, memory: dict[str, Any]) -> None:
         """End threads and work that the stage has begun for one iterator."""

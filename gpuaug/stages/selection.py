@@ -27,7 +27,7 @@ class Selection:
     Args:
         on: ``...`` (left out): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector: that member. A
             tuple of selectors: those members, in order. A mapping ``{selector: data_key}``: those members, with Kornia's names
-            for what they are. ``None``: the whole batch.
+            for what they are, or the names of an encoder's parameters. ``None``: the whole batch.
         into: Where results go; where they came from when left out (``...``).
         kind: The stage's class name, for the line to type in errors.
 
@@ -55,7 +55,8 @@ class Selection:
                 raise ArgumentError(f"{what} must name each member once, got {shown(given)}. Leave the repeated one out.")
         if isinstance(on, Mapping) and not all(isinstance(key, str | Enum) for key in on.values()):
             raise ArgumentError(
-                f"on must map members to data keys, got {shown(on)}. Write Kornia's names: {{0: 'input', 1: 'mask'}}."
+                f"on must map members to names, got {shown(on)}. Write Kornia's data keys, {{0: 'input', 1: 'mask'}}, or an "
+                "encoder's parameters, {'ids': 'input_ids'}."
             )
         self.on = on
         self.into = into

@@ -39,9 +39,13 @@ PUBLIC = {
     "Encoded.pin_memory": "(self)",
     "Explanation": "(lines, shape, executor='', notes=(), dtype=torch.uint8)",
     "Explanation.launches": "property",
-    "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
+    "FeatureStage": (
+        "(encoder, *, on=…, into=…, output=None, autocast=None, memory_format=None, capture='auto', graph_bytes=None, "
+        "name=None)"
+    ),
     "FeatureStage.bind": "(self, name, lanes)",
     "FeatureStage.branches": "property",
+    "FeatureStage.capture": "(self, shapes)",
     "FeatureStage.update": "(self)",
     "Fused": "(pipeline, options)",
     "Fused.draw": "(self, shape, seed=None, *, dtype=None)",
@@ -85,7 +89,7 @@ PUBLIC = {
     "Stats": (
         "(batches=0, copied_bytes=0, depth=0, ready=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, "
         "held_back=0, held_back_ms=0.0, replaced=0, undecoded_pixels=0, decode_waits=0, decode_wait_ms=0.0, "
-        "pinned_bytes=0, decode_bytes=0)"
+        "pinned_bytes=0, decode_bytes=0, captured=0, replayed=0, eager=0, graph_bytes=0)"
     ),
     "StreamedLoader": "(loader, stages=(), *, device=None, depth=2, seed=None, rank=None, feed='auto', feed_bytes=None)",
     "StreamedLoader.batch_sampler": "property",

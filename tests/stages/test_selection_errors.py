@@ -147,7 +147,7 @@ def test_selectors_must_be_hashable(what, given):
 def test_data_keys_of_on_must_be_names():
     with pytest.raises(ArgumentError) as caught:
         TransformStage(len, on={0: 1})
-    assert "on must map members to data keys, got {0: 1}" in str(caught.value)
+    assert "on must map members to names, got {0: 1}" in str(caught.value)
 
 
 @pytest.mark.parametrize("batch", [(), [], {}])

@@ -179,6 +179,13 @@ PARAMETERS = {
     "FeatureStage(autocast)": Parameter(lambda v: FeatureStage(ENCODER, autocast=v), torch.bfloat16, LEFT_OUT),
     "FeatureStage(memory_format)": Parameter(lambda v: FeatureStage(ENCODER, memory_format=v), torch.channels_last, LEFT_OUT),
     "FeatureStage(capture)": Parameter(lambda v: FeatureStage(ENCODER, capture=v), "never"),
+    "FeatureStage(output)": Parameter(
+        lambda v: FeatureStage(ENCODER, output=v), 0, LEFT_OUT | STR | LARGE | {"0", "1", "-1", "an empty str", "a function"}
+    ),
+    "FeatureStage(graph_bytes)": Parameter(lambda v: FeatureStage(ENCODER, graph_bytes=v), 1 << 30, LEFT_OUT | FROM_0 | LARGE),
+    "FeatureStage.capture(shapes)": Parameter(
+        FeatureStage(ENCODER).capture, [(2, 2)], EMPTY, wrong=([(2, "x")], (2, 2), [2.5])
+    ),
     "FeatureStage(name)": Parameter(lambda v: FeatureStage(ENCODER, name=v), "encoder", LEFT_OUT | STR),
     "Fused.draw(shape)": Parameter(AUGMENT.draw, IMAGES.shape, **SHAPE),
     "Fused.draw(seed)": Parameter(lambda v: AUGMENT.draw(IMAGES.shape, v), 5, LEFT_OUT | FROM_0),
