@@ -13,6 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.fusion.backends import dispatch
 
 PIPELINES = {name: make for group in pipelines.GROUPS for name, make in getattr(pipelines, group).items()} | clips.FIRST
 NOISE = ("noise", "noise, same", "self-supervised")
@@ -85,6 +86,21 @@ def test_video_sequential_replays(name, data_format, same_on_frame):
         draws = augment.draw(videos.shape, seed=seed)
         expected = pipeline(as_kornia_takes_them(videos), params=draws.as_kornia())
         assert_values(augment(videos, draws=draws), expected, atol=2e-4, share=1e-3, draws=draws)
+
+
+@pytest.mark.parametrize("same_on_frame", [True, False])
+@pytest.mark.parametrize("mixes", [False, True])
+@left_to_kornia
+def test_video_sequential_that_picks_replays(mixes, same_on_frame):
+    videos = clips.clips(3, 4, 3, 20, 24)
+    modules = [K.RandomHorizontalFlip(p=1.0), K.RandomInvert(p=0.7), K.RandomMedianBlur(p=0.6)]
+    modules = [K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0, use_correct_lambda=True)] if mixes else modules
+    pipeline = K.VideoSequential(*modules, random_apply=1 if mixes else 2, same_on_frame=same_on_frame)
+    augment = gpuaug.fuse(K.AugmentationSequential(pipeline))
+    for seed in range(3):
+        draws = augment.draw(videos.shape, seed=seed)
+        expected = pipeline(as_kornia_takes_them(videos), params=draws.as_kornia()[0].data)
+        assert_values(augment(videos, draws=draws), expected, atol=1e-4, draws=draws)
 
 
 @pytest.mark.parametrize("same_on_frame", [True, False])
@@ -194,6 +210,35 @@ def test_labels_of_clips_are_mixed_with_their_partners():
         )
         assert_values(got[:, 1], expected)
         assert_values(shares, expected_shares)
+
+
+def test_one_row_serves_all_frames(monkeypatch):
+    rows, run = [], dispatch.run
+
+    def noted(plan, images, table, *rest):
+        rows.append(len(table))
+        return run(plan, images, table, *rest)
+
+    monkeypatch.setattr(dispatch, "run", noted)
+    augment = gpuaug.fuse([K.RandomResizedCrop((9, 9)), K.RandomMixUpV2(p=1.0)], views=2)
+    augment(clips.clips(3, 5))
+    gpuaug.fuse(K.RandomResizedCrop((9, 9)), views=2)(clips.clips(3, 5))
+    assert rows == [3, 3, 6]
+
+
+def test_explain_counts_the_launches_of_images_and_the_bytes_of_all_frames():
+    augment = gpuaug.fuse([K.RandomResizedCrop((9, 9)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.ColorJitter(0.4, 0.4)])
+    images, videos = augment.explain((6, 3, 20, 24)), augment.explain((2, 3, 3, 20, 24))
+    assert [line.read_bytes for line in images.lines] == [line.read_bytes for line in videos.lines]
+    assert [line.written_bytes for line in images.lines] == [line.written_bytes for line in videos.lines]
+    assert images.launches == videos.launches
+    assert str(videos).startswith("clips (2, 3, 3, 20, 24), uint8")
+
+
+@left_to_kornia
+def test_explain_counts_a_call_of_torchvisions_for_each_clip():
+    explained = gpuaug.fuse([v2.ElasticTransform()]).explain((2, 3, 3, 20, 24))
+    assert "clip by clip, 2 calls a batch" in str(explained)
 
 
 @left_to_kornia
