@@ -1,8 +1,10 @@
 """Times of the parts of the work on a batch, each measured alone: the copy, every stage, and the training step."""
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -10,6 +12,7 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
+from gpuaug.core.streams import Lanes
 from gpuaug.decode.stage import BoundDecode, DecodeStage
 from gpuaug.fusion.fuse import Fused
 from gpuaug.loader.inspection import Inspection
@@ -56,19 +59,28 @@ def measured(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iterator[
         lanes.copy.make_current()
         return inspection.copy(host_batch)
 
-    copy, looks = on_lane(copied), can_look(device)
-    yield _part(COPY, copy, device, looks)
-    batch = copy()
+    copying, looks = on_lane(copied), can_look(device)
+    yield _part(COPY, copying, device, looks)
+    batch = copying()
     synchronize(device)
     for bound, stage in inspection.stages:
         if isinstance(stage, DecodeStage):
             continue
         values = bound.read(batch)
-        work = on_lane(partial(_run, bound, RepeatedBatch(values), _positions(loader.seed), {}))
+        again = RepeatedBatch(values)
+        work = on_lane(partial(_run, bound, again, _positions(loader.seed), {}))
         for _ in range(3):  # a graph is captured when a shape occurs again
             result = work()
         synchronize(device)
-        yield _part(f"stage/{bound.name}", work, device, looks, kind=_kind(stage), runs=_runs(stage))
+        part = _part(f"stage/{bound.name}", work, device, looks, kind=_kind(stage), runs=_runs(stage))
+        if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
+            if bound.encoder_runs().replayed:
+                eager = on_lane(partial(_run, _eager(stage, bound.name, lanes), again, _positions(loader.seed), {}))
+                part = replace(part, eager=_part(part.name, eager, device, looks, kind="eager encoder"))
+            else:
+                part = replace(part, kind="eager encoder")
+        bound.encoder_runs()  # these are not counted
+        yield part
         batch = bound.write(batch, result)
     yield _part(STEP, step, device, looks)
 
@@ -141,6 +153,13 @@ def _positions(seed: int) -> Iterator[Position]:
     while True:
         yield at
         at = at.after()
+
+
+def _eager(stage: FeatureStage, name: str, lanes: Lanes) -> BoundStage:
+    """The stage on the same lane, without graphs."""
+    twin = copy.copy(stage)
+    twin.captures = False
+    return twin.bind(name, lanes)
 
 
 def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager encoder"]:

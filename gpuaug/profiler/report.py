@@ -69,6 +69,8 @@ class Part:
     """Kind of the stage, where the advice depends on it."""
     runs: str = ""
     """Name of the transform that an unnamed stage runs."""
+    eager: "Part | None" = None
+    """The same encoder without its CUDA graph, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,8 @@ class Report:
                 "device_ms": part.device_ms,
                 "launches": part.launches,
                 "thread_ms": self.thread_ms.get(part.name),
+                "eager_ms": part.eager and part.eager.wall.median,
+                "eager_host_ms": part.eager and part.eager.host and part.eager.host.median,
             }
             rows.append(row | {key: value for key, value in more.items() if value is not None})
         for name, loop in self._loops():

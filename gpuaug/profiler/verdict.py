@@ -8,6 +8,8 @@ from gpuaug.profiler.report import ANOTHER_ITERATOR, BESIDE_ENGINES, COPY, DECOD
 
 SLACK = 0.1
 """Relative difference below which two times count as equal: windows differ by as much."""
+ENCODERS = ("captured", "eager encoder")
+"""Kinds of parts that encode."""
 LEAST_MS = 0.5
 """Shortest time in milliseconds that is worth a sentence."""
 
@@ -19,6 +21,7 @@ def verdict(report: Report) -> Iterator[str]:
     yield _bound(report)
     yield from _obstacles(report)
     yield from _overlap(report)
+    yield from _encoders(report)
     took = report.streamed.median
     waited = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
     unexplained = took - report.full_ms - report.epoch_ms - waited
@@ -181,12 +184,41 @@ def _overlap(report: Report) -> Iterator[str]:
         yield f"Overlap makes no difference here, as far as windows agree: {took}."
 
 
+def _encoders(report: Report) -> Iterator[str]:
+    """Whether encoders run beside the step, and the gain of their graphs."""
+    encoders = [part for part in report.parts if part.kind in ENCODERS]
+    if not report.lanes or not encoders:
+        return
+    streamed = report.streamed.median
+    encoding = sum(part.wall.median for part in encoders)
+    step = report.cached.median
+    shorter = min(encoding, step)
+    if _longest(report) not in (LOAD, COPY, "decode", "epoch") and shorter >= LEAST_MS:
+        who = " and ".join(part.name.removeprefix("stage/").join("''") for part in encoders)
+        hidden = min(1.0, (report.in_line.median - streamed) / shorter)
+        took = f"{figure(encoding)} and {figure(step)} ms alone"
+        if hidden >= SLACK:
+            yield f"Encoding ({who}) and the step overlap by {hidden:.0%} of the shorter: {took}."
+        else:
+            full = report.device_ms >= (1 - 2 * SLACK) * streamed
+            why = "the device is full" if full else "the training thread queues both"
+            yield f"Encoding ({who}) and the step do not overlap, because {why}: {took}."
+    for part in encoders:
+        if part.eager is None or part.eager.host is None or part.host is None:
+            continue
+        yield (
+            f"The graph of {_named(part)} takes {figure(part.host.median)} ms of the training thread, its kernels launched one "
+            f"by one {figure(part.eager.host.median)}: a batch takes {figure(part.wall.median)} ms alone, and "
+            f"{figure(part.eager.wall.median)} without it."
+        )
+
+
 def _named(part: Part) -> str:
     if part.name == STEP:
         return "the training step"
     if part.name == COPY:
         return "the copy"
-    kind = "encoder" if part.kind in ("captured", "eager encoder") else "transform"
+    kind = "encoder" if part.kind in ENCODERS else "transform"
     runs = f" ({part.runs})" if part.runs else ""
     return f"{kind} {part.name.removeprefix('stage/')!r}{runs}"
 

@@ -121,7 +121,8 @@ device: NVIDIA H200, depth: 2, feed: ring, workers: 8, batches: 40, rounds: 3
 
 - GPU saturated: stages (5 ms) and the step (4 ms) need 9 ms of the device, and a batch takes 9.2. \
 Streams have nothing left to give; only cheaper kernels do.
-- Overlap pays here: 13.8 ms a batch in line, 9.2 streamed, 1.50x."""
+- Overlap pays here: 13.8 ms a batch in line, 9.2 streamed, 1.50x.
+- Encoding ('encode') and the step overlap by 100% of the shorter: 3 and 4 ms alone."""
 
 
 def words(text):

@@ -306,3 +306,43 @@ def test_a_fused_pipeline_that_runs_in_plain_torch():
     first, second, *_ = said(load(), copy(), step(), plain_torch=reason)
     assert first == reason
     assert second.startswith("Bounded by ")
+
+
+def encoder(wall=3.0, host=0.3, device=3.0, eager_host=6.0, kind="captured", name="encode"):
+    eager = part(f"stage/{name}", host=eager_host, device=device, kind="eager encoder") if kind == "captured" else None
+    return Part(f"stage/{name}", spread(wall), spread(host), device, launches=1, kind=kind, eager=eager)
+
+
+GAIN = (
+    "The graph of encoder 'encode' takes 0.3 ms of the training thread, its kernels launched one by one 6: "
+    "a batch takes 3 ms alone, and 6 without it."
+)
+
+
+@pytest.mark.parametrize(
+    ("streamed", "sentence"),
+    [
+        (4.0, "Encoding ('encode') and the step overlap by 100% of the shorter: 3 and 4 ms alone."),
+        (5.5, "Encoding ('encode') and the step overlap by 50% of the shorter: 3 and 4 ms alone."),
+        (6.9, "Encoding ('encode') and the step do not overlap, because the device is full: 3 and 4 ms alone."),
+    ],
+)
+def test_encoder_and_step_overlap_or_not(streamed, sentence):
+    found = said(load(), copy(), encoder(), step(), streamed=streamed, in_line=7)
+    assert found[-2:] == [sentence, GAIN]
+
+
+def test_two_encoders_and_a_busy_thread():
+    encoders = [encoder(device=0.5, kind="eager encoder", name=name, host=3.0) for name in ("vae", "text")]
+    found = said(load(), copy(), *encoders, step(host=4.0, device=1.0), streamed=9.9, in_line=10)
+    assert found[-1] == (
+        "Encoding ('vae' and 'text') and the step do not overlap, because the training thread queues both: 6 and 4 ms alone."
+    )
+
+
+def test_nothing_is_said_of_encoders_where_something_else_bounds_or_there_are_no_lanes():
+    slow = said(load(30), copy(), encoder(), step(), streamed=30, in_line=37)
+    assert slow[-1] == GAIN
+    assert not [each for each in slow if "Encoding" in each]
+    on_cpu = said(load(), copy(device=None), encoder(kind="captured"), step(device=None), streamed=7, in_line=7, device=CPU)
+    assert not [each for each in on_cpu if "ncod" in each and "graph" in each]
