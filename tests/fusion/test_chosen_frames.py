@@ -37,14 +37,15 @@ def test_chosen_frames_replay(name, count):
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_batches_drawn_together_choose_the_same_frames(name):
+    augment = gpuaug.fuse(PIPELINES[name](3), views=2)
     for frames in (5, 8):
         videos = clips(2, frames, 3, 20, 24)
-        augment = gpuaug.fuse(PIPELINES[name](3), views=2)
         for _ in range(3):
             state = torch.get_rng_state()
             got = augment(videos)
             torch.set_rng_state(state)
-            assert_values(got, augment(videos, draws=augment.draw(videos.shape)))
+            expected = gpuaug.fuse(PIPELINES[name](3), views=2)
+            assert_values(got, expected(videos, draws=expected.draw(videos.shape)))
             assert got.shape[:2] == (4, 3)
 
 
@@ -76,6 +77,17 @@ def test_targets_of_chosen_frames_are_kept():
         assert [record["frame"] for record in clip] == chosen
         for record, frame in zip(clip, chosen, strict=True):
             assert_values(record["boxes"], whole[frame]["boxes"])
+
+
+@pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+def test_target_dicts_of_frames_that_are_chosen_twice():
+    videos = clips(2, 5, 3, 20, 24, dtype=torch.float32)
+    noise = v2.GaussianNoise()  # which torchvision runs, between two plans
+    augment = gpuaug.fuse([v2.UniformTemporalSubsample(4), noise, v2.UniformTemporalSubsample(2)])
+    records = [[{"boxes": torch.ones(1, 4), "frame": frame} for frame in range(5)] for _ in range(2)]
+    made, got = augment(videos, records, data_keys=["input", "targets"])
+    assert made.shape[1] == 2
+    assert [[record["frame"] for record in clip] for clip in got] == [[0, 4]] * 2
 
 
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")

@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.clips import FRAMES, SIZES, clips_of
+from support.clips import FRAMES, SIZES, clips, clips_of
 from support.ragged import images_of, pack
 from support.values import assert_values
 from torchvision.transforms import v2
@@ -49,6 +49,14 @@ def test_batches_of_ragged_clips_are_drawn_as_told(name):
         assert_values(got, augment(batch, draws=augment.draw(batch)))
 
 
+def test_a_ragged_pipeline_takes_clips_of_one_size():
+    """As a stage that decodes gives them where all have one."""
+    videos = clips(2, FRAMES, 3, 20, 24).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    ragged, dense = (gpuaug.fuse(v2.RandomResizedCrop(12), ragged=each) for each in (True, False))
+    draws = dense.draw(videos.shape, seed=0)
+    assert_values(ragged(videos, draws=draws), dense(videos, draws=draws))
+
+
 def test_targets_of_ragged_clips_follow_them():
     batch = clips_of("hwc")
     records = [
@@ -66,6 +74,15 @@ def test_targets_of_ragged_clips_follow_them():
         assert_values(one["masks"], other["masks"])
     with pytest.raises(gpuaug.ArgumentError, match="one dict for each of 3 clips where these differ in size"):
         augment(batch, [[record] * FRAMES for record in records], data_keys=["input", "targets"])
+
+
+def test_boxes_as_shares_of_ragged_clips():
+    batch = clips_of("hwc")
+    shares = torch.tensor([[0.5, 0.5, 0.4, 0.2]])
+    augment = gpuaug.fuse(v2.Resize((12, 16)), ragged=True, boxes="cxcywh_share")
+    _, got = augment(batch, [{"boxes": shares + index / 50} for index in range(3)], data_keys=["input", "targets"])
+    for index, record in enumerate(got):
+        assert_values(record["boxes"], shares + index / 50, atol=1e-6)
 
 
 def test_windows_that_are_read_are_those_of_the_clips():

@@ -13,7 +13,7 @@ SIZES = [(37, 52), (64, 40), (21, 48)]
 """Of ragged clips."""
 
 CHOSEN = (
-    *("apply masks", "auto contrast", "channels", "crop, reflected", "either mix", "equalize", "jitter between filters"),
+    *("apply masks", "auto contrast", "channels", "crop, reflected", "either mix", "jitter between filters"),
     *("noise", "noise, same", "padded, rotation, flip", "perspective", "photometric", "sharpness", "torchvision's mixes"),
     *("one of torchvision's", "two passes", "filters, each for some"),
 )
@@ -22,8 +22,16 @@ CHOSEN = (
 FIRST = {
     "blur": lambda: [K.RandomGaussianBlur((3, 5), (0.3, 2.0), p=0.7), K.RandomInvert()],
     "blur of two passes": lambda: [K.RandomGaussianBlur((3, 9), (0.3, 2.0), p=0.7), K.Normalize(0.5, 0.25)],
-    "CLAHE": lambda: [K.RandomClahe(p=0.7), K.RandomInvert()],
+    # Of two clips that the comparisons of kernels have, one is equalised.
+    "CLAHE": lambda: [K.RandomClahe(p=0.8), K.RandomInvert()],
+    "equalize": lambda: [K.RandomEqualize(p=0.4), K.RandomInvert()],
     "chosen frames": lambda: [v2.RandomResizedCrop(9), v2.UniformTemporalSubsample(3), v2.ColorJitter(0.4, 0.4)],
+    "chosen frames, skipped passes": lambda: [
+        K.RandomSharpness(p=0.5),
+        K.RandomRotation(30.0, p=0.5),
+        K.RandomGaussianBlur((3, 3), (0.3, 2.0), p=0.01),
+        v2.UniformTemporalSubsample(3),
+    ],
     "chosen frames of a blur": lambda: [v2.GaussianBlur(3), v2.UniformTemporalSubsample(1), v2.RandomInvert()],
     "antialiased crop": lambda: [v2.RandomResizedCrop((9, 11)), v2.ColorJitter(0.4, 0.4)],
 }

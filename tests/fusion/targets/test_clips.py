@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.clips import clips
-from support.replay import as_kornia_takes_them, left_to_kornia
+from support.replay import as_kornia_takes_them, left_to_kornia, overriding
 from support.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -39,7 +39,11 @@ KORNIA = {
     "flips": lambda: [K.RandomHorizontalFlip(), K.RandomVerticalFlip()],
     "crop": lambda: [K.RandomResizedCrop((18, 20)), K.RandomHorizontalFlip()],
     "warps": lambda: [K.RandomAffine(20.0, (0.1, 0.1), p=0.7), K.RandomPerspective(p=0.7)],
-    "left to Kornia": lambda: [K.RandomHorizontalFlip(), K.RandomMedianBlur(), K.RandomRotation(30.0), K.RandomShear(0.2)],
+    "left to Kornia": lambda: [
+        K.RandomHorizontalFlip(),
+        overriding(K.RandomRotation, "compute_transformation")(30.0),
+        K.RandomShear(0.2),
+    ],
 }
 
 
@@ -60,6 +64,27 @@ def test_targets_of_frames_replay(name, data_format):
         got = augment(images, masks, corners, points, draws=draws)
         for key, one, other in zip(keys, got, expected, strict=True):
             assert_values(one, other, atol=2e-4, share=0.01 if key == "mask" else 0, about=key)
+
+
+@left_to_kornia
+def test_boxes_of_whole_clips_follow_through_kornia():
+    """Any number of them: Kornia's own VideoSequential takes as many for each frame."""
+    images, given, points = videos(), boxes(BATCH, 5), torch.rand(BATCH, 3, 2) * 20
+    augment = gpuaug.fuse(
+        [
+            K.RandomHorizontalFlip(),
+            overriding(K.RandomRotation, "compute_transformation")(30.0, p=0.8),
+            K.RandomShear(0.2, p=1.0),
+        ]
+    )
+    for seed in range(3):
+        draws = augment.draw(images.shape, seed=seed)
+        keys = ["input", "bbox_xyxy", "keypoints"]
+        _, landed, moved = augment(images, given, points, data_keys=keys, draws=draws)
+        of_frames = given[:, None].expand(-1, FRAMES, -1, -1), points[:, None].expand(-1, FRAMES, -1, -1)
+        _, expected, expected_points = augment(images, *of_frames, data_keys=keys, draws=draws)
+        assert_values(landed, expected[:, 0], atol=1e-4)
+        assert_values(moved, expected_points[:, -1], atol=1e-4)
 
 
 @pytest.mark.parametrize("library", ["Kornia", "torchvision"])
