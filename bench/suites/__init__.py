@@ -31,6 +31,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "launch_bound": ("bench.suites.training.launch_bound", []),
     "chain": ("bench.suites.training.chain", []),
     "branches": ("bench.suites.training.branches", []),
+    "latents": ("bench.suites.training.latents", []),
     "handover": ("bench.suites.transport.handover", []),
     "lifetimes": ("bench.suites.transport.lifetimes", []),
     "items": ("bench.suites.training.items", []),

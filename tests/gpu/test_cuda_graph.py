@@ -2,7 +2,6 @@
 
 import gc
 import warnings
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -43,24 +42,6 @@ def test_partial_last_batch_runs_eager():
         got = list(loader)
         assert got[-1].shape[0] == 3
         assert graphs_of(loader) == [1]
-
-
-def test_bytes_of_graphs_are_bounded():
-    encoder = conv_encoder()
-    torch.manual_seed(0)
-    batches = [torch.rand(2, 3, 16 + 2 * (i % 9), 16).pin_memory() for i in range(40)]
-    eager = list(StreamedLoader(batches, [FeatureStage(encoder, capture="never")]))
-    all_bytes = graph_bytes_of(StreamedLoader(batches, [FeatureStage(encoder)]), eager)
-    most_bytes = all_bytes // 2
-    assert 0 < graph_bytes_of(StreamedLoader(batches, [FeatureStage(encoder, graph_bytes=most_bytes)]), eager) <= most_bytes
-
-
-def graph_bytes_of(loader, wanted):
-    """Bytes of the graphs after an epoch whose results are the wanted ones."""
-    with pytest.warns(gpuaug.GpuAugWarning, match="no room") if loader.stages[0].graph_bytes else nullcontext():
-        for a, b in zip(wanted, loader, strict=True):
-            torch.testing.assert_close(a, b)
-    return loader.stats().graph_bytes
 
 
 def test_graph_key_holds_dtype_strides_and_autocast():

@@ -122,7 +122,7 @@ def test_shapes_for_which_there_is_room_are_captured_and_the_same_at_every_depth
 
 def test_epochs_of_other_shapes_take_the_room_of_those_before(found):
     stage = FeatureStage(Noted(found), graph_bytes=72 + 10 * 2)
-    sizes = [2, 2, 4, 4]
+    sizes = [4, 4, 2, 2, 4]
     loader = loader_on_lanes(sizes, stage, 2)
     list(loader)
     assert found.count("captured") == 2

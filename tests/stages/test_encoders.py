@@ -270,6 +270,18 @@ def test_a_trunk_of_torchvisions(forms):
     assert [form for form, _ in forms].count("replayed") == 2
 
 
+def test_graphs_that_are_captured_ahead_draw_nothing_of_the_users(forms):
+    stage = FeatureStage(Encoder(lambda x: x + torch.rand_like(x)))
+    data = [torch.zeros(2, 6)] * 3
+    want = list(on_lanes(data, stage, seed=1))
+    before = torch.get_rng_state()
+    stage.capture([(2, 6)])
+    loader = on_lanes(data, stage, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    for a, b in zip(loader, want, strict=True):
+        assert_values(a, b)
+
+
 # Host waits and hooks
 
 

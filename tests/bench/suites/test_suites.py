@@ -25,6 +25,7 @@ WINDOWED = [
     ("launch_bound", "--model squeezenet1_1", {"resident", "DataLoader, pinned", "StreamedLoader", "StreamedLoader, fused"}),
     ("chain", "--width 4", {"serial", "one lane, eager", "two lanes", "two lanes, four ahead"}),
     ("branches", "", {"serial", "one module", "branches", "branches, eager"}),
+    ("latents", "--width 8 --layers 1", {"serial", "training alone", "feature stages", "feature stages, eager"}),
 ]
 BY_CASE = [
     (
