@@ -45,3 +45,9 @@ def test_bad_draws_are_refused():
     with pytest.raises(gpuaug.ArgumentError) as caught:
         augment.draw(images)
     assert "shape must be (B, C, H, W), got Tensor of shape (2, 3, 4, 4)" in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 5, 4), (2, 1, 4, 5), (2, 4, 4)])
+def test_masks_of_another_size_are_refused(shape):
+    with pytest.raises(gpuaug.ArgumentError, match=r"mask must be of the images' size \(2, 3, 4, 4\), got"):
+        gpuaug.fuse(K.RandomInvert())(torch.zeros(2, 3, 4, 4), torch.zeros(shape), data_keys=["input", "mask"])
