@@ -21,13 +21,6 @@ def test_bounded_by_the_loader_with_workers():
     ]
 
 
-def test_bounded_by_the_loader_with_one_worker():
-    assert said(load(10), copy(), step(), streamed=10.2, in_line=14, workers=1)[0] == (
-        "Bounded by the loader: 1 worker gives 2 GB/s, a batch every 10 ms; all else needs 4 ms. "
-        "Give it more workers, or less to decode, or cache what does not change."
-    )
-
-
 def test_bounded_by_the_loader_without_workers():
     assert said(load(40), copy(), step(), streamed=40.2, in_line=44, workers=0)[0] == (
         "Bounded by the loader: it gives, without workers, 500 MB/s, a batch every 40 ms; all else needs 4 ms. "
@@ -299,13 +292,6 @@ def test_short_epochs():
         "make them longer."
     )
     assert "epochs" not in "".join(said(load(2), copy(), step(), streamed=6, in_line=6, epoch_ms=0.5))
-
-
-def test_a_fused_pipeline_that_runs_in_plain_torch():
-    reason = "gpuaug.fuse runs in plain torch on cuda:0, …"
-    first, second, *_ = said(load(), copy(), step(), plain_torch=reason)
-    assert first == reason
-    assert second.startswith("Bounded by ")
 
 
 def encoder(wall=3.0, host=0.3, device=3.0, eager_host=6.0, kind="captured", name="encode"):
