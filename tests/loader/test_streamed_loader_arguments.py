@@ -87,6 +87,14 @@ def test_accelerator_must_exist(given):
     assert str(caught.value) == f"device must be one that this machine has, got {given}. 'cpu' always works."
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_cuda_device_must_exist():
+    with pytest.raises(DeviceError) as caught:
+        StreamedLoader([], device="cuda:1")
+    words = "device must be one that this machine has, got cuda:1. It has no CUDA device; 'cpu' always works."
+    assert str(caught.value) == words
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
 def test_device_defaults_to_cpu_without_accelerator():
     loader = StreamedLoader([torch.zeros(1)], [lambda x: x + 1])
