@@ -5,6 +5,7 @@ marks a point in its work. On a device without lanes of its own (a CPU, MPS, XPU
 
 **Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A stage waits for the event of
 the lane before it, and the consumer (the stream that trains) for the last one: each for its own batch, never for a later one.
+Stages in a row that only read members which none of them writes run side by side; the last one's lane then waits for all.
 
 **Order of reuse.** The caching allocator gives a freed block back to the stream that allocated it, at once, whoever may still
 be reading it. So before a lane allocates again it must wait for every reader of what has been dropped. All work on batch ``n``

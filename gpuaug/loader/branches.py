@@ -1,6 +1,5 @@
 """Order of the stages of one batch on their lanes: one after another, or side by side where none writes what another reads."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from gpuaug.core import batch as batches
@@ -16,12 +15,14 @@ class Branches:
     stage waits for all before it.
 
     Args:
-        stages: The stages of the loader.
         ready: Event after the copy of the batch.
+        side_by_side: Whether stages may run so. If not, each waits for the one before it.
     """
 
-    def __init__(self, stages: Sequence[BoundStage], ready: Event) -> None:
-        self._several = sum(stage.reads_only for stage in stages) > 1
+    __slots__ = ("_begin", "_open", "_side_by_side", "_there")
+
+    def __init__(self, ready: Event, *, side_by_side: bool) -> None:
+        self._side_by_side = side_by_side
         self._begin = ready
         """Event after all work that comes before the open branches."""
         self._there: list[Any] = []
@@ -31,7 +32,7 @@ class Branches:
     def wait(self, bound: BoundStage, batch: Batch, values: tuple[Any, ...]) -> Event:
         """Make the lane of a stage wait for the work that its values need. Returns an event after that work."""
         if not self._open:
-            self._there = batches.leaves(batch) if self._several and bound.reads_only else []
+            self._there = batches.leaves(batch) if self._side_by_side and bound.reads_only else []
         elif not (bound.reads_only and self._were_there(values)):
             self._join(bound.lane)
             self._there = batches.leaves(batch) if bound.reads_only else []

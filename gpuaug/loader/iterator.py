@@ -59,6 +59,9 @@ class PipelinedIterator:
         self._memory: dict[str, Any] = {}
         self._submitted: deque[Submitted] = deque()
         self._ahead = max((stage.ahead for stage in bound), default=0)
+        self._side_by_side = sum(stage.reads_only for stage in bound) > 1
+        # Modules may keep tensors that their first call makes, and two stages may share a module.
+        self._first = True
         self.waiting: deque[Launched] = deque()
         self.depth = depth
         self._process = os.getpid()
@@ -325,7 +328,7 @@ class PipelinedIterator:
             batch = copied.batch
             ready = lane.record_event()
             feed.read_until(pulled, ready)
-            branches = Branches(self._bound, ready)
+            branches = Branches(ready, side_by_side=self._side_by_side and not self._first)
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"
                 values = bound.read(batch)
@@ -343,6 +346,7 @@ class PipelinedIterator:
                 stats.replayed += runs.replayed
                 stats.eager += runs.eager
             ready = branches.join(lane)
+            self._first = False
             stats.copied_bytes += copied.num_bytes
             end = ready
             self.waiting.append(Launched(batch, ready, copied.resident, source, state=pulled.state))

@@ -53,6 +53,8 @@ class _Graph(NamedTuple):
     inputs: tuple[Any, ...]
     outputs: Any
     need: Need
+    tables: list[torch.Tensor]
+    """Tensors that modules keep in plain attributes, such as positions of a length. Another batch may replace them."""
 
 
 class GraphRunner:
@@ -119,7 +121,7 @@ class GraphRunner:
         if signature not in self._graphs:
             self._add(signature, inputs, occurred.needs[signature])
         self._graphs.move_to_end(signature)
-        graph, static, outputs, _ = self._graphs[signature]
+        graph, static, outputs, *_ = self._graphs[signature]
         for kept, value in zip(static, inputs, strict=True):
             if isinstance(kept, torch.Tensor):
                 kept.copy_(value)
@@ -264,7 +266,7 @@ class GraphRunner:
         finally:
             if collecting:
                 gc.enable()
-        return _Graph(graph, static, outputs, need)
+        return _Graph(graph, static, outputs, need, _tables(self._encode.module))
 
     def _static_like(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -296,6 +298,13 @@ class GraphRunner:
             torch._C._cuda_endAllocateToPool(device, self._pool.handle)
             torch._C._cuda_releasePool(device, self._pool.handle)
         self._pool = None
+
+
+def _tables(encoder: nn.Module) -> list[torch.Tensor]:
+    """Tensors in attributes of modules that are neither parameters nor buffers."""
+    ignored = {"_parameters", "_buffers", "_modules"}
+    attributes = (value for module in encoder.modules() for name, value in vars(module).items() if name not in ignored)
+    return [tensor for value in attributes for tensor in batches.tensors(value)]
 
 
 def _is_on_card(value: Any) -> bool:

@@ -102,6 +102,7 @@ SCENARIOS = {
         stages=(*BESIDE, "labels encoded", "in place", "encode"), steps=SWITCHING, batches=9
     ),
     "stages beside one another, and an error": Scenario(stages=(*BESIDE, "flaky"), steps=(Step(),) * 14),
+    "one module in two stages": Scenario(stages=("augment", "shared", "shared")),
     "captured by new loaders": Scenario(stages=("captured",), steps=HANDED_DOWN * 4),
 }
 
@@ -189,6 +190,21 @@ def kernel(cuda, *values):
     return cuda.new("result", inputs[0].batch)
 
 
+class Caching(nn.Module):
+    """An encoder that keeps what its first call makes, as tables of positions are kept. One for two stages."""
+
+    def __init__(self, cuda):
+        super().__init__()
+        self._cuda = cuda
+        self._cache = None
+
+    def forward(self, *values):
+        if self._cache is None:
+            self._cache = self._cuda.new("cache", 0)
+        self._cuda.read(self._cache)
+        return kernel(self._cuda, *values)
+
+
 class Encoder(nn.Module):
     def __init__(self, cuda, pair=False):
         super().__init__()
@@ -266,7 +282,12 @@ class TrainingLoop:
 
     @staticmethod
     def _make(cuda, kinds):
-        return [make_stage(cuda, kind) for kind in kinds]
+        shared = Caching(cuda)
+        members = iter((0, 1))
+        return [
+            FeatureStage(shared, on=next(members), capture="never") if kind == "shared" else make_stage(cuda, kind)
+            for kind in kinds
+        ]
 
     @property
     def held_back(self):

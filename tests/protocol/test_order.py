@@ -188,6 +188,11 @@ def stages_beside_one_another_whatever_they_read(patch, cuda):
     patch.setattr(Branches, "_were_there", lambda self, values: True)
 
 
+def first_batch_beside_one_another(patch, cuda):
+    real = Branches.__init__
+    patch.setattr(Branches, "__init__", lambda self, ready, side_by_side: real(self, ready, side_by_side=True))
+
+
 def intermediates_not_kept(patch, cuda):
     patch.setattr(Lanes, "retire", lambda self, values, read_by: None)
 
@@ -315,8 +320,9 @@ def host_wait(patch, cuda):
         (labels_copied_after_the_mark, "plain", UNREADY, "default reads labels"),
         (no_wait_between_lanes, "plain", UNREADY, "stage/transform lane reads images"),
         (no_join_of_branches, "branches", UNREADY, "default reads result"),
-        (no_join_of_stages_beside_one_another, "stages beside one another", UNREADY, "default reads result"),
-        (stages_beside_one_another_whatever_they_read, "stages beside one another, then one", UNREADY, "reads result"),
+        (no_join_of_stages_beside_one_another, "stages beside one another", UNREADY, "default reads clone"),
+        (stages_beside_one_another_whatever_they_read, "stages beside one another, then one", UNREADY, "reads clone"),
+        (first_batch_beside_one_another, "one module in two stages", UNREADY, "reads cache"),
         (intermediates_not_kept, "plain", REUSED, "last use: stage/transform lane reads images"),
         (intermediates_dropped_without_waiting, "plain", REUSED, "last use: stage/transform lane reads images"),
         (intermediates_dropped_before_waiting_on_the_stage, "plain", REUSED, "copy lane writes images"),

@@ -40,7 +40,7 @@ def found(monkeypatch):
 
         def _capture(self, inputs, need):
             noted.append("captured")
-            return _Graph(SimpleNamespace(replay=lambda: noted.append("replayed")), inputs, inputs[0], need)
+            return _Graph(SimpleNamespace(replay=lambda: noted.append("replayed")), inputs, inputs[0], need, [])
 
     monkeypatch.setattr(feature, "GraphRunner", WithoutGraphs)
     monkeypatch.setattr(feature, "default_bytes", lambda device: 1 << 30)

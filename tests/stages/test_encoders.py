@@ -1,5 +1,7 @@
 """What an encoder may be called with and give: eager, and as from a graph."""
 
+import gc
+import weakref
 from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -280,6 +282,29 @@ def test_graphs_that_are_captured_ahead_draw_nothing_of_the_users(forms):
     assert torch.equal(torch.get_rng_state(), before)
     for a, b in zip(loader, want, strict=True):
         assert_values(a, b)
+
+
+def test_a_graph_keeps_tables_that_another_shape_replaces():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = {"of": torch.zeros(0)}
+
+        def forward(self, x):
+            if len(self.table["of"]) < x.shape[1]:
+                self.table = {"of": torch.arange(float(x.shape[1]))}
+            return x + self.table["of"][: x.shape[1]]
+
+    data = [torch.rand(2, length) for length in (6, 6, 9, 6, 6)]
+    stage = FeatureStage(Positions())
+    replaced = []
+    loader = on_lanes(data, stage, depth=0)
+    for got, batch in zip(loader, data, strict=True):
+        assert_values(got, batch + torch.arange(float(batch.shape[1])))
+        replaced.append(weakref.ref(stage.encoder.table["of"]))
+        gc.collect()
+    assert len(replaced[1]()) == 6
+    assert len(replaced[-1]()) == 9
 
 
 # Host waits and hooks

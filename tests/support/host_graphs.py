@@ -10,7 +10,7 @@ from support.lanes import OnLanes
 from gpuaug import StreamedLoader
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph, feature
-from gpuaug.stages.cuda_graph import GraphRunner, _Graph
+from gpuaug.stages.cuda_graph import GraphRunner, _Graph, _tables
 from gpuaug.stages.graph_memory import Need
 
 MB = 1 << 20
@@ -42,7 +42,7 @@ class HostGraphs(GraphRunner):
                 if isinstance(kept, torch.Tensor) and kept is not made:
                     kept.copy_(made)
 
-        return _Graph(SimpleNamespace(replay=replay), static, outputs, need)
+        return _Graph(SimpleNamespace(replay=replay), static, outputs, need, _tables(self._encode.module))
 
     def _measure(self):
         self.num_bytes = sum(graph.need.peak_bytes + graph.need.kept_bytes for graph in self._graphs.values())

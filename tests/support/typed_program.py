@@ -1,6 +1,7 @@
 """A user's program with types on every name, which mypy reads as strictly as the package itself, and a test runs."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, assert_type
 
 import kornia.augmentation as K
@@ -22,6 +23,9 @@ def brightness(images: Tensor) -> Tensor:
 
 def stages(encoder: nn.Module) -> list[gpuaug.Stage | Callable[[Tensor], Tensor]]:
     measured = gpuaug.TransformStage(brightness, on=0, into=2, name="brightness")
+    both = gpuaug.FeatureStage({"whole": encoder, "method": partial(encoder.forward)}, output=Tensor.float, graph_bytes=1 << 30)
+    both.capture([(2, 3, 8, 8), torch.empty(2, 3, 8, 8, device="meta")])
+    assert_type(both.branches, dict[str | None, nn.Module])
     return [augmentation(), measured, gpuaug.FeatureStage(encoder, autocast=torch.bfloat16, capture="never")]
 
 
