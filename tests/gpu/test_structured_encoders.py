@@ -184,7 +184,7 @@ def test_stages_of_other_members_run_beside_one_another():
     data = [tuple(torch.zeros(4).pin_memory() for _ in range(3))] * 2
     encoders = (Sleeps(), Adds(), Adds())
     made = [FeatureStage(module, on=index, capture="never", name=str(index)) for index, module in enumerate(encoders)]
-    loader = StreamedLoader(data, made, depth=0, device="cuda:0")
+    loader = StreamedLoader(data, made, depth=1, device="cuda:0")  # without batches ahead, stages share the loop's stream
     list(loader)
     torch.cuda.synchronize()
     got = next(iter(loader))
