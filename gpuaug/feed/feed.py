@@ -319,7 +319,7 @@ def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, 
     if device.type == "cuda":
         return batch, slot
     # On a CPU there is no copy, so the tensors that are handed over must not lie in the slot.
-    return batches.map_leaves(batches.once_each(_cloned), batch), slot
+    return batches.map_leaves(batches.cached_by_id(_cloned), batch), slot
 
 
 def _workers_of(loader: Any) -> int:

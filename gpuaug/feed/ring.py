@@ -111,7 +111,7 @@ class Ring:
         def tensor(leaf: Any) -> Any:
             return leaf.tensor(self.memory) if type(leaf) is Leaf else leaf
 
-        return batches.map_leaves(batches.once_each(tensor), described.batch), slot
+        return batches.map_leaves(batches.cached_by_id(tensor), described.batch), slot
 
     def make_room(self, batch: Batch) -> bool:
         """Carve slots large enough for ``batch``, which arrived without one. Returns whether slots exist, maybe too small."""

@@ -166,7 +166,7 @@ class Writer:
             return self._copied(leaf) if can_be_placed(leaf) else leaf
 
         batch = pack_targets(batch, self._contiguous)
-        described = batches.map_leaves(batches.once_each(describe), batch)
+        described = batches.map_leaves(batches.cached_by_id(describe), batch)
         if not self.used:
             return batch
         return Described(self.memory.key, self.generation, self.slot, described)

@@ -326,7 +326,7 @@ class PipelinedIterator:
             for bound in self._bound:
                 doing = f"stage {bound.name!r}"
                 values = bound.read(batch)
-                read_by_stages.extend(batches.kept(values))
+                read_by_stages.extend(batches.objects_to_keep(values))
                 bound.lane.wait(ready)
                 lane = bound.lane  # from here on its event covers all earlier work on this batch
                 with hooks.span(bound.range_name, batch_index, lane):

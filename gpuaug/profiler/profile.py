@@ -240,7 +240,7 @@ class _Profile:
                 return leaf.clone().pin_memory()
             return leaf.clone()
 
-        kept = batches.map_leaves(batches.once_each(own), pulled.batch)
+        kept = batches.map_leaves(batches.cached_by_id(own), pulled.batch)
         whole = sum(tensor.nbytes for tensor in batches.tensors(kept) if can_be_placed(tensor)) if on_gpu else 0
         pageable = whole - locked
         return kept, pageable if pageable > PAGEABLE_WARN_BYTES else 0

@@ -29,7 +29,7 @@ class RepeatedBatch:
         """The batch, for one more call."""
         if self._given:
             self._copies = any(_version(tensor) != version for tensor, version in self._given)
-        boxed = batches.map_leaves(batches.once_each(self._boxed), self._batch)
+        boxed = batches.map_leaves(batches.cached_by_id(self._boxed), self._batch)
         # Through boxes: containers whose leaves are the same objects would be the same, too.
         given = batches.map_leaves(lambda box: box.leaf, boxed)
         self._given = [(tensor, _version(tensor)) for tensor in batches.tensors(given)] if self._copies else None
