@@ -20,7 +20,7 @@ from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
-from gpuaug.loader.inspection import Inspection, check, left_as_it_was
+from gpuaug.loader.inspection import Inspection, check, restored_at_end
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.loader.streamed_loader import DEFAULT_DEPTH, StreamedLoader
 from gpuaug.profiler.isolated import measured
@@ -81,7 +81,7 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
     batches = whole_number("batches", batches, way_out, least=FEWEST)
     rounds = whole_number("rounds", rounds, "Leave it out for 3, which show how much windows differ.", least=1)
     show = flag("show", show, "False returns the report alone.")
-    with left_as_it_was(loader):
+    with restored_at_end(loader):
         report = _Profile(loader, _noted(step), batches, rounds).run()
     if show:
         _print(report)

@@ -12,7 +12,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.rng import Calls, Position
 from gpuaug.core.streams import Event
-from gpuaug.loader.inspection import Inspection, left_as_it_was
+from gpuaug.loader.inspection import Inspection, restored_at_end
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import synchronize
 from gpuaug.stages.base import BoundStage
@@ -61,7 +61,7 @@ def take(loader: StreamedLoader) -> Trace:
     inspection = Inspection(loader)
     # The first state is the decoded batch: decode stages are not watched.
     watched = [bound if bound.ahead else _Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
-    with left_as_it_was(loader), closing(inspection.begin(0, watched)) as pipelined:
+    with restored_at_end(loader), closing(inspection.begin(0, watched)) as pipelined:
         position = pipelined.position
         consumer = inspection.lanes.consumer()
         pipelined.fill(consumer)

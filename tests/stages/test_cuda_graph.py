@@ -47,7 +47,7 @@ def found(monkeypatch):
 
 def loader_on_lanes(sizes, stage, depth):
     loader = StreamedLoader([torch.rand(size, 3) for size in sizes], device="cpu", depth=depth)
-    loader._shared.placement.lanes = OnLanes(loader._shared.lanes)
+    loader._shared.device_setup.lanes = OnLanes(loader._shared.lanes)
     loader.stages = [stage]
     return loader
 
