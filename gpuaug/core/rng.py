@@ -184,7 +184,7 @@ class Calls:
         """Seeds of the current call in the next ``count`` batches."""
         current = self._position
         name = f"{self._stage}/{self._calls}"
-        return [current._replace(batch=current.batch + 1 + index).key(name) for index in range(count)]
+        return [_key(*current[:3], current.batch + 1 + index, name) for index in range(count)]
 
 
 _local = threading.local()
