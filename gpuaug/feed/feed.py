@@ -317,7 +317,7 @@ def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -
     try:
         described = described_or_not(batch, writer)
     except BaseException:
-        writer.give_back()
+        writer.free()
         raise
     return _for_device(device, *ring.received(described)) if type(described) is Described else (batch, None)
 

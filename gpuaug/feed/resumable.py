@@ -93,7 +93,7 @@ class ResumableLoader:
         self.generators: dict[str, torch.Generator] = {}
         """Generators of the sampler and of the workers' seeds, by path, without torch's global generator."""
         for path, part in paths.items():
-            generator = getattr(part, "generator", None)
+            generator: Any = getattr(part, "generator", None)
             others = (torch.default_generator, *self.generators.values())
             is_new = isinstance(generator, torch.Generator) and not any(generator is other for other in others)
             if path != "dataset" and is_new:

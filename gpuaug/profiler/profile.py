@@ -43,7 +43,9 @@ WINDOW_S = 5.0
 """Seconds after which a window ends, once it has ``MIN_WINDOW_BATCHES``."""
 
 
-def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: int = 3, show: bool = True) -> Report:
+def profile(
+    loader: StreamedLoader, step: Callable[[Batch], Any], *, batches: int = 40, rounds: int = 3, show: bool = True
+) -> Report:
     """Measure the parts of a training step, and find the bound of the loop and the gain from overlap.
 
     Runs real training steps: about ``10 * batches``, and about 40 more. Pass a model that may be thrown away, or a copy. The

@@ -18,7 +18,10 @@ Selector = Hashable
 """An index of a tuple or list, a key of a mapping, or a field of a named tuple or dataclass."""
 
 On = Selector | tuple[Selector, ...] | Mapping[Selector, str] | None | EllipsisType
+"""Type of ``on``: a selector, a tuple of them, or a mapping of selectors to Kornia's data keys; ``None``: the whole batch."""
+
 Into = Selector | tuple[Selector, ...] | EllipsisType
+"""Type of ``into``: a selector, or a tuple of selectors."""
 
 
 class Selection:
