@@ -1,18 +1,19 @@
-"""A linear probe: the frozen vision transformer is a stage, captured in a CUDA graph, and the loop trains on its features.
+"""A linear probe: the frozen DINOv2 is a stage, captured in a CUDA graph, and the loop trains on its class token.
 
     python examples/linear_probe.py                               # the photographs of scikit-image; a CPU will do
-    python examples/linear_probe.py --data /data/imagenet/train --pretrained --size 224 --batch-size 256 --epochs 10
+    python examples/linear_probe.py --data /data/imagenet/train --dinov2 dinov2_vitb14 --size 224 --batch-size 256 --epochs 10
 
-Without ``--pretrained`` the transformer is a small one with random weights, whose features tell textures apart all the same.
+Without ``--dinov2`` the transformer is a small one with random weights that has DINOv2's method and results. Its features tell
+textures apart all the same.
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Subset
-from torchvision import models
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
@@ -20,25 +21,36 @@ import gpuaug
 from gpuaug.benchkit.photos import photographs
 
 
-def encoder_for(args):
-    """A transformer without its classifier, and the number of its features."""
-    if args.pretrained:
-        encoder = models.vit_b_16(weights=models.ViT_B_16_Weights.DEFAULT)
-    else:
-        width = {"hidden_dim": 192, "mlp_dim": 768}
-        encoder = models.VisionTransformer(image_size=args.size, patch_size=16, num_layers=4, num_heads=3, **width)
-    encoder.heads = nn.Identity()
-    return encoder.requires_grad_(False), encoder.hidden_dim
+class Dino(nn.Module):
+    """A vision transformer with ``forward_features`` as DINOv2 has it."""
+
+    embed_dim = 192
+
+    def __init__(self, size, patch=16, layers=4):
+        super().__init__()
+        self.patches = nn.Conv2d(3, self.embed_dim, patch, stride=patch)
+        self.tokens = nn.Parameter(0.02 * torch.randn(1, 1 + (size // patch) ** 2, self.embed_dim))
+        layer = nn.TransformerEncoderLayer(self.embed_dim, 3, 768, activation="gelu", batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(self.embed_dim)
+
+    def forward_features(self, images):
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        states = self.norm(self.blocks(nn.functional.pad(patches, (0, 0, 1, 0)) + self.tokens))
+        return {"x_norm_clstoken": states[:, 0], "x_norm_patchtokens": states[:, 1:]}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="folder of class folders (default: the photographs of scikit-image)")
-    parser.add_argument("--pretrained", action="store_true", help="ViT-B/16 with torchvision's weights, which it downloads")
+    parser.add_argument("--dinov2", help="name of a model in torch.hub's facebookresearch/dinov2, which it downloads")
     parser.add_argument("--size", type=int, default=64, help="side of the crops in pixels (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="processes that read files (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="stop after as many (default: at the end of the last epoch)")
+    parser.add_argument("--checkpoint", type=Path, help="file that is written at the end")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     args = parser.parse_args()
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
@@ -47,32 +59,52 @@ def main():
     files = ImageFolder(args.data or photographs(), loader=gpuaug.read_encoded)
     train = Subset(files, [index for index in range(len(files)) if index % 4])
     val = Subset(files, range(0, len(files), 4))
-    encoder, width = encoder_for(args)
-    features = gpuaug.FeatureStage(encoder.to(device), autocast=torch.bfloat16 if gpu else None)
+    dino = torch.hub.load("facebookresearch/dinov2", args.dinov2) if args.dinov2 else Dino(args.size)
+    dino = dino.to(device).requires_grad_(False)
+    half = torch.bfloat16 if gpu else None
+    features = gpuaug.FeatureStage(dino.forward_features, output="x_norm_clstoken", autocast=half)
     last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     crop = v2.Compose([v2.RandomResizedCrop(args.size, scale=(0.3, 1.0)), v2.RandomHorizontalFlip(), *last])
     middle = v2.Compose([v2.Resize(args.size * 8 // 7), v2.CenterCrop(args.size), *last])
 
-    def streamed(part, pipeline, *, shuffle):
+    def streamed(part, pipeline, sampler=None):
         reading = {"num_workers": args.workers, "collate_fn": gpuaug.collate_encoded}
-        loader = DataLoader(part, args.batch_size, shuffle=shuffle, **reading)
+        loader = DataLoader(part, args.batch_size, sampler=sampler, **reading)
         stages = [gpuaug.DecodeStage(), gpuaug.fuse(pipeline, ragged=True), features]
         return gpuaug.StreamedLoader(loader, stages, device=device)
 
-    loader, val_loader = streamed(train, crop, shuffle=True), streamed(val, middle, shuffle=False)
-    head = nn.Sequential(nn.BatchNorm1d(width, affine=False), nn.Linear(width, len(files.classes))).to(device)
+    shuffled = DistributedSampler(train, 1, 0, seed=0)  # its order depends on the epoch alone
+    loader, val_loader = streamed(train, crop, shuffled), streamed(val, middle)
+    head = nn.Sequential(nn.BatchNorm1d(dino.embed_dim, affine=False), nn.Linear(dino.embed_dim, len(files.classes))).to(device)
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
-    for epoch in range(args.epochs):
+    step, first = 0, 0
+    if args.resume:
+        saved = torch.load(args.checkpoint, map_location=device, weights_only=True)
+        step, first = saved["step"], saved["epoch"]
+        head.load_state_dict(saved["head"])
+        optimizer.load_state_dict(saved["optimizer"])
+        loader.load_state_dict(saved["loader"])
+    epoch = first
+    for epoch in range(first, args.epochs):
+        loader.set_epoch(epoch)
         for encoded, labels in loader:  # (B, width)
             loss = F.cross_entropy(head(encoded.float()), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            step += 1
+            if step == args.steps:
+                break
+        if step == args.steps:
+            break
         head.eval()
         with torch.no_grad():
             right = sum((head(encoded.float()).argmax(1) == labels).sum() for encoded, labels in val_loader)
         head.train()
         print(f"epoch {epoch}: loss {loss:.3f}, accuracy {right / len(val):.1%}")
+    if args.checkpoint:
+        state = {"head": head.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+        torch.save({**state, "step": step, "epoch": epoch}, args.checkpoint)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from gpuaug.core.errors import (
     SelectionError,
 )
 from gpuaug.core.ragged import Ragged
+from gpuaug.decode.clips.read_clip import read_clip
 from gpuaug.decode.collate_encoded import collate_encoded
 from gpuaug.decode.encoded_input import read_encoded
 from gpuaug.decode.stage import DecodeStage
@@ -59,6 +60,7 @@ __all__ = [
     "collate_ragged",
     "fuse",
     "profile",
+    "read_clip",
     "read_encoded",
     "sanitize",
     "show",

@@ -10,7 +10,6 @@ import kornia.augmentation as K
 import torch
 from kornia.augmentation.auto import RandAugment
 from torch import Tensor, nn
-from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 MEAN = (0.485, 0.456, 0.406)
@@ -147,56 +146,6 @@ def contrastive_torchvision(size: int) -> nn.Module:
 def randaugment_torchvision() -> nn.Module:
     """RandAugment of whole images in torchvision, with one draw per call."""
     return v2.Compose([v2.RandAugment(num_ops=2, magnitude=10), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
-
-
-def hflip_torchvision() -> nn.Module:
-    """The reference preset ``hflip`` of torchvision's detection."""
-    return _detection()
-
-
-def lsj_torchvision(size: int) -> nn.Module:
-    """The reference preset ``lsj`` of torchvision's detection, to ``size`` pixels.
-
-    Its own ``FixedSizeCrop``, which always pads on the right and below, is a ``RandomCrop`` here.
-    """
-    return _detection(v2.ScaleJitter((size, size), antialias=True), v2.RandomCrop(size, pad_if_needed=True, fill=_FILL))
-
-
-def ssd_torchvision(size: int) -> nn.Module:
-    """The reference preset ``ssd`` of torchvision's detection, and the resize to ``size`` pixels that its model does."""
-    resize = v2.Resize((size, size), antialias=True)
-    return _detection(v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=_FILL), v2.RandomIoUCrop(), resize)
-
-
-_FILL = {tv_tensors.Image: (123.0, 117.0, 104.0), "others": 0}
-
-
-def _detection(*transforms: nn.Module) -> nn.Module:
-    """The end of all presets for detection behind ``transforms``."""
-    return v2.Compose(
-        [
-            *transforms,
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.ConvertBoundingBoxFormat("XYXY"),
-            v2.SanitizeBoundingBoxes(),
-            v2.ToPureTensor(),
-        ]
-    )
-
-
-def segmentation_torchvision(size: int, out: int) -> nn.Module:
-    """The reference preset of torchvision's segmentation, from around ``size`` pixels to ``out``."""
-    return v2.Compose(
-        [
-            v2.RandomResize(size // 2, size * 2),
-            v2.RandomHorizontalFlip(),
-            v2.RandomCrop(out, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0}),
-            v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
-            v2.Normalize(MEAN, STD),
-            v2.ToPureTensor(),
-        ]
-    )
 
 
 def hflip_kornia(*, cropping: str = "resample", **container: Any) -> nn.Module:

@@ -5,7 +5,7 @@
 Every suite that counts steps or images gets a panel for each case or batch size, with a bar for each variant: grey
 for what users do today, green for gpuaug, hatched for ceilings, which leave work out. Whiskers are the slowest and
 the fastest round, or the worst and the best seed. A suite over many batch sizes gets lines over them, drawn by
-``bench.figures.curves``. The lanes are drawn as a timeline, by ``bench.figures.lane_timeline``, and what a process held
+``bench.figures.curves``. Training steps are drawn as a timeline, by ``bench.figures.step_timeline``, and what a process held
 over a long run by ``bench.figures.readings``.
 """
 
@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from bench.figures import curves, lane_timeline, readings
+from bench.figures import curves, readings, step_timeline
 from bench.figures.pictures import IMAGES
 from bench.harness.result_rows import FIGURES, RESULTS, hardware, panel, shown_rows
 
@@ -90,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     for path in sorted(options.results.rglob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         options.images.mkdir(parents=True, exist_ok=True)
-        if result["suite"] == "lanes":
-            lane_timeline.draw(result, options.images / "lanes.png")
-            drawn.append(options.images / "lanes.png")
+        if result["suite"] == "waits":
+            step_timeline.draw(result, options.images / "waits.png")
+            drawn.append(options.images / "waits.png")
             continue
         figure = draw(result)
         if figure is not None:

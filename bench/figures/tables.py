@@ -11,7 +11,8 @@ A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is on
     SUITE.BATCH_SIZE    all cases by their rate, at this batch size
 
 ``rows: A; B`` after the name shows these rows alone, ``cases: C; D`` after that these cases alone, in this order. ``by case``
-before both makes a line of each case and a column of each row. Text whose file or part is missing is left alone.
+before both makes a line of each case and a column of each row, in the order of ``rows``. Text whose file or part is missing is
+left alone.
 """
 
 import json
@@ -88,9 +89,9 @@ def markdown(
         raise ValueError(f"A row must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
     if missing := set(cases) - {row.get("case") for row in rows}:
         raise ValueError(f"A case must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
+    rows = [row for row in rows if (not names or row["name"] in names) and (not figure or figure in row)]
     if cases:
         rows = sorted((row for row in rows if row["case"] in cases), key=lambda row: cases.index(row["case"]))
-    rows = [row for row in rows if (not names or row["name"] in names) and (not figure or figure in row)]
     trained = "top1_percent" in rows[0]
     rate = next((key for key in _RATES if key in rows[0]), "")
     if "verdicts" in result["settings"]:
@@ -99,14 +100,18 @@ def markdown(
         lines = _flat(rows, [key for key in columns or () if not case or key != "case"])
     else:
         at = f", B={rows[0]['batch_size']}" if columns else ""
-        lines = _by_case(rows, result, figure or rate, _heading(figure or rate) + at, turned=by_case)
+        lines = _by_case(rows, result, figure or rate, _heading(figure or rate) + at, turned=by_case, order=names)
     ratios = not trained and not case and (not figure or figure in _RATES)
     return "\n".join(["", *lines, "", _caption(result, rows, ratios=ratios), ""]) + "\n"
 
 
-def _by_case(rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str, *, turned: bool) -> list[str]:
+def _by_case(
+    rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str, *, turned: bool, order: Sequence[str]
+) -> list[str]:
     columns = list(dict.fromkeys(panel(row, rows) for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
+    if turned and order:
+        names.sort(key=order.index)
     cells = {(row["name"], panel(row, rows)): _rate(row, result, key) for row in rows}
     ceilings = result["settings"].get("ceilings", ())
     titles = [f"*{name}* (ceiling)" if name in ceilings else name for name in names]

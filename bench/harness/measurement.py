@@ -30,7 +30,7 @@ def measure(
     options: Namespace,
     cases: Iterable[tuple[dict[str, Any], Build]],
     *,
-    baseline: str,
+    baseline: str | Sequence[str],
     ours: Sequence[str] = (),
     ceilings: Sequence[str] = (),
     figures: Figures | None = None,
@@ -44,7 +44,8 @@ def measure(
         suite: Name of the result.
         options: The result of ``flags.read``.
         cases: (labels of the rows: ``batch_size``, ``case``; function that builds the rows) of each case.
-        baseline: Name of the variant that ratios are relative to. Without it there are no ratios.
+        baseline: Name of the variant that ratios are relative to, or several of which each case has one. Without it there are
+            no ratios.
         ours: Names of variants that run through gpuaug, which plots show in another colour.
         ceilings: Names of variants that leave work out, as upper bounds for the others.
         figures: Measures further figures of each row. Rates and ratios are then of images instead of steps, so that a slow row
@@ -57,9 +58,11 @@ def measure(
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
     slow: dict[str, str] = {}
-    settings |= {"baseline": baseline, "ours": list(ours), "ceilings": list(ceilings), "skipped": skipped}
+    baselines = (baseline,) if isinstance(baseline, str) else baseline
+    settings |= {"baseline": baselines[0] if len(baselines) == 1 else None, "ours": list(ours)}
+    settings |= {"ceilings": list(ceilings), "skipped": skipped}
     for labels, build in cases:
-        measured, left_out, more = _case(build, options, baseline, slow, figures)
+        measured, left_out, more = _case(build, options, baselines, slow, figures)
         found = [row.record(**labels) for row in measured]
         for record in found:
             if figures is not None:
@@ -71,7 +74,7 @@ def measure(
                 console.print(f"{suite}: {_title(labels)}: {row.name} skipped: {row.reason}", markup=False)
             skipped.append(labels | {"name": row.name, "reason": row.reason})
         console.print(results.table(found, f"{suite}: {_title(labels)}"))
-        slow |= _slow(measured, labels, options, baseline)
+        slow |= _slow(measured, labels, options, baselines)
         if options.json is not None:
             # The result so far: an interruption then loses one case only.
             so_far = results.result(suite, rows=rows, settings=settings, device=options.device, environment=found_environment)
@@ -80,7 +83,7 @@ def measure(
 
 
 def _case(
-    build: Build, options: Namespace, baseline: str, slow: dict[str, str], figures: Figures | None
+    build: Build, options: Namespace, baselines: Sequence[str], slow: dict[str, str], figures: Figures | None
 ) -> tuple[list[Row], list[Skipped], dict[str, dict[str, Any]]]:
     """(rows, skipped rows, further figures by name) of one case. After a peer's error the case starts anew without it."""
     reasons = dict(slow)
@@ -90,7 +93,7 @@ def _case(
         with ExitStack() as stack:
             made = [
                 Skipped(row.name, reasons[row.name]) if row.name in reasons else row
-                for row in select_rows(build(stack), options.rows, baseline)
+                for row in select_rows(build(stack), options.rows, baselines)
             ]
             variants = [row for row in made if isinstance(row, Variant)]
             left_out = [row for row in made if isinstance(row, Skipped)]
@@ -108,14 +111,15 @@ def _case(
         if windows is not None:
             if figures is not None:
                 windows = {name: [replace(each, steps=each.images) for each in own] for name, own in windows.items()}
-            return summarise(windows, baseline=baseline if baseline in windows else None), left_out, more
+            baseline = next((name for name in baselines if name in windows), None)
+            return summarise(windows, baseline=baseline), left_out, more
 
 
-def _slow(measured: Sequence[Row], labels: dict[str, Any], options: Namespace, baseline: str) -> dict[str, str]:
+def _slow(measured: Sequence[Row], labels: dict[str, Any], options: Namespace, baselines: Sequence[str]) -> dict[str, str]:
     """Name: reason, for each row that ``--slowest`` leaves out of all later cases."""
     if options.slowest is None:
         return {}
-    took = {row.name: 1 / row.steps_per_s for row in measured if row.name != baseline}
+    took = {row.name: 1 / row.steps_per_s for row in measured if row.name not in baselines}
     more = f"with {_title(labels)}, more than --slowest {options.slowest:g}"
     return {name: f"a step took {step_s:.2g} s {more}" for name, step_s in took.items() if step_s > options.slowest}
 

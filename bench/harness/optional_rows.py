@@ -65,12 +65,12 @@ def reason(error: Exception) -> str:
     return (text.strip().splitlines() or [""])[0]
 
 
-def select_rows(rows: Sequence[OptionalRow], names: str | None, baseline: str) -> list[OptionalRow]:
-    """The rows that ``--rows`` names, and the baseline."""
+def select_rows(rows: Sequence[OptionalRow], names: str | None, baselines: Sequence[str]) -> list[OptionalRow]:
+    """The rows that ``--rows`` names, and those among ``baselines``."""
     if names is None:
         return list(rows)
-    wanted = {baseline, *names.split(";")}
+    wanted = set(names.split(";"))
     known = [row.name for row in rows]
     if not wanted <= set(known):
         raise SystemExit(f"--rows must be among {'; '.join(known)}, got {names}. Leave it out to measure all of them.")
-    return [row for row in rows if row.name in wanted]
+    return [row for row in rows if row.name in wanted.union(baselines)]

@@ -20,6 +20,7 @@ from torch import nn
 
 import gpuaug
 from bench.data import loaders, pipelines, random_images
+from bench.data.recipes import detection as recipes
 from bench.data.target_batches import Batch, collated, moved, random_batch, read, separated
 from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
@@ -103,16 +104,16 @@ def cases(size: int) -> list[Case]:
         preset(
             "hflip",
             partial(pipelines.hflip_kornia, data_keys=["input", "bbox_xyxy"]),
-            pipelines.hflip_torchvision,
+            recipes.hflip,
             size,
             boxes=True,
         ),
-        preset("lsj", None, partial(pipelines.lsj_torchvision, size), size, boxes=True),
-        preset("ssd", None, partial(pipelines.ssd_torchvision, size), size, boxes=True),
+        preset("lsj", None, partial(recipes.lsj, size), size, boxes=True),
+        preset("ssd", None, partial(recipes.ssd, size), size, boxes=True),
         preset(
             "segmentation",
             None,
-            partial(pipelines.segmentation_torchvision, size, cropped),
+            partial(recipes.segmentation, size, cropped),
             cropped,
             masks=torch.int64,
         ),
@@ -203,7 +204,7 @@ def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentC
 
 def _dali(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     try:
-        return dali.build(case.name, batch.images, batch.masks, case.dtype, batch.targets)
+        return dali.build(dali.PIPELINES[case.name], batch.images, batch.masks, case.dtype, batch.targets)
     except ImportError as error:
         raise MissingError(f"not installed: {error}") from None
 

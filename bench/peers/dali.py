@@ -20,12 +20,16 @@ AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def build(
-    name: str, images: Tensor, masks: Tensor | None, dtype: torch.dtype, targets: Sequence[dict[str, Tensor]] | None = None
+    body: Callable[..., Any],
+    images: Tensor,
+    masks: Tensor | None,
+    dtype: torch.dtype,
+    targets: Sequence[dict[str, Tensor]] | None = None,
 ) -> Callable[[], Any]:
     """A function that augments ``images`` at each call.
 
     Args:
-        name: A key of ``PIPELINES``.
+        body: Builds DALI's graph, as the values of ``PIPELINES`` do.
         images: (B, C, H, W) uint8. On a CPU, DALI's CPU operators run.
         masks: (B, 1, H, W) uint8, or ``None``.
         dtype: Data type of the augmented images; bfloat16 becomes float16.
@@ -33,7 +37,6 @@ def build(
 
     Raises:
         ImportError: If DALI is not installed.
-        KeyError: If there is no such pipeline for DALI.
     """
     from nvidia.dali import fn, pipeline_def, types
 
@@ -44,7 +47,6 @@ def build(
     sources = [part.permute(0, 2, 3, 1).contiguous() for part in (images, masks) if part is not None]
     if on == "cpu":
         sources = [part.numpy() for part in sources]
-    body = PIPELINES[name]
     boxes = [target["boxes"].cpu().numpy() for target in targets or ()]
 
     @pipeline_def(**_settings(len(images), device))
@@ -206,7 +208,7 @@ def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> An
     images = fn.resize(images, size=(side, side), antialias=False)
     images = fn.rotate(images, angle=fn.random.uniform(range=(-45.0, 45.0)), keep_size=True, fill_value=0)
     images = fn.gaussian_blur(images, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=7)
-    return _normalize(fn, types, dtype, images)
+    return normalize(fn, types, dtype, images)
 
 
 def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, *, antialias: bool = False) -> Any:
@@ -220,7 +222,7 @@ def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: A
 def jitter_and_flip(fn: Any, types: Any, dtype: torch.dtype, images: Any) -> Any:
     """Jitter and flip, the transforms after the crop."""
     images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
-    return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
+    return normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
 
 
 def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
@@ -241,7 +243,7 @@ def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any)
     # A condition, so that only half of the images are blurred.
     if fn.random.coin_flip(probability=0.5, dtype=types.BOOL):
         images = fn.gaussian_blur(images, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=23)
-    return _normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
+    return normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
 
 
 def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
@@ -254,14 +256,14 @@ def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any
     masks = fn.resize(masks, size=size, roi_start=start, roi_end=end, interp_type=types.INTERP_NN)
     images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
     mirror = fn.random.coin_flip()
-    return _normalize(fn, types, dtype, images, mirror=mirror), fn.flip(masks, horizontal=mirror)
+    return normalize(fn, types, dtype, images, mirror=mirror), fn.flip(masks, horizontal=mirror)
 
 
 def randaugment(fn: Any, types: Any, _side: int, dtype: torch.dtype, images: Any) -> Any:
     """DALI's own RandAugment, whose ops are drawn for every image."""
     from nvidia.dali.auto_aug import rand_augment
 
-    return _normalize(fn, types, dtype, rand_augment.rand_augment(images, n=2, m=10))
+    return normalize(fn, types, dtype, rand_augment.rand_augment(images, n=2, m=10))
 
 
 def hflip(fn: Any, types: Any, side: int, _dtype: torch.dtype, images: Any, boxes: Any) -> Any:
@@ -301,7 +303,7 @@ def segmentation_preset(fn: Any, types: Any, side: int, dtype: torch.dtype, imag
     masks = fn.crop(fn.resize(masks, resize_shorter=resized, interp_type=types.INTERP_NN), fill_values=255, **crop)
     mirror = fn.random.coin_flip()
     masks = fn.cast(fn.flip(masks, horizontal=mirror), dtype=types.INT64)
-    return _normalize(fn, types, dtype, images, mirror=mirror), masks
+    return normalize(fn, types, dtype, images, mirror=mirror), masks
 
 
 PIPELINES = {
@@ -321,13 +323,25 @@ def _factor(fn: Any) -> Any:
     return fn.random.uniform(range=(0.6, 1.4))
 
 
-def _normalize(fn: Any, types: Any, dtype: torch.dtype, images: Any, mirror: Any = 0) -> Any:
+def normalize(
+    fn: Any,
+    types: Any,
+    dtype: torch.dtype,
+    images: Any,
+    mirror: Any = 0,
+    *,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    **crop: Any,
+) -> Any:
+    """Flip, normalise and convert, the end of all pipelines; a crop too where ``crop`` has its arguments."""
     full = dtype == torch.float32
     return fn.crop_mirror_normalize(
         images,
         mirror=mirror,
-        mean=[255 * value for value in MEAN],
-        std=[255 * value for value in STD],
+        mean=[255 * value for value in mean],
+        std=[255 * value for value in std],
         dtype=types.FLOAT if full else types.FLOAT16,
         output_layout="CHW" if full else "HWC",
+        **crop,
     )

@@ -1,6 +1,6 @@
 """Two checkouts of gpuaug side by side: whether a change made it slower.
 
-    python -m bench pair ../before --json bench/results/pairs/rooms.json
+    python -m bench pair ../before --json pair.json
 
 Rows of the suites ``augment``, ``ragged``, ``feeds``, ``classifier`` and ``launch_bound`` that run through gpuaug, each in two
 processes that live at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each,

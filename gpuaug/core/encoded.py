@@ -1,4 +1,4 @@
-"""Encoded images: the files of a batch in one flat buffer, with their header fields."""
+"""Encoded images and clips: the files of a batch, or packets of its videos, in one flat buffer, with their header fields."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,3 +118,83 @@ class Encoded:
             The copy.
         """
         return Encoded(self.data.pin_memory(), self.headers)
+
+
+CLIP = np.dtype(
+    [
+        ("start", np.int64),  # first byte in the buffer: parameter sets, and the packets behind them
+        ("length", np.int64),  # bytes
+        ("extradata", np.int32),  # bytes of the parameter sets
+        ("packets", np.int64),  # first row in the table of packets
+        ("packet_count", np.int32),
+        ("codec", "S16"),  # FFmpeg's name of the codec, such as h264
+        ("library", "S24"),  # FFmpeg's name of the decoder, such as libdav1d
+        ("pixels", "S16"),  # FFmpeg's name of the pixel format, such as yuv420p
+        ("height", np.int32),  # of a frame as stored, before it is turned
+        ("width", np.int32),
+        ("matrix", np.uint8),  # H.273 number of the matrix of colours; 2 if the file has none
+        ("full_range", np.bool_),  # whether black is 0 and not 16
+        ("interlaced", np.bool_),
+        ("orientation", np.uint8),  # EXIF's number of the rotation that displays a frame: 1, 3, 6 or 8
+        ("reorder", np.int16),  # frames by which decoding runs ahead of display
+        ("instant", np.bool_),  # of H.264, whether no frame refers to frames before the first packet
+    ]
+)
+"""Record of a structured NumPy array: the header fields of one clip."""
+
+PACKET = np.dtype([("start", np.int64), ("size", np.int32), ("pts", np.int64), ("key", np.bool_)])
+"""Record of a structured NumPy array: one packet, which holds one frame. ``start`` counts bytes in the buffer."""
+
+
+class ClipHeaders(Headers):
+    """Header fields of a batch's clips, on the host.
+
+    Args:
+        table: (B,) records of ``CLIP``.
+        names: The path of each video, or an empty string.
+        problems: Why a clip cannot be decoded, by its index.
+        packets: (P,) records of ``PACKET`` in the order of decoding.
+        pts: (B, T) presentation time stamp of each frame of a clip, in the video's units.
+    """
+
+    __slots__ = ("packets", "pts")
+
+    def __init__(
+        self,
+        table: NDArray[np.void],
+        names: Sequence[str],
+        problems: dict[int, str],
+        packets: NDArray[np.void],
+        pts: NDArray[np.int64],
+    ) -> None:
+        super().__init__(table, names, problems)
+        self.packets, self.pts = packets, pts
+
+    def __repr__(self) -> str:
+        return f"ClipHeaders({len(self.table)} clips of {self.pts.shape[1]} frames)"
+
+
+class EncodedClips(Encoded):
+    """A batch of clips that are not decoded yet, one behind the other.
+
+    Made by ``gpuaug.collate_encoded`` of ``gpuaug.read_clip``; ``gpuaug.DecodeStage`` turns it into frames. Its length is the
+    number of clips.
+
+    Shape:
+        - data: (bytes,) uint8, on the host
+        - headers: of each clip where its packets lie in ``data``, and the codec, size and colours of its frames
+    """
+
+    headers: ClipHeaders
+
+    def __repr__(self) -> str:
+        size = int(self.headers.table["length"].sum())
+        return f"EncodedClips({len(self)} clips of {self.headers.pts.shape[1]} frames, {size} bytes)"
+
+    def pin_memory(self) -> "EncodedClips":
+        """The batch in page-locked memory. Called by ``DataLoader(pin_memory=True)``.
+
+        Returns:
+            A copy of the batch in page-locked memory.
+        """
+        return EncodedClips(self.data.pin_memory(), self.headers)

@@ -24,14 +24,21 @@ class Shapes:
         layout: ``"hwc"``: the channels of a pixel are adjacent. ``"chw"``: each channel is a plane.
         windows: (B, 4) top, left, height and width of the part of each image that the batch holds, with layout ``"hwc"``.
             ``None``: the batch holds whole images.
+        frames: Number of frames per clip, if the images are the frames of clips, clip by clip. The frames of a clip have one
+            size. 0: the images are not frames of clips.
     """
 
-    __slots__ = ("channels", "held", "layout", "least", "sizes", "windows")
+    __slots__ = ("channels", "frames", "held", "layout", "least", "sizes", "windows")
 
     def __init__(
-        self, sizes: NDArray[np.int64], channels: int, layout: Layout, windows: NDArray[np.int64] | None = None
+        self,
+        sizes: NDArray[np.int64],
+        channels: int,
+        layout: Layout,
+        windows: NDArray[np.int64] | None = None,
+        frames: int = 0,
     ) -> None:
-        self.sizes, self.channels, self.layout, self.windows = sizes, channels, layout, windows
+        self.sizes, self.channels, self.layout, self.windows, self.frames = sizes, channels, layout, windows, frames
         # Computed here, in the worker process, and not on the training thread.
         self.least = int(np.min(sizes)) if sizes.size else 1
         """Shortest side of all images, in pixels."""
@@ -39,7 +46,8 @@ class Shapes:
         """Number of elements in the buffer."""
 
     def __repr__(self) -> str:
-        return f"Shapes({len(self.sizes)} images of {self.channels} channels, {self.layout})"
+        clips = f" in clips of {self.frames}" if self.frames else ""
+        return f"Shapes({len(self.sizes)} images{clips} of {self.channels} channels, {self.layout})"
 
 
 class Windows(NamedTuple):
@@ -60,6 +68,9 @@ class Ragged:
     ``gpuaug.collate_ragged`` returns it; ``gpuaug.fuse(ragged=True)`` takes it. ``len()`` is the number of images, an index
     returns one image (C, h, w) as a view, and iterating yields all images. A loader copies ``data`` and ``places`` to the
     device; ``shapes`` stays on the host.
+
+    If ``shapes.frames`` is T, the batch holds B · T frames of B clips. The frames of a clip have
+    one size; clips may differ in size.
 
     In a loader, a ``DecodeStage`` may decode only the window of each image that the next fused stage reads. Only that stage
     gets a batch of windows.

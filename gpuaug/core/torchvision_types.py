@@ -41,8 +41,6 @@ _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}
 """Torchvision's tensor classes that are transformed along with the images, and the key of each in a target dict."""
 
-_TARGETS_AND_CLIPS = frozenset({*TARGET_TYPES, "Video"})
-
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
 """Types of values that contain no tensor of torchvision's classes."""
 
@@ -98,7 +96,7 @@ def _overridden(cls: type, base: type) -> str | None:
         for name, value in vars(subclass).items():
             if name in NOT_APPLIED:
                 continue
-            if name in _OF_OBJECT or not _is_same(value, attributes.get(name, value)):
+            if name in _OF_OBJECT or not is_same(value, attributes.get(name, value)):
                 return name
             # A property takes precedence over an attribute of the instance.
             if hasattr(type(value), "__set__") and name in names_used(base):
@@ -106,7 +104,8 @@ def _overridden(cls: type, base: type) -> str | None:
     return None
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two attributes are one object, or functions of the same code, such as Kornia's copies of ``forward``."""
     value = getattr(value, "__func__", value)
     other = getattr(other, "__func__", other)
     if value is other:
@@ -263,9 +262,9 @@ def _type_name(cls: Any) -> str:
 
 
 def holds_targets(value: Any) -> bool:
-    """Whether ``value`` is or contains a mask, boxes, keypoints or a clip of torchvision's tensor classes.
+    """Whether ``value`` is or contains a mask, boxes or keypoints of torchvision's tensor classes.
 
-    Torchvision's transforms transform all of them along with the images. Clips are not supported, but must be detected.
+    Torchvision's transforms transform all of them along with the images.
     """
     cls: Any = type(value)
     if cls in HOLDS_NOTHING:  # fast path: the function is called for every batch
@@ -274,8 +273,8 @@ def holds_targets(value: Any) -> bool:
         members = value.values() if cls is dict else value
         return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
     if isinstance(value, Tensor):
-        return type_name(value) in _TARGETS_AND_CLIPS
+        return type_name(value) in TARGET_TYPES
     if isinstance(value, PackedTargets):
-        return any(_type_name(cls) in _TARGETS_AND_CLIPS for cls in value.types) or holds_targets(value.others)
+        return any(_type_name(cls) in TARGET_TYPES for cls in value.types) or holds_targets(value.others)
     names = batches.member_names(value) if batches.is_container(value) else ()
     return any(holds_targets(batches.member(value, name)) for name in names)

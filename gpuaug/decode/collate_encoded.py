@@ -10,6 +10,8 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import HEADER, Encoded, Headers
+from gpuaug.decode.clips.pack import packed as clips_packed
+from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import are_encoded, named, refuse
 from gpuaug.decode.headers import Header, parse
 from gpuaug.feed.collate_members import MemberCollate, allocated, where
@@ -24,29 +26,33 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows would convert line 
 
 
 def collate_encoded(samples: Sequence[Any]) -> Batch:
-    """Make a batch of undecoded images: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
+    """Make a batch of undecoded images or clips: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
     Images may be files: ``read_encoded(path)``, a path of ``pathlib``, or a str where the sample is nothing else; the bytes of
     a file: bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); or Hugging Face's ``{"bytes": …, "path": …}``.
     A member of bytes holds images if its bytes begin with an image signature in any sample; otherwise it may be a label.
+    Clips of videos are ``read_clip(path, …)``: the packets that their frames are decoded from are packed.
     Samples have the forms that ``collate_ragged`` takes, and their other members are collated as there.
 
     Args:
-        samples: Samples of one form. The first decides which members are images.
+        samples: Samples of one form. The first decides which members are images or clips.
 
     Returns:
         A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with an ``Encoded`` for each
-        image member. Its ``headers.problems`` has the files and headers that cannot be read. In a worker of a loader with
-        slots the files are in a slot, which is overwritten once the batch is decoded: return the batch from the collate
-        function, and keep no reference to it.
+        member of images or clips. Its ``headers.problems`` has the files and headers that cannot be read. In a worker of a
+        loader with slots the files are in a slot, which is overwritten once the batch is decoded: return the batch from the
+        collate function, and keep no reference to it.
 
     Raises:
         ArgumentTypeError: If no member is an encoded image, or one is missing where the first sample has one.
-        ArgumentError: If there is no sample, or if samples differ in form.
+        ArgumentError: If there is no sample, or if samples differ in form or clips in their number of frames.
+        DeviceError: If there are clips, and PyAV is not installed.
 
     Cost:
         On the host, one copy of the bytes, from the page cache into the buffer, and about 15 µs more per image. In a worker
-        of a ``StreamedLoader`` the buffer is the slot that the decoder reads.
+        of a ``StreamedLoader`` the buffer is the slot that the decoder reads. Of a video, a process reads all packets once, in
+        some 10 µs per frame of 340x256, and then the packets from the key frame before a clip to its end: 30 KB to 1 MB. It
+        keeps 8 videos open, and the time stamps of 1024.
 
     Examples:
         >>> import io
@@ -61,6 +67,8 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
 
 
 def _packed(images: Sequence[Any], path: str) -> Encoded:
+    if type(images[0]) is Clip:
+        return clips_packed(images, path)
     sources = [named(image, path, where(index, path)) for index, image in enumerate(images)]
     unread: dict[int, str] = {}
     lengths = []

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.encoded import Encoded
+from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import GpuAugWarning
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
+from gpuaug.decode.clips.layout import ClipLayout, ClipWork
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
 from gpuaug.decode.layout import Layout, Options, WindowsOf, slab_length
 from gpuaug.decode.work import Work, allocated
@@ -36,19 +37,26 @@ class Decoder:
         name: The stage's name.
         lanes: The loader's lanes.
         options: The stage's options.
-        decoders: The decoders. The first that takes a file decodes it.
+        decoders: The decoders of images. The first that takes a file decodes it.
+        find_clip_decoders: Finds the decoders of clips, when the first clips arrive.
     """
 
-    def __init__(self, name: str, lanes: Lanes, options: Options, decoders: list[FileDecoder]) -> None:
-        self._lanes, self._options, self.decoders = lanes, options, decoders
-        on_card = sum(each.calls for each in decoders if each.on_card)
+    def __init__(
+        self,
+        name: str,
+        lanes: Lanes,
+        options: Options,
+        decoders: list[FileDecoder],
+        find_clip_decoders: Callable[[], list[FileDecoder]] = list,
+    ) -> None:
+        self._name, self._lanes, self._options, self.decoders = name, lanes, options, decoders
+        self._find_clip_decoders, self._clip_decoders = find_clip_decoders, list[FileDecoder]()
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
-        others = [lanes.lane(f"decode/{name}/{call}", urgent=True) for call in range(1, on_card)]
-        self._card_lanes = [self._lane, *others]
+        self._card_lanes = [self._lane]
         self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
-        for lane in self._card_lanes:
-            self._idle_card_lanes.put(lane)
+        self._idle_card_lanes.put(self._lane)
+        self._add_lanes(decoders)
         self._cannot_lock = False
         self.waited_s: defaultdict[str, float] = defaultdict(float)
         """Seconds of waiting for each decoder after the one before it had ended. Threads add without a lock: approximate."""
@@ -56,6 +64,21 @@ class Decoder:
         """Memory on the device, of batches that are not freed yet."""
         self._pinned: list[weakref.ref[Tensor]] = []
         """Page-locked memory, of batches that are being decoded."""
+
+    def _add_lanes(self, decoders: list[FileDecoder]) -> None:
+        """Add lanes until each concurrent call of a decoder of the card has one. Called on the training thread."""
+        for call in range(len(self._card_lanes), sum(each.calls for each in decoders if each.on_card)):
+            self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
+            self._idle_card_lanes.put(self._card_lanes[-1])
+
+    @property
+    def all_decoders(self) -> list[FileDecoder]:
+        """The decoders of images and, once clips have arrived, those of clips."""
+        return [*self.decoders, *self._clip_decoders]
+
+    def _decoders_of(self, encoded: Encoded) -> list[FileDecoder]:
+        """The decoders of images, or of clips."""
+        return self._clip_decoders if isinstance(encoded, EncodedClips) else self.decoders
 
     @property
     def version(self) -> str:
@@ -65,21 +88,33 @@ class Decoder:
     @property
     def pinned_bytes(self) -> int:
         """Page-locked bytes of batches that are being decoded, and of decoders."""
-        return _bytes(self._pinned) + sum(each.held_bytes[0] for each in self.decoders)
+        return _bytes(self._pinned) + sum(each.held_bytes[0] for each in self.all_decoders)
 
     @property
     def device_bytes(self) -> int:
         """Bytes on the device for pixels, of batches that have not been freed, and of decoders."""
-        return _bytes(self._pixels) + sum(each.held_bytes[1] for each in self.decoders)
+        return _bytes(self._pixels) + sum(each.held_bytes[1] for each in self.all_decoders)
 
-    def allocate(self, encoded: Encoded, bad: Mapping[int, str], windows: WindowsOf | None = None) -> Work:
+    def allocate(self, encoded: Encoded, bad: Mapping[int, str], windows: WindowsOf | None = None) -> Work | ClipWork:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
+        if isinstance(encoded, EncodedClips):
+            return self._allocate_clips(encoded, bad)
         layout = Layout(encoded.headers, self._options, self.decoders, bad=bad, windows=windows)
         data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
         staging = self._staging(layout.staged_length, layout.dtype) if staged else None
         return Work(encoded, layout, data, raw, staging)
+
+    def _allocate_clips(self, clips: EncodedClips, bad: Mapping[int, str]) -> ClipWork:
+        if not self._clip_decoders:
+            self._clip_decoders = self._find_clip_decoders()
+            self._add_lanes(self._clip_decoders)
+        layout = ClipLayout(clips.headers, self._options, self._clip_decoders, bad=bad)
+        data = self._on_device(layout.length)
+        raw = self._on_device(layout.raw_length) if layout.raw_length else None
+        staged = layout.staged_length and not self._lanes.in_line
+        return ClipWork(clips, layout, data, raw, self._staging(layout.staged_length, torch.uint8) if staged else None)
 
     def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         made = allocated(slab_length(length * dtype.itemsize), self._lanes.device, dtype)
@@ -107,7 +142,7 @@ class Decoder:
                 return made
         return allocated(rounded, host, dtype)
 
-    def start(self, pools: Pools, works: list[Work]) -> Future[list[Event]]:
+    def start(self, pools: Pools, works: list[Work | ClipWork]) -> Future[list[Event]]:
         """Submit a batch. The future's result is the decoders' events; its exception, an error of a library or the card."""
         free = self._lanes.copy.record_event()
         return pools.batches.submit(self._decode, pools, works, free)
@@ -117,7 +152,7 @@ class Decoder:
         for lane in self._card_lanes:
             self._lanes.copy.wait(lane.record_event())
 
-    def _decode(self, pools: Pools, works: list[Work], free: Event) -> list[Event]:
+    def _decode(self, pools: Pools, works: list[Work | ClipWork], free: Event) -> list[Event]:
         if not self._lanes.in_line:
             nvjpeg.enter(self._lanes.device)
         resources = Resources(self._lanes, self._lane, self._idle_card_lanes, pools)
@@ -143,11 +178,12 @@ class Decoder:
         return events
 
     def _begin(
-        self, works: list[Work], resources: Resources, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool
+        self, works: list[Work | ClipWork], resources: Resources, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool
     ) -> None:
         """Begin decoders, and add the name of each and a function that waits for it to ``begun``."""
         for work in works:
-            for number, decoder in reversed(list(enumerate(self.decoders))):  # the hybrid decoder's function decodes, so first
+            decoders = self._decoders_of(work.encoded)
+            for number, decoder in reversed(list(enumerate(decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
                     begun.append((decoder.name, decoder.begin(work, indices, resources)))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from gpuaug.core.errors import ArgumentTypeError, DecodeError
+from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.headers import parse
 
 _SIGNATURES = (
@@ -134,7 +135,7 @@ def _tell_torchvision_of_sizes() -> None:
 
 
 def are_encoded(members: Sequence[Any], path: str) -> bool:
-    """Whether a member of the batch holds encoded images.
+    """Whether a member of the batch holds encoded images or clips.
 
     Its first value decides. Bytes may also be labels: they are images if they begin with an image signature in any sample.
     Samples that are bytes or text themselves (``path`` is empty) are images, or paths of images.
@@ -144,6 +145,8 @@ def are_encoded(members: Sequence[Any], path: str) -> bool:
         path: Path of the member within a sample.
     """
     first = members[0]
+    if type(first) is Clip:
+        return True
     if not path:
         return isinstance(first, str) or _is_encoded(first)
     if _is_bytes(first):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
@@ -29,8 +30,8 @@ class Draws:
         True
     """
 
-    shape: tuple[int, int, int | None, int | None]
-    """(B, C, H, W) of the images drawn for; ``None`` for the sides of images that differ in size."""
+    shape: tuple[int | None, ...]
+    """(B, C, H, W) of the images drawn for, (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
 
     _tree: Tree
     _drawn: tuple[OpDraws, ...]
@@ -73,7 +74,7 @@ class Draws:
                 )
             drawn.append(leaf.op.of_sample(each, index))
         sizes = tuple(size.of(index) for size in self._sizes)
-        return Draws((1, sizes[0].channels, sizes[0].height, sizes[0].width), self._tree, tuple(drawn), sizes)
+        return Draws(sizes[0].shape, self._tree, tuple(drawn), sizes)
 
     def __len__(self) -> int:
         return len(self.views) * self._sizes[0].batch
@@ -160,7 +161,7 @@ class Draws:
                 if "params" in drawn:
                     return drawn["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
-                return tree.op.params(drawn, size)
+                return _for_frames(tree.op.params(drawn, size), size)
             if tree.is_container:
                 return [ParamItem(item.name, form(item)) for item in tree.items]
             return [form(item) for item in tree.items]
@@ -195,6 +196,35 @@ class Draws:
             )
         each = list(zip(self._drawn, self._sizes, strict=True))
         return [list(_calls(self._tree, iter(each), sample)) for sample in range(len(self))]
+
+
+_AS_DRAWN = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
+"""Parameters of Kornia's that are not repeated for the frames of a clip."""
+
+_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
+"""Parameters that are indices into the batch."""
+
+
+def _for_frames(params: Any, size: Size) -> Any:
+    """Parameters in Kornia's form, repeated for the frames of clips as its ``VideoSequential`` repeats them.
+
+    Parameters of a module that is left to Kornia are repeated already.
+    """
+    if not size.frames:
+        return params
+    if isinstance(params, list):
+        return [ParamItem(item.name, _for_frames(item.data, size)) for item in params]
+    if not isinstance(params, dict) or len(params["batch_prob"]) != size.batch:
+        return params
+    made = {}
+    for name, value in params.items():
+        axis = 1 if name in ("crop_src", "mix_pairs") else 0
+        repeated = value if name in _AS_DRAWN else value.repeat_interleave(size.frames, axis)
+        if name in _INDICES:
+            frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
+            repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
+        made[name] = repeated
+    return made
 
 
 def _calls(tree: Tree, each: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -272,7 +302,7 @@ def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterat
                 inner, mix = op.mixes[index]
                 yield from _numbers(f"{name}/{inner}", mix, own, sample)
     elif "params" in drawn:
-        yield from _of_kornia(name, drawn["params"][0].data, sample)
+        yield from _of_kornia(name, drawn["params"][0].data, sample * max(drawn["frames"], 1))
     elif drawn["apply_mask"][sample]:
         yield name, op.numbers(drawn, sample) if isinstance(op, Op) and "key" not in drawn else {}
 

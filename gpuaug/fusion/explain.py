@@ -52,8 +52,8 @@ class Explanation:
 
     lines: tuple[Line, ...]
     """In the order in which they run."""
-    shape: tuple[int, int, int | None, int | None]
-    """(B, C, H, W) of the images; ``None`` for the sides of images that differ in size."""
+    shape: tuple[int | None, ...]
+    """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
     executor: str = ""
     """What ran the last call: ``"triton"``, ``"torch"``, or nothing before the first."""
     notes: tuple[str, ...] = ()
@@ -78,7 +78,8 @@ class Explanation:
 
     def _head(self) -> str:
         shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
-        return f"images {shape}, {str(self.dtype).removeprefix('torch.')}{f'; run by {self.executor}' if self.executor else ''}"
+        what = "images" if len(self.shape) == 4 else "clips"
+        return f"{what} {shape}, {str(self.dtype).removeprefix('torch.')}{f'; run by {self.executor}' if self.executor else ''}"
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         yield ("pass", "modules", "what", "launches", "reads", "writes")
@@ -86,7 +87,7 @@ class Explanation:
             yield (
                 line.package if line.reason else str(number),
                 ", ".join(line.modules),
-                f"left to {line.package}{_how(line, self.shape[0])}: {line.reason}" if line.reason else line.what,
+                f"left to {line.package}{_how(line, self.shape)}: {line.reason}" if line.reason else line.what,
                 "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
                 _megabytes(line.read_bytes),
                 _megabytes(line.written_bytes),
@@ -183,7 +184,7 @@ def _line(step: Pass, at: Size | None, out: Size | None, samples: int, itemsizes
         step: The pass.
         at: Size of the images that it reads, where these differ in size; ``None`` if it is drawn.
         out: Size of the images that it writes, where these differ in size; ``None`` if it is drawn.
-        samples: Number of images.
+        samples: Number of images, or of clips.
         itemsizes: Bytes of each value that the pass reads, and of each that it writes.
         launches: Number of kernels.
     """
@@ -198,11 +199,11 @@ def _line(step: Pass, at: Size | None, out: Size | None, samples: int, itemsizes
 def _values(size: Size, drawn: Size | None, samples: int) -> int | None:
     """Number of values of all images; ``None`` if their sizes are not known. ``drawn``: sizes, where images differ in size."""
     if not size.ragged:
-        values: int = samples * size.channels * size.height * size.width
+        values: int = samples * size.each * size.channels * size.height * size.width
         return values
     if drawn is None or not _known(drawn):
         return None
-    return int(np.sum(np.multiply(drawn.height, drawn.width))) * (samples // drawn.batch) * size.channels
+    return int(np.sum(np.multiply(drawn.height, drawn.width))) * (samples // drawn.batch) * size.each * size.channels
 
 
 def _known(size: Size) -> bool:
@@ -210,9 +211,10 @@ def _known(size: Size) -> bool:
     return not size.ragged or len(size.height) == size.batch
 
 
-def _how(line: Line, batch: int) -> str:
+def _how(line: Line, shape: tuple[int | None, ...]) -> str:
     """How a library runs a module of its own, in words."""
-    return "" if line.package == "Kornia" else f", image by image, {batch} calls a batch"
+    one = "image" if len(shape) == 4 else "clip"
+    return "" if line.package == "Kornia" else f", {one} by {one}, {shape[0]} calls a batch"
 
 
 def _megabytes(count: int | None) -> str:

@@ -16,6 +16,7 @@ from gpuaug.core.torchvision_types import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_given
+from gpuaug.fusion.clips import clip_form
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
@@ -51,7 +52,8 @@ def fuse(
 
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
-            transform or ``Compose``, or a sequence of any. It is read, and never changed or moved. Each sample draws by itself.
+            transform or ``Compose``, or a sequence of any. It is read, and never changed or moved. Each sample draws by itself,
+            an image or a clip.
         dtype: Type of the images that come out: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in
             [0, 255]. Left out: the type that the pipeline itself returns, which for Kornia's is float32, and for torchvision's
             that of its input unless it converts. Computed in float32, except large blurs into bfloat16.
@@ -134,6 +136,8 @@ class Fused(nn.Module):
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._programs[torch.uint8] = of_bytes
         self._prefetch = TablePrefetch()
+        self.clips = clip_form(pipeline)
+        """How the pipeline takes clips."""
         # Of the last call. A list, because nn.Module.__setattr__ is slow.
         self._seen: list[tuple[Size, torch.device, torch.dtype]] = []
         self._left = FallbackWarnings(of_bytes.ops)
@@ -184,7 +188,7 @@ class Fused(nn.Module):
         """Draw for one batch, without images.
 
         Args:
-            shape: (B, C, H, W) of the images, or a ragged batch.
+            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch.
             seed: Seed of the draws. Left out: one number from torch's global generator.
             dtype: Type of the images. Left out: uint8, or float32 where the pipeline refuses bytes.
 
@@ -198,7 +202,7 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        size = size_given(shape)
+        size = size_given(shape, self.clips)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
@@ -222,8 +226,9 @@ class Fused(nn.Module):
         seed = next_seed()
         if shapes.least < 1:
             return None
-        heights, widths = shapes.sizes.T
-        return self._program().windows(Size(len(shapes.sizes), shapes.channels, heights, widths), seed)
+        heights, widths = shapes.sizes[:: shapes.frames or 1].T
+        size = Size(len(heights), shapes.channels, heights, widths, shapes.frames)
+        return self._program().windows(size, seed)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:
         """Augment a batch.
@@ -236,8 +241,9 @@ class Fused(nn.Module):
             draws: Draws to replay instead of drawing.
 
         Shape:
-            - images: (B, C, H, W) uint8, uint16, int16 or floating; or a ragged batch of B
-            - returns: (V · B, C, H', W') for V views; it and the rest as a list where there is more than one input
+            - images: (B, C, H, W) uint8, uint16, int16 or floating; clips (B, T, C, H, W) of these; or a ragged batch of B
+            - returns: (V · B, C, H', W') for V views, or (V · B, T, C, H', W'); it and the rest as a list where there is more
+              than one input
 
         Raises:
             ArgumentTypeError: If an input is not what its key says.
@@ -310,7 +316,10 @@ class Fused(nn.Module):
         self._seen[:] = ((size, images.device, images.dtype),)
         views = self.options.views
         table = self._prefetch.table(plan, program.plain_ops, size, images.device, points=False, views=views)
-        return dispatch.run(plan, images, table, program.dtype, self.memory_format)
+        if images.ndim == 4:
+            return dispatch.run(plan, images, table, program.dtype, self.memory_format)
+        made = dispatch.run(plan, self.clips.images(images), table, program.dtype, self.memory_format)
+        return self.clips.clips(made, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         """Data keys of a call without any: the pipeline's own, and of torchvision's tensors behind those."""
@@ -318,7 +327,7 @@ class Fused(nn.Module):
         return (*self._data_keys, *("tv_tensors" for value in further if holds_targets(value)))
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
-        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending)
+        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending, self.clips)
 
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
@@ -326,7 +335,8 @@ class Fused(nn.Module):
         """What became of each module: its pass, launches and bytes a batch, and why its library runs what it runs.
 
         Args:
-            shape: (B, C, H, W) of the images, or a ragged batch. Left out: that of the last call, else (256, 3, 256, 256).
+            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. Left out: that of the last call,
+                else (256, 3, 256, 256).
             dtype: Type of the images. Left out: that of the last call, else uint8, or float32 where bytes are refused.
 
         Returns:
@@ -336,7 +346,7 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``dtype`` not a type of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = size_given(shape) if shape is not None else self._seen[0][0] if self._seen else known
+        size = size_given(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else known
         dtype = self._seen[0][2] if dtype is None and self._seen else dtype
         program = self._program_given(dtype)
         made = explain.explanation(
@@ -402,7 +412,7 @@ class Fused(nn.Module):
                     of_parts = of_all_parts(segment.ops, drawn)
                     table = make_table(segment.plan, size, of_parts, targets.device, points=points)
                     targets.run_plan(segment.plan, table, segment.plan.canvases(size, [of_parts]), *form)
-                    size = size.to(segment.plan.out.height, segment.plan.out.width)
+                    size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop
 
 

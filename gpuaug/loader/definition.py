@@ -55,7 +55,8 @@ def definition(stage: Stage) -> str:
     Cost:
         A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.
     """
-    ignored = ("name", "selection", "backend", "capture", "threads")  # do not change batches, or are compared separately
+    # Arguments that do not change batches, or are compared separately.
+    ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
     arguments = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
     write = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text

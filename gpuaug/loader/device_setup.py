@@ -91,6 +91,11 @@ class DeviceSetup:
         return sum(stage.decode_bytes for stage in self._existing_bound)
 
     @property
+    def graph_bytes(self) -> int:
+        """Bytes of device memory that the stages hold for CUDA graphs."""
+        return sum(stage.graph_bytes for stage in self._existing_bound)
+
+    @property
     def _existing_bound(self) -> Sequence[BoundStage]:
         """``bound``, or an empty sequence if it has not been created."""
         bound: Sequence[BoundStage] = vars(self).get("bound", ())

@@ -19,6 +19,7 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
 from gpuaug.feed.prefetch import STOP_S, FeedIterator
 from gpuaug.feed.wrapped_loader import explain
+from gpuaug.loader.branches import Branches
 from gpuaug.loader.checkpoint import Snapshot
 from gpuaug.loader.in_flight import Launched, Submitted
 from gpuaug.loader.state import LoaderState
@@ -308,6 +309,7 @@ class PipelinedIterator:
         part = "its copy"
         source = None
         end = None
+        branches = None
         try:
             self._lanes.reclaim()
             lane.make_current()
@@ -330,18 +332,24 @@ class PipelinedIterator:
             batch = copied.batch
             ready = lane.record_event()
             feed.read_until(pulled, ready)
+            branches = Branches(self._bound, ready)
             for bound in self._bound:
                 part = f"stage {bound.name!r}"
                 values = bound.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))
-                bound.lane.wait(ready)
-                lane = bound.lane  # its next event covers all earlier work on this batch
+                ready = branches.wait(bound, batch, values)
+                lane = bound.lane
                 with hooks.span(bound.range_name, batch_index, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)
                     result = bound.run(values, ready, self._launch_position, self._memory)
-                    ready = lane.record_event()
+                    branches.ran(lane)
                     batch = bound.write(batch, result)
+                runs = bound.encoder_runs()
+                stats.captured += runs.captured
+                stats.replayed += runs.replayed
+                stats.eager += runs.eager
+            ready = branches.join(lane)
             stats.copied_bytes += copied.num_bytes
             end = ready
             self.waiting.append(Launched(batch, ready, copied.resident, source, state=pulled.state))
@@ -351,7 +359,7 @@ class PipelinedIterator:
         finally:
             if end is None:  # after an error or an interrupt the lane may hold work without an event
                 submitted.abandon()  # otherwise threads could read from the slot after it was freed
-                end = lane.record_event()
+                end = lane.record_event() if branches is None else branches.join(lane, again=True)
                 feed.read_until(pulled, end)
                 if source is not None:
                     source.wait(end)

@@ -39,3 +39,11 @@ class Stats:
     """Bytes of page-locked memory in slots, images being decoded and decoders, when ``stats()`` was called."""
     decode_bytes: int = 0
     """Bytes of device memory of decoded pixels that were not freed, and of decoders, when ``stats()`` was called."""
+    captured: int = 0
+    """Number of CUDA graphs of encoders captured. With several encoders, the runs of each count here and in the next two."""
+    replayed: int = 0
+    """Number of batches that an encoder ran on from a CUDA graph."""
+    eager: int = 0
+    """Number of batches that an encoder ran on with its kernels launched one by one."""
+    graph_bytes: int = 0
+    """Bytes of device memory for CUDA graphs of encoders, when ``stats()`` was called."""

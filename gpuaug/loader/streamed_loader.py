@@ -282,6 +282,7 @@ class StreamedLoader:
         stats = self._shared.stats
         stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.device_setup.pinned_bytes
         stats.decode_bytes = self._shared.device_setup.decode_bytes
+        stats.graph_bytes = self._shared.device_setup.graph_bytes
         return stats
 
     def close(self) -> None:

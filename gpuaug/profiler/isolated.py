@@ -1,8 +1,10 @@
 """Times of the parts of the work on a batch, measured one by one: the copy, each stage, and the training step."""
 
+import copy
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -10,6 +12,7 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.rng import Position
+from gpuaug.core.streams import Lanes
 from gpuaug.decode.stage import BoundDecode, DecodeStage
 from gpuaug.fusion.fuse import Fused
 from gpuaug.loader.inspection import Inspection
@@ -56,20 +59,29 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
         lanes.copy.make_current()
         return inspection.copy(host_batch)
 
-    copy = on_lane(copy_batch)
+    copy_work = on_lane(copy_batch)
     traces = can_trace(device)
-    yield _part(COPY, copy, device, traces)
-    batch = copy()
+    yield _part(COPY, copy_work, device, traces)
+    batch = copy_work()
     synchronize(device)
     for bound, stage in inspection.stages:
         if isinstance(stage, DecodeStage):
             continue
         values = bound.read(batch)
-        work = on_lane(partial(_run, bound, RepeatedBatch(values), _positions(loader.seed), {}))
+        repeated = RepeatedBatch(values)
+        work = on_lane(partial(_run, bound, repeated, _positions(loader.seed), {}))
         for _ in range(3):  # a CUDA graph is captured when a shape occurs for the second time
             result = work()
         synchronize(device)
-        yield _part(f"stage/{bound.name}", work, device, traces, kind=_kind(stage), runs=_runs(stage))
+        part = _part(f"stage/{bound.name}", work, device, traces, kind=_kind(stage), runs=_runs(stage))
+        if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
+            if bound.encoder_runs().replayed:
+                eager = on_lane(partial(_run, _eager(stage, bound.name, lanes), repeated, _positions(loader.seed), {}))
+                part = replace(part, eager=_part(part.name, eager, device, traces, kind="eager encoder"))
+            else:
+                part = replace(part, kind="eager encoder")
+        bound.encoder_runs()  # resets the counters, so that the runs here are not counted
+        yield part
         batch = bound.write(batch, result)
     yield _part(STEP, step, device, traces)
 
@@ -114,9 +126,9 @@ def _decoding_part(bound: BoundDecode, work: Work, device: torch.device) -> Part
     decoder = bound.decoder
     decoder.waited_s.clear()
     wall, _ = time_alone(work, device, REPEATS)
-    names = [file_decoder.name for file_decoder in decoder.decoders]
+    names = [file_decoder.name for file_decoder in decoder.all_decoders]
     longest = max(names, key=lambda name: decoder.waited_s[name])
-    kind = BESIDE_ENGINES if "engines" in names and longest != "engines" else DECODERS[longest]
+    kind = BESIDE_ENGINES if "engines" in names and longest in ("hybrid", "cpu") else DECODERS[longest]
     return Part(f"stage/{bound.name}", wall, kind=kind)
 
 
@@ -144,9 +156,16 @@ def _positions(seed: int) -> Iterator[Position]:
         position = position.after()
 
 
+def _eager(stage: FeatureStage, name: str, lanes: Lanes) -> BoundStage:
+    """The stage on the same lane, without graphs."""
+    twin = copy.copy(stage)
+    twin.captures = False
+    return twin.bind(name, lanes)
+
+
 def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager encoder"]:
     if isinstance(stage, FeatureStage):
-        return "captured" if stage.capture == "auto" else "eager encoder"
+        return "captured" if stage.captures else "eager encoder"
     transform = stage.transform if isinstance(stage, TransformStage) else stage
     if isinstance(transform, Fused):
         return "fused"

@@ -10,9 +10,15 @@ from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
-DecodeKind = Literal["engines", "hybrid decoder", "cpu decoder"]
+DecodeKind = Literal["engines", "hybrid decoder", "cpu decoder", "video engines", "clip decoder"]
 
-DECODERS: Final[Mapping[str, DecodeKind]] = {"engines": "engines", "hybrid": "hybrid decoder", "cpu": "cpu decoder"}
+DECODERS: Final[Mapping[str, DecodeKind]] = {
+    "engines": "engines",
+    "hybrid": "hybrid decoder",
+    "cpu": "cpu decoder",
+    "nvdec": "video engines",
+    "pyav": "clip decoder",
+}
 """Name of the decoder for which batches wait longest → ``Part.kind``."""
 
 BESIDE_ENGINES: Final = "beside engines"
@@ -47,11 +53,23 @@ class Part:
     waits_at: str | None = None
     """``file:line`` at which the part makes the training thread wait for the device; ``None`` if it does not."""
     kind: Literal[
-        "", "fused", "kornia", "captured", "eager encoder", "engines", "beside engines", "hybrid decoder", "cpu decoder"
+        "",
+        "fused",
+        "kornia",
+        "captured",
+        "eager encoder",
+        "engines",
+        "beside engines",
+        "hybrid decoder",
+        "cpu decoder",
+        "video engines",
+        "clip decoder",
     ] = ""
     """Kind of the stage, on which the advice depends."""
     runs: str = ""
     """Name of the transform of a stage without a name."""
+    eager: "Part | None" = None
+    """Times of the same encoder without its CUDA graph, if it has a graph."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +219,8 @@ class Report:
                 "device_ms": part.device_ms,
                 "launches": part.launches,
                 "thread_ms": self.thread_ms.get(part.name),
+                "eager_ms": part.eager and part.eager.wall.median,
+                "eager_host_ms": part.eager and part.eager.host and part.eager.host.median,
             }
             rows.append(row | {key: value for key, value in optional.items() if value is not None})
         for name, loop in self._loops():

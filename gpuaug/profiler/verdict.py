@@ -8,6 +8,8 @@ from gpuaug.profiler.report import ANOTHER_ITERATOR, BESIDE_ENGINES, COPY, DECOD
 
 SLACK = 0.1
 """Relative difference below which two times count as equal, because windows of one loop differ by as much."""
+ENCODERS = ("captured", "eager encoder")
+"""Values of ``Part.kind`` of encoders."""
 MIN_MS = 0.5
 """Shortest time, in milliseconds, that is reported in a sentence."""
 
@@ -19,6 +21,7 @@ def verdict(report: Report) -> Iterator[str]:
     yield _bound(report)
     yield from _obstacles(report)
     yield from _overlap(report)
+    yield from _encoders(report)
     took = report.streamed.median
     waited = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
     unexplained = took - report.full_ms - report.epoch_ms - waited
@@ -110,9 +113,12 @@ def _by_decoder(report: Report) -> str:
     takes = f"a batch takes them {figure(part.wall.median)} ms; all else needs {others} ms"
     if part.kind == "engines":
         return f"Bounded by decoding: the JPEG engines are full, {takes}. Shrink the files once on disk, or decode them before."
+    if part.kind == "video engines":
+        return f"Bounded by decoding: the video engines are full, {takes}. Make videos smaller, or with more key frames."
     way_out = {
         BESIDE_ENGINES: "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores.",
         "hybrid decoder": "Use a card with JPEG engines, or give the process more cores.",
+        "clip decoder": "Have a GPU decode H.264, HEVC or VP9 of 8 bits, or give the process more cores.",
         "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
     }[part.kind]
     return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
@@ -177,12 +183,41 @@ def _overlap(report: Report) -> Iterator[str]:
         yield f"Overlap makes no difference here, as far as windows agree: {took}."
 
 
+def _encoders(report: Report) -> Iterator[str]:
+    """Whether encoders run beside the step, and the gain of their graphs."""
+    encoders = [part for part in report.parts if part.kind in ENCODERS]
+    if not report.lanes or not encoders:
+        return
+    streamed = report.streamed.median
+    encoding = sum(part.wall.median for part in encoders)
+    step = report.cached.median
+    shorter = min(encoding, step)
+    if _longest(report) not in (LOAD, COPY, "decode", "epoch") and shorter >= MIN_MS:
+        who = " and ".join(part.name.removeprefix("stage/").join("''") for part in encoders)
+        hidden = min(1.0, (report.in_line.median - streamed) / shorter)
+        took = f"{figure(encoding)} and {figure(step)} ms alone"
+        if hidden >= SLACK:
+            yield f"Encoding ({who}) and the step overlap by {hidden:.0%} of the shorter: {took}."
+        else:
+            full = report.device_ms >= (1 - 2 * SLACK) * streamed
+            why = "the device is full" if full else "the training thread queues both"
+            yield f"Encoding ({who}) and the step do not overlap, because {why}: {took}."
+    for part in encoders:
+        if part.eager is None or part.eager.host is None or part.host is None:
+            continue
+        yield (
+            f"The graph of {_named(part)} takes {figure(part.host.median)} ms of the training thread, its kernels launched one "
+            f"by one {figure(part.eager.host.median)}: a batch takes {figure(part.wall.median)} ms alone, and "
+            f"{figure(part.eager.wall.median)} without it."
+        )
+
+
 def _named(part: Part) -> str:
     if part.name == STEP:
         return "the training step"
     if part.name == COPY:
         return "the copy"
-    kind = "encoder" if part.kind in ("captured", "eager encoder") else "transform"
+    kind = "encoder" if part.kind in ENCODERS else "transform"
     runs = f" ({part.runs})" if part.runs else ""
     return f"{kind} {part.name.removeprefix('stage/')!r}{runs}"
 

@@ -4,7 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
@@ -78,6 +78,20 @@ class Pending(Protocol):
         ...
 
 
+class EncoderRuns(NamedTuple):
+    """How encoders have run."""
+
+    captured: int = 0
+    """Graphs captured."""
+    replayed: int = 0
+    """Runs from a graph."""
+    eager: int = 0
+    """Runs whose kernels were launched one by one."""
+
+
+_NO_RUNS = EncoderRuns()
+
+
 class BoundStage(ABC):
     """A stage, bound to a lane of one loader."""
 
@@ -91,6 +105,8 @@ class BoundStage(ABC):
 
     ahead: ClassVar[int] = 0
     """Number of batches that are submitted in addition to those that are launched."""
+    reads_only: ClassVar[bool] = False
+    """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
     version = ""
     """Decoder, library and version on which the last bits of the results depend. Empty for stages without a decoder."""
 
@@ -119,6 +135,15 @@ class BoundStage(ABC):
     def decode_bytes(self) -> int:
         """Bytes of device memory for decoded pixels that have not been freed, and of decoders."""
         return 0
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes on the device of CUDA graphs."""
+        return 0
+
+    def encoder_runs(self) -> EncoderRuns:
+        """How encoders of the stage have run since the last call."""
+        return _NO_RUNS
 
     def close(self, memory: dict[str, Any]) -> None:
         """End the threads and the work of the stage for one iterator."""

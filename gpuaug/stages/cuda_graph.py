@@ -2,33 +2,46 @@
 
 A graph replays fixed kernels on fixed addresses. So there is one for each *signature*: shapes, dtypes, strides,
 switches of arithmetic and weight addresses, from which kernels and addresses follow. A batch is run from a graph if its
-signature has occurred earlier in the same iterator, and eager otherwise. That depends on the sequence of batches alone, so a
-batch takes the same form at every depth, and the odd last batch of an epoch runs eager.
+signature has occurred earlier in the same iterator and there is room for its graph, and eager otherwise. That depends on the
+sequence of batches alone, so a batch takes the same form at every depth. The odd last batch of an epoch runs eager.
 """
 
 import gc
 import sys
+import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _global_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
+from gpuaug.stages.encoders import EncoderCall
+from gpuaug.stages.graph_memory import (
+    MOST_GRAPHS,
+    MOST_SIGNATURES,
+    Allocated,
+    Need,
+    Occurred,
+    Pool,
+    Signature,
+    total_bytes,
+)
 
-MOST_GRAPHS = 4
-"""Graphs kept for each encoder and lane; the least recently used goes. Each holds the encoder's activations."""
-
-Encode = Callable[..., Any]
-Signature = tuple[Any, ...]
+_COPIED_OUT = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
+_CONSTANTS = (int, float, bool, str, type(None))
+"""Types of inputs that are part of a signature."""
 
 
-_COPIED_OUT = (torch.Tensor, int, float, str, type(None))
+_PARTS_OF_FORWARD = ("torch.nn.utils.", "transformers.utils.output_capturing")
+"""Modules whose forward hooks only compute or note tensors: weight norms, and hidden states that were asked for."""
 
 
 class CaptureError(Exception):
@@ -37,125 +50,202 @@ class CaptureError(Exception):
 
 class _Graph(NamedTuple):
     graph: Any
-    inputs: tuple[torch.Tensor, ...]
+    inputs: tuple[Any, ...]
     outputs: Any
-
-
-class _Pool:
-    """Device memory of one runner's graphs.
-
-    PyTorch keeps a pool reserved after its last graph, and uses it for nothing else, until the cache is emptied. That waits for
-    the device, so it is put off until the next pool is made.
-    """
-
-    left_any = False
-    """Whether a pool was deleted since the cache was emptied."""
-
-    def __init__(self) -> None:
-        if _Pool.left_any:
-            _Pool.left_any = False
-            with suppress(RuntimeError):  # another thread may be capturing a graph of its own
-                torch.cuda.synchronize()  # expandable segments wait for the stream that allocated, not for readers on others
-                torch.cuda.empty_cache()
-        self.handle = torch.cuda.graph_pool_handle()
-
-    def __del__(self) -> None:
-        _Pool.left_any = True
+    need: Need
 
 
 class GraphRunner:
     """Runs ``encode`` on one lane, eager or from graphs of its own.
 
     Args:
-        encode: Called with the input tensors; no autograd graph is built in it.
-        encoder: The module whose parameters and buffers ``encode`` reads.
+        encode: Called with the inputs; no autograd graph is built in it.
         lane: Where it runs. Call ``run`` with this lane current.
         memory_format: The format in which static inputs are kept, if they have four dimensions.
+        most_bytes: Bytes of device memory for its graphs.
     """
 
-    def __init__(self, encode: Encode, encoder: nn.Module, lane: Lane, memory_format: torch.memory_format | None) -> None:
+    def __init__(self, encode: EncoderCall, lane: Lane, memory_format: torch.memory_format | None, most_bytes: int) -> None:
         self._encode = encode
-        self._encoder = encoder
         self._lane = lane
         self._memory_format = memory_format
-        self._pool: _Pool | None = None
+        self.most_bytes = most_bytes
+        self._pool: Pool | None = None
         self._graphs: OrderedDict[Signature, _Graph] = OrderedDict()
+        self._needs: dict[Signature, Need] = {}
         self._weights: list[torch.Tensor] = []
-        self.reason = why_not_capturable(encoder)
+        self._addresses: tuple[int, ...] = ()
+        self.captured = 0
+        """Graphs captured so far."""
+        self.replayed = 0
+        """Runs from a graph so far."""
+        self.num_bytes = 0
+        """Bytes on the device of the graphs' pool and inputs."""
+        self.without_room: Need | None = None
+        """Need of the last signature that repeated and had no room."""
+        self.reason = why_not_capturable(encode.module)
         """Why batches run eager, or ``None`` if they can be captured."""
         self.refresh()
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, inputs: tuple[Any, ...], seen: set[Signature]) -> Any:
+    def run(self, inputs: tuple[Any, ...], occurred: Occurred) -> Any:
         """Queue the encoder's work on ``inputs``. The result belongs to the caller.
 
         Args:
             inputs: The encoder's arguments.
-            seen: The signatures that have occurred in this iterator. This one's is added.
+            occurred: The signatures that have occurred in this iterator. This one's is added.
 
         Raises:
             CaptureError: If a capture failed. Nothing was queued.
         """
-        if self.reason is not None or not all(type(value) is torch.Tensor and value.is_cuda for value in inputs):
-            return self._encode(*inputs)
-        signature = self._signature(inputs)
-        if signature not in seen:
-            seen.add(signature)
-            return self._encode(*inputs) if signature in self._graphs else self._inspect(inputs)
+        signature = self._signature(inputs) if self.reason is None else None
+        if signature is None:
+            return self._encode.alone(*inputs)
+        if signature not in occurred.needs:
+            if len(occurred.needs) == MOST_SIGNATURES:
+                return self._encode.alone(*inputs)
+            if signature in self._needs:
+                self.reason = why_not_capturable(self._encode.module)  # hooks may have come since the last iterator
+                result = self._encode.alone(*inputs)
+            else:
+                result = self._inspect(inputs, signature)
+            occurred.needs[signature] = self._needs[signature]
+            return result
+        if not occurred.has_room(signature, self.most_bytes):
+            self.without_room = occurred.needs[signature]
+            return self._encode.alone(*inputs)
         if signature not in self._graphs:
-            self._make_room(MOST_GRAPHS - 1)
-            self._graphs[signature] = self._capture(inputs)
+            self._add(signature, inputs, occurred.needs[signature])
         self._graphs.move_to_end(signature)
-        graph, static, outputs = self._graphs[signature]
+        graph, static, outputs, _ = self._graphs[signature]
         for kept, value in zip(static, inputs, strict=True):
-            kept.copy_(value)
+            if isinstance(kept, torch.Tensor):
+                kept.copy_(value)
         graph.replay()
+        self.replayed += 1
+
+        def copied(leaf: Any) -> Any:
+            return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
         # The next replay writes the same addresses, and the user may keep a batch for ever.
-        return batches.map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, outputs)
+        return batches.map_leaves(batches.cached_by_id(copied), outputs)
+
+    def capture(self, inputs: tuple[Any, ...]) -> None:
+        """Capture a graph for inputs like these, unless there is one, or it cannot be, or there is no room for it.
+
+        Raises:
+            CaptureError: If a capture failed.
+        """
+        signature = self._signature(inputs) if self.reason is None else None
+        if signature is None or signature in self._graphs:
+            return
+        if signature not in self._needs:
+            self._inspect(inputs, signature)
+        need = self._needs[signature]
+        fits = total_bytes([need, *(graph.need for graph in self._graphs.values())]) <= self.most_bytes
+        if not fits:
+            self.without_room = need
+        elif self.reason is None and len(self._graphs) < MOST_GRAPHS:
+            self._add(signature, inputs, need)
 
     def refresh(self) -> None:
         """Read the addresses of the encoder's weights. Drop the graphs if any has changed."""
-        weights = [*self._encoder.parameters(), *self._encoder.buffers()]
+        module = self._encode.module
+        weights = [*module.parameters(), *module.buffers()]
         if [w.data_ptr() for w in weights] != [w.data_ptr() for w in self._weights]:
-            self._make_room(0)
+            self._drop()
+            self._needs.clear()
         self._weights = weights
 
-    def _signature(self, inputs: tuple[torch.Tensor, ...]) -> Signature:
-        forms = tuple((value.shape, value.dtype, value.stride()) for value in inputs)
+    def _signature(self, inputs: tuple[Any, ...]) -> Signature | None:
+        """What decides the kernels and addresses of a run, or ``None`` if these inputs cannot be a graph's."""
+        forms: list[Any] = []
+        for value in inputs:
+            if _is_on_card(value):
+                forms.append((value.shape, value.dtype, value.stride()))
+            elif type(value) in _CONSTANTS:
+                forms.append((type(value), value))
+            else:
+                return None
         # Hundreds of addresses cost microseconds to look at, against the milliseconds of launches that are saved.
-        return (forms, _math_state(), tuple(weight.data_ptr() for weight in self._weights))
+        addresses = tuple(weight.data_ptr() for weight in self._weights)
+        if addresses != self._addresses:
+            self._addresses = addresses  # one tuple for all signatures
+        return (tuple(forms), _math_state(), self._addresses)
 
-    def _make_room(self, most: int) -> None:
-        if len(self._graphs) > most:
+    def _add(self, signature: Signature, inputs: tuple[Any, ...], need: Need) -> None:
+        """Capture a graph, in place of the least recently used ones if there is no room beside them."""
+        kept = [graph.need for graph in self._graphs.values()]
+        surplus = 0
+        while surplus < len(kept) and (
+            total_bytes([need, *kept[surplus:]]) > self.most_bytes or len(kept) - surplus >= MOST_GRAPHS
+        ):
+            surplus += 1
+        if surplus:
             self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
-            while len(self._graphs) > most:
+            for _ in range(surplus):
                 self._graphs.popitem(last=False)
-        if not self._graphs:
-            self._pool = None  # PyTorch gives a pool up with its last graph
+            self._measure()
+            if not self._graphs or self.num_bytes > self.most_bytes:  # a pool does not shrink, and its parts may fit nothing
+                self._drop()
+        self._graphs[signature] = self._capture(inputs, need)
+        self.captured += 1
+        self._measure()
 
-    def _inspect(self, inputs: tuple[torch.Tensor, ...]) -> Any:
+    def _measure(self) -> None:
+        static = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
+        self.num_bytes = sum(value.nbytes for value in static) + (self._pool.num_bytes if self._pool is not None else 0)
+
+    def _drop(self) -> None:
+        if self._graphs:
+            self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
+            self._graphs.clear()
+        self._pool = None  # PyTorch gives a pool up with its last graph
+        self.num_bytes = 0
+
+    def _inspect(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, which also warms up libraries and caches, and look for operations that a capture would fail on.
 
-        A failed capture leaves its changes behind, so reasons to fail are looked for before.
+        A failed capture leaves its changes behind, so reasons to fail are looked for before. Notes the graph's need.
         """
-        with _host_waits() as waits, _DeviceCrossings() as crossings:
-            outputs = self._encode(*inputs)
-        if waits:
-            self.reason = f"its forward makes the host wait for the device ({waits[0]})"
-        elif crossings.found is not None:
-            self.reason = f"its forward copies a tensor {crossings.found}"
-        for leaf in batches.leaves(outputs):
-            if not isinstance(leaf, _COPIED_OUT):
-                self.reason = f"it returns a {type(leaf).__name__}, whose tensors cannot be copied out of a graph"
+        outputs = self._look(inputs, signature)
+        if self.reason is not None:
+            # transformers reads a mask on the host to choose a kernel, but not in a capture. Eager batches are as if this were
+            # not there, so what this run gives is not used.
+            self.reason = None
+            with _as_in_a_capture():
+                self._look(inputs, signature)
         return outputs
 
-    def _capture(self, inputs: tuple[torch.Tensor, ...]) -> _Graph:
+    def _look(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
+        """Run eager, and set ``reason`` if a capture would fail. Notes the graph's need."""
+        with _host_waits() as waits, _Watch() as watch:
+            outputs = self._encode.alone(*inputs)
+        if waits:
+            self.reason = f"its forward makes the host wait for the device ({waits[0]})"
+        elif watch.crossing is not None:
+            self.reason = f"its forward copies a tensor {watch.crossing}"
+        kept: dict[int, int] = {}
+        for leaf in (*inputs, *batches.leaves(outputs)):
+            if isinstance(leaf, torch.Tensor):
+                kept[id(leaf)] = leaf.nbytes
+            elif not isinstance(leaf, _COPIED_OUT):
+                self.reason = (
+                    f"it returns a {type(leaf).__name__}, whose tensors cannot be copied out of a graph (output= selects some)"
+                )
+        self.reason = self.reason or why_not_capturable(self._encode.module)
+        if len(self._needs) == MOST_SIGNATURES:
+            self._needs.clear()
+        self._needs[signature] = Need(watch.allocated.peak_bytes, sum(kept.values()))
+        return outputs
+
+    def _capture(self, inputs: tuple[Any, ...], need: Need) -> _Graph:
         static = tuple(self._static_like(value) for value in inputs)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
-            self._pool = _Pool()
+            self._pool = Pool()
         # A collection within the capture could destroy graphs and events of others, which is not allowed then.
         collecting = gc.isenabled()
         try:
@@ -174,9 +264,11 @@ class GraphRunner:
         finally:
             if collecting:
                 gc.enable()
-        return _Graph(graph, static, outputs)
+        return _Graph(graph, static, outputs, need)
 
-    def _static_like(self, value: torch.Tensor) -> torch.Tensor:
+    def _static_like(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
         if self._memory_format is not None and value.ndim == 4:
             return torch.empty_like(value, memory_format=self._memory_format)
         return torch.empty_like(value)
@@ -206,6 +298,10 @@ class GraphRunner:
         self._pool = None
 
 
+def _is_on_card(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.is_cuda
+
+
 def why_not_capturable(encoder: nn.Module) -> str | None:
     """The reason why ``encoder`` cannot be captured, as far as it shows without a run; else ``None``."""
     dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second, and torch.compile has done so
@@ -213,9 +309,27 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:
             return "it is compiled, and may be running from graphs of its own"
-        if module._forward_hooks or module._forward_pre_hooks:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        calls = any(not str(getattr(hook, "__module__", "")).startswith(_PARTS_OF_FORWARD) for hook in hooks)
+        # Accelerate's, which move weights from device to device, wrap forward.
+        if calls or hasattr(module, "_hf_hook"):
             return f"it has forward hooks (on {name or 'the encoder itself'}), which a replay would not call"
+    if _global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks:
+        return "all modules have forward hooks (register_module_forward_hook), which a replay would not call"
     return None
+
+
+@contextmanager
+def _as_in_a_capture() -> Iterator[None]:
+    """A block in which this thread is told that its stream captures a graph."""
+    this = threading.get_ident()
+    asked = torch.cuda.is_current_stream_capturing
+
+    def answered() -> bool:
+        return threading.get_ident() == this or asked()
+
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", answered):
+        yield
 
 
 @contextmanager
@@ -238,19 +352,21 @@ def _host_waits() -> Iterator[list[str]]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-class _DeviceCrossings(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices copies between the host and the device, which sync debug mode misses when they are asynchronous."""
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices allocations, and copies between host and device, which sync debug mode misses if they are asynchronous."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: str | None = None
+        self.crossing: str | None = None
+        self.allocated = Allocated()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.allocated.note()
         if func._schema.name in {"aten::_to_copy", "aten::copy_"} and isinstance(result, torch.Tensor):
             source = args[-1] if func._schema.name == "aten::_to_copy" else args[1]
             if isinstance(source, torch.Tensor) and source.device != result.device:
-                self.found = self.found or f"from {source.device} to {result.device}"
+                self.crossing = self.crossing or f"from {source.device} to {result.device}"
         return result
 
 

@@ -1,20 +1,29 @@
 """A frozen encoder as a stage."""
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
 from torch import nn
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError, GpuAugWarning, one_of, shown
+from gpuaug.core.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    GpuAugWarning,
+    one_of,
+    shown,
+    whole_number,
+)
 from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
-from gpuaug.stages.base import BoundStage, Stage
+from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
+from gpuaug.stages.encoders import Encoder, EncoderCall, Output, module_of, name_of
+from gpuaug.stages.graph_memory import Occurred, default_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
 
@@ -22,27 +31,41 @@ class FeatureStage(Stage):
     """A frozen encoder on a lane of its own: evaluated without autograd, from a CUDA graph where shapes repeat.
 
     The stage owns the encoder's mode: it runs in ``eval()``, also after ``train()`` was called on a model that contains it.
-    Batches that are already on their way when weights change were encoded with the old ones.
+    Batches that are already on their way when weights change were encoded with the old ones. Several such stages in a row on
+    members that none of them writes run beside one another.
 
     Args:
-        encoder: A module on the loader's device whose parameters do not require grad; or a mapping of names to such modules,
-            which run side by side on the same input, a lane each, and give a mapping of results. They must not write to it.
-        on: The member to encode. Left out: the batch if it is a tensor, index 0 if it is a tuple or list.
-        into: Where the features go. Left out: in place of the input.
+        encoder: What is called: a module, a bound method of one (``vae.encode``), or a ``functools.partial`` of either with
+            further arguments. The module is on the loader's device, and its parameters do not require grad. Or a mapping of
+            names to such encoders, which run side by side on the same input, a lane each, and give a mapping of results.
+            Encoders must not write to their input.
+        on: The members to encode. Left out: the batch if it is a tensor, index 0 if it is a tuple or list. A tuple passes
+            several in order, a mapping ``{member: parameter}`` by keyword. Several need ``into``, unless the encoder gives a
+            tuple of as many.
+        into: Where the result goes. Left out: in place of the input.
+        output: Part of the encoder's result to keep: a key, attribute or index, or a function of the result, such as
+            ``lambda encoded: encoded.latent_dist.sample()``, whose draws are keyed to the batch as the encoder's are.
+            Left out: all of it.
         autocast: Run under ``torch.autocast`` with this dtype. Left out: as the training thread is set in ``next()``.
         memory_format: Converts the encoder's weights, in place, and its four-dimensional inputs.
         capture: ``"auto"`` replays a CUDA graph for a batch whose shape, dtype, strides, switches of arithmetic and weight
             addresses have occurred earlier in the epoch; ``"never"`` runs every batch eager. Python code in ``forward`` runs
             only when a batch is eager or captured: results must follow from the tensors alone.
+        graph_bytes: Bytes of device memory for the graphs of each encoder. Shapes for which there is no room in an epoch run
+            eager. Left out: a quarter of the device's memory.
         name: Names the stage in errors and traces, and keys its draws.
 
     Raises:
-        ArgumentTypeError: If ``encoder`` is not a module or a mapping of modules.
+        ArgumentTypeError: If ``encoder`` is none, or a mapping with something else in it.
         ArgumentError: If one of its parameters requires grad, or another argument cannot be used.
+
+    Warns:
+        GpuAugWarning: If the encoder cannot be captured, or a shape that repeats finds no room in ``graph_bytes``.
 
     Cost:
         From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench run frozen_resnet``).
-        Capturing a shape launches the encoder once more. Each graph (four at most) holds its activations.
+        Capturing a shape launches the encoder once more. Graphs of one encoder share their memory: it holds the activations of
+        the largest, and the inputs and outputs of all.
 
     Examples:
         >>> encoder = nn.Linear(4, 2).requires_grad_(False)
@@ -55,13 +78,15 @@ class FeatureStage(Stage):
 
     def __init__(
         self,
-        encoder: nn.Module | Mapping[str, nn.Module],
+        encoder: Encoder | Mapping[str, Encoder],
         *,
         on: On = ...,
         into: Into = ...,
+        output: Output = None,
         autocast: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
         capture: Literal["auto", "never"] = "auto",
+        graph_bytes: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(on=on, into=into, name=name)
@@ -71,19 +96,30 @@ class FeatureStage(Stage):
         if memory_format is not None:
             formats = (torch.contiguous_format, torch.channels_last)
             memory_format = one_of("memory_format", memory_format, formats, "Leave it out for the encoder's own.")
+        if graph_bytes is not None:
+            graph_bytes = whole_number("graph_bytes", graph_bytes, "Leave it out for a quarter of the device's memory.")
+        if isinstance(output, bool | nn.Module | type) or not (
+            output is None or isinstance(output, str | int) or callable(output)
+        ):
+            raise ArgumentTypeError(
+                f"output must be a key, an index or a function of the encoder's result, got {shown(output)}. "
+                "Leave it out for the whole result."
+            )
         self.encoder = encoder
+        self.output = output
         self.autocast = autocast
         self.memory_format = memory_format
-        self.capture = capture
+        self.graph_bytes = graph_bytes
+        self.captures = capture == "auto"
         self._running: WeakSet[_BoundFeature] = WeakSet()
+        self._ahead: list[tuple[torch.Tensor, ...]] = []
         self._own()
         if memory_format is not None:
             for module in self.branches.values():
                 module.to(memory_format=memory_format)  # type: ignore[call-overload]
 
     def __repr__(self) -> str:
-        names = ", ".join(type(module).__name__ for module in self.branches.values())
-        return f"FeatureStage({names})"
+        return f"FeatureStage({', '.join(map(name_of, self._encoders.values()))})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_running"}  # its loaders are of this process
@@ -93,20 +129,24 @@ class FeatureStage(Stage):
 
     @property
     def branches(self) -> dict[str | None, nn.Module]:
-        """The encoders by name; a single one has none.
+        """The encoders' modules by name; a single one has none.
 
         Raises:
-            ArgumentTypeError: If ``encoder`` is not a module or a mapping of modules.
+            ArgumentTypeError: If ``encoder`` is neither an encoder nor a mapping of encoders.
         """
-        if isinstance(self.encoder, nn.Module) and not isinstance(self.encoder, nn.ModuleDict):
-            return {None: self.encoder}
+        modules = {name: module_of(encoder) for name, encoder in self._encoders.items()}
+        return {name: module for name, module in modules.items() if module is not None}
+
+    @property
+    def _encoders(self) -> dict[str | None, Encoder]:
+        encoders: dict[str | None, Any] = {None: self.encoder}
         if isinstance(self.encoder, Mapping | nn.ModuleDict):
-            branches: dict[str | None, nn.Module] = dict(self.encoder.items())
-            if branches and all(isinstance(module, nn.Module) for module in branches.values()):
-                return branches
+            encoders = dict(self.encoder.items())
+        if encoders and all(module_of(encoder) is not None for encoder in encoders.values()):
+            return encoders
         raise ArgumentTypeError(
-            f"encoder must be an nn.Module or a mapping of names to modules, got {type(self.encoder).__name__}. "
-            "A function of tensors goes into a TransformStage."
+            "encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got "
+            f"{type(self.encoder).__name__}. A function of tensors goes into a TransformStage."
         )
 
     @contextmanager
@@ -136,15 +176,50 @@ class FeatureStage(Stage):
                 bound.after_update()
         self._own()
 
+    def capture(self, shapes: Iterable[Any]) -> None:
+        """Capture graphs ahead, in loaders that have the stage and in later ones: the first epoch does not stop for them.
+
+        Which batches run from graphs does not change: the first of a shape in an epoch runs eager, later ones from its graph,
+        as long as there is room in ``graph_bytes``. Call it under the autocast and with the switches of arithmetic of the loop.
+
+        Args:
+            shapes: For each graph the shape of its input, float32; or a tensor with the input's shape, dtype and strides, which
+                may be on any device, also ``"meta"``; or a tuple of such tensors, in the order of ``on``. The encoder is
+                captured on zeros, whatever the tensors hold.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: If ``shapes`` is no such list.
+
+        Cost:
+            Two runs of the encoder for each, and a wait for the device. Nothing on a CPU.
+
+        Examples:
+            >>> stage = FeatureStage(nn.Conv2d(3, 8, 3).requires_grad_(False))
+            >>> stage.capture([(2, 3, 32, 32), (2, 3, 24, 40)])
+            >>> text = FeatureStage(nn.Embedding(100, 8).requires_grad_(False))
+            >>> text.capture([torch.empty(2, length, dtype=torch.int64, device="meta") for length in (16, 32)])
+        """
+        if not isinstance(shapes, Iterable) or isinstance(shapes, str | bytes | Mapping | torch.Tensor):
+            raise ArgumentTypeError(
+                f"shapes must be a list of shapes or tensors, got {shown(shapes)}. Put it into a list: […]."
+            )
+        inputs = [_example(shape) for shape in shapes]
+        for bound in self._running:
+            bound.capture(inputs)
+        self._ahead += inputs
+
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
         """Prepare to run on the lanes of one loader.
 
         Raises:
+            ArgumentError: If a parameter of the encoder requires grad.
             DeviceError: If the encoder is not on the loader's device.
         """
+        self._own()
         check_device(self, lanes.device)
         bound = _BoundFeature(name, self, lanes)
         self._running.add(bound)
+        bound.capture(self._ahead)
         return bound
 
     def _own(self) -> None:
@@ -177,19 +252,31 @@ def check_device(stage: Stage, device: torch.device) -> None:
 
 
 class _BoundFeature(BoundStage):
+    reads_only = True
+
     def __init__(self, name: str, stage: FeatureStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._lanes = lanes
         self._branches = {
             branch: _Branch(
-                module,
+                encoder,
                 stage,
                 name if branch is None else f"{name}/{branch}",
                 self.lane if branch is None else lanes.lane(f"stage/{name}/{branch}"),
                 lanes,
             )
-            for branch, module in stage.branches.items()
+            for branch, encoder in stage._encoders.items()
         }
+
+    @property
+    def graph_bytes(self) -> int:
+        """Bytes on the device of graphs."""
+        return sum(branch.graph_bytes for branch in self._branches.values())
+
+    def encoder_runs(self) -> EncoderRuns:
+        """How encoders have run since the last call."""
+        taken = [branch.encoder_runs() for branch in self._branches.values()]
+        return EncoderRuns(*map(sum, zip(*taken, strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         results: dict[str | None, Any] = {}
@@ -204,6 +291,17 @@ class _BoundFeature(BoundStage):
                 if branch.lane is not self.lane:
                     self.lane.wait(branch.lane.record_event())
         return results.get(None, results)  # a single encoder has no name
+
+    def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
+        """Capture graphs for inputs like these. Weights may have been written on the calling thread's stream."""
+        if self._lanes.in_line or not inputs:
+            return
+        consumer = self._lanes.consumer()
+        written = consumer.record_event()
+        with self._lanes.launching(consumer):
+            for branch in self._branches.values():
+                branch.lane.wait(written)
+                branch.capture(inputs)
 
     def before_update(self) -> None:
         consumer = self._lanes.consumer()
@@ -220,64 +318,111 @@ class _BoundFeature(BoundStage):
 class _Branch:
     """One encoder on one lane."""
 
-    def __init__(self, encoder: nn.Module, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes) -> None:
+    def __init__(self, encoder: Encoder, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes) -> None:
         self.lane = lane
         self._name = name
         self._device = lanes.device
-        # Not a method: the runner would hold this object, which holds it, and its graphs their memory until both are collected.
-        self._encode = partial(_encode, encoder, lanes.device.type, stage.autocast, stage.memory_format)
+        # No method of this object: the runner would hold it, and its graphs their memory until both are collected.
+        self._encode = EncoderCall(
+            encoder,
+            output=stage.output,
+            names=stage.selection.data_keys,
+            device=lanes.device.type,
+            autocast=stage.autocast,
+            memory_format=stage.memory_format,
+        )
         self._generators = Generators(lanes.device)
-        captures = stage.capture == "auto" and not lanes.in_line
-        self._runner = GraphRunner(self._encode, encoder, lane, stage.memory_format) if captures else None
-        self._warned = False
+        self._runner: GraphRunner | None = None
+        if stage.captures and not lanes.in_line:
+            most_bytes = default_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
+            self._runner = GraphRunner(self._encode, lane, stage.memory_format, most_bytes)
+        self._runs = 0
+        self._told = EncoderRuns()
+        self._warned: set[str] = set()
+
+    @property
+    def graph_bytes(self) -> int:
+        return 0 if self._runner is None else self._runner.num_bytes
+
+    def encoder_runs(self) -> EncoderRuns:
+        """How the encoder has run since the last call."""
+        captured, replayed = (0, 0) if self._runner is None else (self._runner.captured, self._runner.replayed)
+        now = EncoderRuns(captured, replayed, self._runs - replayed)
+        told = self._told
+        self._told = now
+        return EncoderRuns(*(count - before for count, before in zip(now, told, strict=True)))
 
     def run(self, values: tuple[Any, ...], position: Position, memory: dict[str, Any]) -> Any:
         key = position.key(self._name)
         self.lane.make_current()
+        result = self._run(values, key, memory)
+        self._runs += 1
+        return result
+
+    def _run(self, values: tuple[Any, ...], key: int, memory: dict[str, Any]) -> Any:
         if self._runner is None:
             with self._generators.keyed(key):
-                return self._encode(*values)
+                return self._encode.alone(*values)
         try:
             with self._generators.keyed(key):
-                return self._runner.run(values, memory.setdefault(self._name, set()))
+                return self._runner.run(values, memory.setdefault(self._name, Occurred()))
         except CaptureError:
             self._generators = Generators(self._device)
             with self._generators.keyed(key):
-                return self._encode(*values)
+                return self._encode.alone(*values)
         finally:
             self._warn_if_eager()
+
+    def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
+        """Capture graphs for inputs like these."""
+        if self._runner is None:
+            return
+        self.lane.make_current()
+        try:
+            for values in inputs:
+                zeros = tuple(torch.zeros_like(value, device=self._device) for value in values)
+                with self._generators.keyed(0):
+                    self._runner.capture(zeros)
+        except CaptureError:
+            self._generators = Generators(self._device)
 
     def refresh(self) -> None:
         if self._runner is not None:
             self._runner.refresh()
 
     def _warn_if_eager(self) -> None:
-        if self._runner is None or self._runner.reason is None or self._warned:
-            return
-        self._warned = True
-        warnings.warn(
-            f"The kernels of stage {self._name!r} are launched one by one, because a CUDA graph cannot hold its encoder: "
-            f"{self._runner.reason}. Remove that, or pass capture='never' to run the encoder so without this warning.",
-            GpuAugWarning,
-            stacklevel=2,
-        )
+        runner = self._runner
+        assert runner is not None
+        if runner.reason is not None and "reason" not in self._warned:
+            self._warned.add("reason")
+            warnings.warn(
+                f"The kernels of stage {self._name!r} are launched one by one, because a CUDA graph cannot hold its encoder: "
+                f"{runner.reason}. Remove that, or pass capture='never' to run the encoder so without this warning.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
+        if runner.without_room is not None and "room" not in self._warned:
+            self._warned.add("room")
+            needed = total_bytes([runner.without_room])
+            warnings.warn(
+                f"Some shapes of stage {self._name!r} run without CUDA graphs, because one of {needed / 1e6:,.1f} MB finds "
+                f"no room among {runner.most_bytes / 1e6:,.1f} MB of graphs. Pass a larger graph_bytes=, or make batches "
+                "of fewer shapes.",
+                GpuAugWarning,
+                stacklevel=2,
+            )
 
 
-def _encode(
-    encoder: nn.Module, device: str, autocast: torch.dtype | None, memory_format: torch.memory_format | None, *values: Any
-) -> Any:
-    if any(module.training for module in encoder.modules()):
-        encoder.eval()
-    # The cache of autocast would keep casts of weights that were made in a graph's own memory.
-    cast = torch.autocast(device, dtype=autocast, cache_enabled=False) if autocast else nullcontext()
-    with torch.no_grad(), cast:
-        return encoder(*(_formatted(value, memory_format) for value in values))
-
-
-def _formatted(value: Any, memory_format: torch.memory_format | None) -> Any:
-    if memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4:
-        return value
-    return value.contiguous(memory_format=memory_format)
+def _example(shape: Any) -> tuple[torch.Tensor, ...]:
+    """Inputs of an encoder without values, of the shape, dtype and strides of an entry of ``FeatureStage.capture``."""
+    parts = (shape,) if isinstance(shape, torch.Tensor) else tuple(shape) if isinstance(shape, Iterable) else ()
+    if parts and all(isinstance(part, torch.Tensor) for part in parts):
+        return tuple(torch.empty_like(part, device="meta") for part in parts)
+    way_out = "Write the shape with its batch: (8, 3, 512, 512)."
+    if parts and not isinstance(shape, str | bytes | Mapping):
+        sizes = [whole_number("shapes", size, way_out) for size in parts]
+        return (torch.empty(sizes, dtype=torch.float32, device="meta"),)
+    raise ArgumentTypeError(f"shapes must hold shapes, tensors or tuples of tensors, got {shown(shape)}. {way_out}")
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -267,6 +267,8 @@ class _Search:
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 
     def _by_shape(self, value: Any, per_image: bool) -> str | None:
+        if type_name(value) in ("Image", "Video"):
+            return None
         axes = value.ndim if per_image else value.ndim - 1
         if not per_image and (not value.ndim or len(value) != self._batch_size):
             return None

@@ -10,7 +10,7 @@ import torch
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.encoded import Encoded
+from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import ArgumentError, SelectionError, shown
 from gpuaug.core.ragged import Ragged
 
@@ -29,8 +29,8 @@ class Selection:
 
     Args:
         on: Members to read. ``...`` (default): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector:
-            one member. A tuple of selectors: several members, in order. A mapping ``{selector: data_key}``: several members,
-            with Kornia's data key of each. ``None``: the whole batch.
+            one member. A tuple of selectors: several members, in order. A mapping ``{selector: name}``: several members, with
+            Kornia's data key of each, or the encoder's parameter for each. ``None``: the whole batch.
         into: Members to write results to. ``...`` (default): those of ``on``.
         kind: Class name of the stage, for the code in error messages.
 
@@ -59,7 +59,8 @@ class Selection:
                 raise ArgumentError(f"{argument} must name each member once, got {shown(value)}. Leave the repeated one out.")
         if isinstance(on, Mapping) and not all(isinstance(key, str | Enum) for key in on.values()):
             raise ArgumentError(
-                f"on must map members to data keys, got {shown(on)}. Write Kornia's names: {{0: 'input', 1: 'mask'}}."
+                f"on must map members to names, got {shown(on)}. Write Kornia's data keys, {{0: 'input', 1: 'mask'}}, or an "
+                "encoder's parameters, {'ids': 'input_ids'}."
             )
         self.on = on
         self.into = into
@@ -200,7 +201,7 @@ def _form(batch: Batch) -> str:
     cls = type(batch)
     if cls is tuple or cls is list:
         return "sequence"
-    if cls in (torch.Tensor, Ragged, Encoded):
+    if cls in (torch.Tensor, Ragged, Encoded, EncodedClips):
         return "leaf"
     if isinstance(batch, Mapping):
         return "mapping"

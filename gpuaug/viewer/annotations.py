@@ -5,7 +5,7 @@ difference of its corners. Target dicts have torchvision's coordinates, which re
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,22 @@ class Annotations:
     points: list[Points] = field(default_factory=list)
 
 
-def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str]) -> Annotations:
-    """Annotations of one image of a row.
+def beside(parts: Sequence[Annotations], width: int) -> Annotations:
+    """Return the annotations of images of one size that are drawn side by side, each ``width`` pixels wide."""
+    annotations = Annotations()
+    for index, part in enumerate(parts):
+        offset = np.array([index * width, 0])
+        annotations.boxes += [replace(box, corners=box.corners + offset) for box in part.boxes]
+        annotations.points += [replace(points, xy=points.xy + offset) for points in part.points]
+        margins = ((0, 0), (index * width, (len(parts) - 1 - index) * width))
+        annotations.masks += [replace(mask, covers=np.pad(mask.covers, margins)) for mask in part.masks]
+    return annotations
+
+
+def overlay(
+    row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str], frame: int | None = None
+) -> Annotations:
+    """Annotations of one image of a row, or of one frame of a clip.
 
     Args:
         row: The row.
@@ -69,33 +83,39 @@ def overlay(row: Row, sample: int, shape: tuple[int, int], form: str, name: Call
         shape: Height and width of the image.
         form: Format of the boxes in target dicts, a value of ``gpuaug.fusion.options.Options.boxes``.
         name: Function that returns the name of a class.
+        frame: Index of the frame in its clip; ``None`` for an image.
 
     Raises:
         ArgumentError: If the format of boxes cannot be drawn.
     """
     annotations = Annotations()
-    valid = next((_entry(value, sample).astype(bool) for value in row.under("valid")), None)
+    valid = next((_entry(value, sample, frame, 1).astype(bool) for value in row.under("valid")), None)
     tensors = [value for value in row.under("class") if isinstance(value, Tensor)]
     classes = next((_entry(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
     for key in ("bbox", "bbox_xyxy", "bbox_xywh"):
         for value in row.under(key):
-            corners = _kornia_corners(_entry(value, sample), key)
+            corners = _kornia_corners(_entry(value, sample, frame, 3 if key == "bbox" else 2), key)
             named = classes is not None and len(classes) == len(corners)
             names = [name(index) for index in classes] if classes is not None and named else None
             annotations.boxes += _boxes(corners, names, valid)
     for value in row.under("keypoints"):
-        points = _entry(value, sample)
+        points = _entry(value, sample, frame, 2)
         annotations.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
     for value in row.under("mask"):
-        annotations.masks += _masks(_entry(value, sample))
+        annotations.masks += _masks(_entry(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3))
     for value in row.under("targets"):
-        _add_target(annotations, value[sample % len(value)], shape, form, name)
+        target = value[sample % len(value)]
+        _add_target(annotations, target if isinstance(target, Mapping) else target[frame or 0], shape, form, name)
     return annotations
 
 
-def _entry(value: Any, sample: int) -> Array:
-    """Entry of image ``sample``. If there are fewer entries than images, the views of a sample share an entry."""
-    return _array(value[sample % len(value)])
+def _entry(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> Array:
+    """Entry of image ``sample``. If there are fewer entries than images, the views of a sample share an entry.
+
+    If the entry belongs to a clip and has more than ``axes`` axes, return the part of ``frame``.
+    """
+    entry = value[sample % len(value)]
+    return _array(entry if frame is None or torch.as_tensor(entry).ndim <= axes else entry[frame])
 
 
 def _add_target(

@@ -14,9 +14,9 @@ from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_is_own, normalized_by
 from gpuaug.viewer import captions
-from gpuaug.viewer.annotations import Annotations, overlay
-from gpuaug.viewer.follow import Followed, Images, MemberPath, Row, get, walk
-from gpuaug.viewer.pixels import shown
+from gpuaug.viewer.annotations import Annotations, beside, overlay
+from gpuaug.viewer.follow import Followed, Images, MemberPath, Row, count_of, get, sample_of, walk
+from gpuaug.viewer.pixels import frames_shown, shown, strip
 from gpuaug.viewer.trace import StageTrace, Trace
 
 _LABELS = ("label", "labels", "class", "classes", "target", "targets", "y")
@@ -59,7 +59,7 @@ def lines_of(trace: Trace, followed: Followed, count: int, classes: Any) -> list
         ArgumentError: If the batch has no samples, or the number of images after a stage is no multiple of theirs.
     """
     before = followed.before
-    size = len(before.images[0])
+    size = count_of(before.images[0])
     if not size:
         raise ArgumentError("The batch must hold samples to be shown, got none. See what the loader yields first.")
     line_maker = _LineMaker(trace, before, size, min(count, size), classes)
@@ -85,6 +85,8 @@ class _LineMaker:
         self._labels = _path_of_labels(before, size)
         self._draws: dict[int, Draws] = {}
         keyed = (stage.transform for stage in trace.ran if "targets" in (stage.selection.data_keys or ()))
+        fused_stages = (stage.transform for stage in trace.ran if isinstance(stage.transform, Fused))
+        self._channels_first = any(fused.clips.channels_first for fused in fused_stages)
         self._form = next((fused.options.boxes for fused in keyed if isinstance(fused, Fused)), "xyxy")
 
     def line(self, row: Row, images: Images, view: int, name: str) -> Line:
@@ -92,10 +94,20 @@ class _LineMaker:
         cells = []
         for sample in range(self._count):
             index = view * self._size + sample
-            image = images[index]
+            image = sample_of(images, index)
+            height, width = image.shape[-2:]
+            of_frames = ""
+            if image.ndim == 4:
+                clip = image.transpose(0, 1) if self._channels_first else image
+                chosen = frames_shown(len(clip))
+                parts = [overlay(row, index, (height, width), self._form, self._name, frame) for frame in chosen]
+                annotations = beside(parts, width)
+                of_frames = f"{len(chosen)} of {len(clip)} frames"
+                image = strip(clip)
+            else:
+                annotations = overlay(row, index, (height, width), self._form, self._name)
             pixels, note = shown(image, normalized)
-            height, width = image.shape[1:]
-            annotations = overlay(row, index, (height, width), self._form, self._name)
+            note = ", ".join(filter(None, (of_frames, note)))
             draws = tuple(text for stage, inputs in row.through for text in self._drawn(stage, inputs, index))
             label = self._label(row, index)
             is_first = row is self._before
@@ -106,8 +118,8 @@ class _LineMaker:
         return Line(name, tuple(cells))
 
     def _drawn(self, stage: StageTrace, inputs: Images, index: int) -> list[str]:
-        """Lines of text on the draws of a fused pipeline for a sample; empty for other transforms, whose draws are unknown."""
-        if not isinstance(stage.transform, Fused):
+        """Lines of text on the draws of a fused pipeline for a sample; empty if they are unknown or differ between frames."""
+        if not isinstance(stage.transform, Fused) or stage.transform.clips.draws_per_frame:
             return []
         if id(stage) not in self._draws:
             self._draws[id(stage)] = _draws(stage.transform, inputs, stage.seed)
@@ -145,12 +157,13 @@ def _draws(fused: Fused, images: Images, seed: int) -> Draws:
 
 
 def _views(images: Images, size: int) -> int:
-    if len(images) % size or not len(images):
+    count = count_of(images)
+    if count % size or not count:
         raise ArgumentError(
-            f"Stages must give as many images for each of the {size} samples, got {len(images)}. "
+            f"Stages must give as many images for each of the {size} samples, got {count}. "
             "Views of a batch have to lie behind one another: (views · B, C, H, W)."
         )
-    return len(images) // size
+    return count // size
 
 
 def _row_name(row: Row) -> str:

@@ -9,7 +9,7 @@ from gpuaug.loader.inspection import check
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.viewer.cells import Cell, Line, lines_of
 from gpuaug.viewer.draw_annotations import draw_annotations
-from gpuaug.viewer.follow import Followed, follow
+from gpuaug.viewer.follow import Followed, count_of, follow
 from gpuaug.viewer.trace import Trace, trace_batch
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _classes(loader: StreamedLoader) -> Any:
 
 def _title(trace: Trace, followed: Followed, count: int) -> str:
     position = trace.position
-    size = len(followed.before.images[0])
+    size = count_of(followed.before.images[0])
     title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
     missing = (*followed.ends, *trace.left_out)
     through = [stage.name for stage in trace.ran if stage.name not in missing]

@@ -19,7 +19,7 @@ MemberPath = tuple[Any, ...]
 """Path to a member of a batch: a tuple of indices, keys and field names."""
 
 Images = Tensor | Ragged | Sequence[Tensor]
-"""A tensor (B, C, H, W), or B images (C, h, w) of different sizes."""
+"""A tensor (B, C, H, W), clips (B, T, C, H, W), or B images (C, h, w) of different sizes."""
 
 _TARGET_KEYS = ("boxes", "bbox", "masks", "keypoints")
 _NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
@@ -103,6 +103,19 @@ def follow(trace: Trace) -> Followed:
     return Followed(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
 
 
+def count_of(images: Images) -> int:
+    """Number of images, or of clips."""
+    return len(images) // (images.shapes.frames or 1) if isinstance(images, Ragged) else len(images)
+
+
+def sample_of(images: Images, index: int) -> Tensor:
+    """Image (C, h, w) or clip (T, C, h, w) at ``index``."""
+    frames = images.shapes.frames if isinstance(images, Ragged) else 0
+    if not frames:
+        return images[index]
+    return torch.stack([images[frame] for frame in range(index * frames, (index + 1) * frames)])
+
+
 def get(batch: Batch, path: MemberPath) -> Any:
     """Member of a batch at ``path``, or ``None`` if there is none."""
     for name in path:
@@ -134,7 +147,7 @@ def images_of(value: Any) -> list[Images]:
     """Batches of images in a member: one, or several views in a list; empty if the member is no images that can be drawn."""
     if isinstance(value, Tensor):
         single = value.ndim == 3 and value.shape[0] in (1, 3)
-        fits = value.dtype not in _NOT_PIXELS and (value.ndim == 4 or single) and 0 not in value.shape[-3:]
+        fits = value.dtype not in _NOT_PIXELS and (value.ndim in (4, 5) or single) and 0 not in value.shape[-3:]
         return [value[None] if single else value] if fits else []
     if isinstance(value, Ragged):
         return [value]
@@ -156,6 +169,8 @@ def _with_targets(row: Row) -> Row:
 
 
 def _is_targets(value: Any) -> bool:
+    if isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, list | tuple) for item in value):
+        return all(map(_is_targets, value))  # one list per clip
     dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, Mapping) for item in value)
     return dicts and any(key in item for item in value for key in _TARGET_KEYS)
 

@@ -13,6 +13,25 @@ _OUTSIDE = 1 / 255
 _QUANTILES = (0.005, 0.995)
 
 
+MOST_FRAMES = 4
+"""Frames of a clip that are shown: the first, the last and others at equal distances."""
+
+
+def frames_shown(count: int) -> list[int]:
+    """Indices of the frames that are shown of a clip of ``count`` frames."""
+    return sorted({round(place * (count - 1) / (MOST_FRAMES - 1)) for place in range(MOST_FRAMES)})
+
+
+def strip(clip: Tensor) -> Tensor:
+    """Frames of a clip side by side, as one image.
+
+    Shape:
+        - clip: (T, C, H, W)
+        - returns: (C, H, n · W)
+    """
+    return torch.cat([clip[frame] for frame in frames_shown(len(clip))], -1)
+
+
 def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
     """(pixels to draw, note on changes of values or channels).
 

@@ -3,14 +3,12 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import gpuaug
 from gpuaug.benchkit import windows
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "bench"
-FILES = sorted(BENCH.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(BENCH.rglob("*.py"))}
 
 MAY_IMPORT = {
     "data": {"data"},
@@ -37,17 +35,13 @@ the threads that decode."""
 MOST_FILES, MOST_LINES = 16, 350
 
 
-def relative(path):
-    return str(path.relative_to(ROOT))
-
-
 def room(path):
     return path.relative_to(BENCH).parts[0].removesuffix(".py")
 
 
 def imported(path):
     """(module, name) of every import in a file, within functions too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -68,51 +62,34 @@ def modules(path):
             yield next(ROOT / file for file in candidates if (ROOT / file).is_file())
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_rooms_import_one_way(path):
-    assert {room(module) for module in modules(path)} <= MAY_IMPORT[room(path)]
-
-
-def test_rooms_themselves_are_in_an_order():
-    placed = set()
-    for name, needs in MAY_IMPORT.items():
-        assert needs - {name} <= placed, f"{name} needs what comes after it"
-        placed.add(name)
+def test_rooms_import_one_way():
+    pairs = {(room(path), room(module)) for path in TREES for module in modules(path)}
+    assert {(above, below) for above, below in pairs if below not in MAY_IMPORT[above]} == set()
 
 
 def test_files_import_each_other_in_no_cycle():
-    needs = {path: set(modules(path)) for path in FILES}
+    needs = {path: set(modules(path)) for path in TREES}
     while ready := [path for path, files in needs.items() if not files & set(needs)]:
         for path in ready:
             del needs[path]
-    assert not needs, f"in a cycle, or above one: {', '.join(map(relative, needs))}"
+    assert not needs, f"in a cycle, or above one: {', '.join(map(str, needs))}"
 
 
-def test_only_public_names_of_gpuaug_are_imported():
+def test_only_public_names_of_gpuaug_are_used():
     found = set()
-    for path in FILES:
-        for module, name in imported(path):
-            if module.split(".")[0] != "gpuaug" or module == KIT or module.startswith(f"{KIT}."):
-                continue
-            if module != "gpuaug" or name not in {None, *gpuaug.__all__}:
-                found.add((relative(path), name))
+    for path, tree in TREES.items():
+        names = [name for module, name in imported(path) if module == "gpuaug" and name]
+        names += [
+            node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "gpuaug"
+        ]
+        private = [
+            name for module, name in imported(path) if module.startswith("gpuaug.") and not f"{module}.".startswith(f"{KIT}.")
+        ]
+        found |= {(str(path.relative_to(ROOT)), name) for name in [*(set(names) - {*gpuaug.__all__}), *private]}
     assert found == PRIVATE
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_only_public_names_of_gpuaug_are_read(path):
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    read = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "gpuaug"}
-    assert read <= set(gpuaug.__all__)
-
-
-@pytest.mark.parametrize(
-    "folder", sorted({path.parent for path in FILES + sorted((ROOT / "tests/bench").rglob("*.py"))}), ids=relative
-)
-def test_folders_are_small(folder):
-    assert len(list(folder.glob("*.py"))) <= MOST_FILES
-
-
-@pytest.mark.parametrize("path", FILES + sorted((ROOT / "tests/bench").rglob("*.py")), ids=relative)
-def test_files_are_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+def test_folders_are_small_and_files_are_short():
+    folders = [path.parent for path in TREES]
+    assert {folder for folder in folders if folders.count(folder) > MOST_FILES} == set()
+    assert {path for path in TREES if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES} == set()

@@ -5,23 +5,27 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from gpuaug import cli
-from gpuaug.benchkit import results
+from gpuaug.benchkit import loops, results
 from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
 TINY = ["bench", "--device", "cpu", "--batch-size", "4", "--seconds", "0.05", "--repeats", "1"]
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, monkeypatch, workers):
     monkeypatch.chdir(tmp_path)  # a longer path would be broken into lines
+    small = partial(ResNet, BasicBlock, [1, 1, 1, 1])
+    monkeypatch.setattr(loops.torchvision.models, "get_model", lambda name, weights, **options: small(**options))
     path = Path("uses.json")
     command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
@@ -102,8 +106,6 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch, capsys):
 
 
 def test_an_error_in_a_loop_is_shown_and_named(class_folder, monkeypatch):
-    from gpuaug.benchkit import loops
-
     def broken(setup):
         raise ZeroDivisionError("broken on purpose")
 

@@ -39,7 +39,7 @@ def decoded(file, *, header=None, channels=3, min_side=None, exif=True):
         batch.headers.table[name] = value
     layout = Layout(batch.headers, Options(channels, min_side, exif, 10**9), [cpu.Cpu()])
     room = room_of(layout, np.full(layout.length, 77, np.uint8), 0, 0)
-    return room, cpu.decode(batch.file(0), layout, 0, room)
+    return room, cpu.decode(batch.file(0), layout, layout.facts[0], room)
 
 
 @pytest.mark.usefixtures("decoder")

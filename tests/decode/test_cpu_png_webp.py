@@ -56,7 +56,7 @@ def decoded(file, channels=3):
     layout = Layout(batch.headers, Options(channels, None, True, 10**9), [cpu.Cpu()])
     memory = np.full(layout.length + 2 * GUARD, 0xA5, np.uint8)
     room = room_of(layout, memory[GUARD : GUARD + layout.length], 0, 0)
-    problem = cpu.decode(batch.file(0), layout, 0, room)
+    problem = cpu.decode(batch.file(0), layout, layout.facts[0], room)
     assert (memory[:GUARD] == 0xA5).all()
     assert (memory[GUARD + layout.length :] == 0xA5).all()
     return (None if problem else room), problem

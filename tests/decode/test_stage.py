@@ -271,7 +271,7 @@ def test_bad_arguments_are_refused():
     for options, text in [
         (
             {"backend": "gpu"},
-            "backend must be 'auto', 'engines', 'hybrid' or 'cpu', got 'gpu'. Leave it out to have what fits.",
+            "backend must be 'auto', 'engines', 'hybrid', 'nvdec' or 'cpu', got 'gpu'. Leave it out to have what fits.",
         ),
         ({"channels": 4}, "channels must be 1, 3 or None, got 4. Leave it out for RGB."),
         ({"on_error": "skip"}, "on_error must be 'raise' or 'replace', got 'skip'. Leave it out to have errors raised."),

@@ -4,17 +4,20 @@ import ast
 import re
 
 import pytest
-from support.examples import EXAMPLES, run_example
+import torch
+from support.examples import EXAMPLES, differences, run_example
 
 STEPS = ["--steps", 2, "--size", 32, "--batch-size", 3]
 EPOCHS = ["--epochs", 1, "--size", 32, "--batch-size", 6]
 ARGUMENTS = {
     "detection": ["--steps", 1, "--size", 64, "--batch-size", 2],
+    "latent_lora": STEPS,
     "lightning_finetune": EPOCHS,
     "linear_probe": EPOCHS,
     "multi_crop": STEPS,
     "segmentation": STEPS,
     "train_imagefolder": ["--model", "shufflenet_v2_x0_5", *EPOCHS],
+    "two_towers": STEPS,
     "two_views": STEPS,
 }
 """What makes each a matter of a second."""
@@ -32,6 +35,21 @@ def test_example_runs_on_small_images(name, class_folder, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"\d\.\d", printed), printed
     assert "nan" not in printed
+
+
+RESUMED = {"latent_lora": [], "linear_probe": ["--epochs", 3], "two_towers": []}
+"""Examples with a checkpoint, and their other arguments."""
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_run_that_is_resumed_equals_an_uninterrupted_one(name, class_folder, tmp_path):
+    small = ["--data", class_folder, "--workers", 0, "--size", 32, "--batch-size", 5, *RESUMED[name]]
+    whole, stopped = ["--checkpoint", tmp_path / "whole.pt"], ["--checkpoint", tmp_path / "stopped.pt"]
+    run_example(name, *small, *whole, "--steps", 9)
+    run_example(name, *small, *stopped, "--steps", 7)  # in the second epoch
+    assert differences(*(torch.load(path) for _, path in (whole, stopped))), "nothing was left to do"
+    run_example(name, *small, *stopped, "--steps", 9, "--resume")
+    assert differences(*(torch.load(path) for _, path in (whole, stopped))) == []
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from torchvision import tv_tensors
 from torchvision.io import decode_image
 from torchvision.transforms.functional import pil_to_tensor
 
-import gpuaug
 from gpuaug import ArgumentError, Ragged, StreamedLoader, TransformStage, collate_ragged
 
 PIL_MODES = ["RGB", "L", "1", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr", "HSV", "RGBX"]
@@ -273,12 +272,6 @@ def test_stage_receives_ragged(form, feed):
     results = [batch if form == "alone" else batch["x"] if form == "in a dict" else batch[0] for batch in batches]
     want = torch.stack([alone(image, "RGB").float().mean() for image in images])
     assert torch.equal(torch.cat(results), want)
-
-
-def test_stage_on_member_of_ragged_is_refused():
-    stage = TransformStage(lambda x: x, on="data")
-    with pytest.raises(gpuaug.SelectionError, match="on must be left out for a batch that is a single Ragged, got 'data'"):
-        next(iter(StreamedLoader([collate_ragged([FINE])], [stage], device="cpu")))
 
 
 def test_ragged_sizes_on_host_log_nothing(caplog):

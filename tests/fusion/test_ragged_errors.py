@@ -5,8 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.ragged import SIZES, images_of, pack, targets_of
-from support.replay import left_to_kornia
+from support.ragged import images_of, pack, targets_of
 from torchvision.transforms import v2
 
 import gpuaug
@@ -116,11 +115,6 @@ def test_images_that_may_be_drawn_too_small_are_refused_whatever_is_drawn(name):
         gpuaug.fuse(modules, ragged=True).draw(pack(images_of([(48, 48), (36, 48)])))
 
 
-def test_ragged_batch_without_ragged_true_is_refused():
-    with raises("images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."):
-        gpuaug.fuse(K.CenterCrop(8))(pack(images_of()))
-
-
 def test_ragged_image_too_small_for_an_op_is_refused():
     augment = gpuaug.fuse([K.RandomHorizontalFlip(), K.RandomCrop((40, 40))], ragged=True)
     text = "images must fit RandomCrop_1, got 37x52 at 0 of the batch, which crops 40x40 out of 37x52, which Kornia resizes."
@@ -170,13 +164,6 @@ def test_as_kornia_refuses_ragged_draws():
         draws.as_kornia()
 
 
-def test_ragged_draws_of_other_sizes_are_refused():
-    augment, batch = gpuaug.fuse(K.CenterCrop(8), ragged=True), pack(images_of())
-    draws = augment.draw(pack(images_of(SIZES[::-1])))
-    with raises("draws must be for images of the same shape"):
-        augment(batch, draws=draws)
-
-
 def test_ragged_mask_of_another_size_than_its_image_is_refused():
     images = images_of()
     targets = targets_of(images)
@@ -184,16 +171,3 @@ def test_ragged_mask_of_another_size_than_its_image_is_refused():
     augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
     with raises("masks of sample 3 must be of its image's size, 90x33, got (1, 48, 48). Resize them to it first."):
         augment(pack(images), targets, data_keys=["input", "targets"])
-
-
-def test_ragged_masks_that_are_no_list_are_refused():
-    augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
-    with raises("mask must be a list of one tensor for each image where these differ in size, got (5, 1, 40, 40)."):
-        augment(pack(images_of()), torch.zeros(5, 1, 40, 40), data_keys=["input", "mask"])
-
-
-@left_to_kornia
-def test_policy_draws_alone_is_refused():
-    augment = gpuaug.fuse(K.auto.RandAugment(n=1, m=5))
-    with raises("draws must be of modules that take every image by itself, got RandAugment."):
-        augment.draw((2, 3, 16, 16)).alone(0)

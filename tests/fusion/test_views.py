@@ -210,12 +210,6 @@ def test_views_must_be_1_or_more(views):
         gpuaug.fuse(K.CenterCrop(8), views=views)
 
 
-def test_draws_with_another_number_of_views_are_refused():
-    augment, images = gpuaug.fuse(K.CenterCrop(8), views=2), photographs(1, 3, 16, 16)
-    with raises("draws must be for 2 views, got draws for 1. Draw with this module, or replay one view with the pipeline"):
-        augment(images, draws=augment.draw(images.shape).views[0])
-
-
 def test_as_kornia_and_alone_take_one_view():
     draws = gpuaug.fuse(K.CenterCrop(8), views=2).draw((1, 3, 16, 16))
     assert repr(draws) == "Draws(shape=(1, 3, 16, 16), modules=1, views=2)"

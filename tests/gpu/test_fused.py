@@ -5,7 +5,7 @@ import warnings
 import kornia.augmentation as K
 import pytest
 import torch
-from support import compositions, pipelines, skipped
+from support import clips, compositions, pipelines, skipped
 from support.executors import composition_difference, disagreement
 from support.replay import assert_replays, both, photographs
 from support.values import assert_values
@@ -48,6 +48,49 @@ def test_kernels_equal_torch(group, name, batch):
     tolerance = 1e-4 if max(images.shape[2:]) > 64 else 2e-5
     said = disagreement(name, getattr(pipelines, group)[name](), images, dtype, memory_format, tolerance)
     assert not said, said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "memory_format"), [(torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channels_last)]
+)
+@pytest.mark.parametrize("name", clips.all_pipelines())
+def test_kernels_on_clips_equal_torch(name, dtype, memory_format):
+    """One row of the parameter table serves all frames of a clip."""
+    images = photographs(12, 3, 37, 54).cuda()
+    said = disagreement(name, clips.all_pipelines()[name](), images, dtype, memory_format, frames=4)
+    assert not said, said
+
+
+@pytest.mark.parametrize("name", clips.all_pipelines())
+def test_still_clips_stay_still(name):
+    modules = [module for module in clips.all_pipelines()[name]() if not isinstance(module, K.RandomGaussianNoise)]
+    augment, videos = gpuaug.fuse(modules or [K.RandomHorizontalFlip()]), clips.still(5, 4).cuda()
+    for _ in range(4):
+        got = augment(videos)
+        assert_values(got, got[:, :1].expand_as(got))
+
+
+@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
+def test_video_sequential_equals_torch(data_format):
+    videos = clips.clips(3, 4)
+    videos = videos.transpose(1, 2).contiguous() if data_format == "BCTHW" else videos
+    modules = [K.RandomResizedCrop((16, 18)), K.ColorJitter(0.4, 0.4), K.Normalize(0.5, 0.25)]
+    augment = gpuaug.fuse(K.VideoSequential(*modules, data_format=data_format))
+    draws = augment.draw(videos.shape, seed=0)
+    assert_values(augment(videos.cuda(), draws=draws).cpu(), augment(videos, draws=draws), atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_ragged_clips_equal_torch(layout):
+    """Their crops are fitted on the device: by a row for each clip, to the size of its first frame."""
+    batch = clips.clips_of(layout)
+    for modules in ([K.RandomResizedCrop((12, 14)), K.RandomHorizontalFlip()], [v2.RandomInvert(), v2.RandomResizedCrop(12)]):
+        augment = gpuaug.fuse(modules, ragged=True)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            got = augment(batch.to("cuda"))
+            torch.manual_seed(seed)
+            assert_values(got.cpu().float(), augment(batch).float(), atol=1 if got.dtype == torch.uint8 else 1e-4)
 
 
 TYPED = {

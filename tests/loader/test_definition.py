@@ -66,6 +66,7 @@ def test_definition_is_the_same_anew_and_after_a_run(kind):
 
 
 ARGUMENTS = {
+    **{kind: (photographs()[None],) for kind in (K.VideoSequential, v2.UniformTemporalSubsample)},
     **{kind: (photographs(dtype=torch.float32), torch.arange(3)) for kind in (v2.MixUp, v2.CutMix)},
     v2.Normalize: (photographs(dtype=torch.float32),),
     v2.LinearTransformation: (torch.rand(2, 3, 4, 4),),

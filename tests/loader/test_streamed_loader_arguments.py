@@ -6,28 +6,11 @@ import torch
 from contract.sources import noise, streamed
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
-from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, StreamedLoader
+from gpuaug import ArgumentError, DeviceError, StreamedLoader
 
 # Arguments
-
-
-@pytest.mark.parametrize(("given", "kind"), [(3, "int"), (None, "NoneType"), (len, "builtin_function_or_method")])
-def test_loader_must_be_iterable(given, kind):
-    with pytest.raises(ArgumentTypeError) as caught:
-        streamed(given)
-    assert f"loader must be an iterable of batches, got {kind}" in str(caught.value)
-
-
-def test_loader_must_not_be_a_dataset_of_samples():
-    class Samples(Dataset):
-        def __getitem__(self, index):
-            return torch.zeros(3, 4, 4), index
-
-    with pytest.raises(ArgumentTypeError) as caught:
-        streamed(Samples())
-    assert "loader must be an iterable of batches, got the dataset Samples" in str(caught.value)
 
 
 def test_loader_may_be_a_dataset_that_is_iterated():
@@ -53,44 +36,10 @@ WAYS_OUT = {
 }
 
 
-@pytest.mark.parametrize(("name", "way_out"), WAYS_OUT.items())
-@pytest.mark.parametrize("given", [1.0, "2", [1]])
-def test_depth_seed_and_rank_must_be_whole_numbers(name, way_out, given):
-    with pytest.raises(ArgumentTypeError) as caught:
-        streamed([], **{name: given})
-    assert str(caught.value) == f"{name} must be a whole number, got {given!r}. {way_out}"
-
-
-@pytest.mark.parametrize(("name", "way_out"), WAYS_OUT.items())
-def test_depth_seed_and_rank_must_not_be_negative(name, way_out):
-    with pytest.raises(ArgumentError) as caught:
-        streamed([], **{name: -1})
-    assert str(caught.value) == f"{name} must be 0 or more, got -1. {way_out}"
-
-
 def test_depth_seed_and_rank_may_be_numpy_or_torch_integers():
     loader = streamed([0], noise, depth=np.int64(3), seed=torch.tensor(5), rank=np.uint8(1))
     assert loader.depth == 3
     assert torch.equal(next(iter(loader)), next(iter(streamed([0], noise, seed=5, rank=1))))
-
-
-@pytest.mark.parametrize(("name", "most"), [("seed", 2**64 - 1), ("rank", 2**63 - 1)])
-def test_largest_seed_and_rank(name, most):
-    next(iter(streamed([0], noise, **{name: most})))
-    with pytest.raises(ArgumentError) as caught:
-        streamed([], **{name: most + 1})
-    assert str(caught.value) == f"{name} must be {most} or less, got {most + 1}. {WAYS_OUT[name]}"
-
-
-def test_seed_and_epoch_are_checked_when_set():
-    loader = streamed([0], noise, seed=3)
-    with pytest.raises(ArgumentError, match=r"seed must be 0 or more, got -1\. Leave it out for torch's own."):
-        loader.seed = -1
-    assert loader.seed == 3
-    with pytest.raises(ArgumentError, match=rf"epoch must be {2**63 - 1} or less, got {2**63}\. Count epochs from 0."):
-        loader.set_epoch(2**63)
-    loader.set_epoch(2**63 - 1)
-    next(iter(loader))
 
 
 def test_wrapped_loader_cannot_be_exchanged():
@@ -130,27 +79,20 @@ def test_rank_defaults_to_torch_distributed_rank():
     assert torch.equal(second, next(iter(streamed([0], noise, seed=0, rank=1))))
 
 
-@pytest.mark.parametrize("given", ["gpu0", "cuda:x", 1.5])
-def test_device_must_be_a_torch_device(given):
-    with pytest.raises(ArgumentError) as caught:
-        StreamedLoader([], device=given)
-    assert f"device must be a torch device, got {given!r}" in str(caught.value)
-
-
-@pytest.mark.parametrize("given", ["cuda:99", 99])
-def test_cuda_index_must_exist(given):
-    with pytest.raises(
-        DeviceError, match=r"^device must be one that this machine has, got cuda:99\. It has .*; 'cpu' always works\.$"
-    ):
-        StreamedLoader([], device=given)
-
-
 @pytest.mark.parametrize("given", ["mps", "xpu", "meta", "hpu"])
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine may have it")
 def test_accelerator_must_exist(given):
     with pytest.raises(DeviceError) as caught:
         StreamedLoader([], device=given)
     assert str(caught.value) == f"device must be one that this machine has, got {given}. 'cpu' always works."
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_cuda_device_must_exist():
+    with pytest.raises(DeviceError) as caught:
+        StreamedLoader([], device="cuda:1")
+    words = "device must be one that this machine has, got cuda:1. It has no CUDA device; 'cpu' always works."
+    assert str(caught.value) == words
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")

@@ -5,11 +5,12 @@ import time
 
 import pytest
 import torch
-from support import nvjpeg_double
+from support import nvdec_double, nvjpeg_double
 from support.encoded import encoded
 from support.profiler_sources import nothing
+from support.videos import video
 
-from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.decode.decoders import cpu
 from gpuaug.profiler import isolated
 from gpuaug.profiler.measure import can_trace
@@ -34,6 +35,14 @@ def test_decoding_is_a_part_that_is_not_the_training_threads():
     assert (decode.kind, decode.host, decode.device_ms) == ("cpu decoder", None, None)
     assert all(len(images) == 2 for images in given)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("gpuaug-decode")]
+
+
+def test_decoding_of_clips_is_a_part(monkeypatch):
+    batch = collate_encoded([(read_clip(video(), 4), 0)])
+    for kind in ("clip decoder", "video engines"):
+        decode, *_ = isolated.measure_parts(StreamedLoader([batch], [DecodeStage()], device="cpu"), batch, lambda: None)
+        assert decode.kind == kind
+        nvdec_double.use(monkeypatch)
 
 
 @pytest.mark.parametrize(

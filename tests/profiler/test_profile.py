@@ -45,13 +45,6 @@ def test_every_kind_of_source_in_real_time(kind):
     assert report.batch_bytes == 2 * 3 * 4 + 2 * 8
     assert len(report.verdict) >= 1
     results.check(results.result("profile", rows=report.rows(), settings=report.settings, device=torch.device("cpu")))
-    for spread in (report.in_line, report.streamed, report.cached, *(part.wall for part in report.parts)):
-        assert 0 <= spread.low <= spread.median <= spread.high
-    assert min(report.epoch_ms, *report.thread_ms.values()) >= 0
-    assert report.serial_ms == sum(part.wall.median for part in report.parts)
-    assert report.host_ms == pytest.approx(sum(part.wall.median for part in report.parts[1:])), "on a CPU"
-    assert report.bound_ms == report.full_ms == max(report.load_ms, report.host_ms)
-    assert all(span.start_ms <= span.end_ms for span in report.timeline.spans)
 
 
 def test_nested_batches_and_several_stages():

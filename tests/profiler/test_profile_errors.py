@@ -25,34 +25,6 @@ def failure(kind, loader, step=nothing, **settings):
 ONE = [torch.ones(1)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"loader": ONE}, "loader must be a StreamedLoader, got list"),
-        ({"step": None}, "step must be callable, got NoneType"),
-        (
-            {"batches": 8.5},
-            "batches must be a whole number, got 8.5",
-        ),
-        ({"rounds": "3"}, "rounds must be a whole number, got '3'"),
-    ],
-)
-def test_arguments_of_the_wrong_type(arguments, text):
-    error = failure(gpuaug.ArgumentTypeError, **{"loader": streamed(ONE), **arguments})
-    assert str(error).startswith(text)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"batches": 7}, "batches must be 8 or more, got 7"),
-        ({"rounds": 0}, "rounds must be 1 or more, got 0"),
-    ],
-)
-def test_too_few_batches_or_rounds_are_refused(arguments, text):
-    assert str(failure(gpuaug.ArgumentError, streamed(ONE), **arguments)).startswith(text)
-
-
 @pytest.mark.parametrize("source", [[], DataLoader([], batch_size=2)], ids=["list", "loader"])
 def test_loader_without_batches_is_refused(source):
     assert "loader must have batches to be profiled, got one without any" in str(

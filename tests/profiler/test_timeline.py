@@ -197,8 +197,13 @@ def test_texts_do_not_overlap(lanes):
     assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".PNG", ".json"])
-@pytest.mark.parametrize("timeline", [run(), of(), of(Span("copy", "copy", 0, 5, 5))], ids=["run", "empty", "no time"])
+@pytest.mark.parametrize(
+    ("timeline", "suffix"),
+    [
+        *((run(), suffix) for suffix in (".png", ".svg", ".pdf", ".PNG", ".json")),
+        *((timeline, suffix) for timeline in (of(), of(Span("copy", "copy", 0, 5, 5))) for suffix in (".png", ".json")),
+    ],
+)
 def test_save_makes_the_folder_and_a_readable_file(tmp_path, suffix, timeline):
     path = tmp_path / "new" / "folder" / f"run{suffix}"
     timeline.save(str(path), width_in=6)
@@ -221,7 +226,7 @@ def test_figure_without_spans():
     assert [event["name"] for event in of().chrome_trace()["traceEvents"]] == ["process_name"]
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".pdf", ".png"])
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_save_is_deterministic_whatever_the_users_style(tmp_path, suffix, monkeypatch):
     paths = [tmp_path / f"{name}{suffix}" for name in "ab"]
     run().save(paths[0])
@@ -234,10 +239,7 @@ def test_save_is_deterministic_whatever_the_users_style(tmp_path, suffix, monkey
 
 
 def test_width_in_is_the_figures_width():
-    assert [run().figure(width).get_figwidth() for width in (6, 12, 20)] == [6, 12, 20]
-    small = io.BytesIO()
-    run().figure().savefig(small, format="png")
-    assert small.getvalue().startswith(SIGNS[".png"])
+    assert [run().figure(width).get_figwidth() for width in (6, 20)] == [6, 20]
 
 
 @pytest.mark.parametrize("name", ["run.jpg", "run", "run.json.gz"])

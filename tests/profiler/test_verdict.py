@@ -21,13 +21,6 @@ def test_bounded_by_the_loader_with_workers():
     ]
 
 
-def test_bounded_by_the_loader_with_one_worker():
-    assert said(load(10), copy(), step(), streamed=10.2, in_line=14, workers=1)[0] == (
-        "Bounded by the loader: 1 worker gives 2 GB/s, a batch every 10 ms; all else needs 4 ms. "
-        "Give it more workers, or less to decode, or cache what does not change."
-    )
-
-
 def test_bounded_by_the_loader_without_workers():
     assert said(load(40), copy(), step(), streamed=40.2, in_line=44, workers=0)[0] == (
         "Bounded by the loader: it gives, without workers, 500 MB/s, a batch every 40 ms; all else needs 4 ms. "
@@ -51,11 +44,20 @@ def test_bounded_by_the_engines():
     )
 
 
+def test_bounded_by_the_video_engines():
+    decode = Part("stage/decode", spread(6), kind="video engines")
+    assert said(load(), decode, copy(), step(), streamed=6.1, in_line=12)[0] == (
+        "Bounded by decoding: the video engines are full, a batch takes them 6 ms; all else needs 4 ms. "
+        "Make videos smaller, or with more key frames."
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "way_out"),
     [
         ("beside engines", "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores."),
         ("hybrid decoder", "Use a card with JPEG engines, or give the process more cores."),
+        ("clip decoder", "Have a GPU decode H.264, HEVC or VP9 of 8 bits, or give the process more cores."),
         ("cpu decoder", "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."),
     ],
 )
@@ -292,8 +294,41 @@ def test_short_epochs():
     assert "epochs" not in "".join(said(load(2), copy(), step(), streamed=6, in_line=6, epoch_ms=0.5))
 
 
-def test_a_fused_pipeline_that_runs_in_plain_torch():
-    reason = "gpuaug.fuse runs in plain torch on cuda:0, …"
-    first, second, *_ = said(load(), copy(), step(), plain_torch=reason)
-    assert first == reason
-    assert second.startswith("Bounded by ")
+def encoder(wall=3.0, host=0.3, device=3.0, eager_host=6.0, kind="captured", name="encode"):
+    eager = part(f"stage/{name}", host=eager_host, device=device, kind="eager encoder") if kind == "captured" else None
+    return Part(f"stage/{name}", spread(wall), spread(host), device, launches=1, kind=kind, eager=eager)
+
+
+GAIN = (
+    "The graph of encoder 'encode' takes 0.3 ms of the training thread, its kernels launched one by one 6: "
+    "a batch takes 3 ms alone, and 6 without it."
+)
+
+
+@pytest.mark.parametrize(
+    ("streamed", "sentence"),
+    [
+        (4.0, "Encoding ('encode') and the step overlap by 100% of the shorter: 3 and 4 ms alone."),
+        (5.5, "Encoding ('encode') and the step overlap by 50% of the shorter: 3 and 4 ms alone."),
+        (6.9, "Encoding ('encode') and the step do not overlap, because the device is full: 3 and 4 ms alone."),
+    ],
+)
+def test_encoder_and_step_overlap_or_not(streamed, sentence):
+    found = said(load(), copy(), encoder(), step(), streamed=streamed, in_line=7)
+    assert found[-2:] == [sentence, GAIN]
+
+
+def test_two_encoders_and_a_busy_thread():
+    encoders = [encoder(device=0.5, kind="eager encoder", name=name, host=3.0) for name in ("vae", "text")]
+    found = said(load(), copy(), *encoders, step(host=4.0, device=1.0), streamed=9.9, in_line=10)
+    assert found[-1] == (
+        "Encoding ('vae' and 'text') and the step do not overlap, because the training thread queues both: 6 and 4 ms alone."
+    )
+
+
+def test_nothing_is_said_of_encoders_where_something_else_bounds_or_there_are_no_lanes():
+    slow = said(load(30), copy(), encoder(), step(), streamed=30, in_line=37)
+    assert slow[-1] == GAIN
+    assert not [each for each in slow if "Encoding" in each]
+    on_cpu = said(load(), copy(device=None), encoder(kind="captured"), step(device=None), streamed=7, in_line=7, device=CPU)
+    assert not [each for each in on_cpu if "ncod" in each and "graph" in each]

@@ -39,9 +39,13 @@ PUBLIC = {
     "Encoded.pin_memory": "(self)",
     "Explanation": "(lines, shape, executor='', notes=(), dtype=torch.uint8)",
     "Explanation.launches": "property",
-    "FeatureStage": "(encoder, *, on=…, into=…, autocast=None, memory_format=None, capture='auto', name=None)",
+    "FeatureStage": (
+        "(encoder, *, on=…, into=…, output=None, autocast=None, memory_format=None, capture='auto', graph_bytes=None, "
+        "name=None)"
+    ),
     "FeatureStage.bind": "(self, name, lanes)",
     "FeatureStage.branches": "property",
+    "FeatureStage.capture": "(self, shapes)",
     "FeatureStage.update": "(self)",
     "Fused": "(pipeline, options)",
     "Fused.draw": "(self, shape, seed=None, *, dtype=None)",
@@ -52,7 +56,7 @@ PUBLIC = {
     "GpuAugError": "Exception",
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",
-    "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='', runs='')",
+    "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='', runs='', eager=None)",
     "Ragged": "(data, places, shapes)",
     "Ragged.device": "property",
     "Ragged.pin_memory": "(self, *args)",
@@ -85,7 +89,7 @@ PUBLIC = {
     "Stats": (
         "(batches=0, copied_bytes=0, depth=0, ready=0, starved=0, starved_ms=0.0, slot_batches=0, other_batches=0, "
         "held_back=0, held_back_ms=0.0, replaced=0, undecoded_pixels=0, decode_waits=0, decode_wait_ms=0.0, "
-        "pinned_bytes=0, decode_bytes=0)"
+        "pinned_bytes=0, decode_bytes=0, captured=0, replayed=0, eager=0, graph_bytes=0)"
     ),
     "StreamedLoader": "(loader, stages=(), *, device=None, depth=2, seed=None, rank=None, feed='auto', feed_bytes=None)",
     "StreamedLoader.batch_sampler": "property",
@@ -118,6 +122,7 @@ PUBLIC = {
         "antialias=False, views=1, boxes='xyxy', num_classes=None, label_smoothing=0.0)"
     ),
     "profile": "(loader, step, *, batches=40, rounds=3, show=True)",
+    "read_clip": "(source, frames=16, stride=1, *, start=None, start_s=None, at=None, times_s=None, short='error')",
     "read_encoded": "(path)",
     "sanitize": "(targets, *, per_box=None)",
     "show": "(loader, n=8)",

@@ -56,12 +56,14 @@ absent("matplotlib.pyplot")
 import kornia.augmentation as K
 gpuaug.fuse(K.RandomInvert())
 absent("torchvision.transforms.v2")
+gpuaug.show(gpuaug.StreamedLoader([torch.rand(2, 3, 4, 4)], device="cpu"))
+absent("matplotlib.pyplot")
 """
 
 
 @pytest.mark.timeout(120)
 def test_what_does_not_need_a_library_does_not_import_it():
-    """The command, stages, a timeline, its figure, and a fused pipeline of Kornia's."""
+    """The command, stages, a timeline, its figure, a fused pipeline of Kornia's, and ``show``."""
     done = processes.run_script(USED, timeout_s=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -33,16 +33,20 @@ Benchmarks count cores as the package does.
 FUSION = {
     "pixels": set(),
     "ops": {"pixels"},
+    "clips": {"ops"},
     "policies": {"ops"},
     "options": {"policies"},
     "lower": {"pixels", "ops", "policies"},
     "draws": {"ops", "policies", "lower"},
     "program": {"ops", "policies", "options", "lower", "draws"},
-    "backends": {"pixels", "ops", "policies", "program"},
+    "backends": {"pixels", "ops", "clips", "policies", "program"},
     "table": {"ops", "program", "backends"},
-    "targets": {"pixels", "ops", "options", "program", "backends"},
+    "targets": {"pixels", "ops", "clips", "options", "program", "backends"},
     "explain": {"ops", "policies", "program", "table"},
-    "fuse": {"pixels", "ops", "policies", "options", "lower", "draws", "program", "backends", "table", "targets", "explain"},
+    "fuse": {
+        *("pixels", "ops", "clips", "policies", "options", "lower", "draws", "program", "backends", "table", "targets"),
+        "explain",
+    },
     "normalization": set(),
 }
 """Modules and folders of ``fusion``, in the order of the data, and what each may import."""

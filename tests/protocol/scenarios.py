@@ -16,7 +16,7 @@ from gpuaug.core import batch, devices, rng, streams
 from gpuaug.feed import feed
 from gpuaug.feed.mailbox import Pulled
 from gpuaug.feed.prefetch import ListFeedIterator
-from gpuaug.stages import cuda_graph
+from gpuaug.stages import cuda_graph, feature, graph_memory
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,21 @@ class Scenario:
     """Whether the loader has a batch when it is asked without waiting, over and over."""
 
 
-KINDS = ("augment", "beside", "both", "branches", "captured", "captured branches", "encode", "flaky", "in place", "whole")
+BRANCHES = ("images beside", "labels encoded")
+KINDS = (
+    "augment",
+    "beside",
+    "both",
+    "branches",
+    "captured",
+    "captured branches",
+    "encode",
+    "flaky",
+    "in place",
+    "whole",
+    *BRANCHES,
+)
+BESIDE = ("augment", *BRANCHES)
 SWITCHING = tuple(Step(stream=number % 3, keep=number % 4 == 0, forget=number % 4 == 3) for number in range(14))
 INTERLEAVED = tuple(Step(iterator=number % 2) for number in range(14))
 HANDED_DOWN = (Step(stream=1, keep=True), Step(stream=1), Step(renew=True, forget=True), Step(), Step(renew=True))
@@ -82,6 +96,12 @@ SCENARIOS = {
     "captured, depth 0": Scenario(stages=("augment", "captured"), depth=0, steps=(Step(keep=True),) * 8),
     "captured first": Scenario(stages=("captured", "augment")),
     "captured branches": Scenario(stages=("augment", "captured branches")),
+    "stages beside one another": Scenario(stages=BESIDE),
+    "stages beside one another, depth 0": Scenario(stages=BESIDE, depth=0, steps=(Step(keep=True),) * 8),
+    "stages beside one another, then one": Scenario(
+        stages=(*BESIDE, "labels encoded", "in place", "encode"), steps=SWITCHING, batches=9
+    ),
+    "stages beside one another, and an error": Scenario(stages=(*BESIDE, "flaky"), steps=(Step(),) * 14),
     "captured by new loaders": Scenario(stages=("captured",), steps=HANDED_DOWN * 4),
 }
 
@@ -115,7 +135,9 @@ def install(patch, **options):
     patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")
     patch.setattr(cuda_graph, "torch", FakeTorch(cuda))
     patch.setattr(cuda_graph, "_COPIED_OUT", (Buffer,))
-    patch.setattr(cuda_graph._Pool, "left_any", False)
+    patch.setattr(graph_memory, "torch", FakeTorch(cuda))
+    patch.setattr(graph_memory.Pool, "left_any", False)
+    patch.setattr(feature, "default_bytes", lambda device: 1 << 30)
     return cuda
 
 
@@ -168,12 +190,14 @@ def kernel(cuda, *values):
 
 
 class Encoder(nn.Module):
-    def __init__(self, cuda):
+    def __init__(self, cuda, pair=False):
         super().__init__()
         self._cuda = cuda
+        self._pair = pair
 
-    def forward(self, *values):
-        return kernel(self._cuda, *values)
+    def forward(self, *values, **named):
+        result = kernel(self._cuda, *values, *named.values())
+        return (result, named) if self._pair else result
 
 
 def make_stage(cuda, kind):
@@ -213,6 +237,10 @@ def make_stage(cuda, kind):
             return FeatureStage(Encoder(cuda))
         case "captured branches":
             return FeatureStage({"a": Encoder(cuda), "b": Encoder(cuda)})
+        case "images beside":
+            return FeatureStage(Encoder(cuda), on=0, into=2)
+        case "labels encoded":
+            return FeatureStage(Encoder(cuda, pair=True), on={1: "labels"}, into=1, output=0)
         case "encode":
             return FeatureStage(Encoder(cuda), capture="never")
         case "flaky":

@@ -7,6 +7,7 @@ from support.stream_double import CHANGED, OVERWAITED, OVERWRITTEN, REUSED, UNRE
 
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
+from gpuaug.loader.branches import Branches
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.stages.cuda_graph import GraphRunner
 from gpuaug.stages.feature import _BoundFeature
@@ -179,6 +180,14 @@ def no_join_of_branches(patch, cuda):
     patch.setattr(_BoundFeature, "run", run_without)
 
 
+def no_join_of_stages_beside_one_another(patch, cuda):
+    patch.setattr(Branches, "join", lambda self, lane, again=False: lane.record_event())
+
+
+def stages_beside_one_another_whatever_they_read(patch, cuda):
+    patch.setattr(Branches, "_were_there", lambda self, values: True)
+
+
 def intermediates_not_kept(patch, cuda):
     patch.setattr(Lanes, "retire", lambda self, values, read_by: None)
 
@@ -255,8 +264,8 @@ def inputs_not_written(patch, cuda):
 def graphs_shared_by_lanes(patch, cuda):
     real, shared = GraphRunner.__init__, {}
 
-    def made(self, encode, encoder, *args):
-        real(self, encode, encoder, *args)
+    def made(self, *args):
+        real(self, *args)
         self._graphs = shared.setdefault("graphs", self._graphs)
 
     patch.setattr(GraphRunner, "__init__", made)
@@ -306,6 +315,8 @@ def host_wait(patch, cuda):
         (labels_copied_after_the_mark, "plain", UNREADY, "default reads labels"),
         (no_wait_between_lanes, "plain", UNREADY, "stage/transform lane reads images"),
         (no_join_of_branches, "branches", UNREADY, "default reads result"),
+        (no_join_of_stages_beside_one_another, "stages beside one another", UNREADY, "default reads result"),
+        (stages_beside_one_another_whatever_they_read, "stages beside one another, then one", UNREADY, "reads result"),
         (intermediates_not_kept, "plain", REUSED, "last use: stage/transform lane reads images"),
         (intermediates_dropped_without_waiting, "plain", REUSED, "last use: stage/transform lane reads images"),
         (intermediates_dropped_before_waiting_on_the_stage, "plain", REUSED, "copy lane writes images"),

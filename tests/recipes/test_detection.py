@@ -1,13 +1,12 @@
 """Detection and segmentation, with their targets: torchvision's references, RT-DETR, RF-DETR, YOLO, Mask2Former."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import kornia.augmentation as K
 import pytest
 import torch
-from support.recipes import MEAN, STD, Recipe, assert_equals_torchvision, assert_fused, cases, drawn
+from support.recipes import Recipe, assert_equals_torchvision, assert_fused, cases, drawn
 from support.torchvision_replay import followed
 from support.values import assert_values
 from torchvision import tv_tensors
@@ -16,20 +15,10 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from bench.data.recipes import detection as written
 
 KEYS = ["input", "targets"]
 BILINEAR = InterpolationMode.BILINEAR
-
-DETECTION = "pytorch/vision@8a347e1b references/detection/presets.py, with v2's classes and their end"
-SEGMENTATION = "pytorch/vision@15866918 references/segmentation/presets.py, with v2's classes and their end"
-RT_DETR = "lyuwenyu/RT-DETR@068dfde6 rtdetrv2_pytorch/configs/rtdetrv2/include/dataloader.yml"
-RF_DETR = "roboflow/rf-detr@04835d4b src/rfdetr/datasets/kornia_transforms.py, @036d947c src/rfdetr/datasets/aug_configs.py"
-RF_DETR_CPU = "roboflow/rf-detr@35ac6ab6 rfdetr/datasets/coco.py"
-YOLO = "ultralytics/ultralytics@0005af52 ultralytics/data/augment.py, with the values of ultralytics/cfg/default.yaml"
-MASK_2_FORMER = (
-    "facebookresearch/Mask2Former@9b0651c6 configs/coco/instance-segmentation/Base-COCO-InstanceSegmentation.yaml, "
-    "mask2former/data/dataset_mappers/coco_instance_new_baseline_dataset_mapper.py"
-)
 
 
 @dataclass(frozen=True)
@@ -47,98 +36,24 @@ class Detection(Recipe):
     """Share of the pixels of masks that may differ: under an affine map two pixels may be as near."""
 
 
-GREY = defaultdict(lambda: (123.0, 117.0, 104.0), {tv_tensors.Mask: 0})
-FLIP = v2.RandomHorizontalFlip(p=0.5)
-TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
-BY_TYPE = v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True)
-NORMALIZE = v2.Normalize(mean=list(MEAN), std=list(STD))
+def multiscale(*behind):
+    return written.multiscale((20, 24, 28, 32), 54, *behind)
 
 
-def preset(*transforms):
-    """A preset for detection with its beginning and its end."""
-    end = [v2.ConvertBoundingBoxFormat(tv_tensors.BoundingBoxFormat.XYXY), v2.SanitizeBoundingBoxes(), v2.ToPureTensor()]
-    return v2.Compose([v2.ToImage(), *transforms, TO_FLOAT, *end])
-
-
-MULTISCALE = v2.RandomShortestSize(min_size=(20, 24, 28, 32), max_size=54)
 RECIPES = {
-    "references, hflip": Detection(DETECTION, lambda: preset(FLIP), 1),
-    # Their FixedSizeCrop, which takes no tensors, pads on the right and below alone.
-    "references, lsj": Detection(
-        DETECTION,
-        lambda: preset(
-            v2.ScaleJitter(target_size=(40, 40), antialias=True),
-            v2.RandomCrop((40, 40), pad_if_needed=True, fill=GREY),
-            FLIP,
-        ),
-        1,
-        1,
-    ),
+    "references, hflip": Detection(written.DETECTION, written.hflip, 1),
+    "references, lsj": Detection(written.DETECTION, lambda: written.lsj(40), 1, 1),
     # Padded to one size here, and by the model to that of the largest image.
-    "references, multiscale": Detection(DETECTION, lambda: preset(MULTISCALE, FLIP, v2.CenterCrop(54)), 1, 1),
-    # Their PadIfSmaller pads on the right and below alone.
+    "references, multiscale": Detection(written.DETECTION, lambda: multiscale(v2.CenterCrop(54)), 1, 1),
     "references, segmentation": Detection(
-        SEGMENTATION,
-        lambda: v2.Compose(
-            [
-                v2.ToImage(),
-                v2.RandomResize(min_size=26, max_size=104),
-                FLIP,
-                v2.RandomCrop(48, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0}),
-                BY_TYPE,
-                NORMALIZE,
-                v2.ToPureTensor(),
-            ]
-        ),
-        1,
-        1,
-        mask_fill=255,
-        mask_dtype=torch.int64,
+        written.SEGMENTATION, lambda: written.segmentation(52, 48), 1, 1, mask_fill=255, mask_dtype=torch.int64
     ),
-    "references, segmentation, validation": Detection(
-        SEGMENTATION,
-        lambda: v2.Compose([v2.ToImage(), v2.Resize(size=(52, 52)), TO_FLOAT, NORMALIZE, v2.ToPureTensor()]),
-        1,
-        1,
-    ),
-    "RT-DETR, validation": Detection(RT_DETR, lambda: v2.Compose([v2.Resize([32, 32]), TO_FLOAT]), 1, 1),
-    "RF-DETR, validation": Detection(RF_DETR_CPU, lambda: v2.Compose([v2.Resize((32, 32)), TO_FLOAT, NORMALIZE]), 1, 1),
-    # Padded with black, and by YOLO with 114.
-    "YOLO, validation": Detection(YOLO, lambda: v2.Compose([v2.Resize(None, max_size=40), v2.CenterCrop(40), TO_FLOAT]), 1, 1),
-    # Less its mosaic. A jitter of saturation and brightness stands for gains in HSV.
-    "YOLO": Detection(
-        YOLO,
-        lambda: v2.Compose(
-            [
-                v2.Resize(None, max_size=40),
-                v2.CenterCrop(40),
-                v2.RandomAffine(0, (0.1, 0.1), (0.5, 1.5), interpolation=BILINEAR, fill={tv_tensors.Mask: 0, "others": 114}),
-                v2.ColorJitter(brightness=0.4, saturation=0.7, hue=0.015),
-                FLIP,
-                TO_FLOAT,
-            ]
-        ),
-        2,
-        2,
-        atol=5e-5,
-        share=1e-3,
-        mask_share=4e-3,
-    ),
-    # Their FixedSizeCrop pads on the right and below alone.
-    "Mask2Former": Detection(
-        MASK_2_FORMER,
-        lambda: v2.Compose(
-            [
-                FLIP,
-                v2.ScaleJitter(target_size=(40, 40), scale_range=(0.1, 2.0)),
-                v2.RandomCrop((40, 40), pad_if_needed=True, fill={tv_tensors.Mask: 0, "others": 128}),
-                TO_FLOAT,
-                v2.Normalize([123.675 / 255, 116.28 / 255, 103.53 / 255], [58.395 / 255, 57.12 / 255, 57.375 / 255]),
-            ]
-        ),
-        1,
-        1,
-    ),
+    "references, segmentation, validation": Detection(written.SEGMENTATION, lambda: written.segmentation_validation(52), 1, 1),
+    "RT-DETR, validation": Detection(written.RT_DETR, lambda: written.rt_detr_validation(32), 1, 1),
+    "RF-DETR, validation": Detection(written.RF_DETR_CPU, lambda: written.rf_detr_validation(32), 1, 1),
+    "YOLO, validation": Detection(written.YOLO, lambda: written.yolo_validation(40), 1, 1),
+    "YOLO": Detection(written.YOLO, lambda: written.yolo(40), 2, 2, atol=5e-5, share=1e-3, mask_share=4e-3),
+    "Mask2Former": Detection(written.MASK_2_FORMER, lambda: written.mask_2_former(40), 1, 1),
 }
 
 
@@ -183,36 +98,9 @@ def plain(tensor):
 
 
 BY_BOXES = {
-    "references, ssd": Detection(
-        DETECTION,
-        lambda: preset(
-            v2.RandomPhotometricDistort(), v2.RandomZoomOut(fill=GREY), v2.RandomIoUCrop(), FLIP, v2.Resize((30, 30))
-        ),
-        3,
-        3,
-        size=30,
-    ),
-    "references, ssdlite": Detection(DETECTION, lambda: preset(v2.RandomIoUCrop(), FLIP, v2.Resize((32, 32))), 1, 1),
-    # With its own RandomIoUCrop written as a RandomApply. Boxes are divided by the sides in the loop.
-    "RT-DETR": Detection(
-        RT_DETR,
-        lambda: v2.Compose(
-            [
-                v2.RandomPhotometricDistort(p=0.5),
-                v2.RandomZoomOut(fill=0),
-                v2.RandomApply([v2.RandomIoUCrop()], p=0.8),
-                v2.SanitizeBoundingBoxes(min_size=1),
-                FLIP,
-                v2.Resize([32, 32]),
-                v2.SanitizeBoundingBoxes(min_size=1),
-                TO_FLOAT,
-                v2.ConvertBoundingBoxFormat("CXCYWH"),
-            ]
-        ),
-        3,
-        3,
-        boxes="CXCYWH",
-    ),
+    "references, ssd": Detection(written.DETECTION, lambda: written.ssd(30), 3, 3, size=30),
+    "references, ssdlite": Detection(written.DETECTION, lambda: written.ssdlite(32), 1, 1),
+    "RT-DETR": Detection(written.RT_DETR, lambda: written.rt_detr(32), 3, 3, boxes="CXCYWH"),
 }
 """Crops by boxes, with the resize of the model behind them. ``test_iou_crop.py`` compares them with torchvision."""
 
@@ -239,15 +127,13 @@ def test_crops_by_boxes_are_fused_entirely_with_boxes_around_their_masks(recipe,
     assert kept > 12 > cropped > 0
 
 
-def rf_detr(*modules):
-    return K.AugmentationSequential(*modules, K.Normalize(mean=MEAN, std=STD), data_keys=["input", "bbox_xyxy", "mask"])
-
-
 PRESETS = {
-    "conservative": Recipe(RF_DETR, lambda: rf_detr(K.RandomHorizontalFlip(p=0.5), K.ColorJiggle(0.1, 0.1, p=0.3)), 1),
+    "conservative": Recipe(
+        written.RF_DETR, lambda: written.rf_detr(K.RandomHorizontalFlip(p=0.5), K.ColorJiggle(0.1, 0.1, p=0.3)), 1
+    ),
     "aggressive": Recipe(
-        RF_DETR,
-        lambda: rf_detr(
+        written.RF_DETR,
+        lambda: written.rf_detr(
             K.RandomHorizontalFlip(p=0.5),
             K.RandomVerticalFlip(p=0.5),
             K.RandomRotation(degrees=(-45, 45), p=0.5),
@@ -258,8 +144,8 @@ PRESETS = {
         atol=5e-4,
     ),
     "aerial": Recipe(
-        RF_DETR,
-        lambda: rf_detr(
+        written.RF_DETR,
+        lambda: written.rf_detr(
             K.RandomHorizontalFlip(p=0.5),
             K.RandomVerticalFlip(p=0.5),
             K.RandomRotation(degrees=(90, 90), p=0.5),
@@ -269,8 +155,8 @@ PRESETS = {
         atol=5e-4,
     ),
     "industrial": Recipe(
-        RF_DETR,
-        lambda: rf_detr(
+        written.RF_DETR,
+        lambda: written.rf_detr(
             K.RandomHorizontalFlip(p=0.3),
             K.ColorJiggle(0.2, 0.2, p=0.5),
             K.RandomGaussianBlur((3, 3), (0.1, 2.0), p=0.3),
@@ -302,6 +188,9 @@ def test_preset_of_rf_detr_is_fused_entirely_and_equals_kornia(name):
             assert_values(mine, its, atol=atol, share=share, draws=draws)
 
 
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+
+
 class PadIfSmaller(v2.Transform):
     """As in the references for segmentation."""
 
@@ -322,12 +211,12 @@ class RandomIoUCrop(v2.RandomIoUCrop):
 
 REFUSED = {
     "references, multiscale": (
-        lambda: preset(MULTISCALE, FLIP),
+        multiscale,
         gpuaug.ArgumentError,
         "pipeline must give images one size behind RandomShortestSize_1",
     ),
     "references, a padding of their own": (
-        lambda: v2.Compose([v2.RandomResize(26, 104), FLIP, PadIfSmaller(), v2.RandomCrop(48), BY_TYPE]),
+        lambda: v2.Compose([v2.RandomResize(26, 104), v2.RandomHorizontalFlip(), PadIfSmaller(), v2.RandomCrop(48), TO_FLOAT]),
         gpuaug.ArgumentError,
         "PadIfSmaller_2: no lowering for this type",
     ),
@@ -339,7 +228,7 @@ REFUSED = {
     "RF-DETR, DETR": (
         lambda: v2.Compose(
             [
-                FLIP,
+                v2.RandomHorizontalFlip(),
                 v2.RandomChoice(
                     [
                         v2.Resize((32, 32)),
@@ -347,7 +236,6 @@ REFUSED = {
                     ]
                 ),
                 TO_FLOAT,
-                NORMALIZE,
             ]
         ),
         gpuaug.ArgumentTypeError,

@@ -3,7 +3,6 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support import lerobot as written
 from support.recipes import (
     Recipe,
     assert_equals_kornia,
@@ -15,35 +14,26 @@ from support.values import assert_values
 from torch import nn
 
 import gpuaug
-
-MODULES = "microsoft/torchgeo@7ea0616d torchgeo/datamodules/"
-TRAINERS = "microsoft/torchgeo@7ea0616d torchgeo/trainers/"
-FLIPS = [K.RandomHorizontalFlip(p=0.5), K.RandomVerticalFlip(p=0.5)]
-
-
-def module(mean, std, *augmentations):
-    """The train_aug of a data module."""
-    normalize = K.Normalize(mean=torch.tensor(mean), std=torch.tensor(std))
-    return K.AugmentationSequential(normalize, *augmentations, data_keys=None, keepdim=True)
-
-
-def trainer(*augmentations):
-    """What a trainer makes views by, but for its own RandomGrayscale."""
-    return K.AugmentationSequential(*augmentations, data_keys=["input"])
-
+from bench.data.recipes import lerobot as written
+from bench.data.recipes import torchgeo
 
 FLOATS = {"dtype": torch.float32}
 RECIPES = {
     "torchgeo, EuroSAT": Recipe(
-        MODULES + "eurosat.py", lambda: module([1100.0] * 13, [700.0] * 13), 1, channels=13, largest=9000.0, **FLOATS
+        torchgeo.MODULES + "eurosat.py",
+        lambda: torchgeo.module([1100.0] * 13, [700.0] * 13),
+        1,
+        channels=13,
+        largest=9000.0,
+        **FLOATS,
     ),
     "torchgeo, LandCover.ai": Recipe(
-        MODULES + "landcoverai.py",
-        lambda: module(
+        torchgeo.MODULES + "landcoverai.py",
+        lambda: torchgeo.module(
             0,
             255,
             K.RandomRotation(p=0.5, degrees=90),
-            *FLIPS,
+            *torchgeo.flips(),
             K.RandomSharpness(p=0.5),
             K.ColorJitter(p=0.5, brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1),
         ),
@@ -53,8 +43,8 @@ RECIPES = {
         **FLOATS,
     ),
     "torchgeo, Fields of The World": Recipe(
-        MODULES + "ftw.py",
-        lambda: module([0], [3000], K.RandomRotation(p=0.5, degrees=90), *FLIPS, K.RandomSharpness(p=0.5)),
+        torchgeo.MODULES + "ftw.py",
+        lambda: torchgeo.module([0], [3000], K.RandomRotation(p=0.5, degrees=90), *torchgeo.flips(), K.RandomSharpness(p=0.5)),
         3,
         channels=4,
         largest=3000.0,
@@ -62,22 +52,22 @@ RECIPES = {
         **FLOATS,
     ),
     "torchgeo, L8 Biome": Recipe(
-        MODULES + "l8biome.py",
-        lambda: module(0, 10000, K.RandomResizedCrop((32, 32), scale=(0.6, 1.0)), *FLIPS),
+        torchgeo.MODULES + "l8biome.py",
+        lambda: torchgeo.l8_biome(32),
         2,
         channels=11,
         largest=10000.0,
         **FLOATS,
     ),
     "torchgeo, Inria": Recipe(
-        MODULES + "inria.py",
-        lambda: module(0, 255, *FLIPS, K.RandomCrop((72, 72), pad_if_needed=True)),
+        torchgeo.MODULES + "inria.py",
+        lambda: torchgeo.module(0, 255, *torchgeo.flips(), K.RandomCrop((72, 72), pad_if_needed=True)),
         2,
         largest=255.0,
         **FLOATS,
     ),
     "torchgeo, BYOL": Recipe(
-        TRAINERS + "byol.py",
+        torchgeo.TRAINERS + "byol.py",
         lambda: nn.Sequential(
             K.Resize(size=(32, 32), align_corners=False),
             K.RandomHorizontalFlip(),
@@ -89,29 +79,31 @@ RECIPES = {
         **FLOATS,
     ),
     "torchgeo, SimCLR": Recipe(
-        TRAINERS + "simclr.py",
-        lambda: trainer(
+        torchgeo.TRAINERS + "simclr.py",
+        lambda: torchgeo.trainer(
             K.RandomResizedCrop(size=(32, 32), ratio=(0.75, 1.33)),
-            *FLIPS,
+            *torchgeo.flips(),
             K.RandomBrightness(brightness=(0.2, 1.8), p=0.8),
             K.RandomContrast(contrast=(0.2, 1.8), p=0.8),
+            torchgeo.RandomGrayscale(torch.tensor([0.1, 0.2, 0.3, 0.6]), p=0.2),
             K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2)),
         ),
-        2,
+        3,
         channels=4,
         **FLOATS,
     ),
     "torchgeo, MoCo 3": Recipe(
-        TRAINERS + "moco.py",
-        lambda: trainer(
+        torchgeo.TRAINERS + "moco.py",
+        lambda: torchgeo.trainer(
             K.RandomResizedCrop(size=(32, 32), scale=(0.08, 1)),
             K.RandomBrightness(brightness=(0.6, 1.4), p=0.8),
             K.RandomContrast(contrast=(0.6, 1.4), p=0.8),
+            torchgeo.RandomGrayscale(torch.ones(4), p=0.2),
             K.RandomGaussianBlur(kernel_size=(3, 3), sigma=(0.1, 2), p=0.1),
             K.RandomSolarize(p=0.2),
-            *FLIPS,
+            *torchgeo.flips(),
         ),
-        3,
+        4,
         channels=4,
         share=1e-3,
         **FLOATS,
@@ -133,24 +125,42 @@ def test_mask_of_a_tile_follows_as_kornia_takes_it():
     assert_values(got, expected, share=4e-3)
 
 
-class RandomGrayscale(K.IntensityAugmentationBase2D):
-    """torchgeo's: the mean of the channels by weights."""
+class Darker(torchgeo.RandomGrayscale):
+    """As any class with code of its own."""
 
-    def __init__(self, weights, p=0.1):
-        super().__init__(p=p)
-        self.flags = {"weights": weights / weights.sum()}
+    def apply_transform(self, *args):
+        return super().apply_transform(*args) / 2
 
-    def apply_transform(self, images, params, flags, transform=None):
-        return (images * flags["weights"][:, None, None]).sum(-3, keepdim=True).expand(images.shape)
+
+class Drawing(torchgeo.RandomGrayscale):
+    """As another version of torchgeo might have it."""
+
+    apply_transform = torchgeo.RandomGrayscale.apply_transform
+
+    def generate_parameters(self, batch_shape):
+        return {"weights": torch.rand(batch_shape[1])}
+
+
+Drawing.__name__ = "RandomGrayscale"
+Drawing.__module__ = "torchgeo.transforms.color"
+LEFT = {
+    Darker: "a subclass of RandomGrayscale that overrides apply_transform",
+    Drawing: "generate_parameters of RandomGrayscale is not that of the versions compared with",
+}
 
 
 @left_to_the_library
-def test_grey_of_torchgeo_is_left_to_kornia():
-    augment = gpuaug.fuse(trainer(*FLIPS, RandomGrayscale(torch.ones(4), p=0.2)))
+@pytest.mark.parametrize("kind", LEFT, ids=lambda kind: kind.__qualname__)
+def test_grey_with_code_of_its_own_is_left_to_kornia(kind):
+    augment = gpuaug.fuse(torchgeo.trainer(*torchgeo.flips(), kind(torch.ones(4), p=0.2)))
     explanation = augment.explain((4, 4, 64, 80), dtype=torch.float32)
-    assert [(line.modules, line.reason) for line in explanation.lines if line.reason] == [
-        (("RandomGrayscale_2",), "not one of Kornia's modules")
-    ]
+    assert [(line.modules, line.reason) for line in explanation.lines if line.reason] == [((f"{kind.__name__}_2",), LEFT[kind])]
+
+
+def test_bands_have_as_many_weights_as_torchgeo_asks_for():
+    augment = gpuaug.fuse(torchgeo.trainer(torchgeo.RandomGrayscale(torch.ones(4), p=1.0)))
+    with pytest.raises(gpuaug.ArgumentError, match=r"^weights of RandomGrayscale_0"):
+        augment(torch.rand(2, 3, 8, 8))
 
 
 @pytest.fixture(params=["as written", "installed"])

@@ -9,9 +9,10 @@ import torch
 from support.lanes import OnLanes
 from torch import nn
 
-from gpuaug import FeatureStage, StreamedLoader
-from gpuaug.stages import cuda_graph, feature
+from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, GpuAugWarning, StreamedLoader
+from gpuaug.stages import cuda_graph, feature, graph_memory
 from gpuaug.stages.cuda_graph import GraphRunner, _Graph
+from gpuaug.stages.graph_memory import Need
 
 
 class Noted(nn.Linear):
@@ -33,15 +34,17 @@ def found(monkeypatch):
     noted = []
 
     class WithoutGraphs(GraphRunner):
-        def _inspect(self, inputs):
+        def _inspect(self, inputs, signature):
+            self._needs[signature] = Need(peak_bytes=inputs[0].nbytes, kept_bytes=10)
             return self._encode(*inputs)
 
-        def _capture(self, inputs):
+        def _capture(self, inputs, need):
             noted.append("captured")
-            return _Graph(SimpleNamespace(replay=lambda: noted.append("replayed")), inputs, inputs[0])
+            return _Graph(SimpleNamespace(replay=lambda: noted.append("replayed")), inputs, inputs[0], need)
 
     monkeypatch.setattr(feature, "GraphRunner", WithoutGraphs)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(feature, "default_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(cuda_graph, "_is_on_card", lambda value: True)
     return noted
 
 
@@ -77,6 +80,137 @@ def test_update_has_moved_weights_captured_again(found, moved):
     assert found == ["eager", "captured", "replayed", "replayed", *after]
 
 
+SHAPES = {"large": (40, 3), "small": (2, 3), "other": (4, 3), "another": (6, 3)}
+"""Of 480, 24, 48 and 72 bytes. A graph needs as many, which graphs share, and ten of its own."""
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    ("graph_bytes", "captured"),
+    [
+        (1 << 20, {"large", "small", "other", "another"}),
+        (490 + 20, {"large", "small", "other"}),
+        (489, {"small", "other", "another"}),
+        (48 + 20, {"small", "other"}),
+        (10, set()),
+        (0, set()),
+    ],
+)
+def test_shapes_for_which_there_is_room_are_captured_and_the_same_at_every_depth(found, graph_bytes, captured, depth):
+    names = ["small", "large", "other", "another", *(["large", "small", "other", "small", "large", "another"] * 2)]
+    if "large" in captured:  # first come, first served
+        names.insert(4, "large")
+    stage = FeatureStage(Noted(found), graph_bytes=graph_bytes)
+    loader = loader_on_lanes([SHAPES[name][0] for name in names], stage, depth)
+    if graph_bytes < 1 << 20:
+        with pytest.warns(GpuAugWarning, match=r"finds no room among .* MB of graphs. Pass a larger graph_bytes=") as caught:
+            list(loader)
+        assert len(caught) == 1
+    want = []
+    seen = set()
+    for name in names:
+        want.append("replayed" if name in captured & seen else "eager")
+        seen.add(name)
+    for leave_at in (1, 4, 6, None, 9, None):
+        found.clear()
+        given = len(list(islice(loader, leave_at)))
+        forms = [form for form in found if form != "captured"]
+        assert forms == want[: len(forms)]
+        assert len(forms) >= given
+        assert len(loader._shared.device_setup.bound[0]._branches[None]._runner) <= max(len(captured), 1)
+
+
+def test_epochs_of_other_shapes_take_the_room_of_those_before(found):
+    stage = FeatureStage(Noted(found), graph_bytes=72 + 10 * 2)
+    sizes = [4, 4, 2, 2, 4]
+    loader = loader_on_lanes(sizes, stage, 2)
+    list(loader)
+    assert found.count("captured") == 2
+    loader._loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
+    found.clear()
+    list(loader)
+    assert found == ["eager", "eager", "captured", "replayed", "replayed", "replayed"], "the graph of 2 went, that of 4 stayed"
+    found.clear()
+    list(loader)
+    assert found == ["eager", "eager", "replayed", "replayed", "replayed"]
+
+
+def test_a_pool_that_has_grown_beyond_its_bytes_is_given_up_with_its_graphs(found, monkeypatch):
+    stage = FeatureStage(Noted(found), graph_bytes=72 + 10 * 2)
+    loader = loader_on_lanes((2, 2, 4, 4), stage, 2)
+    list(loader)
+    loader._loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
+    runner = loader._shared.device_setup.bound[0]._branches[None]._runner
+    runner._pool = SimpleNamespace(num_bytes=1000)
+    found.clear()
+    list(loader)
+    assert found == ["eager", "eager", "captured", "replayed", "captured", "replayed", "replayed"]
+    assert runner._pool is None
+    assert loader.stats().graph_bytes == 48 + 72
+
+
+def test_shapes_that_never_repeat_are_never_captured(found):
+    list(loader_on_lanes(range(1, 200), FeatureStage(Noted(found)), 2))
+    assert set(found) == {"eager"}
+
+
+def test_number_of_shapes_that_are_remembered_is_bounded(found, monkeypatch):
+    monkeypatch.setattr(cuda_graph, "MOST_SIGNATURES", 3)
+    loader = loader_on_lanes((1, 2, 3, 4, 4, 3, 2, 4), FeatureStage(Noted(found)), 2)
+    list(loader)
+    assert found == [*["eager"] * 5, "captured", "replayed", "captured", "replayed", "eager"]
+    branch = loader._shared.device_setup.bound[0]._branches[None]
+    assert len(branch._runner._needs) == 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "shapes", [[(4, 3), (2, 3)], [torch.empty(4, 3), (torch.empty(2, 3, device="meta"),)], [[4, 3], torch.Size((2, 3))]]
+)
+def test_graphs_that_are_captured_ahead_change_no_form(found, shapes, when):
+    stage = FeatureStage(Noted(found))
+    if when == "before":
+        stage.capture(shapes)
+    loader = loader_on_lanes((4, 2, 4, 2), stage, 2)
+    if when == "after":
+        stage.capture(shapes)
+    assert found == ["eager", "captured", "eager", "captured"]
+    found.clear()
+    list(loader)
+    assert found == ["eager", "eager", "replayed", "replayed"]
+    stats = loader.stats()
+    assert (stats.captured, stats.replayed, stats.eager) == (2, 2, 2)
+
+
+def test_graphs_that_are_captured_ahead_keep_within_their_bytes(found):
+    stage = FeatureStage(Noted(found), graph_bytes=48 + 20)
+    loader = loader_on_lanes((4, 2, 4, 2, 6), stage, 2)
+    stage.capture([(2, 3), (4, 3), (6, 3), (2, 3)])
+    assert found.count("captured") == 2
+    with pytest.warns(GpuAugWarning, match="finds no room"):
+        list(loader)
+    assert found.count("replayed") == 2
+
+
+def test_batches_are_counted_by_form_over_epochs_and_branches(found):
+    loader = loader_on_lanes((4, 4, 4, 2), FeatureStage({"a": Noted(found), "b": Noted(found)}), 2)
+    list(loader)
+    list(loader)
+    stats = loader.stats()
+    assert (stats.captured, stats.replayed, stats.eager) == (2, 8, 8)
+    plain = StreamedLoader([torch.rand(2, 3)] * 3, [FeatureStage(Noted(found))], device="cpu")
+    list(plain)
+    assert (plain.stats().captured, plain.stats().replayed, plain.stats().eager) == (0, 0, 3)
+
+
+@pytest.mark.parametrize(
+    "shapes", [(2, 3), "ab", torch.zeros(2), [()], [("a",)], [(2, -1)], [2.0], [{2: 3}], [(torch.zeros(2), 3)]]
+)
+def test_shapes_to_capture_must_be_shapes(shapes):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="shape"):
+        FeatureStage(nn.Identity()).capture(shapes)
+
+
 def test_replayed_outputs_share_no_memory(found):
     kept = list(loader_on_lanes((4,) * 5, FeatureStage(Noted(found)), depth=2))
     assert found.count("replayed") == 4
@@ -96,7 +230,8 @@ def test_memory_of_graphs_is_given_back_when_others_are_captured_after_them(monk
             pass
 
     calls, pools = [], iter("abc")
-    monkeypatch.setattr(cuda_graph._Pool, "left_any", False)
+    monkeypatch.setattr(graph_memory.Pool, "left_any", False)
+    monkeypatch.setattr(graph_memory.Pool, "num_bytes", 0)
     monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))

@@ -169,7 +169,7 @@ def test_memory_format_ignores_other_inputs():
 
     batch = (torch.ones(2, 3), 5)
     (result,) = features(FeatureStage(Second(), on=(0, 1), memory_format=torch.channels_last), batch)
-    assert result[0] is batch[0]
+    assert result[0].stride() == batch[0].stride()
     assert result[1] == 5
 
 
@@ -245,7 +245,9 @@ def test_encoder_parameters_that_require_grad_are_refused():
 def test_encoder_must_be_module(given, kind):
     with pytest.raises(ArgumentTypeError) as caught:
         FeatureStage(given)
-    assert f"encoder must be an nn.Module or a mapping of names to modules, got {kind}" in str(caught.value)
+    assert f"encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got {kind}" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("given", ["always", True, None])

@@ -14,21 +14,22 @@ from gpuaug.fusion.pixels import LARGEST, converted
 from gpuaug.fusion.table.rows import fill_table, of_all_parts
 
 
-def through_both(modules, images, dtype, memory_format):
-    """Images and masks as torch makes them, and as the kernels do, pass by pass."""
+def through_both(modules, images, dtype, memory_format, frames=0):
+    """Images and masks as torch makes them, and as the kernels do, pass by pass. ``frames``: number of frames of a clip."""
     # Each sample picks for itself, so that one launch holds several picks.
     augment = gpuaug.fuse(modules, pick="sample")
     program = augment._program(images.dtype if images.dtype in LARGEST else torch.uint8)
-    draws = program.draw(Size(*images.shape), 1)
+    size = size_of(images, frames)
+    draws = program.draw(size, 1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
     expected, got, expected_masks, got_masks = images, images, masks, masks
     parts = program.segments.picked(draws._drawn)
     for number, (ops, drawn) in enumerate(parts):
-        size = Size(*got.shape)
+        size = size_of(got, frames)
         segment = program.segments.at(0, size, masks=True, ops=ops)
         assert segment.stop == len(ops), f"left to Kornia: {segment.eager}"
         plan = segment.plan
-        table = torch.zeros(images.shape[0], plan.width)
+        table = torch.zeros(size.batch, plan.width)
         fill_table(plan, size, of_all_parts(segment.ops, drawn), table.numpy())
         table = table.to(images.device)
         expected = run(plan, expected, table)
@@ -41,9 +42,16 @@ def through_both(modules, images, dtype, memory_format):
     return converted(expected, dtype), got, expected_masks, got_masks
 
 
-def disagreement(name, modules, images, dtype=torch.float32, memory_format=torch.contiguous_format, tolerance=2e-5):
+def size_of(images, frames):
+    """The size of images, or of clips of so many frames that lie behind one another."""
+    return Size(len(images) // (frames or 1), *images.shape[1:], frames)
+
+
+def disagreement(
+    name, modules, images, dtype=torch.float32, memory_format=torch.contiguous_format, tolerance=2e-5, *, frames=0
+):
     """What is wrong with the kernels' result, in words, or an empty string."""
-    expected, got, expected_masks, got_masks = through_both(modules, images, dtype, memory_format)
+    expected, got, expected_masks, got_masks = through_both(modules, images, dtype, memory_format, frames)
     if got.shape != expected.shape or not got.is_contiguous(memory_format=memory_format):
         return f"shape {tuple(got.shape)}, strides {got.stride()}"
     text = difference(got_masks, expected_masks, share=0.01)

@@ -21,6 +21,7 @@ TORCHVISION = [*torchvision.LOWERED, *mix.LOWERED]
 OTHERS = [
     *torchvision.PASSED, *torchvision.ENDINGS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.BY_CHANCE,
     v2.Compose, v2.LinearTransformation, v2.GaussianNoise, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
+    K.VideoSequential,
 ]  # fmt: skip
 """Modules without an op, modules that their library runs, and containers."""
 
@@ -49,6 +50,7 @@ GIVEN = {
     "Denormalize": {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.2, 0.2)},
     "RandomGaussianBlur": {"kernel_size": (3, 3), "sigma": (0.1, 2.0)},
     "GaussianBlur": {"kernel_size": 3},
+    "UniformTemporalSubsample": {"num_samples": 2},
     "RandAugment": {"n": 2, "m": 10},
     "Pad": {"padding": 2},
     "RandomResize": {"min_size": 8, "max_size": 12},
@@ -94,7 +96,7 @@ OTHER = {
     "format": "CXCYWH", "min_area": 3.0, "dtype": torch.float16, "transforms": FLIPS[:1], "lambd": doubled, "clip": False,
     "transformation_matrix": torch.eye(48) * 2, "mean_vector": torch.ones(48), "random_apply": 1,
     "random_apply_weights": [0.2, 0.8], "extra_args": {DataKey.MASK: {"resample": "bilinear", "align_corners": True}},
-    "if_unsupported_ops": "skip",
+    "if_unsupported_ops": "skip", "data_format": "BCTHW", "num_samples": 3,
     "disable_item_features": False, "disable_sequential_features": True,
     "drop_height": (4, 5), "drop_width": (2, 3), "number_of_drops": (6, 7),
 }  # fmt: skip

@@ -40,16 +40,6 @@ def chunk(name, content=b""):
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-def chunks_of(file):
-    """(name, content) of each whole chunk."""
-    found, at = [], 8
-    while at + 12 <= len(file):
-        end = at + 12 + int.from_bytes(file[at : at + 4], "big")
-        found.append((file[at + 4 : at + 8], file[at + 8 : end - 4]))
-        at = end
-    return found
-
-
 def joined(chunks):
     return SIGNATURE + b"".join(chunk(*each) for each in chunks)
 

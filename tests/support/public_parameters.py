@@ -75,6 +75,7 @@ LEFT_OUT = {"None"}
 FLAG = {"True", "NumPy's True"}
 FROM_0 = {"0", "1", "a tensor of one"}
 FROM_1 = {"1", "a tensor of one"}
+NUMBERS = FROM_0 | {"-1", "1.0", "1.5"}
 LARGE = {"2**64", "10**30"}
 STR = {"a str", "a long str"}
 CALLABLE = {"a function", "a module"}
@@ -178,6 +179,13 @@ PARAMETERS = {
     "FeatureStage(autocast)": Parameter(lambda v: FeatureStage(ENCODER, autocast=v), torch.bfloat16, LEFT_OUT),
     "FeatureStage(memory_format)": Parameter(lambda v: FeatureStage(ENCODER, memory_format=v), torch.channels_last, LEFT_OUT),
     "FeatureStage(capture)": Parameter(lambda v: FeatureStage(ENCODER, capture=v), "never"),
+    "FeatureStage(output)": Parameter(
+        lambda v: FeatureStage(ENCODER, output=v), 0, LEFT_OUT | STR | LARGE | {"0", "1", "-1", "an empty str", "a function"}
+    ),
+    "FeatureStage(graph_bytes)": Parameter(lambda v: FeatureStage(ENCODER, graph_bytes=v), 1 << 30, LEFT_OUT | FROM_0 | LARGE),
+    "FeatureStage.capture(shapes)": Parameter(
+        FeatureStage(ENCODER).capture, [(2, 2)], EMPTY, wrong=([(2, "x")], (2, 2), [2.5])
+    ),
     "FeatureStage(name)": Parameter(lambda v: FeatureStage(ENCODER, name=v), "encoder", LEFT_OUT | STR),
     "Fused.draw(shape)": Parameter(AUGMENT.draw, IMAGES.shape, **SHAPE),
     "Fused.draw(seed)": Parameter(lambda v: AUGMENT.draw(IMAGES.shape, v), 5, LEFT_OUT | FROM_0),
@@ -252,6 +260,14 @@ PARAMETERS = {
     "profile(batches)": Parameter(lambda v: gpuaug.profile(loader(), reached, batches=v), 8, LARGE),
     "profile(rounds)": Parameter(lambda v: gpuaug.profile(loader(), reached, rounds=v), 1, FROM_1 | LARGE),
     "profile(show)": Parameter(lambda v: gpuaug.profile(loader(), reached, show=v), False, FLAG),
+    "read_clip(source)": Parameter(gpuaug.read_clip, "a.mp4", STR | {"an empty str", "bytes", "a path"}),
+    "read_clip(frames)": Parameter(lambda v: gpuaug.read_clip("a", v), [0, 4], FROM_1, "frames|frame", wrong=([0, -1], [0.5])),
+    "read_clip(stride)": Parameter(lambda v: gpuaug.read_clip("a", stride=v), 4, FROM_1),
+    "read_clip(start)": Parameter(lambda v: gpuaug.read_clip("a", start=v), 4, FROM_0 | LEFT_OUT),
+    "read_clip(start_s)": Parameter(lambda v: gpuaug.read_clip("a", start_s=v), 0.5, NUMBERS | LARGE | LEFT_OUT),
+    "read_clip(at)": Parameter(lambda v: gpuaug.read_clip("a", at=v), 0.5, FROM_0 | {"1.0"} | LEFT_OUT, wrong=(-0.1, 1.1)),
+    "read_clip(times_s)": Parameter(lambda v: gpuaug.read_clip("a", times_s=v), [0.5], LEFT_OUT),
+    "read_clip(short)": Parameter(lambda v: gpuaug.read_clip("a", short=v), "loop"),
     "read_encoded(path)": Parameter(gpuaug.read_encoded, "a.jpg", STR | {"an empty str", "bytes", "a path"}),
     "sanitize(targets)": Parameter(
         gpuaug.sanitize, TARGETS, EMPTY, "targets|valid", wrong=([{"valid": 1}], {"valid": IMAGES}, [5])

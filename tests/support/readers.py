@@ -1,5 +1,7 @@
 """Ragged batches, views and antialiasing through the torch executor and through the kernels."""
 
+from dataclasses import replace
+
 import kornia.augmentation as K
 import torch
 from support.ragged import cut, overwritten
@@ -57,14 +59,16 @@ SAME = {
 }
 
 
-def through_both(modules, images, dtype, memory_format, **options):
-    """(torch executor's output, kernels' output) for the same draws.
+def through_both(modules, images, dtype, memory_format, frames=0, **options):
+    """(torch executor's output, kernels' output) for the same draws. ``frames``: number of frames of a clip.
 
     Outside the windows of crops, kernels get no pixels, or others.
     """
     ragged = not isinstance(images, torch.Tensor)
     program = gpuaug.fuse(modules, ragged=ragged, **options)._program(images.data.dtype if ragged else torch.uint8)
     size = size_of(images)
+    if frames:
+        size = replace(size, batch=size.batch // frames, frames=frames)
     segment = program.segments.at(0, size, masks=False)
     plan = segment.plan
     assert segment.stop == len(program.ops), f"left to Kornia: {segment.eager}"

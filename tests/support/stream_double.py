@@ -279,6 +279,12 @@ class FakeCuda:
                 self._released.extend(pool)
                 pool.clear()
 
+    def memory_stats_as_nested_dict(self):
+        return {}
+
+    def memory_snapshot(self, pool):
+        return []
+
     def get_sync_debug_mode(self):
         return 0
 
@@ -460,7 +466,7 @@ class Buffer:
     """A tensor on the device: memory that is given back when the last reference goes."""
 
     is_cuda = True
-    shape, ndim, dtype = (), 0, "of the double"
+    shape, ndim, dtype, nbytes = (), 0, "of the double", 1
 
     def __init__(self, cuda, name, batch, num_bytes=None):
         self._cuda = cuda

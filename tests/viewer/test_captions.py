@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.augmentation.auto import RandAugment
 from support.replay import left_to_kornia
@@ -131,6 +131,7 @@ def test_is_words(value, are):
 
 
 @given(st.integers(0, 2**40))
+@settings(max_examples=20)
 @left_to_kornia
 def test_captions_of_real_draws(seed):
     augment = gpuaug.fuse(

@@ -44,7 +44,7 @@ def test_many_draws_and_long_names_do_not_overlap(count):
 
 
 @given(st.lists(st.tuples(st.integers(4, 40), st.integers(4, 40)), min_size=1, max_size=10), st.integers(1, 3))
-@settings(max_examples=10)
+@settings(max_examples=5)
 def test_pictures_of_every_shape_do_not_overlap(sizes, views):
     images = [torch.rand(3, height, width) for height, width in sizes]
 
@@ -106,7 +106,7 @@ def test_long_labels_keep_their_shares():
 
 
 @given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=1, max_size=6), st.floats(0.3, 3.0))
-@settings(max_examples=50)
+@settings(max_examples=20)
 def test_wrapped_lines_fit_and_keep_words_that_fit(words, room_in):
     size = 7.0
     lines = wrapped(" ".join(words), size, room_in, indent=3)

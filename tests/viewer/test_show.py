@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support import processes
 from support.encoded import encoded
 from support.viewer import (
     MEAN,
@@ -67,7 +66,7 @@ def test_pictures_are_those_of_the_next_batch(device, dtype):
 
 
 @given(st.integers(0, 50), st.integers(0, 5))
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_captions_are_the_draws_of_the_pictures(seed, epoch):
     crop = gpuaug.fuse(K.AugmentationSequential(K.RandomCrop((5, 6)), K.RandomHorizontalFlip(), K.RandomInvert(p=0.3)))
     streamed = loader([lambda images: images, TransformStage(crop, name="crop")], seed=seed)
@@ -254,15 +253,3 @@ def test_notebook_shows_the_picture():
     picture = Image.open(io.BytesIO(figure._repr_png_()))
     assert picture.size == pytest.approx(figure.get_size_inches() * 100, abs=1)
     assert isinstance(pickle.loads(pickle.dumps(figure)), type(figure))
-
-
-@pytest.mark.timeout(120)
-def test_show_imports_no_pyplot():
-    script = """
-import sys, torch, gpuaug
-assert "matplotlib" not in sys.modules
-gpuaug.show(gpuaug.StreamedLoader([torch.rand(2, 3, 4, 4)], device="cpu"))
-assert "matplotlib.pyplot" not in sys.modules
-"""
-    done = processes.run_script(script)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         return None
     options.epochs = options.epochs or (2 if options.quick else 24)
     ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN, *([SCALED] if options.data else []))]
-    names = [way.name for way in select_rows(ways, options.rows, WORKERS)]
+    names = [way.name for way in select_rows(ways, options.rows, [WORKERS])]
     del options.seconds  # there are no windows, and repeats are seeds
     found_environment = environment(options.device)
     start = perf_counter()

@@ -17,7 +17,7 @@ labels of about seven objects an image:
 
 hflip          HorizontalFlip; boxes
 lsj            ScaleJitter, RandomCrop or pad to the size of the image, HorizontalFlip; boxes
-ssd            RandomPhotometricDistort, RandomZoomOut, RandomIoUCrop, Resize to the size of the image, HorizontalFlip; boxes.
+ssd            RandomPhotometricDistort, RandomZoomOut, RandomIoUCrop, HorizontalFlip, Resize to the size of the image; boxes.
                The resize is the model's otherwise
 segmentation   RandomResize to half to twice the size, HorizontalFlip, RandomCrop or pad, Normalize; masks, int64 out
 

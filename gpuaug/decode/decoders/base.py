@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event, Lane, Lanes
-from gpuaug.decode.work import Work
 
 PREPARED = 4
 """Batches in preparation at once.
@@ -19,6 +18,10 @@ PREPARED = 4
 Threads that are done with one batch go on with the next while its slowest file is decoded, and while a batch waits for the card
 to free memory: with two, 9 of 16 cores were idle on files of many kinds.
 """
+
+
+MOST_SESSIONS = 8
+"""Sessions of NVDEC that decode at once, each on a thread. An H100 has seven engines."""
 
 
 class Pools:
@@ -33,11 +36,13 @@ class Pools:
         self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
         self.card = ThreadPoolExecutor(1, "gpuaug-decode-card")  # calls of the engines do not overlap
         self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
+        self.clips = ThreadPoolExecutor(MOST_SESSIONS, "gpuaug-decode-nvdec")
 
     def close(self) -> None:
         """End the threads after their current calls."""
         self.batches.shutdown(cancel_futures=True)
         self.card.shutdown()
+        self.clips.shutdown(cancel_futures=True)
         self.images.shutdown(cancel_futures=True)
 
 
@@ -92,13 +97,14 @@ class FileDecoder(ABC):
         return windows
 
     @abstractmethod
-    def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+    def begin(self, work: Any, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Start to decode the images ``indices`` of a batch. Called on a thread of ``Pools.batches``.
 
         A decoder on the card is called when the device's memory of the batch is free to be written.
 
         Args:
-            work: The batch. Images that cannot be decoded are added to its ``problems``.
+            work: The ``Work`` of a batch, or the ``ClipWork`` for a decoder of clips. Images and clips that cannot be decoded
+                are added to its ``problems``.
             indices: (n,) indices of the images.
             resources: Lanes and threads.
 

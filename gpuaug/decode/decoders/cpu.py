@@ -102,6 +102,7 @@ class Cpu(FileDecoder):
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the images to the threads, the slowest first, so that none is left to decode alone."""
+        facts = work.layout.facts  # before threads begin: a cached property may be computed by each of them
         cost = work.layout.stored.prod(1)[indices] * COSTS[work.layout.headers["format"][indices]]
         # All threads take from one iterator. A task for each image would take ten times as long in Python.
         left = iter(indices[np.argsort(-cost)].tolist())
@@ -109,7 +110,7 @@ class Cpu(FileDecoder):
         ended = _Ended(len(indices))
         try:
             for _ in range(tasks):
-                resources.pools.images.submit(_decode_some, work, left, ended)
+                resources.pools.images.submit(_decode_some, work, facts, left, ended)
         except RuntimeError as error:  # no thread can be started; others may have begun
             for _ in left:
                 ended.note(error)
@@ -152,7 +153,7 @@ class _Ended:
             self.all.set()
 
 
-def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np.uint8]) -> str:
+def decode(file: NDArray[np.uint8], layout: Layout, facts: ImageFacts, room: NDArray[np.uint8]) -> str:
     """Decode the window of one image of a batch into its memory, upright and downsampled by its scale.
 
     Every decoder must give PIL's pixels bit for bit. One that refuses a file returns ``None``; PIL tries next, and its error
@@ -161,13 +162,12 @@ def decode(file: NDArray[np.uint8], layout: Layout, index: int, room: NDArray[np
     Args:
         file: (bytes,) the encoded image.
         layout: The batch's layout.
-        index: Index of the image in the batch.
+        facts: The image's facts.
         room: (h, w, C) memory of the window in the batch. Its content is undefined after a problem.
 
     Returns:
         Why the file cannot be decoded; an empty string on success.
     """
-    facts = layout.facts[index]
     orientation, scale = facts.orientation, facts.scale
     height, width = -(-facts.height // scale), -(-facts.width // scale)
     shape = (height, width, layout.channels)
@@ -382,11 +382,12 @@ def _copy(image: NDArray[np.uint8], room: NDArray[np.uint8]) -> None:
             room[..., channel] = image[..., channel]
 
 
-def _decode_some(work: Work, indices: Iterator[int], ended: _Ended) -> None:
+def _decode_some(work: Work, facts_of: list[ImageFacts], indices: Iterator[int], ended: _Ended) -> None:
     """Decode images into host memory.
 
     Args:
         work: The batch.
+        facts_of: ``Layout.facts`` of the batch.
         indices: Indices of the images that no thread has begun.
         ended: Notes each image.
     """
@@ -396,11 +397,11 @@ def _decode_some(work: Work, indices: Iterator[int], ended: _Ended) -> None:
     room, files = data.numpy(), work.encoded.data.numpy()
     for index in indices:
         try:
-            facts = layout.facts[index]
+            facts = facts_of[index]
             file = files[facts.start : facts.start + facts.length]
             _, _, height, width = facts.window
             pixels = room[starts[index] : starts[index] + height * width * layout.channels]
-            if problem := decode(file, layout, index, pixels.reshape(height, width, layout.channels)):
+            if problem := decode(file, layout, facts, pixels.reshape(height, width, layout.channels)):
                 work.problems[index] = problem
             ended.note(None if problem else index)
         except BaseException as error:  # raised at the batch

@@ -11,12 +11,16 @@ import torch
 
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.decode import nvjpeg
+from gpuaug.decode.clips import libav
+from gpuaug.decode.decoders import nvdec_sessions
 from gpuaug.decode.decoders.base import FileDecoder
 from gpuaug.decode.decoders.cpu import Cpu
 from gpuaug.decode.decoders.engines import Engines
 from gpuaug.decode.decoders.hybrid import Hybrid
+from gpuaug.decode.decoders.nvdec import NvDec
+from gpuaug.decode.decoders.pyav import PyAv
 
-Backend = Literal["auto", "engines", "hybrid", "cpu"]
+Backend = Literal["auto", "engines", "hybrid", "nvdec", "cpu"]
 
 _log = logging.getLogger("gpuaug")
 
@@ -80,9 +84,38 @@ def find(backend: Backend, device: torch.device) -> Found:
         else:
             found[kind.name] = Absence("not asked for", f"backend={backend!r}")
     found["cpu"] = Cpu()
-    if backend != "cpu":
+    if backend not in ("cpu", "nvdec"):
         _tell(backend, found)
     return found
+
+
+def find_clips(backend: Backend, device: torch.device) -> Found:
+    """The decoders of clips for a stage with this ``backend`` on ``device``.
+
+    Raises:
+        DeviceError: If ``backend`` is ``"nvdec"``, which cannot be used.
+
+    Warns:
+        GpuAugWarning: If a GPU's clips are decoded on the CPU because PyNvVideoCodec is missing or cannot be loaded.
+    """
+    nvdec: FileDecoder | Absence = Absence("not asked for", "backend='cpu'")
+    if backend != "cpu":
+        nvdec = _nvdec(device)
+    pyav = PyAv() if libav.find() is not None else Absence("library", f"PyAV is not installed. {libav.INSTALL}")
+    if isinstance(nvdec, Absence) and nvdec.cause != "not asked for":
+        if backend == "nvdec":
+            raise DeviceError(
+                f"backend must be 'auto', or name a decoder that can be used here, got 'nvdec': {nvdec.words}. Leave it out."
+            )
+        if nvdec.cause != "device":
+            way_out = libav.INSTALL if nvdec.cause == "library" else "See that the container may use the capability video"
+            warnings.warn(
+                f"The CPU decodes clips, which may be too slow for a GPU, because the card does not decode: {nvdec.words}. "
+                f"{way_out}, or pass backend='cpu' to the DecodeStage.",
+                GpuAugWarning,
+                stacklevel=3,
+            )
+    return {"nvdec": nvdec, "pyav": pyav}
 
 
 def used(found: Found) -> list[FileDecoder]:
@@ -107,6 +140,23 @@ def _on_card(kind: type[Engines | Hybrid], device: torch.device) -> FileDecoder 
                     return Absence("no engines", f"the card has no JPEG engines ({error.status})")
                 return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
         return _made[device, kind.name]
+
+
+def _nvdec(device: torch.device) -> FileDecoder | Absence:
+    if device.type != "cuda":
+        return Absence("device", f"the device is {device}")
+    with _making:
+        if (device, NvDec.name) not in _made:
+            try:
+                if nvdec_sessions.library() is None:
+                    return Absence("library", "PyNvVideoCodec is not installed")
+                made = NvDec(device)
+            except Exception as error:  # importing it loads the driver's libraries
+                return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")
+            if not made.caps:
+                return Absence("no engines", "the card has no video engines")
+            _made[device, NvDec.name] = made
+        return _made[device, NvDec.name]
 
 
 def _tell(backend: Backend, found: Found) -> None:

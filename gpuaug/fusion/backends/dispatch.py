@@ -39,13 +39,13 @@ def run(
         canvases: ``Plan.canvases``.
 
     Shape:
-        - images: (B, C, H, W), of a type in ``PIXELS``, or a ragged batch of B
+        - images: (B · T, C, H, W), of a type in ``PIXELS``, or a ragged batch of B; T frames of a clip, or 1
         - table: (V · B, at least ``plan.width``) float32, for V views
-        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
+        - returns: (V · B · T, C, H', W') of ``dtype`` and ``memory_format``
     """
     data = images.data if isinstance(images, Ragged) else images
     if not data.numel() or not plan.out.height or not plan.out.width:
-        shape = table.shape[0], plan.out.channels, plan.out.height, plan.out.width
+        shape = table.shape[0] * plan.out.each, plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
     if data.is_cuda and (triton := _triton(images.device, (plan, images, table, dtype, memory_format, canvases))) is not None:
         return triton.run(plan, images, table, dtype, memory_format, canvases)  # type: ignore[no-any-return]
@@ -69,9 +69,9 @@ def run_mask(
         canvas: The pass's of ``Plan.canvases``, if images differ in size behind the pass.
 
     Shape:
-        - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
+        - masks: (B · T, C, H, W), or where there are ``places`` of N of them what their elements are counted from
         - table: (B, K) float32
-        - returns: (B, C, H', W'); with places (N, 1, H', W')
+        - returns: (B · T, C, H', W'); with places (N, 1, H', W')
     """
     if not masks.numel():
         shape = masks.shape[:2] if places is None else (len(places.owners), 1)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.fusion.clips import ClipForm
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import LARGEST
 
@@ -47,11 +48,20 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got {held} and "
             f"places {tuple(places.shape)} of {places.dtype}. Have gpuaug.collate_ragged make it."
         )
-    return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+    frames = shapes.frames
+    if not frames:
+        return Size(len(sizes), channels, sizes[:, 0], sizes[:, 1])
+    clips = sizes.reshape(-1, frames, 2) if len(sizes) % frames == 0 else None
+    if clips is None or bool((clips != clips[:, :1]).any()):
+        raise ArgumentError(
+            f"frames of a clip in a ragged batch must have one size, got other sizes in {shapes!r}. Resize the frames of each "
+            "clip in the dataset."
+        )
+    return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
 
 
-def size_given(shape: Sequence[int] | Ragged) -> Size:
-    """The size that a user's ``shape`` means: (B, C, H, W), or a ragged batch.
+def size_given(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
+    """The size that a user's ``shape`` means: (B, C, H, W), that of clips, or a ragged batch.
 
     Raises:
         ArgumentError, ArgumentTypeError: If it is neither, or has no room for pixels.
@@ -59,11 +69,10 @@ def size_given(shape: Sequence[int] | Ragged) -> Size:
     if isinstance(shape, Ragged):
         return size_of(shape)
     way_out = "Pass images.shape of a batch."
-    if not isinstance(shape, tuple | list) or len(shape) != 4:
-        raise ArgumentError(f"shape must be (B, C, H, W), got {shown(shape)}. {way_out}")
-    return Size(
-        *(whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape))
-    )
+    if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if form.is_required else (4, 5)):
+        raise ArgumentError(f"shape must be {form.shapes}, got {shown(shape)}. {way_out}")
+    sides = [whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)]
+    return form.size(sides) if len(sides) == 5 else Size(*sides)
 
 
 def viewed(images: Tensor, samples: int) -> Tensor:

@@ -26,18 +26,20 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         canvases: ``Plan.canvases``.
 
     Shape:
-        - images: (B, C, H, W), or a ragged batch of B
+        - images: (B · T, C, H, W), or a ragged batch of B; T frames of a clip, or 1
         - table: (V · B, ``plan.width``), float32, for V views
 
     Returns:
-        (V · B, C, H', W') float32.
+        (V · B · T, C, H', W') float32.
 
     Cost:
         Some tens of launches a pass on a GPU, and several copies of the images.
     """
     first, *others = plan.passes
-    made = run_pass(first, _readable(images), table, *canvases[:1])
+    tables = {frames: _of_frames(plan, table, frames) for frames in {step.out.each for step in plan.passes}}
+    made = run_pass(first, _readable(images), tables[first.out.each], *canvases[:1])
     for index, step in enumerate(others, 1):
+        table = tables[step.out.each]
         if step.out.ragged:
             made = run_pass(step, made, table, canvases[index])
             continue
@@ -47,6 +49,21 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         elif len(samples):
             made = made.index_copy(0, samples, run_pass(step, made[samples], table[samples]))
     return made
+
+
+def _of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
+    """The row of every image, (V · B · T, K), given the rows of clips of so many frames."""
+    if frames == 1:
+        return table
+    frame = torch.arange(frames, device=table.device).repeat(len(table))
+    table = table.repeat_interleave(frames, 0)
+    for step in plan.passes:
+        rows = step.rows_of(table)
+        if isinstance(step.front, RowOp):
+            step.front.spread(rows, frame, frames)
+        for op, (_, column, _) in zip(step.points, step.program, strict=True):
+            op.spread(rows[:, column:], frame, frames)
+    return table
 
 
 def _readable(images: Tensor | Ragged) -> Tensor | Ragged:
@@ -107,6 +124,9 @@ def masked(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
 def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     """Move pixels and interpolate, in float32."""
     front, columns, out = step.front, step.columns, step.out
+    if columns.frames >= 0:
+        assert isinstance(images, Tensor)
+        images = images[_chosen(step, table) % len(images)]
     place = _Place(table)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
@@ -138,6 +158,14 @@ def gather(step: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     return values
 
 
+def _chosen(step: GatherPass, table: Tensor) -> Tensor:
+    """Index of the source image of every frame that is made, counted on through all views."""
+    frame = torch.arange(len(table), device=table.device)
+    columns = table[:, step.columns.frames : step.columns.frames + step.out.frames]
+    chosen = columns.gather(1, (frame % step.out.frames)[:, None])[:, 0].long()
+    return frame // step.out.frames * step.source.frames + chosen
+
+
 def gather_mask(
     step: GatherPass,
     masks: Tensor,
@@ -148,13 +176,13 @@ def gather_mask(
     """Move the pixels of masks of any dtype, to the nearest. ``canvas``: as of ``dispatch.run_mask``.
 
     Shape:
-        - masks: (B, C, H, W), or flat where there are ``places`` of N of them
-        - returns: (B, C, H', W'); with places (N, 1, H', W')
+        - masks: (B · T, C, H, W), or flat where there are ``places`` of N of them
+        - returns: (B · T, C, H', W'); with places (N, 1, H', W')
     """
     front, columns = step.front, step.columns
     dtype = masks.dtype
     masks = as_bits(masks)
-    table = _rows(step.rows_of(table), places)
+    table = _rows(step.rows_of(table), masks, places)
     place = _Place(table)
     height, width = canvas or (step.out.height, step.out.width)
     x = torch.arange(width, device=masks.device)[None, None, :]
@@ -178,18 +206,20 @@ def gather_mask(
 
 
 def erased(step: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
-    """Masks, (B, C, H, W), with zeros where the pass erases their images, as in Kornia."""
+    """Masks, (B · T, C, H, W), with zeros where the pass erases their images, as in Kornia."""
     for op, (_, column, _) in zip(step.points, step.program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
-            rows = _rows(step.rows_of(table), places)[:, column:]
+            rows = _rows(step.rows_of(table), masks, places)[:, column:]
             covered = op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0)
             masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)
     return masks
 
 
-def _rows(table: Tensor, places: MaskPlaces | None) -> Tensor:
-    """The row of each mask: that of its place in the batch, or of the sample that owns it."""
-    return table if places is None else table.index_select(0, places.owners)
+def _rows(table: Tensor, masks: Tensor, places: MaskPlaces | None) -> Tensor:
+    """The row of each mask: that of its place in the batch, of the clip that it is a frame of, or of its owner."""
+    if places is not None:
+        return table.index_select(0, places.owners)
+    return table if len(table) == len(masks) else table.repeat_interleave(len(masks) // len(table), 0)
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,7 +1,8 @@
-"""Transforms of LeRobot, open_clip and timm, told by their names and their methods: gpuaug imports none of them."""
+"""Transforms of LeRobot, open_clip, timm and torchgeo, told by their names and their methods: gpuaug imports none of them."""
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations, permutations
 from math import comb
 from types import FunctionType
@@ -11,7 +12,7 @@ import torch
 from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.torchvision_types import NOT_APPLIED, code_names, difference
+from gpuaug.core.torchvision_types import NOT_APPLIED, code_names, difference, is_same
 from gpuaug.fusion.lower.refusals import TIMMS_SETTINGS, refuse_timms
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
@@ -23,7 +24,13 @@ METHODS: dict[str, dict[str, str]] = {
         "make_params": "empty item sharpness torch uniform_",
         "transform": "F _call_kernel adjust_sharpness",
     },
+    "open_clip.CenterCropOrPad": {"forward": "center_crop_or_pad fill size"},
     "open_clip.MaybeConvertMode": {"__call__": "Tensor convert isinstance mode ndarray np torch"},
+    "open_clip.ResizeKeepRatio": {
+        "get_params": "max min random round size uniform zip",
+        "__call__": "F get_params interpolation longest random_aspect_prob random_aspect_range random_scale_prob "
+        "random_scale_range resize size",
+    },
     "open_clip.color_jitter": {"__call__": "p random transf"},
     "open_clip.gray_scale": {"__call__": "p random transf"},
     "timm.CenterCropOrPad": {"forward": "center_crop_or_pad fill padding_mode size"},
@@ -46,6 +53,7 @@ METHODS: dict[str, dict[str, str]] = {
         "__call__": "F choice get_params interpolation isinstance list longest random random_aspect_prob random_aspect_range "
         "random_scale_area random_scale_prob random_scale_range resize size tuple",
     },
+    "torchgeo.RandomGrayscale": {"apply_transform": "device expand shape sum to unsqueeze"},
 }
 """The methods by which each class is applied, and the names in their code, in the versions compared with."""
 
@@ -54,6 +62,8 @@ _NOT_READ = frozenset({"selected_transforms"})
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
+    "open_clip.CenterCropOrPad": partial(timm.CenterCropOrPad, mode="constant"),
+    "open_clip.ResizeKeepRatio": timm.OpenClipResizeKeepRatio,
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
 }
@@ -86,7 +96,8 @@ def unlike(transform: Any, kind: type) -> str | None:
     """Why ``transform``, of class ``kind``, may behave otherwise than that class in the versions compared with, or ``None``."""
     known = METHODS[qualified_name(kind)]
     found = {name: getattr(value, "__func__", value) for name, value in vars(kind).items() if name not in NOT_APPLIED}
-    applied = [name for name in found if name in known or hasattr(v2.Transform, name)]
+    inherited = {name: getattr(base, name) for base in (v2.Transform, *kind.__bases__) for name in found if hasattr(base, name)}
+    applied = [name for name, value in found.items() if name in inherited and not is_same(value, inherited[name])]
     for name in dict.fromkeys((*known, *applied)):
         method = found.get(name)
         if not isinstance(method, FunctionType) or code_names([method]) - _NOT_READ != {*known.get(name, "").split()}:

@@ -38,7 +38,7 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **mix.LOWERED,
 }
 
-CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential)
+CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 
 version = functools.cache(metadata.version)
 """Version of an installed package. Looking it up takes longer than to lower a module."""
@@ -55,7 +55,7 @@ Lower = Callable[[str, Any], Tree]
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower ``AugmentationSequential`` or ``ImageSequential``: to a tree, or to a choice with ``random_apply``.
+    """Lower one of ``CONTAINERS``: to a tree, or to a choice with ``random_apply``.
 
     Args:
         name: Its own; empty where the user passed it.
@@ -80,13 +80,15 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     """Lower a module to an op or a policy, or leave it to Kornia with a reason."""
     name = name or type(module).__name__
     base: Any = nearest_class(module, {*LOWERED, *POLICIES, *CONTAINERS})
+    if base is None:
+        base = _class_of_torchgeo(module)
     reason = untested_version() or _unlike(module, base)
     if reason is not None:
         return Leaf(name, EagerKornia(name, module, reason))
     if base in POLICIES:
         policy = lower_policy(name, module, LOWERED, pick)
         return Leaf(name, EagerKornia(name, module, policy) if isinstance(policy, str) else policy)
-    kind = LOWERED[base]
+    kind = channel.TorchgeoGrayscale if base.__module__.startswith("torchgeo.") else LOWERED[base]
     try:
         reason = _on_gpu(module) or kind.unsupported_module(module)
         made = kind(name, module) if reason is None or kind.out is not Op.out else None
@@ -112,11 +114,25 @@ def _children(items: Sequence[Tree]) -> list[Child] | None:
     return children
 
 
+def _class_of_torchgeo(module: nn.Module) -> type | None:
+    """Torchgeo's RandomGrayscale, if ``module`` is one; ``None`` otherwise."""
+    if not any(kind.__module__.startswith("torchgeo.") for kind in type(module).__mro__):
+        return None
+    # Imported here, since it imports torchvision's transforms.
+    from gpuaug.fusion.lower.by_name import named_class
+
+    return named_class(module)
+
+
 def _unlike(module: nn.Module, base: type | None) -> str | None:
     """Why a module is not ``base``, the nearest of its classes that is lowered, with other settings; ``None`` if it is."""
     of_kornia = type(module).__module__.startswith("kornia.")
     if base is None:
         return "no lowering for this type" if of_kornia else "not one of Kornia's modules"
+    if base.__module__.startswith("torchgeo."):
+        from gpuaug.fusion.lower.by_name import unlike
+
+        return unlike(module, base)
     reason = difference(module, base) or foreign_generator(module, base)
     return "no lowering for this type" if reason is not None and of_kornia and type(module) is not base else reason
 

@@ -27,7 +27,6 @@ NOT_TAKEN = {
     "SetClampingMode": _TARGETS,
     "TenCrop": f"It makes several images of one. {_IN_DATASET}",
     "ToPILImage": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
-    "UniformTemporalSubsample": f"It is for videos. {_IN_DATASET}",
     "VideoClassification": f"It is for videos. {_IN_DATASET}",
 }
 """Names of torchvision's transforms that cannot run image by image, and the advice for each."""

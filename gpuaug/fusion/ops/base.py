@@ -23,11 +23,13 @@ OpDraws = dict[str, Any]
 - ``"apply_mask"``: bool, (B,). True for samples that the op applies to.
 - A parameter by its name, mostly Kornia's: a NumPy array, (B, ...) unless the op says otherwise, or a plain number.
 - ``"partner"``, of a mix: index of the other sample, int64, (B,).
+- ``"field"``, of noise: index of the field of each sample, of which frame t of a clip takes that t behind, float32, (B,).
 - ``"parts"``, of an op that runs one of several: (op or its index, its ``OpDraws``, samples or ``None`` for all) of each.
 - ``"layers"``, of a module that picks: a tuple of ``Entry`` for each step, in order. Beside it, if the batch shares its picks,
   ``"picks"``, the indices of the children, and of a container ``"end"``, the output ``Size``.
 - ``"key"``, of a module left to its library: seed of the generators under which it runs.
-- ``"params"``, of a module left to Kornia: its ``params=``.
+- ``"params"``, of a module left to Kornia: its ``params=``, repeated for the frames of clips.
+- ``"frames"``, of a module left to its library: number of frames of a clip; 0: images.
 """
 
 
@@ -41,18 +43,23 @@ def cut(drawn: OpDraws, samples: slice | Array) -> OpDraws:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Size:
-    """The shape of a batch of images, (B, C, H, W).
+    """The shape of a batch of images, (B, C, H, W), or of clips, (B, T, C, H, W).
 
     ``height`` and ``width`` are integers, or int64 arrays, (B,), if images differ in size.
     """
 
     batch: int
+    """Number of images, or of clips: of samples that draw by themselves."""
     channels: int
     height: Any
     width: Any
+    frames: int = 0
+    """Number of frames of every clip; 0: images."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:
+            return False
+        if self.frames != other.frames:
             return False
         return bool(np.all(self.height == other.height) and np.all(self.width == other.width))
 
@@ -64,31 +71,42 @@ class Size:
         return isinstance(self.height, np.ndarray) or isinstance(self.width, np.ndarray)
 
     @property
-    def shape(self) -> tuple[int, int, int | None, int | None]:
-        """(B, C, H, W), with ``None`` for sides that differ."""
+    def shape(self) -> tuple[int | None, ...]:
+        """(B, C, H, W), or (B, T, C, H, W) of clips, with ``None`` for sides that differ."""
         height, width = (None if isinstance(side, np.ndarray) else int(side) for side in (self.height, self.width))
-        return self.batch, self.channels, height, width
+        frames = (self.frames,) if self.frames else ()
+        return self.batch, *frames, self.channels, height, width
+
+    @property
+    def images(self) -> int:
+        """Number of images, the frames of all clips included."""
+        return self.batch * self.each
+
+    @property
+    def each(self) -> int:
+        """Number of images that one row of the parameter table serves: the frames of a clip, or one."""
+        return self.frames or 1
 
     def to(self, height: Any, width: Any) -> "Size":
         """The same batch with images of another size."""
-        return Size(self.batch, self.channels, height, width)
+        return Size(self.batch, self.channels, height, width, self.frames)
 
     def of(self, index: int) -> "Size":
         """The size of image ``index``, as a batch of one."""
         height, width = (int(side[index]) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
-        return Size(1, self.channels, height, width)
+        return Size(1, self.channels, height, width, self.frames)
 
     def taking(self, samples: Array) -> "Size":
         """The size of the samples with these indices."""
         height, width = (side[samples] if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
-        return Size(len(samples), self.channels, height, width)
+        return Size(len(samples), self.channels, height, width, self.frames)
 
     def times(self, count: int) -> "Size":
         """A batch of ``count`` copies of this one."""
         if count == 1:
             return self
         height, width = (np.tile(side, count) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
-        return Size(count * self.batch, self.channels, height, width)
+        return Size(count * self.batch, self.channels, height, width, self.frames)
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
@@ -310,6 +328,15 @@ class RowOp(Op):
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Fill all columns of ``out`` except column 0."""
 
+    def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
+        """Change the rows of clips, repeated for every frame, (B · T, row_width), in place to those of their frames.
+
+        Args:
+            rows: Of every frame, those of its clip.
+            frame: Index of each frame in its clip, (B · T,).
+            frames: T.
+        """
+
     @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Apply the op to every sample; the caller keeps samples whose apply mask is 0.
@@ -368,8 +395,8 @@ class PointOp(RowOp):
         """Number of kernels launched for a pass that holds the op: one more if it needs the mean."""
         return 1 + self.needs_mean
 
-    def channel_flags(self, channels: int) -> int:
-        """``flags`` for images of ``channels`` channels."""
+    def flags_for(self, channels: int, frames: int = 1) -> int:
+        """``flags`` for images of ``channels`` channels, of which one row serves ``frames``."""
         return self.flags
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:

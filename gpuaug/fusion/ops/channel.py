@@ -1,6 +1,6 @@
 """Ops with numbers for each channel: grayscale, channel shuffle, channel dropout, normalisation."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class Grayscale(ChannelOp):
     code = 6
     width = 0
     words = "grey"
+    weights_name: ClassVar[str] = "rgb_weights"
+    """Name of the weights in messages."""
 
     @property
     def _weights(self) -> Tensor | None:
@@ -45,12 +47,12 @@ class Grayscale(ChannelOp):
     def per_channel(self, channels: int) -> dict[str, Any]:
         """The weights, where they are given."""
         weights = self._weights
-        return {} if weights is None else {"rgb_weights": weights}
+        return {} if weights is None else {self.weights_name: weights}
 
     def unsupported_size(self, size: Size) -> str | None:
         """Kornia raises for one weight of several channels."""
         one = size.channels > 1 and any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
-        return "rgb_weights holds one value" if one else None
+        return f"{self.weights_name} holds one value" if one else None
 
     def row_width(self, channels: int) -> int:
         """The apply mask, and the weight of each channel."""
@@ -67,6 +69,16 @@ class Grayscale(ChannelOp):
         for channel in range(1, images.shape[1]):
             grey = grey + images[:, channel : channel + 1] * column(rows, 1 + channel)
         return grey.expand_as(images)
+
+
+class TorchgeoGrayscale(Grayscale):
+    """torchgeo's RandomGrayscale, whose weights have a sum of 1."""
+
+    weights_name = "weights"
+
+    @property
+    def _weights(self) -> Tensor:
+        return self.settings["weights"]  # type: ignore[no-any-return]
 
 
 class ChannelShuffle(ChannelOp):

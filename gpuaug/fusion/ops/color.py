@@ -4,6 +4,7 @@ Each follows Kornia's own arithmetic, clamps included: they come between the ste
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ class Invert(PointOp):
         """With Kornia, ``max_val`` of several channels broadcasts images of one channel to as many."""
         largest = self.settings["max_val"]
         channels = largest.shape[-3] if isinstance(largest, Tensor) and largest.ndim > 2 and size.channels == 1 else 1
-        return size if channels == 1 else Size(size.batch, channels, size.height, size.width)
+        return size if channels == 1 else replace(size, channels=channels)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """``max_val``, from which values are subtracted."""

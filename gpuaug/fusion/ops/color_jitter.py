@@ -64,7 +64,7 @@ class _Jitter(PointOp):
         """A bit for each adjustment that is not always neutral."""
         return sum(1 << index for index, active in enumerate(self._active) if active)
 
-    def channel_flags(self, channels: int) -> int:
+    def flags_for(self, channels: int, frames: int = 1) -> int:
         """Without saturation, hue and a permutation for other images than of three channels, which have none."""
         return self.flags if channels == 3 else self.flags & ~(OF_COLOURS | PERMUTES)
 
@@ -119,7 +119,7 @@ class _Jitter(PointOp):
             # A batch has one order. On a CPU it is read; on a GPU the host would have to wait for it.
             taken = set(steps.tolist()) if steps.device.type == "cpu" else {0, 1, 2, 3, NONE}
             changed = values
-            flags = self.channel_flags(images.shape[1])
+            flags = self.flags_for(images.shape[1])
             for index in (index for index in range(4) if flags >> index & 1 and index in taken):
                 adjusted = self.adjusted(index, values, column(rows, 1 + index))
                 changed = adjusted if len(taken) == 1 else torch.where(column(rows, 5 + position) == index, adjusted, changed)

@@ -3,6 +3,7 @@
 A module is given copies, in the type that its library would give it there: it may write into what it is given.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,7 +89,7 @@ class EagerOp(ABC):
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """The module on copies of images, (B, C, H, W) of a type in ``PIXELS``, and of the targets that follow them.
+        """The module on copies of images, (B · T, C, H, W) of a type in ``PIXELS``, and of the targets that follow them.
 
         Raises:
             Retyped: If the images that the module returns are of another type than the pipeline was lowered for.
@@ -113,10 +114,17 @@ class EagerKornia(EagerOp):
         super().__init__(name, module, reason, lowered)
         # Kornia's container knows how each of its modules treats masks, boxes and keypoints. It is kept out of the module
         # tree, and without features it keeps no output alive.
+        if isinstance(module, K.VideoSequential):  # which is given clips in one form
+            video: Any = copy.copy(module)
+            video.data_format = "BTCHW"
+            video._temporal_channel = 1
+            module = video
         with initial_settings():
             self._container = K.AugmentationSequential(cast(Any, module), transformation_matrix_mode="skip")
         self._container.disable_features = True
-        self.child_name = next(name for name, _ in self._container.named_children())
+        self._is_video = isinstance(module, K.VideoSequential)
+        self._of_clips: Any = None
+        """The container for clips, made when it is first used."""
 
     @property
     def moves_nothing(self) -> bool:
@@ -134,9 +142,23 @@ class EagerKornia(EagerOp):
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Kornia's own parameters, drawn under a seed from ``sampler``, and the seed for draws while the module runs."""
         key = sampler.key()
-        shape = torch.Size((size.batch, size.channels, size.height, size.width))
+        frames = size.frames or int(self._is_video)
+        shape = torch.Size((size.batch, *((frames,) if frames else ()), size.channels, size.height, size.width))
         with self._named_in_errors(), Generators(torch.device("cpu")).keyed(key), initial_settings():
-            return {"params": self._container.forward_parameters(shape), "key": key}
+            params = self._container_for(frames).forward_parameters(shape)
+        # Parameters of a clip are repeated for its frames, in the form of the VideoSequential that the module is in.
+        return {"params": params[0].data if frames and not self._is_video else params, "key": key, "frames": frames}
+
+    def _container_for(self, frames: int) -> K.AugmentationSequential:
+        """The container for images, or for clips."""
+        if not frames or self._is_video:
+            return self._container
+        if self._of_clips is None:
+            with initial_settings():
+                video = K.VideoSequential(self.module)
+                self._of_clips = K.AugmentationSequential(video, transformation_matrix_mode="skip")
+            self._of_clips.disable_features = video.disable_features = True
+        return cast(K.AugmentationSequential, self._of_clips)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """The output size, as far as it is known from the parameters."""
@@ -155,11 +177,17 @@ class EagerKornia(EagerOp):
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
                 self._check_labels(value)
-        taken = [_for_kornia(key, value) for key, value in zip(keys, values, strict=True)]
+        frames = drawn["frames"]
+        taken = [_for_kornia(key, value, frames) for key, value in zip(keys, values, strict=True)]
+        container = self._container_for(frames)
+        params = drawn["params"]
+        if container is self._of_clips:
+            params = [ParamItem(next(name for name, _ in container.named_children()), params)]
         with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
-            done = self._container(*taken, params=drawn["params"], data_keys=keys)
+            done = container(*taken, params=params, data_keys=keys)
         made = done if isinstance(done, list | tuple) else [done]
-        return [each.data if isinstance(each, Boxes) else each for each in made]
+        made = [each.data if isinstance(each, Boxes) else each for each in made]
+        return [_from_kornia(*each, frames) for each in zip(keys, made, values, strict=True)] if frames else made
 
     def _check_labels(self, mask: Tensor) -> None:
         """Refuse masks of whole numbers that float32, in which Kornia computes, does not hold.
@@ -197,12 +225,31 @@ def _moves(module: nn.Module, key: str) -> bool:
     return isinstance(module, K.GeometricAugmentationBase2D | K.IntensityAugmentationBase2D)
 
 
-def _for_kornia(key: str, value: Any) -> Any:
+def _for_kornia(key: str, value: Any, frames: int) -> Any:
+    """A copy of an input in Kornia's form; of clips of so many frames where that is not 0."""
     if key == "input":
-        return converted(value, torch.float32, copy=True)
+        value = converted(value, torch.float32, copy=True)
+        return value.unflatten(0, (len(value) // frames, frames)) if frames else value
     value = value.clone() if isinstance(value, Tensor) else value
+    if frames and key == "mask":
+        value = value.unflatten(0, (len(value) // frames, frames))
+    if frames and (key.startswith("bbox") or key == "keypoints"):
+        # All boxes of a clip move alike, so it does not matter to which frame each is given.
+        missing = -value.shape[1] % frames
+        value = torch.cat((value, value.new_zeros(len(value), missing, *value.shape[2:])), 1).unflatten(1, (frames, -1))
     # Given as a tensor, boxes would come out upright, and the next rotation would turn those.
-    return Boxes(value, False, mode="vertices_plus") if key.startswith("bbox") else value
+    if key.startswith("bbox"):
+        return Boxes(value.flatten(0, 1) if frames else value, False, mode="vertices_plus")
+    return value
+
+
+def _from_kornia(key: str, made: Any, value: Any, frames: int) -> Any:
+    """A result of Kornia's for clips, in the form of the input that it was made of."""
+    if key in ("input", "mask"):
+        return made.flatten(0, 1)
+    if key.startswith("bbox"):
+        made = made.unflatten(0, (len(value), frames))
+    return made.flatten(1, 2)[:, : value.shape[1]] if key.startswith("bbox") or key == "keypoints" else made
 
 
 COLOUR_ONLY = frozenset(
@@ -216,7 +263,7 @@ COLOUR_ONLY = frozenset(
 
 
 class EagerTorchvision(EagerOp):
-    """A transform of torchvision's, or a module in a container of torchvision's, that is called image by image.
+    """A transform of torchvision's, or a module in a container of torchvision's, called image by image or clip by clip.
 
     Args:
         name: Its name in its container.
@@ -255,7 +302,7 @@ class EagerTorchvision(EagerOp):
         applies = always(size.batch)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
-        return {"key": sampler.key(), "apply_mask": applies}
+        return {"key": sampler.key(), "apply_mask": applies, "frames": size.frames}
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """The output size of the lowered op; without one, the input size."""
@@ -270,8 +317,11 @@ class EagerTorchvision(EagerOp):
     def _images(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
         batch = converted(images, self._dtype, copy=True)
         applies = drawn["apply_mask"].tolist()
+        frames = drawn["frames"]
+        if frames:
+            batch = batch.unflatten(0, (-1, frames)) if len(images) else batch[:, None].expand(-1, frames, -1, -1, -1)
         if not len(images):  # a black image tells size and type of what a full batch becomes
-            batch = batch.new_zeros((1, *images.shape[1:]))
+            batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
         with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
             made = [self._image(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
@@ -282,7 +332,7 @@ class EagerTorchvision(EagerOp):
                 "resize in it."
             )
         self._check_types({each.dtype for each in made})
-        return torch.stack(made)[: len(images)]
+        return (torch.cat(made) if frames else torch.stack(made))[: len(images)]
 
     def _image(self, image: Tensor) -> Tensor:
         made = self.module(image)

@@ -6,7 +6,7 @@ x, y = (column, row), and maps go from *output index* to *input index*.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -156,6 +156,36 @@ class IndexOp(GatherOp):
         left, width = map_.x.read(out.width, size.width)
         top, height = map_.y.read(out.height, size.height)
         return window_table(size, top, left, height, width)
+
+
+class FrameOp(IndexOp):
+    """An op that chooses frames of clips, and leaves their pixels where they are.
+
+    Args:
+        name: The module's name in its container.
+        module: The user's module.
+    """
+
+    count: int
+    """Number of frames of the clips that come out."""
+
+    @abstractmethod
+    def frames(self, count: int) -> Array:
+        """Index of the source of each frame, int64, (``self.count``,), in clips of ``count`` frames."""
+
+    def out(self, size: Size) -> Size:
+        """Clips of other numbers of frames."""
+        return replace(size, frames=self.count) if size.frames else size
+
+    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+        """The identity."""
+        return IndexMap()
+
+    def unsupported_size(self, size: Size) -> str | None:
+        """Images have no frames, and clips of a batch have one number of them."""
+        if not size.frames:
+            return "it takes clips, (B, T, C, H, W)"
+        return "some clips may keep their frames" if self.is_random else None
 
 
 class BoxCropOp(IndexOp):

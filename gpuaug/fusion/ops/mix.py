@@ -73,6 +73,10 @@ class MixOp(FrontOp):
         left, top, right, bottom = (column(rows, index) for index in (_LEFT, _TOP, _RIGHT, _BOTTOM))
         return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), other, mean)
 
+    def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
+        """Name the frame of the partner: of another clip, the frame with the same index."""
+        rows[:, _PARTNER] = rows[:, _PARTNER] * frames + frame
+
     def kornia_lam(self, rows: Tensor) -> Tensor:
         """The last column of labels in Kornia's form (its lambda), (B,): the partner's share."""
         return rows[:, LAM]

@@ -161,17 +161,24 @@ class GaussianNoise(PointOp):
         Seeds have 31 bits and the first field 24, since batches of a long run would meet the seeds of others.
         """
         seed, first = divmod(sampler.key() >> 8, FIELDS)
-        fields = np.full(size.batch, first) if self.same_on_batch else (first + np.arange(size.batch)) % FIELDS
+        # Frame t of a clip takes the field t behind the clip's: noise that stands still is a pattern.
+        fields = np.full(size.batch, first) if self.same_on_batch else (first + size.each * np.arange(size.batch)) % FIELDS
         return {"seed": seed, "field": fields.astype(np.float32)}
+
+    def flags_for(self, channels: int, frames: int = 1) -> int:
+        """The number of frames of a clip: each has noise of its own."""
+        return frames
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Empty: noise is one number per pixel."""
         return {}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The noise itself, (B, C, H, W)."""
+        """The noise itself, (B, C, H, W); of clips that of every frame, (B · T, C, H, W)."""
         generator: Any = self.module._param_generator
         fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
+        if size.frames:
+            fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % FIELDS).flatten()
         field = normal(drawn["seed"], fields, size.channels, size.height, size.width)
         return {"gaussian_noise": generator.mean + field * generator.std}
 
@@ -181,6 +188,10 @@ class GaussianNoise(PointOp):
         out[:, 1], out[:, 2] = generator.mean, generator.std
         out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
         out[:, 5] = drawn["field"]
+
+    def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
+        """Name the field of each frame."""
+        rows[:, 5] = (rows[:, 5] + frame) % FIELDS
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Add the noise."""

@@ -4,14 +4,25 @@ A gather takes an output pixel through three maps: ``after`` (permutations after
 ``before`` (permutations before it). Without an interpolation there is ``before`` alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import Edge, Filter, GatherOp, IndexMap, IndexOp, ResampleOp, Resampling, Rows, WarpOp
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.geometry import (
+    Edge,
+    Filter,
+    FrameOp,
+    GatherOp,
+    IndexMap,
+    IndexOp,
+    ResampleOp,
+    Resampling,
+    Rows,
+    WarpOp,
+)
 
 Kind = Literal["", "resample", "affine", "perspective"]
 
@@ -64,6 +75,8 @@ class Columns:
     before_fill: int
     sides: int
     """Height and width of the output image, where images differ in size behind the pass."""
+    frames: int
+    """Index of the source of each frame, where frames of clips are chosen."""
     end: int
 
 
@@ -165,6 +178,7 @@ class Gather:
             ("after_fill", channels if self.after.edge == "constant" else 0),
             ("before_fill", channels if self.before.edge == "constant" else 0),
             ("sides", 2 if sides else 0),
+            ("frames", next((op.count for op in reversed(self.order) if isinstance(op, FrameOp)), 0)),
         ):
             places[name] = at if width else -1
             at += width
@@ -191,6 +205,10 @@ class Gather:
             else:
                 self._write_warp(op, drawn_of(op), at, columns, table, fixed)
             at = op.out_drawn(drawn_of(op), at)
+        if columns.frames >= 0 and fixed:
+            chosen = frames_of(self.order, size.frames)
+            assert chosen is not None
+            table[:, columns.frames : columns.frames + len(chosen)] = chosen
         if columns.sides >= 0:
             _write((at.height, at.width), table, columns.sides, fixed)
         for map_at, part, column, fill_column in (
@@ -221,6 +239,16 @@ class Gather:
     def describe(self) -> str:
         """In a few words."""
         return ", ".join(op.describe() for op in self.order) or "read"
+
+
+def frames_of(ops: Iterable[Op], count: int) -> Array | None:
+    """Index of the source of each frame that a run of ops gives of clips of ``count`` frames; ``None``: all stay."""
+    chosen: Array | None = None
+    for op in ops:
+        if isinstance(op, FrameOp):
+            own = op.frames(count if chosen is None else len(chosen))
+            chosen = own if chosen is None else chosen[own]
+    return chosen
 
 
 def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, fixed: bool) -> None:

@@ -17,9 +17,9 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size, draw_each
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.gather import Columns, Gather
+from gpuaug.fusion.program.gather import Columns, Gather, frames_of
 from gpuaug.fusion.program.sizes import check_counted, check_mixed_channels, check_sizes
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
@@ -167,6 +167,11 @@ class Plan:
     """Ops with settings that every draw reads."""
     box_crop: BoxCrop | None = None
 
+    @property
+    def frames(self) -> Array | None:
+        """Index of the source of each frame of a clip; ``None``: all stay."""
+        return frames_of((op for step in self.passes for op in step.moves), self.source.frames)
+
     def canvases(self, size: Size, views: Sequence[Mapping[Op, OpDraws]]) -> Canvases:
         """Height and width of the memory for an image behind each pass but the last; empty if images have one size everywhere.
 
@@ -209,7 +214,7 @@ class _Open:
             if not isinstance(self.front, Gather) or not self.front.accepts(op):
                 return False
             if self.points and not (
-                isinstance(op, HorizontalFlip | VerticalFlip) and not any(point.positional for point in self.points)
+                isinstance(op, HorizontalFlip | VerticalFlip | FrameOp) and not any(point.positional for point in self.points)
             ):
                 return False
             self.front = self.front.adding(op)
@@ -258,10 +263,10 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             for op in front.order:
                 at = op.out(at)
             columns = front.columns(channels, masks, sides=at.ragged)
-            program, width = _program(points, columns.end, channels)
+            program, width = _program(points, columns.end, channels, at.each)
             passes.append(GatherPass(front, points, source, at, program, columns=columns))
         else:
-            program, width = _program(points, front.row_width(channels), channels)
+            program, width = _program(points, front.row_width(channels), channels, at.each)
             passes.append(OpPass(front, points, source, at, program))
         widths.append(width)
     if _leaves_samples(passes):
@@ -287,15 +292,18 @@ def _leaves_samples(passes: Sequence[Pass]) -> bool:
     """Whether passes between the first and the last can leave samples where they are, to which none of their ops applies."""
     between = passes[1:-1]
     can = all(isinstance(step, GatherPass) or step.front.kernel != "mix" for step in passes[1:])
+    can = can and all(step.source.frames == step.out.frames for step in passes[1:])
     same = all(not step.source.ragged and step.source == step.out for step in between)
     return can and same and any(all(op.is_random for op in step.ops) for step in between)
 
 
-def _program(points: Sequence[PointOp], column: int, channels: int) -> tuple[tuple[tuple[int, int, int], ...], int]:
+def _program(
+    points: Sequence[PointOp], column: int, channels: int, frames: int
+) -> tuple[tuple[tuple[int, int, int], ...], int]:
     """The pointwise ops' codes, first columns and flags, with rows from ``column`` on; and the column after the last row."""
     program = []
     for point in points:
-        program.append((point.code, column, point.channel_flags(channels)))
+        program.append((point.code, column, point.flags_for(channels, frames)))
         column += point.row_width(channels)
     return tuple(program), column
 
@@ -313,6 +321,6 @@ def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """Number of uniform numbers per sample that each op of a run draws for images of this size."""
     # Apart: a plan may be made in the middle of a draw.
     sampler = Sampler((0,), 1, apart=True)
-    one = size if size.ragged else Size(1, size.channels, size.height, size.width)
+    one = size if size.ragged else replace(size, batch=1)
     used = [sampler.used for _ in draw_each(ops, sampler, one)]
     return tuple(after - before for before, after in pairwise([0, *used]))

@@ -38,8 +38,8 @@ class CachedPlan(NamedTuple):
 
 
 def image_key(images: Any) -> ImageKey | None:
-    """Key of ``CachedPlan`` within a program; ``None`` for anything but a plain tensor of a batch."""
-    if type(images) is not Tensor or images.ndim != 4 or images.requires_grad:
+    """Key of ``CachedPlan`` within a program; ``None`` for anything but a plain tensor of a batch of images or clips."""
+    if type(images) is not Tensor or images.ndim not in (4, 5) or images.requires_grad:
         return None
     return images.shape, images.device
 
@@ -152,8 +152,8 @@ class Program:
             seed: Seed of the call.
 
         Returns:
-            The windows. ``None`` where all images are read whole, where the windows depend on more than the seed and the sizes,
-            and for images that the call refuses.
+            The windows, those of a clip for each of its frames. ``None`` where all images are read whole, where the windows
+            depend on more than the seed and the sizes, and for images that the call refuses.
         """
         try:
             self.check_sizes(size)
@@ -176,7 +176,8 @@ class Program:
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
         out = first.out(size)
-        return Windows(np.concatenate((start, end - start), 1), (out.height, out.width), alone=self._views == 1)
+        table = np.concatenate((start, end - start), 1).repeat(size.each, 0)
+        return Windows(table, (out.height, out.width), alone=self._views == 1)
 
     @property
     def cropped_by(self) -> str:

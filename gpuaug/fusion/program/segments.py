@@ -65,8 +65,8 @@ class Segments:
             ops: What ``picked`` gave. Left out: the pipeline's.
         """
         # The parameter table has a row for each image, so a plan serves any batch size, and images that differ in size.
-        size = Size(1, size.channels, *ANY_SIDES) if size.ragged else size
-        key = (start, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
+        size = Size(1, size.channels, *ANY_SIDES, size.frames) if size.ragged else size
+        key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
         found = self._kept.get(key)
         if found is None:
             found = self._made(self._ops if ops is None else ops, start, size, masks)

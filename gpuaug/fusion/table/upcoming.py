@@ -1,7 +1,7 @@
 """Batches that are expected next, whose rows are made together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -36,7 +36,7 @@ class UpcomingBatches:
     def whole(self) -> Size:
         """The size of all samples of all batches."""
         if self.size.height is ANY_SIDES[0]:
-            return Size(len(self.seeds) * self.size.batch, self.size.channels, *ANY_SIDES)
+            return replace(self.size, batch=len(self.seeds) * self.size.batch)
         return self.size.times(len(self.seeds))
 
     def sampler(self) -> Sampler:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from kornia.constants import DataKey
@@ -12,7 +12,6 @@ from torch import Tensor
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.pixels import PIXELS
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
@@ -54,12 +53,6 @@ def name_of(key: Any) -> str:
     return str(_NAMES.get(found, found.name.lower()))
 
 
-_ONE_CLIP = (
-    "Clips are not supported. To augment all frames of a clip alike, draw once, draws = augment.draw(clips[:, 0].shape, "
-    "dtype=clips.dtype), and replay that for each frame: [augment(frame, draws=draws) for frame in clips.unbind(1)]."
-)
-
-
 def _advice_for_samples(key: str, value: Any) -> str:
     """Advice for what should be one tensor for the batch."""
     if key == "input":
@@ -86,17 +79,18 @@ def check(key: str, value: Any) -> None:
             f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. Stack images of one size: "
             "torch.stack(…); pack others: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
         )
-    if type_name(value) == "Video":
-        refuse_clip(key, value)
     if isinstance(value, Encoded):
         raise ArgumentTypeError(
             f"{key} must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage, which gives a gpuaug.Ragged."
         )
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{key} must be a tensor, got {type(value).__name__}. {_advice_for_samples(key, value)}")
-    if key in ("input", "mask") and value.ndim not in (3, 4):
-        advice = _ONE_CLIP if value.ndim > 4 else "Name the images by on= of the stage, or add axes: x[None]."
-        raise ArgumentError(f"{key} must be (B, C, H, W) or one (C, H, W), got {tuple(value.shape)}. {advice}")
+    if key in ("input", "mask") and value.ndim not in (3, 4, 5):
+        several = "Make clips of a sample samples of their own: x.flatten(0, -5)."
+        advice = several if value.ndim > 5 else "Name the images by on= of the stage, or add axes: x[None]."
+        raise ArgumentError(
+            f"{key} must be (B, C, H, W), one (C, H, W), or clips (B, T, C, H, W), got {tuple(value.shape)}. {advice}"
+        )
     if key == "input" and value.dtype not in PIXELS:
         raise ArgumentTypeError(
             f"images must be uint8, uint16, int16 or floating of 16 bits or more, got {value.dtype}. Scale them to [0, 1] "
@@ -107,15 +101,3 @@ def check(key: str, value: Any) -> None:
             "images must not require gradients, got images that do: fused augmentations are not differentiable. "
             "Pass images.detach(), or use Kornia itself."
         )
-
-
-def refuse_clip(name: str, clip: Tensor) -> NoReturn:
-    """Raise the error for a clip of torchvision's type.
-
-    Raises:
-        ArgumentTypeError: Always.
-    """
-    raise ArgumentTypeError(
-        f"{name} must hold images, got a Video {tuple(clip.shape)}: each frame would have an augmentation of its own. Video is "
-        "not supported. Transform clips in the dataset, where torchvision moves all frames of a clip alike."
-    )

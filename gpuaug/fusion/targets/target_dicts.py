@@ -93,6 +93,7 @@ class TargetDicts:
         device: That of the images.
         boxes: What ``boxes`` are, unless they say so themselves. ``bbox`` is COCO's, a corner and the sides.
         ending: What becomes of them in the end.
+        frames: Number of mappings that follow one row of the parameter table: the frames of a clip, or one.
 
     Raises:
         ArgumentTypeError: If it is not one mapping for each image, or what is in one is not what its key says.
@@ -108,8 +109,10 @@ class TargetDicts:
         device: torch.device,
         boxes: BoxForm,
         ending: Ending = AS_THEY_CAME,
+        frames: int = 1,
     ) -> None:
         self._ending = ending
+        self._frames = frames
         _check_sequence(given, size.batch)
         self._given: Sequence[Mapping[str, Any]] = given
         self._size, self._device = size, device
@@ -144,13 +147,16 @@ class TargetDicts:
     def _owners_on_device(self) -> tuple[Tensor, Tensor]:
         """Which samples boxes and points belong to, and beside it the same for masks, which take it."""
         rows, points, masks = self._boxes, self._points, self.masks
-        arrays = [owners_of(rows.samples, rows.counts), owners_of(points.samples, points.counts)]
+        arrays = [
+            owners_of(rows.samples, rows.counts) // self._frames,
+            owners_of(points.samples, points.counts) // self._frames,
+        ]
         if masks is None:
             of_boxes, of_points = to_device(arrays, self._device)
             return of_boxes, of_points
         # Usually every object has a box and a mask.
         alike = masks.samples == rows.samples and masks.counts == rows.counts
-        arrays += [masks.spans] if alike else [masks.spans, owners_of(masks.samples, masks.counts)]
+        arrays += [masks.spans] if alike else [masks.spans, owners_of(masks.samples, masks.counts) // self._frames]
         of_boxes, of_points, spans, *of_masks = to_device(arrays, self._device)
         masks.take(of_boxes if alike else of_masks[0], spans)
         return of_boxes, of_points

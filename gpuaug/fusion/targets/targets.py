@@ -14,6 +14,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import dtype_of, size_of
+from gpuaug.fusion.clips import ClipForm
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
 from gpuaug.fusion.ops.fallback import EagerOp
@@ -23,6 +24,7 @@ from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
+from gpuaug.fusion.targets.clips import ClipInputs
 from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
 from gpuaug.fusion.targets.target_dicts import TargetDicts, check_canvas
@@ -38,6 +40,7 @@ class Targets:
         extra_args: Of the user's container: how masks are to be resampled.
         boxes: What the boxes of target dicts are.
         ending: What becomes of targets in the end.
+        form: How the pipeline takes clips.
 
     Raises:
         ArgumentTypeError, DeviceError: If an input is not what its key says, or not where the images are.
@@ -51,6 +54,7 @@ class Targets:
         extra_args: Any,
         boxes: BoxForm = "xyxy",
         ending: Ending = AS_THEY_CAME,
+        form: ClipForm = ClipForm(),  # noqa: B008
     ) -> None:
         self._ending = ending
         self.keys = [name_of(key) for key in keys]
@@ -66,16 +70,23 @@ class Targets:
         for key, value in zip(self.keys, inputs, strict=True):
             check(key, value)
         images = inputs[self.keys.index("input")]
+        self._clips = ClipInputs(form, images)
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
-        images = images[None] if self._unbatched else images
+        images = images[None] if self._unbatched or self._clips.is_single else images
         self.device: torch.device = images.device
-        self.size, self.dtype = size_of(images), dtype_of(images)
-        self.places = images.places if isinstance(images, Ragged) else None
-        """``Ragged.places`` of ragged images."""
+        self.size = form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
+        self.dtype = dtype_of(images)
+        self.places = images.places[:: self.size.each] if isinstance(images, Ragged) else None
+        """``Ragged.places`` of ragged images, or of the first frame of each clip."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets that are found by their type, by the index of the input that holds them."""
+        inputs = [self._clips.dicts(key, *each) for key, each in zip(self.keys, enumerate(inputs), strict=True)]
         inputs = self._spread(inputs)
         self._given = inputs
+        for key, value in zip(self.keys, inputs, strict=True):
+            self._check_size(key, value)
+        inputs = [self._clips.flat(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        images = inputs[self.keys.index("input")]
         self._missing: list[int | None] = []
         self._soft: SoftLabels | None = None
         self._softened_by: MixOp | None = None
@@ -109,7 +120,8 @@ class Targets:
         spread = list(inputs)
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if key == "tv_tensors" or (key == "targets" and holds_unnamed(value)):
-                self._typed[index] = typed = TypedTargets(value, self.size.batch, in_dicts=key == "targets")
+                batch = self.size.images if self._clips.is_per_frame(index) else self.size.batch
+                self._typed[index] = typed = TypedTargets(value, batch, in_dicts=key == "targets")
                 self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
                 spread += [found for _, found in typed.inputs]
         return spread
@@ -125,9 +137,30 @@ class Targets:
             start = end
         return results
 
+    def _check_size(self, key: str, value: Any) -> None:
+        """Refuse images of another size than the first ones, whose draws they share."""
+        if key != "input":
+            return
+        value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
+        form = self._clips.form
+        size = form.size(value.shape) if isinstance(value, Tensor) and form.frames_of(value) else size_of(value)
+        if size != self.size:
+            raise ArgumentError(
+                f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Put images of "
+                "each size through a stage of their own."
+            )
+
     def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
         if key == "targets":
-            return TargetDicts(value, self.size, self.places, self.device, boxes, self._ending)
+            size = self.size
+            per_frame = size.frames > 1 and isinstance(value, Sequence) and len(value) == size.images
+            if per_frame and size.ragged:
+                raise ArgumentError(
+                    f"targets must be one dict for each of {size.batch} clips where these differ in size, got {len(value)}. "
+                    "Put what is known of all frames of a clip into one: {'boxes': torch.cat(boxes)}."
+                )
+            own = replace(size, batch=size.images, frames=0) if per_frame else size
+            return TargetDicts(value, own, self.places, self.device, boxes, self._ending, size.frames if per_frame else 1)
         if key == "mask" and isinstance(value, list | tuple):
             if len(value) != self.size.batch:
                 raise ArgumentError(
@@ -156,7 +189,7 @@ class Targets:
             check_canvas(key, given, self.size.of(0))
         if value.device != self.device:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
-        if len(value) != self.size.batch:
+        if len(value) != (self.size.images if key in ("input", "mask") else self.size.batch):
             raise ArgumentError(
                 f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(given.shape)}. "
                 "Pass a batch of them."
@@ -261,6 +294,7 @@ class Targets:
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, records, self._matrix)
         elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
+        self._clips.choose(plan.frames, self.values, self.keys, self._given)
         for index, key in enumerate(self.keys):
             value = self.values[index]
             if key == "input":
@@ -337,9 +371,9 @@ class Targets:
             ArgumentError: If they are.
         """
         shape = tuple(self.values[self.keys.index("input")].shape)
-        if shape != (size.batch, size.channels, size.height, size.width):
+        if shape != (size.images, size.channels, size.height, size.width):
             raise ArgumentError(
-                f"{op.name} must leave images of {(size.batch, size.channels, size.height, size.width)}, as its draws say, "
+                f"{op.name} must leave images of {(size.images, size.channels, size.height, size.width)}, as its draws say, "
                 f"got {shape}. Put it into a stage of its own, and what follows it into another."
             )
 
@@ -355,8 +389,12 @@ class Targets:
             # As in Kornia, boxes and keypoints leave as they came. Views lie along the axis of the batch, so they keep it.
             elif axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
                 made = made.squeeze(axis)
+            made = self._clips.deep(key, made, given)
+            if self._clips.is_single and key == "input" and views == 1 and keepdim:
+                made = made[0]
             values[index] = self._ended(key, made, given)
         values = self._gathered(values) if self._typed else values
+        self._clips.lists(values)
         return values[0] if len(values) == 1 else values
 
     def _ended(self, key: str, made: Any, given: Any) -> Any:

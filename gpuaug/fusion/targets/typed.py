@@ -11,7 +11,6 @@ from gpuaug.core import batch as batches
 from gpuaug.core.columns import Column, columns
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_targets, type_name
-from gpuaug.fusion.targets.data_keys import refuse_clip
 from gpuaug.fusion.targets.masks import like
 
 _Path = tuple[Any, ...]
@@ -191,8 +190,6 @@ class TypedTargets:
         self, tensor: Tensor, visit: _Visit, path: _Path, sample: int | None, container: Any
     ) -> tuple[Tensor, Tensor | None]:
         name = type_name(tensor)
-        if name == "Video":
-            refuse_clip("A batch", tensor)
         if name not in TARGET_TYPES:
             return tensor, None
         # In a batch of one image every tensor belongs to that image, unless it has an axis for the batch.

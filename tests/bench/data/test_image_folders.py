@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
 import torch
-from PIL import Image
 
 from bench.data import character_images, image_folders, pipelines
 
@@ -22,16 +20,6 @@ def test_train_and_val_are_taken_as_they_are(character_folder):
     assert made.classes == sorted(character_images.CLASSES)
     assert {Path(path).parts[-3] for path, _ in made.train.samples} == {"train"}
     assert {Path(path).parts[-3] for path, _ in made.val.samples} == {"val"}
-
-
-def test_parts_of_different_classes_are_refused(tmp_path):
-    for part, names in (("train", "ab"), ("val", "ac")):
-        for name in names:
-            (tmp_path / part / name).mkdir(parents=True)
-            Image.new("RGB", (8, 8)).save(tmp_path / part / name / "0.png")
-    text = r"train and val must have the same classes, got 2 and 2 in .*, of which 2 are in one alone\. Add or remove"
-    with pytest.raises(ValueError, match=text):
-        image_folders.split(tmp_path)
 
 
 def test_images_in_memory_are_those_in_the_files_and_are_tested_in_the_middle(class_folder):

@@ -15,12 +15,6 @@ def test_ragged_images_differ_in_size_and_are_the_same_every_time():
     assert inverted[3][1] == first[3][1]
 
 
-def test_transformed_samples_are_tuples_whatever_the_transform_returns():
-    pairs = random_images.Transformed([(1, 2), (3, 4)], lambda image, mask: (image + 10, mask))
-    assert [pairs[index] for index in range(len(pairs))] == [(11, 2), (13, 4)]
-    assert random_images.Transformed([(5,)], lambda image: image + 10)[0] == (15,)
-
-
 def test_random_objects_lie_in_their_image_and_have_labels():
     draw = torch.Generator().manual_seed(0)
     found = [random_images.random_objects(40, 60, draw) for _ in range(30)]

@@ -1,11 +1,7 @@
 """Images that lie uncompressed in one file."""
 
-import pickle
-
 import numpy as np
-import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 
 from bench.data import raw_images
@@ -23,14 +19,3 @@ def test_images_are_those_of_the_files_shrunk(class_folder, monkeypatch, tmp_pat
         assert own == label
         assert np.array_equal(image, ImageOps.fit(Image.open(path).convert("RGB"), (24, 24), Image.Resampling.BICUBIC))
     assert raw_images.make(class_folder, 30, 24) == folder
-
-
-def test_a_worker_maps_the_file_itself(class_folder, tmp_path):
-    raw_images.write(ImageFolder(class_folder).samples, 64, tmp_path)
-    images = raw_images.RawImages(tmp_path)
-    pickled = pickle.dumps(images)
-    assert len(pickled) < 1000
-    again = pickle.loads(pickled)
-    batch, labels = next(iter(DataLoader(again, batch_size=24, num_workers=1)))
-    assert torch.equal(batch, torch.from_numpy(np.load(tmp_path / "images.npy")))
-    assert labels.tolist() == [0] * 12 + [1] * 12

@@ -24,13 +24,6 @@ def test_every_form_of_a_batch_has_the_same_boxes():
         assert torch.equal(given["bbox_xyxy"][index][given["valid"][index]], target["boxes"])
 
 
-def test_masks_are_torchvisions_where_torchvision_gets_them():
-    batch = target_batches.random_batch(2, 8, CPU, masks=True)
-    assert list(batch.by_key()) == ["input", "mask"]
-    assert [type(part) for part in batch.for_torchvision()] == [tv_tensors.Image, tv_tensors.Mask]
-    assert [tuple(map(type, sample)) for sample in batch.samples()] == [(tv_tensors.Image, tv_tensors.Mask)] * 2
-
-
 def test_joined_targets_come_apart_as_they_were():
     batch = target_batches.random_batch(3, 16, CPU, boxes=True)
     images, targets = map(target_batches.separated, target_batches.collated(batch.samples()))
@@ -38,16 +31,6 @@ def test_joined_targets_come_apart_as_they_were():
     for target, expected in zip(targets, batch.targets, strict=True):
         assert list(target) == ["boxes", "labels"]
         assert all(torch.equal(target[key], expected[key]) for key in target)
-
-
-def test_loaded_targets_are_the_targets():
-    batch = target_batches.random_batch(3, 16, CPU, boxes=True)
-    images, targets = batch.loaded()
-    assert images is batch.images
-    assert [type(target) for target in targets] == [dict] * 3
-    for target, expected in zip(targets, batch.targets, strict=True):
-        assert isinstance(target["boxes"], tv_tensors.BoundingBoxes)
-        assert all(torch.equal(target[key], expected[key]) for key in expected)
 
 
 def test_every_tensor_of_a_result_is_read():

@@ -62,22 +62,3 @@ def test_files_and_their_hash_are_the_same_wherever_they_are_made(file_corpora, 
     changed = next(second.glob("*/*"))
     changed.write_bytes(changed.read_bytes()[:-1] + b"\0")
     assert encoded_images.corpus(second).facts["sha256"] != hashes[0]
-
-
-def test_a_result_says_what_the_files_are_made_of(file_corpora, tmp_path):
-    for index in range(3):
-        Image.radial_gradient("L").resize((700 + index, 600)).save(tmp_path / f"{index}.jpg")
-    root = web_images.make("web", folder=tmp_path)
-    about = web_images.about(root)
-    assert about == {
-        "seed": web_images.SEED,
-        "photographs": 3,
-        "crops": 25,
-        "forms": {"jpeg": 20, "progressive": 3, "png": 1, "webp": 1},
-        "pillow": about["pillow"],
-    }
-    facts = encoded_images.corpus(root).facts
-    assert facts["count"] == 25, "the file beside the folders is no image"
-    assert facts["side_px"]["p05"] < facts["side_px"]["p50"] < facts["side_px"]["p95"]
-    assert root != web_images.make("web"), "other photographs, another folder"
-    assert web_images.about(tmp_path) == {}

@@ -1,7 +1,5 @@
 """Lines over the batch size."""
 
-import itertools
-
 import pytest
 from support.bench.made_results import SIZES, sweep
 
@@ -29,27 +27,6 @@ def test_many_batch_sizes_are_drawn_as_lines():
         red, green, blue = (int(line.get_color()[at : at + 2], 16) for at in (1, 3, 5))
         assert (green > red + 30) == name.startswith("streamed"), line.get_color()
         assert name.startswith("streamed") or max(red, green, blue) - min(red, green, blue) < 20
-
-
-def test_labels_of_lines_are_apart_from_each_other_and_from_the_lines():
-    made = sweep()
-    for row in made["rows"]:
-        row["images_per_s"] = 100.0 + len(row["name"])  # ends that lie on each other
-    figure = plot.draw(made)
-    figure.draw_without_rendering()
-    axis = figure.axes[1]
-    assert [text.get_text() for text in axis.texts]
-    boxes = [text.get_window_extent() for text in axis.texts]
-    frame = axis.get_window_extent()
-    for text, own in zip(axis.texts, boxes, strict=True):
-        # The extent holds the line to the end of the curve as well.
-        left = axis.transAxes.transform(text.xyann)[0]
-        assert left > frame.x1
-        assert own.x1 <= figure.bbox.x1
-    heights = sorted(axis.transAxes.transform(text.xyann)[1] for text in axis.texts)
-    text_height = 8 / 72 * figure.dpi
-    assert all(above - below > text_height for below, above in itertools.pairwise(heights))
-    assert {text.get_text() for text in axis.texts} == {"serial", "workers", "streamed", "streamed, fused"}
 
 
 @pytest.mark.parametrize("spoil", ["three sizes", "cases", "two rows of a name"])

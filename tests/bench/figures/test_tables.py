@@ -41,12 +41,6 @@ def test_tables_are_rewritten_from_the_results(measured, tmp_path, capsys):
     assert tables.main([*flags, "--check"]) == 0
 
 
-def test_tables_leave_text_alone_without_results(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(TEXT)
-    assert tables.main([str(page), "--results", str(tmp_path / "none"), "--check"]) == 0
-
-
 def test_a_case_of_one_row_is_left_out_beside_cases_of_several():
     rows = [{"case": case, "name": name, "images_per_s": rate} for case, name, rate in [
         ("load", "peer", 100.0), ("load", "gpuaug", 200.0), ("train", "peer", 7.0),
@@ -107,17 +101,12 @@ def test_rows_that_are_named_are_shown_alone_at_the_batch_size_that_all_have():
     assert tables.rewrite(written, {"augment": made}) == written
 
 
-def test_a_row_that_a_page_misspells_is_an_error():
-    with pytest.raises(ValueError, match=r"A row must be one that 'augment' has here, got \['gpuag'\]\. Correct the page\."):
-        tables.markdown(many_figures(), names=["gpuag"])
-
-
 def test_cases_that_are_named_are_lines_with_a_column_for_each_row():
     made = many_figures()
     page = "<!-- table: augment by case rows: gpuaug; peer cases: blur; crop -->\n<!-- end -->\n"
     written = tables.rewrite(page, {"augment": made})
-    assert "| images/s, B=32 | peer | gpuaug |\n| --- | ---: | ---: |\n" in written
-    assert "| blur | 320 | 2,240 (7.00x) |\n| crop | 320 | 2,240 (7.00x) |\n" in written
+    assert "| images/s, B=32 | gpuaug | peer |\n| --- | ---: | ---: |\n" in written
+    assert "| blur | 2,240 (7.00x) | 320 |\n| crop | 2,240 (7.00x) | 320 |\n" in written
     assert tables.rewrite(written, {"augment": made}) == written
     alone = tables.rewrite("<!-- table: augment cases: blur -->\n<!-- end -->\n", {"augment": made})
     assert "| images/s, B=32 | blur |\n" in alone

@@ -85,10 +85,6 @@ def test_without_the_baseline_there_are_no_ratios(clock, measure, tmp_path):
     assert "In brackets" not in shown
 
 
-def test_more_images_than_a_batch_has_are_all_of_it():
-    assert call_rows.call_row("few", lambda: None, 2, images=4).share == 1
-
-
 def test_the_time_of_a_call_leaves_the_windows_out(clock):
     taken = iter([3.0, 1.0, 2.0, *[100.0] * 100])
     found = call_rows.call_figures(lambda: clock.call(next(taken)), CPU, launches=None)

@@ -97,32 +97,3 @@ def test_other_hardware_is_warned_of_in_words(run, before, after, capsys):
     assert "99" in warnings[1]
     assert "3.0" in warnings[2]
     assert "warning: the GPUs differ: CPU and NVIDIA H200." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (lambda made: made.update(suite="chain"), "results must be of one suite, got 'classifier' and 'chain'."),
-        (lambda made: made["rows"].append(made["rows"][0]), "rows of classifier must differ in case, batch size or name"),
-        (lambda made: made.update(schema=0), "b.json: schema must be 1, got 0."),
-    ],
-)
-def test_what_cannot_be_compared_is_an_error(run, before, after, spoil, text, capsys):
-    spoil(after)
-    with pytest.raises(SystemExit) as stop:
-        run(before, after)
-    assert stop.value.code == 2
-    assert text in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_rows_without_a_figure_in_common_are_an_error(before, after):
-    before["rows"] = [{"name": "x", "cpu_ms": 2.0}]
-    after["rows"] = [{"name": "x", "steps_per_s": 2.0}]
-    with pytest.raises(ValueError, match="rows of 'x' must share a rate or a time, got"):
-        compare.compare(before, after)
-
-
-def test_a_file_that_is_not_there_is_an_error(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        compare.main([str(tmp_path / "no.json"), str(tmp_path / "no.json")])
-    assert "No such file" in capsys.readouterr().err

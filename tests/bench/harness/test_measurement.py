@@ -1,14 +1,12 @@
 """From the rows of a case to a result, whatever its peers do."""
 
 import json
-import sys
 
 import pytest
 import torch
 from support.bench.clock import Clock
 
 from bench.harness import flags, measurement, optional_rows
-from bench.peers import dali, timm
 from gpuaug.benchkit import results
 from gpuaug.benchkit.windows import Variant
 
@@ -87,35 +85,6 @@ def test_a_peer_that_raises_while_it_is_measured_costs_its_row_only(measure, clo
     assert made["settings"]["skipped"] == [{"batch_size": 16, "name": "peer", "reason": "RuntimeError: out of memory"}]
 
 
-def test_an_error_of_ones_own_row_is_raised_and_what_was_measured_is_kept(measure, clock, tmp_path):
-    def failing():
-        yield 4
-        raise RuntimeError("ours broke")
-
-    def made_rows(size):
-        return [clock.row("serial"), Variant("ours", failing) if size == 16 else clock.row("ours")]
-
-    with pytest.raises(RuntimeError, match="ours broke"):
-        measure(made_rows)
-    kept = json.loads((tmp_path / "made.json").read_text())
-    results.check(kept)
-    assert {row["batch_size"] for row in kept["rows"]} == {8}
-
-
-def test_rows_may_name_what_cannot_be_had_here(measure, clock):
-    def made_rows(size):
-        return [
-            clock.row("serial"),
-            optional_rows.peer_row("away", CPU, None),
-            optional_rows.peer_row("unwanted", CPU, None),
-            clock.row("ours"),
-        ]
-
-    made = measure(made_rows, "--rows", "away", sizes="8")
-    assert names(made, 8) == ["serial"]
-    assert [row["name"] for row in made["settings"]["skipped"]] == ["away"]
-
-
 def test_slow_rows_are_left_out_at_the_sizes_after_that(measure, clock):
     def made_rows(size):
         return [clock.row("serial", 0.4), clock.row("slow", 0.005 * size), clock.row("ours")]
@@ -126,14 +95,3 @@ def test_slow_rows_are_left_out_at_the_sizes_after_that(measure, clock):
     assert [names(made, size) for size in (8, 16, 32, 64)] == [["serial", "slow", "ours"]] * 3 + [["serial", "ours"]]
     (left,) = made["settings"]["skipped"]
     assert left["reason"] == "a step took 0.16 s with batch size 32, more than --slowest 0.1"
-
-
-def test_without_timm_or_dali_the_reason_says_so(monkeypatch):
-    for package in ("timm", "timm.data", "timm.data.loader", "nvidia", "nvidia.dali"):
-        monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(optional_rows.MissingError, match=r"^not installed: .*timm"):
-        timm.Prefetched([], CPU, None)
-    with pytest.raises(optional_rows.MissingError, match=r"^not installed: .*nvidia"):
-        dali.Batches("seed", [], 2, 32, CPU)
-    with pytest.raises(optional_rows.MissingError, match=r"^not installed: .*nvidia"):
-        dali.build_ragged([], 32, antialias=False, device=CPU)

@@ -81,9 +81,3 @@ def test_settle_waits_for_no_worker_that_is_idle():
     finally:
         worker.kill()
         worker.join()
-
-
-def test_settle_looks_at_nothing_where_there_are_no_workers(monkeypatch):
-    monkeypatch.setattr(processes, "active_children", list)
-    monkeypatch.setattr(processes, "cpu_seconds", None)
-    assert processes.settle()

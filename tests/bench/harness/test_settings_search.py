@@ -2,7 +2,6 @@
 
 import pytest
 
-from bench.harness.optional_rows import MissingError
 from bench.harness.settings_search import most, ranked
 
 AXES = [[{"a": 1}, {"a": 2}, {"a": 3}], [{"b": 1, "c": 0}, {"b": 2, "c": 5}], [{"d": 1}]]
@@ -39,14 +38,3 @@ def test_settings_that_raise_are_left_out():
     assert ranked([[{"a": 1}, {"a": 2}, {"a": 3}], [{"b": 1}]], rate) == [{"a": 2, "b": 1}]
     with pytest.raises(ZeroDivisionError, match="with 1"):
         ranked([[{"a": 1}, {"a": 3}]], rate)
-
-
-def test_a_missing_library_ends_the_search():
-    def rate(settings):
-        tried.append(settings)
-        raise MissingError("not installed")
-
-    tried = []
-    with pytest.raises(MissingError):
-        ranked(AXES, rate)
-    assert len(tried) == 1

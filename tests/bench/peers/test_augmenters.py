@@ -32,12 +32,6 @@ def test_every_way_gives_the_same_shape_and_layout(case):
         assert bool(others) == bool(case.masks or case.boxes), name
 
 
-def test_kornia_has_the_rows_of_what_it_has_transforms_for():
-    from_kornia = {"Kornia", "Kornia, matrices skipped", "gpuaug"}
-    has = {case.name: from_kornia & set(augmenters.row_names(case)) for case in augmenters.cases(32) if case.preset}
-    assert has == {"hflip": from_kornia, "lsj": set(), "ssd": set(), "segmentation": set()}
-
-
 def squares(size, count):
     """Black images with a bright rectangle and its box; some have a second box without width or height."""
     images, targets = torch.zeros(count, 3, size, size, dtype=torch.uint8), []

@@ -1,8 +1,4 @@
-import gc
 import itertools
-import sys
-import weakref
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -26,44 +22,6 @@ def test_dali_keeps_labels_with_their_images():
         torch.testing.assert_close(colours, 10.0 * labels, atol=1.0, rtol=0)
 
 
-class Cyclic:
-    """What matters here of a pipeline of DALI's: it holds what it pulls from, and itself."""
-
-    def __init__(self, pull):
-        self.pull, self.itself = pull, self
-
-    def build(self):
-        pass
-
-    def run(self):
-        images = torch.from_numpy(self.pull()).float()
-        return [SimpleNamespace(as_tensor=lambda: images)]
-
-
-@pytest.mark.parametrize("real", [False, True], ids=["stand-in", "DALI"])
-def test_a_loader_behind_dali_ends_with_the_loop(real, monkeypatch):
-    """As cyclic garbage it would wait for each of its workers, seconds long."""
-    if real:
-        pytest.importorskip("nvidia.dali")
-    else:
-        made = ModuleType("nvidia.dali")
-        made.fn, made.types, made.pipeline_def = None, None, lambda **_: lambda _body: Cyclic
-        monkeypatch.setitem(sys.modules, "nvidia", ModuleType("nvidia"))
-        monkeypatch.setitem(sys.modules, "nvidia.dali", made)
-    pulled = iter(DataLoader(Labelled(), batch_size=4))
-    held = weakref.ref(pulled)
-    batches = iter(dali.Batches("seed", pulled, 4, 32, CPU))
-    del pulled
-    gc.disable()
-    try:
-        next(batches)
-        assert held() is not None
-        batches.close()
-        assert held() is None
-    finally:
-        gc.enable()
-
-
 def test_dali_takes_images_of_different_sizes_and_antialiases_when_told():
     pytest.importorskip("nvidia.dali")
     images = [torch.randint(256, (height, 150, 3), dtype=torch.uint8) for height in (120, 200)]
@@ -80,7 +38,7 @@ def test_dali_takes_images_of_different_sizes_and_antialiases_when_told():
 def test_dali_pads_masks_where_it_pads_images():
     pytest.importorskip("nvidia.dali")
     images, masks = torch.full((8, 3, 52, 52), 200, dtype=torch.uint8), torch.full((8, 1, 52, 52), 7, dtype=torch.uint8)
-    found, labels = dali.build("segmentation", images, masks, torch.float32)()
+    found, labels = dali.build(dali.segmentation_preset, images, masks, torch.float32)()
     assert found.shape == (8, 3, 48, 48)
     assert (labels.shape, labels.dtype) == ((8, 1, 48, 48), torch.int64)
     mean, std = (torch.tensor(part).view(3, 1, 1) for part in (pipelines.MEAN, pipelines.STD))

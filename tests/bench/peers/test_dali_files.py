@@ -33,17 +33,3 @@ def test_batches_are_cropped_and_have_their_labels(coloured, region):
         assert torch.equal(images[:, 0].mean((1, 2)) > images[:, 2].mean((1, 2)), labels == 1)
         seen.update(labels.tolist())
     assert seen == {0, 1}
-
-
-def test_settings_suit_the_cores():
-    for cores, threads in ((16, {4, 8, 16}), (12, {4, 8}), (4, {4}), (2, {2})):
-        mixed, crops, ahead = dali_files.axes(cores, mixed=True)
-        assert {settings["threads"] for settings in mixed} == threads
-        assert {settings["load"] for settings in mixed} == {0.65, 0.9, 1.0, 0.5, 0.0}
-        assert len(mixed) == 3 * len(threads) + 2
-        assert {settings["threads"] for settings in mixed if settings["load"] < 0.65} == {max(threads)}
-        assert (len(crops), len(ahead)) == (2, 2)
-    assert dali_files.axes(4, mixed=False)[0] == [{"threads": 4}]
-    hidden, crops, _ = dali_files.axes(8, mixed=True, engines=False)
-    assert hidden == [{"threads": 4, "load": 0.0}, {"threads": 8, "load": 0.0}]
-    assert dali_files.axes(8, mixed=False, regions=(False,))[1] == [{"region": False}]

@@ -1,10 +1,8 @@
 """Decoders by themselves, and beside a training step."""
 
 import io
-import itertools
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +10,8 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-import gpuaug
 from bench.data import encoded_images
-from bench.peers import decoders, file_loaders
+from bench.peers import decoders
 from bench.peers.file_loaders import FileCase
 
 
@@ -59,21 +56,3 @@ def test_engines_alone_decode_the_files(class_folder):
         [pil_to_tensor(Image.open(io.BytesIO(file)).convert("RGB")).permute(1, 2, 0).flatten() for file in files]
     )
     assert (pixels.cpu().float() - wanted.float()).abs().mean() < 3
-
-
-def test_a_step_beside_the_engines_has_its_own_batches_while_others_are_decoded(class_folder, monkeypatch):
-    made = []
-
-    def watched(*args, **options):
-        made.append(gpuaug.StreamedLoader(*args, **options))
-        return made[-1]
-
-    monkeypatch.setattr(file_loaders, "gpuaug", SimpleNamespace(StreamedLoader=watched))
-    resident = [(torch.full((7, 1), index), torch.arange(7)) for index in range(3)]
-    with ExitStack() as stack:
-        options = {"resident": itertools.cycle(resident), "backend": "cpu"}
-        batches = decoders.beside_training(case_of(class_folder), stack, **options)
-        for index in range(5):
-            images, _ = next(batches)
-            assert images is resident[index % 3][0]
-            assert made[0].stats().batches == index + 1

@@ -9,7 +9,7 @@ from kornia.augmentation import auto
 
 pytest.importorskip("triton")
 
-from support import device_crops, pipelines, readers
+from support import clips, device_crops, pipelines, readers
 from support.compiled import CompileOnly
 from support.executors import through_both
 from support.mask_lists import PIPELINES, rows_of
@@ -97,6 +97,20 @@ def made(monkeypatch):
 def test_kernels_compile_for_a_gpu(name, made):
     modules = next(group[name] for group in (pipelines.EXACT, pipelines.CLOSE, pipelines.RGB_CLOSE) if name in group)
     through_both(modules(), photographs(2), torch.bfloat16, torch.channels_last)
+
+
+CLIPS = [
+    *("noise", "torchvision's mixes"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("filters, each for some", "photometric", "equalize", "blur of two passes", "CLAHE")
+    ),
+]
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_kernels_for_clips_compile_for_a_gpu(name, made):
+    through_both(clips.all_pipelines()[name](), photographs(4), torch.bfloat16, torch.channels_last, frames=2)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.int16], ids=str)

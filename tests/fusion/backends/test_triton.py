@@ -16,7 +16,7 @@ import gpuaug
 
 FOLDER = Path(__file__).parent / "interpreted"
 TESTS = FOLDER.parents[2]
-PARTS = ("16_bits", "pipelines", "compositions", "crops", "filters", "labels", "readers", "skipped", "targets")
+PARTS = ("16_bits", "pipelines", "clips", "compositions", "crops", "filters", "labels", "readers", "skipped", "targets")
 
 # Each process spends four seconds on its imports. Two of equal length keep two workers busy.
 HALVES = [PARTS[1:2], (*PARTS[:1], *PARTS[2:])]

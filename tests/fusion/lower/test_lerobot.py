@@ -5,13 +5,13 @@ from itertools import permutations
 
 import pytest
 import torch
-from support import lerobot as written
 from support.replay import overriding, photographs
 from support.torchvision_replay import assert_replays
 from support.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug
+from bench.data.recipes import lerobot as written
 from gpuaug.fusion.lower import by_name
 from gpuaug.loader.definition import definition
 

@@ -79,7 +79,8 @@ def outcome(module):
     if isinstance(module, v2.RandomIoUCrop):
         targets = [{"boxes": torch.tensor([[2.0, 3.0, 20.0, 12.0]]), "labels": torch.ones(1)} for _ in range(4)]
         return augment, augment(images, targets, data_keys=["input", "targets"])[:1]
-    return augment, [augment(images)]
+    takes_clips = isinstance(module, K.VideoSequential | v2.UniformTemporalSubsample)
+    return augment, [augment(images[:, None] if takes_clips else images)]
 
 
 ATTRIBUTES = {name for kind in [*OF_KORNIA, *OF_V2, *OF_V1] for name in vars(instance(kind))} - set(vars(nn.Module()))

@@ -45,15 +45,6 @@ def test_mask_list_without_masks():
     assert [tuple(made.shape) for made in empty.results()] == [(0, 20, 24)] * 3
 
 
-def test_mask_list_refuses_a_mask_of_another_size_than_its_image():
-    heights, widths = np.array(SIDES).T
-    size = Size(3, 3, heights, widths)
-    assert size.of(1).shape == (1, 3, 30, 18)
-    given = [torch.zeros(1, *SIDES[0]), torch.zeros(2, *SIDES[0]), torch.zeros(1, *SIDES[2])]
-    with pytest.raises(gpuaug.ArgumentError, match=r"masks of sample 1 must be of its image's size, 30x18, got \(2, 21, 37\)"):
-        MaskList(given, range(3), size, torch.device("cpu"))
-
-
 def test_normalized_boxes_are_scaled_by_their_own_image():
     heights, widths = np.array(SIDES).T
     places = torch.tensor([[0, *sides] for sides in SIDES])

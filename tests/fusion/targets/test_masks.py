@@ -176,13 +176,3 @@ def test_mask_strides_make_no_difference():
         _, plain, _ = followed(EXACT[name](0.5), photographs(5), given)
         for laid_out in (given.to(memory_format=torch.channels_last), given.repeat_interleave(2, 3)[..., ::2]):
             assert_values(followed(EXACT[name](0.5), photographs(5), laid_out)[1], plain)
-
-
-def test_masks_resampled_in_another_way_are_refused():
-    pipeline = K.AugmentationSequential(
-        K.RandomHorizontalFlip(),
-        data_keys=["input", "mask"],
-        extra_args={K.container.augment.DataKey.MASK: {"resample": "bilinear"}},
-    )
-    with pytest.raises(gpuaug.ArgumentError, match=r"extra_args must resample masks to the nearest, got another way. Leave"):
-        gpuaug.fuse(pipeline)(photographs(2), masks(2, 1, 32, 48))

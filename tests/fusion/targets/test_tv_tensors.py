@@ -241,12 +241,6 @@ MEANT_OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize(("action", "text"), MEANT_OTHERWISE.values(), ids=MEANT_OTHERWISE)
-def test_what_torchvision_would_do_otherwise_is_refused(action, text):
-    with pytest.raises(gpuaug.ArgumentError, match=text):
-        action()
-
-
 @pytest.mark.parametrize("fill", [127, {tv_tensors.Mask: 127, "others": 0}], ids=["of all", "of masks"])
 def test_warp_that_would_fill_masks_is_refused(fill):
     augment = gpuaug.fuse([v2.RandomRotation(30, fill=fill), v2.ToDtype(torch.float32, scale=True)])

@@ -292,17 +292,12 @@ def test_stages_that_keep_their_source_leave_targets_with_it():
 # Refusals
 
 
-def clip(*sizes):
-    return tv_tensors.Video(torch.rand(*sizes, 4, 3, *SIDES))
-
-
 REFUSED = {
     "list of another length": ({"masks": [tensor("mask", 1, 0)] * 2}, gpuaug.ArgumentError, "one element"),
     "boxes of no image": (tensor("boxes", 5, 0), gpuaug.ArgumentError, "one entry"),
     "boxes of another canvas": ([tensor("boxes", 1, 0, (64, 96))] * 3, gpuaug.ArgumentError, "canvas_size"),
     "keypoints of another canvas": ([tensor("keypoints", 1, 0, (48, 32))] * 3, gpuaug.ArgumentError, "canvas_size"),
     "map of another size": (tv_tensors.Mask(torch.zeros(3, 8, 8)), gpuaug.ArgumentError, "size"),
-    "clip": ({"video": clip(3)}, gpuaug.ArgumentTypeError, "Video"),
 }
 
 
@@ -320,12 +315,12 @@ def test_canvas_is_compared_under_data_keys_of_kornia_too(key):
         gpuaug.fuse(FIXED["flip"]())(IMAGES[:1, :, :16], value, data_keys=["input", key])
 
 
-@pytest.mark.parametrize("transform", [v2.RandomRotation((20, 40)), v2.ColorJitter(0.9), v2.RandomCrop(4), v2.Resize(8)])
-def test_clips_are_refused(transform):
-    with pytest.raises(gpuaug.ArgumentTypeError, match="Video"):
-        gpuaug.fuse(transform)(clip())
-    with pytest.raises(gpuaug.ArgumentTypeError, match="Video"):
-        next(iter(gpuaug.StreamedLoader([(IMAGES, clip(3))], [gpuaug.fuse(transform)], device="cpu")))
+def test_videos_that_are_not_selected_stay_as_they_are():
+    """As images do: another stage may take them."""
+    batch = {"images": IMAGES, "video": tv_tensors.Video(torch.rand(3, 4, 3, *SIDES))}
+    stage = gpuaug.TransformStage(gpuaug.fuse(v2.RandomCrop(4)), on="images")
+    made = next(iter(gpuaug.StreamedLoader([batch], [stage], device="cpu")))
+    assert_values(made["video"], batch["video"])
 
 
 @pytest.mark.parametrize("shape", [(3, *SIDES), (3, 1, *SIDES)])

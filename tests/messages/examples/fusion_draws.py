@@ -136,7 +136,9 @@ def images_that_an_operation_does_not_take(told):
     gpuaug.fuse(K.auto.AutoAugment(policy=[[("invert", 1.0, None)]]), pick="sample").draw((2, 3, 1, 8), seed=1)
 
 
-@example("shape must be (B, C, H, W), got", "shape[…] must be …", "dtype must be …, got …. Pass images.dtype of a batch")
+@example(
+    "shape must be …, got …. Pass images.shape", "shape[…] must be …", "dtype must be …, got …. Pass images.dtype of a batch"
+)
 def shapes_and_types_of_a_draw(told):
     images, augment = IMAGES, gpuaug.fuse(FLIP)
     with told:

@@ -26,16 +26,43 @@ def targets(**others):
     return [{"boxes": boxes, "labels": torch.tensor([1]), **others} for boxes in BOXES]
 
 
-@example("Clips are not supported")
-def clips_replay_one_draw(told):
-    clips = torch.rand(3, 1, 3, 48, 64).expand(3, 8, 3, 48, 64)
-    augment = gpuaug.fuse([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)])
+@example("Make clips of a sample samples of their own")
+def several_clips_of_a_sample(told):
+    several = torch.rand(2, 3, 4, 3, 8, 8)
+    augment = gpuaug.fuse(K.RandomCrop((4, 4)))
     with told:
-        augment(clips)
-    draws = augment.draw(clips[:, 0].shape, dtype=clips.dtype)
-    frames = [augment(frame, draws=draws) for frame in clips.unbind(1)]
-    assert all(torch.equal(frame, frames[0]) for frame in frames), "one draw per clip"
-    assert not torch.equal(frames[0][0], frames[0][1]), "another draw for the next clip"
+        augment(several)
+    assert augment(several.flatten(0, -5)).shape == (6, 4, 3, 4, 4)
+
+
+@example("Put images of each size through a stage of their own")
+def cameras_of_two_sizes(told):
+    left, right = torch.rand(2, 3, 8, 8), torch.rand(2, 3, 6, 8)
+    with told:
+        gpuaug.fuse(FLIP)(left, right, data_keys=["input", "input"])
+    stages = [gpuaug.TransformStage(gpuaug.fuse(FLIP), on=name, name=name) for name in ("left", "right")]
+    made = next(iter(gpuaug.StreamedLoader([{"left": left, "right": right}], stages, device="cpu")))
+    assert torch.equal(made["right"], right.flip(-1))
+
+
+@example("Name its modules without it for images")
+def images_for_a_video_sequential(told):
+    video = K.VideoSequential(K.RandomHorizontalFlip(p=1.0))
+    images = torch.rand(2, 3, 8, 8)
+    with told:
+        gpuaug.fuse(video)(images)
+    assert torch.equal(gpuaug.fuse(K.AugmentationSequential(*video.children()))(images), images.flip(-1))
+
+
+@example("Fuse each by itself, and give each a stage of its own")
+def videos_of_two_forms(told):
+    videos = [K.VideoSequential(K.RandomHorizontalFlip(p=1.0), same_on_frame=same) for same in (True, False)]
+    with told:
+        gpuaug.fuse(videos)
+    clips = torch.rand(2, 3, 3, 8, 8)
+    stages = [gpuaug.TransformStage(gpuaug.fuse(video), name=str(index)) for index, video in enumerate(videos)]
+    (made,) = gpuaug.StreamedLoader([clips], stages, device="cpu")
+    assert torch.equal(made, clips)
 
 
 @example("Scale them to [0, 1] first")

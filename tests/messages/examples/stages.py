@@ -59,7 +59,7 @@ def member_twice(told):
     assert torch.equal(run((LABELS, IMAGES), stage(on=0))[0], -LABELS)
 
 
-@example("on must map members to data keys")
+@example("on must map members to names")
 def members_to_numbers(told):
     mask = IMAGES[:, :1]
     with told:
@@ -262,7 +262,7 @@ class Encoder(nn.Module):
 FEATURES = torch.ones(2, 3)
 
 
-@example("encoder must be an nn.Module or a mapping")
+@example("encoder must be an nn.Module, a bound method")
 def function_as_encoder(told):
     with told:
         gpuaug.FeatureStage(torch.negative)
@@ -275,6 +275,47 @@ def autocast_of_integers(told):
     with told:
         gpuaug.FeatureStage(encoder, autocast=torch.int8)
     assert run(FEATURES, gpuaug.FeatureStage(encoder, autocast=torch.bfloat16)).dtype is torch.bfloat16
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return x.mul_(2)
+
+
+class OnACopy(nn.Module):
+    def forward(self, x):
+        x = x.clone()
+        return x.mul_(2)
+
+
+@example("encoder must leave its input as it is")
+def encoder_that_writes_to_its_input(told):
+    with told:
+        run(FEATURES.clone(), gpuaug.FeatureStage(InPlace()))
+    assert torch.equal(run(FEATURES, gpuaug.FeatureStage(OnACopy())), FEATURES * 2)
+
+
+@example("output must be a key, an index or a function")
+def output_of_another_type(told):
+    with told:
+        gpuaug.FeatureStage(nn.Identity(), output=1.0)
+    assert torch.equal(run(FEATURES, gpuaug.FeatureStage(nn.Identity())), FEATURES)
+
+
+@example("output must name a part of the encoder's result")
+def output_that_is_not_there(told):
+    with told:
+        run(FEATURES, gpuaug.FeatureStage(nn.Identity(), output="last_hidden_state"))
+    assert torch.equal(run(FEATURES, gpuaug.FeatureStage(nn.Identity())), FEATURES)
+
+
+@example("shapes must be a list of shapes or tensors", "shapes must hold shapes, tensors or tuples")
+def shapes_of_graphs(told):
+    features = gpuaug.FeatureStage(nn.Identity())
+    for wrong in (FEATURES, [2.0]):
+        with told:
+            features.capture(wrong)
+    features.capture([(8, 3, 512, 512)])
 
 
 @example("Freeze it with encoder.requires_grad_(False)")
@@ -313,4 +354,5 @@ untried(
     "A batch cannot be moved to",
     "The copy of a batch does not overlap with training",
     "because a CUDA graph cannot hold its encoder",
+    "run without CUDA graphs, because one of",
 )

@@ -4,12 +4,15 @@ import pathlib
 import tempfile
 
 import torch
+from support.clips import FRAMES, clips_of
 from support.encoded import encoded
 from support.messages.registry import example
+from support.ragged import images_of, pack
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.core.ragged import Ragged, Shapes
 
 IMAGES = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
 FLIP = v2.RandomHorizontalFlip(1.0)
@@ -114,13 +117,40 @@ def mix_beside_boxes_in_a_stage(told):
     run((IMAGES, torch.tensor([0, 1]), boxes), lambda images: transform(images))
 
 
-@example("Transform clips in the dataset")
-def video_of_a_batch(told):
-    clips = tv_tensors.Video(torch.rand(3, 1, 3, 48, 64).expand(3, 4, 3, 48, 64))
+@example("Pass one dict for each clip, or one for each frame")
+def dicts_of_another_number_of_frames(told):
+    clips, boxes = torch.rand(2, 3, 3, 8, 8), torch.tensor([[1.0, 2, 4, 5]])
+    keys = ["input", "targets"]
     with told:
-        gpuaug.fuse(FLIP)(clips)
-    got = torch.stack([v2.RandomResizedCrop(32)(tv_tensors.Video(clip)) for clip in clips])
-    assert all(torch.equal(frame, got[:, 0]) for frame in got.unbind(1))
+        gpuaug.fuse(FLIP)(clips, [[{"boxes": boxes}] * 2] * 2, data_keys=keys)
+    _, of_clips = gpuaug.fuse(FLIP)(clips, [{"boxes": boxes}] * 2, data_keys=keys)
+    _, of_frames = gpuaug.fuse(FLIP)(clips, [[{"boxes": boxes}] * 3] * 2, data_keys=keys)
+    assert all(
+        torch.equal(frame["boxes"], clip["boxes"]) for clip, frames in zip(of_clips, of_frames, strict=True) for frame in frames
+    )
+
+
+@example("Put what is known of all frames of a clip into one")
+def dicts_of_frames_of_ragged_clips(told):
+    batch = clips_of("hwc")
+    boxes = [torch.tensor([[1.0, 2, 4, 5]])] * FRAMES
+    augment = gpuaug.fuse(v2.Resize((8, 8)), ragged=True)
+    with told:
+        augment(batch, [[{"boxes": each} for each in boxes]] * 3, data_keys=["input", "targets"])
+    made, _ = augment(batch, [{"boxes": torch.cat(boxes)}] * 3, data_keys=["input", "targets"])
+    assert made.shape == (3, FRAMES, 3, 8, 8)
+
+
+@example("Resize the frames of each clip in the dataset")
+def frames_of_two_sizes(told):
+    sizes = [(20, 30), (20, 31)]
+    batch = pack(images_of(sizes))
+    mixed = Ragged(batch.data, batch.places, Shapes(batch.shapes.sizes, 3, "chw", frames=2))
+    with told:
+        gpuaug.fuse(v2.Resize((8, 8)), ragged=True)(mixed)
+    resized = pack([v2.Resize((20, 30))(image) for image in images_of(sizes)])
+    clips = Ragged(resized.data, resized.places, Shapes(resized.shapes.sizes, 3, "chw", frames=2))
+    assert gpuaug.fuse(v2.Resize((8, 8)), ragged=True)(clips).shape == (1, 2, 3, 8, 8)
 
 
 @example("per_box must be a list of keys")

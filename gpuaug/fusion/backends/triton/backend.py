@@ -79,9 +79,9 @@ def run(
         canvases: ``Plan.canvases``.
 
     Shape:
-        - images: (B, C, H, W), of a type in ``PIXELS``, any strides; or a ragged batch of B
+        - images: (B · T, C, H, W), of a type in ``PIXELS``, any strides; or a ragged batch of B
         - table: (V · B, K) float32, for V views
-        - returns: (V · B, C, H', W') of ``dtype`` and ``memory_format``
+        - returns: (V · B · T, C, H', W') of ``dtype`` and ``memory_format``
 
     Raises:
         ArgumentError: If there are more samples than a launch can have.
@@ -89,9 +89,10 @@ def run(
     Cost:
         The launches of the passes, some 10 µs of host time each, and memory for the images between passes (``types_written``).
     """
-    if table.shape[0] > MOST_SAMPLES:
+    samples = table.shape[0] * max(plan.source.each, plan.out.each)
+    if samples > MOST_SAMPLES:
         raise ArgumentError(
-            f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {table.shape[0]}. "
+            f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {samples}. "
             "Lower batch_size or views."
         )
     if isinstance(images, Tensor) and images.dtype == torch.float64:
@@ -122,7 +123,7 @@ def _run(
     buffers: Tensor | None = None
     for index, step in enumerate(plan.passes):
         sides = canvases[index] if step.out.ragged else (step.out.height, step.out.width)
-        shape = table.shape[0], step.out.channels, *sides
+        shape = table.shape[0] * step.out.each, step.out.channels, *sides
         if index == last:
             out = torch.empty(shape, dtype=types[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].way < 0:
@@ -136,7 +137,7 @@ def _run(
             gather(step, source, rows, out)
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
-            OP_KERNELS[step.front.kernel](step, viewed(source, len(table)), rows, out)
+            OP_KERNELS[step.front.kernel](step, viewed(source, len(out)), rows, out)
         source = out
     return out
 
@@ -174,6 +175,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     layout, strides, narrowest = _laid_out(images)
     on_canvas = step.source.ragged and isinstance(images, Tensor)
     """Whether images of different sizes are read, each at the top left of its memory."""
+    sources = batch // step.out.each * step.source.each
     rgb = channels == 3
     clean = is_clean(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if step.mean else TILES[front.kind]
@@ -182,7 +184,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
     even = out.shape[3] % 2 == 0  # rows and samples then begin at addresses of 32 bits
     constants = {
         "RAGGED": _LAYOUTS[layout],
-        "VIEWS": batch != len(images),
+        "REPEATS": (sources != len(images), step.out.each, step.columns.frames, step.source.each),
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
@@ -233,6 +235,7 @@ def _gathering(step: GatherPass, images: Tensor | Ragged, table: Tensor, out: Te
         return _Gathering(sums, (batch, blocks), keep, pixels)
     area = height * width
     resting = {name: constants[name] for name in ("PIXELS", "OUT_W", "PARTIALS")}
+    resting["FRAMES"] = step.out.each
     known = constants["PIXELS"]
     resting |= {
         "PROGRAM": rest,
@@ -293,9 +296,9 @@ def run_mask(
         canvas: The pass's of ``Plan.canvases``, if images differ in size behind the pass.
 
     Shape:
-        - masks: (B, C, H, W), or where there are ``places`` of N of them what their elements are counted from
+        - masks: (B · T, C, H, W), or where there are ``places`` of N of them what their elements are counted from
         - table: (B, K) float32
-        - returns: (B, C, H', W'); with places (N, 1, H', W')
+        - returns: (B · T, C, H', W'); with places (N, 1, H', W')
     """
     flat = places is not None
     table = step.rows_of(table)
@@ -303,10 +306,11 @@ def run_mask(
     height, width = canvas or (step.out.height, step.out.width)
     made = torch.empty((batch, channels, height, width), dtype=masks.dtype, device=masks.device)
     # How many masks there are differs from batch to batch, and so is no part of what is prepared.
-    key = _masking, masks.dtype, masks.stride(-1), flat
+    frames = 1 if flat else max(batch // max(len(table), 1), 1)
+    key = _masking, masks.dtype, masks.stride(-1), flat, frames
     found = step.prepared.get(key)
     if found is None:
-        found = step.prepared[key] = _masking(step, masks, flat=flat)
+        found = step.prepared[key] = _masking(step, masks, flat=flat, frames=frames)
     across, down = _tiles(height, width, found.tile)
     strides = (0, 0, 0) if flat else masks.stride()[:3]
     sizes = (height, width, across, table.stride(0))
@@ -328,7 +332,7 @@ class _Masking:
     launch: Launch
 
 
-def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
+def _masking(step: GatherPass, masks: Tensor, *, flat: bool, frames: int = 1) -> _Masking:
     front = step.front
     before, after = (mask_fill(part, masks.dtype) for part in (front.before, front.after))
     tile = TILES[front.kind]
@@ -337,6 +341,7 @@ def _masking(step: GatherPass, masks: Tensor, *, flat: bool) -> _Masking:
         "HALF_PIXEL": front.mask_half_pixel_centers,
         "WARP_AT": max(step.columns.mask_warp, 0),
         "FLAT": flat,
+        "FRAMES": frames,
         "SOURCE_W": masks.stride(-1),
         "TILE": tile,
     }

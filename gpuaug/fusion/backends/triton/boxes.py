@@ -70,7 +70,7 @@ def box_kernel(
 ):  # fmt: skip
     """What ``gpuaug.fusion.ops.boxes.follow`` computes. Grid: (blocks of boxes, 1, 1).
 
-    ``RAGGED``: columns of ``places``, or 0 where all images have one size.
+    ``RAGGED``: numbers from row to row of ``places``, or 0 where all images have one size.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < count
@@ -180,7 +180,7 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
     tail = (4, 2) if way.to.layout == "vertices" else (to_width,)
     made = torch.empty((*shape, *tail), dtype=dtype, device=values.device)
     kept = torch.empty(shape, dtype=torch.bool, device=values.device) if way.clip else None
-    ragged = way.source.shape[1] if isinstance(way.source, Tensor) else 0
+    ragged = way.source.stride(0) if isinstance(way.source, Tensor) else 0
     owned = way.owners is not None
     key = (values.dtype, dtype, way.form, width, way.to, way.clip, valid is None, owned, ragged)
     launch = _launches.get(key)

@@ -17,15 +17,15 @@ from gpuaug.fusion.program.plan import OpPass
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
 def channels_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr,
-    CHANNELS: tl.constexpr, RGB: tl.constexpr, WEIGHS: tl.constexpr, TILE: tl.constexpr, WAY: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, WEIGHS: tl.constexpr, TILE: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Make every channel of a tile: from the channel that the row names, or with ``WEIGHS`` the sum of all by its weights.
 
     Grid: (tiles of an image, samples).
     """
     sample = tl.program_id(1)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:

@@ -77,7 +77,7 @@ def crops_kernel(
 ):  # fmt: skip
     """What ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` finds, bit for bit, written into the rows.
 
-    ``places`` is ``Ragged.places``, of ``PLACE`` columns; every view has samples of all images.
+    ``places`` is ``Ragged.places``, with ``PLACE`` numbers from row to row; every view has samples of all images.
 
     Grid: (blocks of samples, 1, 1).
     """
@@ -149,10 +149,10 @@ def fit(step: GatherPass, crop: ResizedCrop, rows: Tensor, places: Tensor, layou
     samples, images = rows.shape[0], places.shape[0]
     if not samples:
         return
-    key = crops_kernel, layout, samples, images, places.shape[1]
+    key = crops_kernel, layout, samples, images, places.stride(0)
     launch = step.prepared.get(key)
     if launch is None:
-        launch = step.prepared[key] = _launch(step, crop, layout, samples, images, places.shape[1])
+        launch = step.prepared[key] = _launch(step, crop, layout, samples, images, places.stride(0))
     with on_device(rows.device):
         launch((rows, places))
 

@@ -232,7 +232,7 @@ def finished(
 def gather_kernel(
     source, places, out, rows, partial, kept, images, out_height, out_width, tiles_x, row_stride, tiles, blocks,
     source_b, source_c, source_h, out_b, out_c, out_h,
-    RAGGED: tl.constexpr, VIEWS: tl.constexpr,
+    RAGGED: tl.constexpr, REPEATS: tl.constexpr,
     SOURCE: tl.constexpr, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr, ANTIALIAS: tl.constexpr,
     WIDTH: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr,
@@ -252,10 +252,12 @@ def gather_kernel(
     With ``ANTIALIAS`` a block is one warp and makes its rows one after another, so that each line is weighed once for all rows.
     It is (filter or 0, largest value of the source, to which weighed values are clamped, or 0 for no clamp).
 
-    With ``VIEWS`` there are more samples than ``images``, and each image is the source of one in every view. ``RAGGED``: 0, all
-    images have one size; else each lies where ``places`` says, in planes (1) or with the channels of a pixel together (2), or
-    so with its window alone (3). ``SIDES``: column of height and width of the output image, where images differ in size behind
-    the pass and lie at the top left of (``out_height``, ``out_width``); or -1.
+    ``REPEATS``: whether there are more samples than ``images``, each of which is the source of one in every view; how many
+    samples, the frames of a clip, a row of the table serves; the first of the columns that choose the frames, or -1, and of how
+    many. ``RAGGED``: 0, all images have one size; else each lies where
+    ``places`` says, in planes (1) or with the channels of a pixel together (2), or so with its window alone (3). ``SIDES``:
+    column of height and width of the output image, where images differ in size behind the pass and lie at the top left of
+    (``out_height``, ``out_width``); or -1.
 
     The sums of a sample's blocks lie together, those of its planes behind one another: ``blocks`` of them.
 
@@ -265,14 +267,16 @@ def gather_kernel(
     tile = tl.program_id(0)
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // REPEATS[1] * row_stride
     if WAY >= 0:
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     image = sample
-    if VIEWS:
-        image = sample % images
+    if REPEATS[2] >= 0:
+        image = sample // REPEATS[1] * REPEATS[3] + tl.load(row + REPEATS[2] + sample % REPEATS[1]).to(tl.int32)
+    if REPEATS[0]:
+        image = image % images
     if RAGGED > 0:
         place = places + (4 if RAGGED == 3 else 3) * image.to(tl.int64)
         line = tl.load(place + (3 if RAGGED == 3 else 2)).to(tl.int32)

@@ -188,6 +188,7 @@ def reading(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """The constants of every kernel that reads images of one size for an op."""
     return {
         "SOURCE_W": source.stride(3),
+        "FRAMES": step.out.each,
         "SCALE": source.dtype == torch.uint8,
         "CHANNELS": source.shape[1],
     }

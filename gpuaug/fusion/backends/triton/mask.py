@@ -15,20 +15,21 @@ SIZES = ("first", "before_fill", "after_fill", "out_height", "out_width", "tiles
 def mask_kernel(
     source, out, rows, owners, samples, first, before_fill, after_fill, out_height, out_width, tiles_x, row_stride,
     source_b, source_c, source_h, out_b, out_c, out_h,
-    FLAT: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, ZEROS: tl.constexpr,
-    AFTER: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, SIDES: tl.constexpr, TILE: tl.constexpr,
+    FLAT: tl.constexpr, FRAMES: tl.constexpr, SOURCE_W: tl.constexpr, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr,
+    ZEROS: tl.constexpr, AFTER: tl.constexpr, WARP_AT: tl.constexpr, BEFORE: tl.constexpr, SIDES: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """The nearest pixel of a mask, its bits unread.
 
     With ``FLAT`` masks have sizes of their own, and lie where their ``owners`` and the ``samples`` of these say, counted from
-    ``source``: see ``MaskPlaces``. ``SIDES``: as of ``gather_kernel``.
+    ``source``: see ``MaskPlaces``. Without, a row serves the masks of ``FRAMES`` frames. ``SIDES``: as of ``gather_kernel``.
 
     Grid: (tiles of an image, masks from the ``first`` of this launch on, planes).
     """
     tile = tl.program_id(0)
     mask = first + tl.program_id(1)
     plane = tl.program_id(2)
-    sample = tl.load(owners + mask) if FLAT else mask
+    sample = tl.load(owners + mask) if FLAT else mask // FRAMES
     place = samples + sample * 3
     row = rows + sample * row_stride
     before = row + BEFORE[1]

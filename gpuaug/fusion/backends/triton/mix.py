@@ -42,16 +42,16 @@ def mixed(own, pointer, live, inside, weight, SCALE: tl.constexpr):
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
 def mix_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Mix each image with its partner.
+    """Mix each image with its partner; of clips, each frame with the frame of the same index.
 
     Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     live = place < height * width
     x = place % width
@@ -62,7 +62,7 @@ def mix_kernel(
     g = unit_pixel(pixel + source_c, live, SCALE) if RGB else r
     b = unit_pixel(pixel + 2 * source_c, live, SCALE) if RGB else r
     if tl.load(row) != 0:
-        other = first + tl.load(row + 1).to(tl.int64) * source_b
+        other = first + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)
         inside = live & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
         r = mixed(r, other, live, inside, weight, SCALE)

@@ -37,6 +37,7 @@ POSTERIZE = tl.constexpr(color.Posterize.code)
 SHUFFLE = tl.constexpr(channel.ChannelShuffle.code)
 DROPOUT = tl.constexpr(channel.ChannelDropout.code)
 NOISE = tl.constexpr(positional.GaussianNoise.code)
+FIELDS = tl.constexpr(positional.FIELDS)
 ERASING = tl.constexpr(positional.Erasing.code)
 NORMALIZE = tl.constexpr(channel.Normalize.code)
 DENORMALIZE = tl.constexpr(channel.Denormalize.code)
@@ -101,7 +102,8 @@ def reordered(r, g, b, channels):
 
 @triton.jit
 def point(
-    r, g, b, x, y, plane, width, row, mean, CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr
+    r, g, b, x, y, sample, plane, width, row, mean,
+    CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
     """One op on the pixels of a sample that the op applies to. ``row`` begins with the apply mask."""
     second: tl.constexpr = 1 if RGB else 0
@@ -161,7 +163,8 @@ def point(
         mean_ = tl.load(row + 1)
         deviation = tl.load(row + 2)
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
-        field = tl.load(row + 5).to(tl.int32)
+        # The flags are the number of frames of a clip, each of which takes a field of its own.
+        field = (tl.load(row + 5).to(tl.int32) + sample % FLAGS) % FIELDS
         r += mean_ + deviation * normal(x, y, plane, field, width, seed)
         if RGB:
             g += mean_ + deviation * normal(x, y, plane + 1, field, width, seed)
@@ -205,7 +208,8 @@ def point(
 
 @triton.jit
 def picked(
-    r, g, b, x, y, plane, width, row, mean, CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr
+    r, g, b, x, y, sample, plane, width, row, mean,
+    CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
     """One op, or the one of several that the row names: ``FLAGS`` has a bit for the code of each that there is."""
     if CODE == ONE_OF:
@@ -213,9 +217,9 @@ def picked(
         for code in tl.static_range(1, ONE_OF):
             if (FLAGS >> code) & 1:
                 if chosen == code:
-                    r, g, b = point(r, g, b, x, y, plane, width, row + 2, mean, code, 0, CHANNELS, RGB)
+                    r, g, b = point(r, g, b, x, y, sample, plane, width, row + 2, mean, code, 0, CHANNELS, RGB)
     else:
-        r, g, b = point(r, g, b, x, y, plane, width, row, mean, CODE, FLAGS, CHANNELS, RGB)
+        r, g, b = point(r, g, b, x, y, sample, plane, width, row, mean, CODE, FLAGS, CHANNELS, RGB)
     return r, g, b
 
 
@@ -232,5 +236,7 @@ def points(
     for index in tl.static_range(COUNT):
         own = row + PROGRAM[index][1]
         if tl.load(own) != 0:
-            r, g, b = picked(r, g, b, x, y, plane, width, own, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB)
+            r, g, b = picked(
+                r, g, b, x, y, sample, plane, width, own, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
+            )
     return r, g, b

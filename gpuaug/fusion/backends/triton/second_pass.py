@@ -20,19 +20,19 @@ def mean_of(partial, sample, blocks, pixels, PARTIALS: tl.constexpr):
 )
 def rest_kernel(
     kept, out, rows, partial, height, width, row_stride, blocks, out_b, out_c,
-    PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
+    FRAMES: tl.constexpr, PIXELS: tl.constexpr, WHOLE: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, PARTIALS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The contrast and the pointwise ops after it, on what ``gather_kernel`` kept, with the mean of its sums.
 
     The result lies as it was kept, pixel after pixel, with planes apart (``OUT_W`` is 1) or together. ``PIXELS``: how many an
     image has where that is compiled in, else 0; ``WHOLE``, that blocks cover them with none left over; ``WORDS``, that two
-    pixels are three words, which are stored as such.
+    pixels are three words, which are stored as such. ``FRAMES``: images that one row serves.
 
     Grid: (blocks of pixels, samples).
     """
     sample = tl.program_id(1)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     pixels = PIXELS if PIXELS > 0 else height * width
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if WORDS:

@@ -1,5 +1,6 @@
 """torchvision's ops on a pixel's colour: jitter, greys, inversion, solarising, levels, channels, normalisation."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,7 +147,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
     def out(self, size: Size) -> Size:
         """As many channels as are asked for."""
         channels: Any = self.module.num_output_channels if isinstance(self.module, v2.Grayscale) else size.channels
-        return Size(size.batch, channels, size.height, size.width)
+        return replace(size, channels=channels)
 
     def unsupported_size(self, size: Size) -> str | None:
         """A fused pass has as many channels as its source."""

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import Axis, Edge, IndexMap, IndexOp, changes_size_by_chance
+from gpuaug.fusion.ops.geometry import Axis, Edge, FrameOp, IndexMap, IndexOp, changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, TorchvisionOp, Units, image_fill, mask_fill, whole_sides
 
@@ -30,6 +31,25 @@ class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """The flip."""
         return [("vertical_flip", {})]
+
+
+class UniformTemporalSubsample(TorchvisionOp, FrameOp):
+    """UniformTemporalSubsample: frames at equal distances, the first and the last among them."""
+
+    words = "choose frames"
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        TorchvisionOp.__init__(self, name, transform, units)
+        self.count = transform.num_samples
+
+    def frames(self, count: int) -> Array:
+        """As torchvision counts them, in float32."""
+        chosen: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
+        return chosen
+
+    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+        """The choice."""
+        return [("uniform_temporal_subsample", {"num_samples": self.count})]
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
@@ -55,16 +75,17 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
 
 
 class _Padded(TorchvisionOp, IndexOp):
-    """An op that pads as a transform with ``fill`` and ``padding_mode``."""
+    """An op that pads as a transform with ``fill`` and ``padding_mode``, or with ``mode`` where it has none."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
+    def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
-        self.fill = self.fill_share(transform.fill, whole=True) if transform.padding_mode == "constant" else 0.0
+        self._mode = mode or transform.padding_mode
+        self.fill = self.fill_share(transform.fill, whole=True) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
         """Why the transform is left to torchvision, or ``None``."""
-        mode: Any = self.module.padding_mode
+        mode = self._mode
         if self._pads and mode != "constant" and isinstance(image_fill(self.module.fill), list):
             return f"fill has a value per channel with padding_mode={mode!r}"
         return None if mode in _EDGES or not self._pads else f"padding_mode={mode!r}"
@@ -77,7 +98,7 @@ class _Padded(TorchvisionOp, IndexOp):
     @property
     def edge(self) -> Edge:  # type: ignore[override]
         """What padding holds; nothing where there is none."""
-        return _EDGES.get(self.module.padding_mode, "constant") if self._pads else ""  # type: ignore[call-overload]
+        return _EDGES.get(self._mode, "constant") if self._pads else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Left, right, above and below: numbers, or arrays of them where images differ in size."""
@@ -90,7 +111,7 @@ class _Padded(TorchvisionOp, IndexOp):
         """The padding of one sample."""
         left, right, top, bottom = (int(side) for side in self._padding(size.of(sample)))
         transform: Any = self.module
-        arguments = {"fill": image_fill(transform.fill), "padding_mode": transform.padding_mode}
+        arguments = {"fill": image_fill(transform.fill), "padding_mode": self._mode}
         return "pad", {"padding": [left, top, right, bottom], **arguments}
 
 
@@ -247,6 +268,7 @@ def _scaled(size: Size, scale: Array) -> Size:
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
+    v2.UniformTemporalSubsample: UniformTemporalSubsample,
     v2.RandomHorizontalFlip: HorizontalFlip,
     v2.RandomVerticalFlip: VerticalFlip,
     v2.CenterCrop: CenterCrop,

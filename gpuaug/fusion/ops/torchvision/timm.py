@@ -1,4 +1,4 @@
-"""timm's resize that keeps the ratio of the sides, and its crop that pads."""
+"""The resize of timm and open_clip that keeps the ratio of the sides, and their crop that pads."""
 
 import math
 from collections.abc import Sequence
@@ -38,6 +38,18 @@ class ResizeKeepRatio(resize._WholeResize):
         out = self.out_drawn(self.of_sample(drawn, sample), size.of(sample)).of(0)
         how = {"interpolation": self.module.interpolation, "antialias": True}
         return [("resize", {"size": [out.height, out.width], **how})]
+
+
+class OpenClipResizeKeepRatio(ResizeKeepRatio):
+    """open_clip's ResizeKeepRatio without draws, which would have other distributions than timm's."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        ResizeKeepRatio.__init__(self, name, transform, units)
+        self.draws_size = transform.random_scale_prob > 0 or transform.random_aspect_prob > 0
+
+    def unsupported(self) -> str | None:
+        """Why the transform is left to torchvision, or ``None``."""
+        return "random scales or ratios of open_clip's" if self.draws_size else super().unsupported()
 
 
 class RandomResizeKeepRatio(ResizeKeepRatio):
@@ -92,8 +104,8 @@ def resize_keep_ratio(name: str, transform: Any, units: Units) -> ResizeKeepRati
 class CenterCropOrPad(crop.RandomCrop):
     """CenterCropOrPad: the middle of the image, with half of what it lacks before it and half behind."""
 
-    def __init__(self, name: str, transform: Any, units: Units) -> None:
-        crop._Padded.__init__(self, name, transform, units)
+    def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
+        crop._Padded.__init__(self, name, transform, units, mode)
         self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from bench import __main__
-from bench.data import character_images, image_folders
-from bench.figures import plot, tables
+from bench.data import image_folders
 from bench.harness import measurement
 from bench.suites.augmentation import accuracy
 from gpuaug.benchkit import results
@@ -36,17 +35,6 @@ def test_all_rows_have_the_same_images_in_the_same_order(class_folder):
     assert first != second, "an epoch of its own order"
 
 
-def test_files_of_the_user_are_decoded_by_a_stage_and_images_in_memory_are_not(class_folder, monkeypatch):
-    held = image_folders.split(class_folder).train.in_memory()
-    monkeypatch.setattr(image_folders, "decode", lambda path: pytest.fail("decoded by the dataset"))
-    images = image_folders.split(class_folder).train
-    options = Namespace(device=torch.device("cpu"), size=16, batch=(4,), workers=0)
-    for name, some in (("gpuaug", images), ("gpuaug, antialiased", images), ("gpuaug", held)):
-        with ExitStack() as stack:
-            batch, labels = next(iter(accuracy.batches(name, some, 5, options, stack)))
-        assert (batch.shape, labels.shape) == ((4, 3, 16, 16), (4,))
-
-
 def test_trains_every_row_and_says_how_well(class_folder, tmp_path, capsys):
     path = tmp_path / "accuracy.json"
     assert __main__.main(["accuracy", *TINY, "--data", str(class_folder), "--json", str(path)]) == 0
@@ -62,15 +50,6 @@ def test_trains_every_row_and_says_how_well(class_folder, tmp_path, capsys):
     assert (said["epochs"], said["repeats"], said["batch"]) == (1, 1, [8])
     assert "data" not in said, "a path says nothing"
     assert "accuracy: seed 0, gpuaug, antialiased: " in capsys.readouterr().out
-
-
-def test_make_writes_the_set_and_trains_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(accuracy, "train", lambda *_: pytest.fail("trained"))
-    monkeypatch.setattr(character_images, "CLASSES", "AB")
-    monkeypatch.setattr(character_images, "FACES", {"train": ["DejaVuSans", "STIXGeneral"], "val": ["cmr10"]})
-    assert accuracy.main(["--device", "cpu", "--make", str(tmp_path / "set")]) is None
-    made = image_folders.split(tmp_path / "set")
-    assert (len(made.train), len(made.val), made.classes) == (2 * 2 * 10, 2 * 3, ["A", "B"])
 
 
 @pytest.fixture
@@ -101,28 +80,6 @@ def test_figures_are_of_all_seeds_and_ratios_of_one(pretended):
     assert plain["ratio"] == pytest.approx(340 / 120), "that of the medians is 300 / 110"
     assert (plain["ratio_low"], plain["ratio_high"]) == (pytest.approx(250 / 110), 3.0)
     assert baseline["ratio"] == 1
-
-
-def test_table_and_picture_show_top_1(pretended, tmp_path):
-    _, _, path = pretended
-    page = tmp_path / "page.md"
-    page.write_text("<!-- table: accuracy -->\n<!-- end -->\n")
-    assert tables.main([str(page), "--results", str(path.parent)]) == 0
-    shown = page.read_text()
-    assert "| name | top-1, % | top-1 low, % | top-1 high, % | images/s | ratio | wall, s |" in shown
-    assert "| gpuaug | 76 | 73 | 79 | 300 | 2.83 | 6 |" in shown
-    assert "In brackets" not in shown
-    figure = plot.draw(json.loads(path.read_text()))
-    (axis,) = figure.axes
-    assert axis.get_xlabel() == "top-1, %"
-    assert [bar.get_width() for bar in axis.patches] == [73, 74, 75, 76, 77]
-    whiskers = [tuple(line[:, 0]) for lines in axis.collections for line in lines.get_segments()]
-    assert whiskers == [(70, 76), (71, 77), (72, 78), (73, 79), (74, 80)]
-
-
-def test_rows_that_are_not_there_are_refused():
-    with pytest.raises(SystemExit, match=r"--rows must be among torchvision, workers; .*, got Kornia\."):
-        accuracy.main([*TINY, "--rows", "Kornia"])
 
 
 def test_top_1_is_the_share_of_right_answers():

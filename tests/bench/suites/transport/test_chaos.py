@@ -54,30 +54,3 @@ def test_a_batch_that_is_lost_before_the_fault_is_noticed(fault, monkeypatch):
     monkeypatch.setattr(chaos.Received, "check", losing)
     with pytest.raises(AssertionError, match="batches were delivered, of"):
         chaos.run(trial)
-
-
-def test_processes_share_the_trials():
-    alone = chaos.main(["--device", "cpu", "--trials", "6", "--seed", "3"])["rows"]
-    shared = chaos.main(["--device", "cpu", "--trials", "6", "--seed", "3", "--processes", "2"])["rows"]
-    assert {row["name"]: row["trials"] for row in shared} == {row["name"]: row["trials"] for row in alone}
-
-
-def test_trials_follow_from_their_seeds_alone():
-    def said(seed):
-        return [str(chaos.Trial(seed, number, chaos.torch.device("cpu"))) for number in range(20)]
-
-    assert said(0) == said(0) != said(1)
-    assert len(set(said(0))) == 20
-
-
-def test_ctrl_c_ends_it_with_the_trials_that_it_has_made(monkeypatch):
-    def interrupted(options, numbers):
-        if numbers[0] == 4:
-            raise KeyboardInterrupt
-        return made(options, numbers)
-
-    made = chaos._trials
-    monkeypatch.setattr(chaos, "SHARE", 2)
-    monkeypatch.setattr(chaos, "_trials", interrupted)
-    rows = chaos.main(["--device", "cpu", "--trials", "10", "--seed", "3"])["rows"]
-    assert sum(row["trials"] for row in rows) == 4

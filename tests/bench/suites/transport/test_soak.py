@@ -28,7 +28,7 @@ def assert_flat(*flags):
     assert {"resident memory", "shared memory", "threads", "descriptors"} <= {row["name"] for row in made["rows"]}
 
 
-@pytest.mark.parametrize("batches", ["20000", pytest.param("100000", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batches", ["6000", pytest.param("100000", marks=pytest.mark.slow)])
 def test_a_process_holds_no_more_after_many_batches(batches):
     assert_flat("--batches", batches)
 
@@ -61,17 +61,3 @@ def test_growth_is_from_the_second_quarter_to_the_last():
     made = soak.row("threads", [(100 * at, value) for at, value in enumerate([1, 2, 3, 3, 3, 3, 5, 5])], took_s=1.0)
     assert (made["start"], made["end"], made["growth"]) == (1, 5, 2)
     assert made["readings"][0] == [0, 1]
-
-
-def test_an_interrupt_ends_it_with_what_was_read(monkeypatch):
-    calls = []
-
-    def run():
-        calls.append(None)
-        if len(calls) == 50:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(soak, "kinds", lambda options: {"interrupted": (1000, run)})
-    made = soak.main([*CPU, "--batches", "1000000"])
-    assert made["settings"]["kinds"]["interrupted"]["batches"] == 49_000
-    assert [at for at, _ in made["rows"][0]["readings"]] == [1000, 10_000, 20_000, 30_000, 40_000]

@@ -60,7 +60,7 @@ def blurred_along(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_columns_kernel(
     source, made, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr,
     CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Blur along y, into planes of W x H: what is blurred next is then again the axis that is not contiguous.
@@ -68,7 +68,7 @@ def blur_columns_kernel(
     Grid: (tiles of an image, samples, channels).
     """
     sample = tl.program_id(1)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, _ = buffers(row + WAY, source, source_b, made, 0, tl.num_programs(1))
         if skipped:
@@ -90,7 +90,7 @@ def blur_columns_kernel(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_rows_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
@@ -100,7 +100,7 @@ def blur_rows_kernel(
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
@@ -139,7 +139,7 @@ def blurred_down(bits, down):
 )
 def blur_strips_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr,
     SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
     RGB: tl.constexpr, WORDS: tl.constexpr, STRIP: tl.constexpr, REACH: tl.constexpr, ALIGNED: tl.constexpr,
     WAY: tl.constexpr,
@@ -153,7 +153,7 @@ def blur_strips_kernel(
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:

@@ -62,7 +62,7 @@ def rounded(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
 @triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, ROUNDS: tl.constexpr, EITHER: tl.constexpr,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,9 @@ def table_kernel(
     sample = tl.program_id(0)
     plane = tl.program_id(1)
     if WAY >= 0:
-        skipped, source, _ = buffers(rows + sample * row_stride + WAY, source, source_b, tables, 0, tl.num_programs(0))
+        skipped, source, _ = buffers(
+            rows + sample // FRAMES * row_stride + WAY, source, source_b, tables, 0, tl.num_programs(0)
+        )
         if skipped:
             return
     part = tl.program_id(2)
@@ -86,7 +88,7 @@ def table_kernel(
         pointer += part * lines * source_h
         height = tl.maximum(tl.minimum(height - part * lines, lines), 0)
     pixels = height * width
-    picked = tl.load(rows + sample * row_stride)
+    picked = tl.load(rows + sample // FRAMES * row_stride)
     if picked != 0:
         if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
             made = counted(pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, SCALE, FACTOR, OFFSET, False, BLOCK)
@@ -112,7 +114,7 @@ def table_kernel(
 @triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
 def tile_table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
     OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, BLOCK: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Make the table of a tile of a channel, (LEVELS,) uint8.
@@ -122,7 +124,7 @@ def tile_table_kernel(
     tile = tl.program_id(0)
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, _ = buffers(row + WAY, source, source_b, tables, 0, tl.num_programs(1))
         if skipped:
@@ -192,7 +194,7 @@ def stretched(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def levels_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
     ROUNDS: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, EITHER: tl.constexpr, PARTS: tl.constexpr,
@@ -204,7 +206,7 @@ def levels_kernel(
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
@@ -246,7 +248,7 @@ def tiled(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def clahe_kernel(
     source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
     WAY: tl.constexpr,
@@ -257,7 +259,7 @@ def clahe_kernel(
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:

@@ -54,7 +54,7 @@ def sharpened(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
@@ -64,7 +64,7 @@ def sharpness_kernel(
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
-    row = rows + sample * row_stride
+    row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:

@@ -1,0 +1,163 @@
+"""Detection and segmentation, with their targets: torchvision's references, RT-DETR, RF-DETR, YOLO, Mask2Former."""
+
+from collections import defaultdict
+
+import kornia.augmentation as K
+import torch
+from torch import nn
+from torchvision import tv_tensors
+from torchvision.transforms import InterpolationMode, v2
+
+from bench.data.pipelines import MEAN, STD
+
+DETECTION = "pytorch/vision@8a347e1b references/detection/presets.py, with v2's classes and their end"
+SEGMENTATION = "pytorch/vision@15866918 references/segmentation/presets.py, with v2's classes and their end"
+RT_DETR = "lyuwenyu/RT-DETR@068dfde6 rtdetrv2_pytorch/configs/rtdetrv2/include/dataloader.yml"
+RF_DETR = "roboflow/rf-detr@04835d4b src/rfdetr/datasets/kornia_transforms.py, @036d947c src/rfdetr/datasets/aug_configs.py"
+RF_DETR_CPU = "roboflow/rf-detr@35ac6ab6 rfdetr/datasets/coco.py"
+YOLO = "ultralytics/ultralytics@0005af52 ultralytics/data/augment.py, with the values of ultralytics/cfg/default.yaml"
+MASK_2_FORMER = (
+    "facebookresearch/Mask2Former@9b0651c6 configs/coco/instance-segmentation/Base-COCO-InstanceSegmentation.yaml, "
+    "mask2former/data/dataset_mappers/coco_instance_new_baseline_dataset_mapper.py"
+)
+
+
+def _fill() -> dict:
+    return defaultdict(lambda: (123.0, 117.0, 104.0), {tv_tensors.Mask: 0})
+
+
+def _flip() -> nn.Module:
+    return v2.RandomHorizontalFlip(p=0.5)
+
+
+def _to_float() -> nn.Module:
+    return v2.ToDtype(torch.float32, scale=True)
+
+
+def _normalize() -> nn.Module:
+    return v2.Normalize(mean=list(MEAN), std=list(STD))
+
+
+def _preset(*transforms: nn.Module) -> nn.Module:
+    """A preset of the references for detection, with its beginning and its end."""
+    end = [v2.ConvertBoundingBoxFormat(tv_tensors.BoundingBoxFormat.XYXY), v2.SanitizeBoundingBoxes(), v2.ToPureTensor()]
+    return v2.Compose([v2.ToImage(), *transforms, _to_float(), *end])
+
+
+def hflip() -> nn.Module:
+    """The references' preset ``hflip``."""
+    return _preset(_flip())
+
+
+def lsj(size: int) -> nn.Module:
+    """The references' preset ``lsj``.
+
+    Its own ``FixedSizeCrop``, which takes no tensors and pads on the right and below alone, is a ``RandomCrop`` here.
+    """
+    crop = v2.RandomCrop((size, size), pad_if_needed=True, fill=_fill())
+    return _preset(v2.ScaleJitter(target_size=(size, size), antialias=True), crop, _flip())
+
+
+def multiscale(least: tuple[int, ...], most: int, *behind: nn.Module) -> nn.Module:
+    """The references' preset ``multiscale``, whose images have many sizes, and ``behind`` it what gives them one size."""
+    return _preset(v2.RandomShortestSize(min_size=least, max_size=most), _flip(), *behind)
+
+
+def ssd(size: int) -> nn.Module:
+    """The references' preset ``ssd``, and the resize that the model does."""
+    colours = v2.RandomPhotometricDistort()
+    return _preset(colours, v2.RandomZoomOut(fill=_fill()), v2.RandomIoUCrop(), _flip(), v2.Resize((size, size)))
+
+
+def ssdlite(size: int) -> nn.Module:
+    """The references' preset ``ssdlite``, and the resize that the model does."""
+    return _preset(v2.RandomIoUCrop(), _flip(), v2.Resize((size, size)))
+
+
+def segmentation(size: int, out: int) -> nn.Module:
+    """The references' preset for segmentation, from around ``size`` pixels to ``out``.
+
+    Its own ``PadIfSmaller``, which pads on the right and below alone, is a part of ``RandomCrop`` here.
+    """
+    by_type = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
+    return v2.Compose(
+        [
+            v2.ToImage(),
+            v2.RandomResize(min_size=size // 2, max_size=size * 2),
+            _flip(),
+            v2.RandomCrop(out, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0}),
+            v2.ToDtype(by_type, scale=True),
+            _normalize(),
+            v2.ToPureTensor(),
+        ]
+    )
+
+
+def segmentation_validation(size: int) -> nn.Module:
+    """The references' preset for the validation of segmentation."""
+    return v2.Compose([v2.ToImage(), v2.Resize(size=(size, size)), _to_float(), _normalize(), v2.ToPureTensor()])
+
+
+def rt_detr(size: int) -> nn.Module:
+    """RT-DETR's pipeline for training, with its own RandomIoUCrop written as a RandomApply.
+
+    Boxes are divided by the sides in the loop.
+    """
+    return v2.Compose(
+        [
+            v2.RandomPhotometricDistort(p=0.5),
+            v2.RandomZoomOut(fill=0),
+            v2.RandomApply([v2.RandomIoUCrop()], p=0.8),
+            v2.SanitizeBoundingBoxes(min_size=1),
+            _flip(),
+            v2.Resize([size, size]),
+            v2.SanitizeBoundingBoxes(min_size=1),
+            _to_float(),
+            v2.ConvertBoundingBoxFormat("CXCYWH"),
+        ]
+    )
+
+
+def rt_detr_validation(size: int) -> nn.Module:
+    """RT-DETR's pipeline for validation."""
+    return v2.Compose([v2.Resize([size, size]), _to_float()])
+
+
+def rf_detr_validation(size: int) -> nn.Module:
+    """RF-DETR's pipeline for validation."""
+    return v2.Compose([v2.Resize((size, size)), _to_float(), _normalize()])
+
+
+def yolo_validation(size: int) -> nn.Module:
+    """YOLO's letterbox, padded with black, and by YOLO with 114."""
+    return v2.Compose([*_letterbox(size), _to_float()])
+
+
+def yolo(size: int) -> nn.Module:
+    """YOLO's pipeline for training, less its mosaic. A jitter of saturation and brightness stands for gains in HSV."""
+    fill = {tv_tensors.Mask: 0, "others": 114}
+    affine = v2.RandomAffine(0, (0.1, 0.1), (0.5, 1.5), interpolation=InterpolationMode.BILINEAR, fill=fill)
+    colours = v2.ColorJitter(brightness=0.4, saturation=0.7, hue=0.015)
+    return v2.Compose([*_letterbox(size), affine, colours, _flip(), _to_float()])
+
+
+def _letterbox(size: int) -> list[nn.Module]:
+    return [v2.Resize(None, max_size=size), v2.CenterCrop(size)]
+
+
+def mask_2_former(size: int) -> nn.Module:
+    """Mask2Former's pipeline for instances. Its FixedSizeCrop, which pads on the right and below alone, is a ``RandomCrop``."""
+    return v2.Compose(
+        [
+            _flip(),
+            v2.ScaleJitter(target_size=(size, size), scale_range=(0.1, 2.0)),
+            v2.RandomCrop((size, size), pad_if_needed=True, fill={tv_tensors.Mask: 0, "others": 128}),
+            _to_float(),
+            v2.Normalize([123.675 / 255, 116.28 / 255, 103.53 / 255], [58.395 / 255, 57.12 / 255, 57.375 / 255]),
+        ]
+    )
+
+
+def rf_detr(*modules: nn.Module) -> nn.Module:
+    """RF-DETR's pipeline on the card, of Kornia's modules."""
+    return K.AugmentationSequential(*modules, K.Normalize(mean=MEAN, std=STD), data_keys=["input", "bbox_xyxy", "mask"])

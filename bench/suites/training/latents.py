@@ -1,0 +1,149 @@
+"""A latent diffusion step behind two frozen encoders: does it pay to make latents and text states on the fly, as stages?
+
+    python -m bench run latents
+
+Networks shaped as Stable Diffusion XL's, with random weights: a VAE's encoder (34 M parameters), CLIP-L's text tower (123 M),
+and a denoiser of 300 M parameters that is trained with AdamW. Page-locked uint8 images and token ids, bfloat16 autocast. Rows:
+
+serial                 copy, encode the images, encode the texts, train, on one stream
+encoders alone         ceiling: copy and encode
+training alone         ceiling: the step on latents and states that are there
+captured, in line      two FeatureStages, depth=0
+feature stages         two FeatureStages, side by side and ahead of the step
+feature stages, eager  the same with capture="never"
+
+``--profile`` also prints what ``gpuaug.profile`` says of *feature stages*: whether the step is bound by launches, whether it
+overlaps with the encoders, and what their graphs gain.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gpuaug
+from bench.data import diffusion_models as models
+from bench.data import loaders
+from bench.harness import flags, measurement
+from bench.harness.console import console
+from bench.harness.loops import frozen, half, loop, under_autocast
+from gpuaug.benchkit.windows import Variant
+
+Encode = Callable[[Tensor], Tensor]
+LENGTH = 77
+"""Tokens of a text."""
+
+
+class Denoising:
+    """One training step of a denoiser: noise, forward, mean squared error, backward, AdamW. Never synchronises the host."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
+
+    def __call__(self, latents: Tensor, states: Tensor) -> Tensor:
+        latents = latents.float()
+        noise = torch.randn_like(latents)
+        times = torch.rand(len(latents), device=self.device)
+        kept = times[:, None, None, None]
+        dtype = half(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            predicted = self.model((1 - kept) * latents + kept * noise, times, states)
+        loss = nn.functional.mse_loss(predicted.float(), noise)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class Serial:
+    """The usual loop: copy both members, encode both, one after another on one stream."""
+
+    def __init__(self, batches: Iterable, device: torch.device, image: Encode, text: Encode) -> None:
+        self.batches = batches
+        self.device = device
+        self.image = image
+        self.text = text
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, ids in self.batches:
+            images = images.to(self.device, non_blocking=True)
+            ids = ids.to(self.device, non_blocking=True)
+            with torch.no_grad():
+                encoded = self.image(images), self.text(ids)
+            yield encoded
+
+
+def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
+    device = options.device
+    torch.manual_seed(0)
+    vae = frozen(models.VaeEncoder(options.width), device, torch.channels_last)
+    text = frozen(models.TextEncoder(6 * options.width, options.layers), device)
+    denoiser = models.Denoiser(2 * options.width, 6 * options.width, options.layers + 2).to(device)
+    train = Denoising(denoiser, device)
+    made = [
+        (
+            torch.randint(256, (batch_size, 3, options.size, options.size), dtype=torch.uint8),
+            torch.randint(49408, (batch_size, LENGTH)),
+        )
+        for _ in range(4)
+    ]
+    if device.type == "cuda":
+        made = [(images.pin_memory(), ids.pin_memory()) for images, ids in made]
+    batches = loaders.cycle(made)
+
+    def image(images: Tensor) -> Tensor:
+        return models.sampled(vae.encode(images))
+
+    def states(ids: Tensor) -> Tensor:
+        return text(ids)["last_hidden_state"]
+
+    serial = Serial(batches, device, under_autocast(image, device), under_autocast(states, device))
+    first = [(latents.clone(), found.clone()) for latents, found in Serial(made, device, serial.image, serial.text)]
+
+    def stages(capture: str) -> list[gpuaug.FeatureStage]:
+        shared: dict[str, Any] = {"autocast": half(device), "capture": capture}
+        layout = torch.channels_last
+        return [
+            gpuaug.FeatureStage(vae.encode, output=models.sampled, memory_format=layout, name="vae", **shared),
+            gpuaug.FeatureStage(text, on=1, output="last_hidden_state", name="text", **shared),
+        ]
+
+    def ours(name: str, capture: str, depth: int) -> Variant:
+        streamed = gpuaug.StreamedLoader(batches, stages(capture), device=device, depth=depth)
+        stack.callback(streamed.close)
+        return Variant(name, loop(streamed, train), discard=loaders.DEPTH + 2)
+
+    if options.profile:
+        with gpuaug.StreamedLoader(batches, stages("auto"), device=device) as streamed:
+            report = gpuaug.profile(streamed, lambda batch: train(*batch), rounds=options.repeats, show=False)
+        console.print(f"\nlatents, batch size {batch_size}", report, sep="\n")
+    return [
+        Variant("serial", loop(serial, train)),
+        Variant("encoders alone", loop(serial, lambda *_: None)),
+        Variant("training alone", loop(loaders.cycle(first), train)),
+        ours("captured, in line", "auto", 0),
+        ours("feature stages, eager", "never", loaders.DEPTH),
+        ours("feature stages", "auto", loaders.DEPTH),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = flags.parser("latents", __doc__, batch="1,2,8", size=512)
+    parser.add_argument("--width", type=int, default=128, help="channels of the VAE's first level (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=12, help="layers of the text tower (default: %(default)s)")
+    parser.add_argument("--profile", action="store_true", help="also print gpuaug.profile of the feature stages")
+    options = flags.read(parser, argv)
+    return measurement.measure(
+        "latents",
+        options,
+        [({"batch_size": size}, partial(variants, options, size)) for size in options.batch],
+        baseline="serial",
+        ours=("feature stages", "feature stages, eager", "captured, in line"),
+        ceilings=("encoders alone", "training alone"),
+    )

@@ -1,0 +1,106 @@
+"""Random clips of video files to batches on the card: gpuaug beside DALI's reader and torchcodec.
+
+    python -m bench run clips_files
+    python -m bench clips_files --videos DIR --batch 32
+
+16 frames, every fourth, from a random start; H.264 with a key frame every 50 frames, of 340x256 and 1280x720 pixels, resized to
+224x224. Videos are made on the first run, in a folder that ``--videos`` keeps. Rates are of clips. Rows:
+
+DALI            fn.readers.video, shuffled, and fn.resize
+torchcodec, CPU DataLoader workers decode, the card resizes
+gpuaug, CPU     read_clip, and DecodeStage(backend="cpu")
+gpuaug          read_clip, and DecodeStage(backend="nvdec")
+engines, 8 / 14 all frames of a video decoded from memory by so many sessions, and dropped (a ceiling): frames over
+                packets_per_clip, the packets that a clip of gpuaug has; decoder_percent is nvidia-smi's meanwhile
+"""
+
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+import gpuaug
+from bench.data import videos
+from bench.harness import flags, measurement
+from bench.harness.optional_rows import OptionalRow, peer_row
+from bench.peers import nvdec, video_loaders
+from bench.peers.video_loaders import VideoCase
+from gpuaug.benchkit.windows import Variant
+
+DALI, TORCHCODEC, OURS_CPU, OURS = "DALI", "torchcodec, CPU", "gpuaug, CPU", "gpuaug"
+
+CEILINGS = {"engines, 8": 8, "engines, 14": 14}
+"""Numbers of sessions of the rows that are ceilings."""
+
+_QUEUED = 12
+"""Batches that may be ready when a window begins."""
+
+
+def _row(name: str, case: VideoCase, stack: ExitStack, batches: Callable[..., Iterator[Tensor]], **options: Any) -> Variant:
+    def steps() -> Iterator[int]:
+        for clips in batches(case, stack, **options):
+            yield len(clips)
+
+    return Variant(name, steps, _QUEUED)
+
+
+def _ceiling(name: str, case: VideoCase, sessions: int, stack: ExitStack) -> Variant:
+    """Clips per second if the engines decoded without a pause the packets that a clip has on average."""
+    clips = [video_loaders.read(case.frames, path, at / 7) for path in case.paths[: videos.DISTINCT] for at in range(8)]
+    encoded = gpuaug.collate_encoded([(clip, 0) for clip in clips])[0]
+    packets = len(encoded.headers.packets) / len(encoded)
+    engines = nvdec.Engines(case.paths[0], sessions, case.device.index or 0, stack)
+
+    def steps() -> Iterator[int]:
+        while True:
+            yield round(engines.decode() / packets)
+
+    return Variant(name, steps, 1, lambda: {"packets_per_clip": packets, "decoder_percent": median(engines.percents or [0])})
+
+
+def variants(options: Namespace, root: Path, size: str, batch_size: int, stack: ExitStack) -> list[OptionalRow]:
+    """The rows of one size of videos."""
+    paths = videos.folder(root, size)
+    case = VideoCase(paths, batch_size, options.frames, options.size, options.device, options.workers)
+    rows: list[tuple[str, Callable[..., Iterator[Tensor]], dict[str, Any], bool]] = [
+        (DALI, video_loaders.dali_batches, {}, True),
+        (TORCHCODEC, video_loaders.torchcodec_batches, {}, False),
+        (OURS_CPU, video_loaders.gpuaug_batches, {"backend": "cpu"}, False),
+        (OURS, video_loaders.gpuaug_batches, {"backend": "nvdec"}, True),
+    ]
+    made = [
+        peer_row(name, options.device, partial(_row, name, case, stack, batches, **more), needs_gpu=needs_gpu)
+        for name, batches, more, needs_gpu in rows
+    ]
+    ceilings = [peer_row(name, options.device, partial(_ceiling, name, case, count, stack)) for name, count in CEILINGS.items()]
+    return [*made, *ceilings]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = flags.parser("clips_files", __doc__, batch="32", size=224, seconds=4.0, repeats=3)
+    parser.add_argument("--videos", type=Path, metavar="DIR", help="folder to keep the videos in (default: a temporary one)")
+    parser.add_argument("--sizes", default=",".join(videos.SIZES), help="comma-separated (default: %(default)s)")
+    parser.add_argument("--frames", type=int, default=16, help="frames of a clip (default: %(default)s)")
+    options = flags.read(parser, argv)
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.videos or Path(folder)
+        return measurement.measure(
+            "clips_files",
+            options,
+            [
+                ({"case": size, "batch_size": batch_size}, partial(variants, options, root, size, batch_size))
+                for size in options.sizes.split(",")
+                for batch_size in options.batch
+            ],
+            baseline=DALI,
+            ours=(OURS_CPU, OURS),
+            ceilings=tuple(CEILINGS),
+            frames=options.frames,
+            stride=video_loaders.STRIDE,
+        )

@@ -1,0 +1,1 @@
+"""Clips of videos: chosen and packed by workers, decoded by a ``DecodeStage``."""

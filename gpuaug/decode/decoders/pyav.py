@@ -1,0 +1,153 @@
+"""Decoding of clips on host threads, by PyAV."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuaug.core.streams import Event
+from gpuaug.decode.clips import libav
+from gpuaug.decode.clips.layout import ClipFacts, ClipWork, upright
+from gpuaug.decode.decoders.base import FileDecoder, Resources
+
+RGB = "rgb24"
+
+
+class PyAv(FileDecoder):
+    """Host threads, a clip each. A codec context lives for one clip, so nothing of one clip shows in another."""
+
+    name, on_card = "pyav", False
+    files = "all other clips"
+
+    @property
+    def version(self) -> str:
+        """Versions of PyAV and of its FFmpeg."""
+        av = libav.find()
+        return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
+
+    def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
+        """(B,) true."""
+        return np.ones(len(table), np.bool_)
+
+    def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
+        """Submit the clips to the threads, those with most packets and pixels first."""
+        layout = work.layout
+        cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
+        left = iter(indices[np.argsort(-cost, kind="stable")].tolist())
+        running = Running(resources.pools.images.submit, min(len(indices), resources.pools.threads), partial(_some, work, left))
+
+        def finish() -> Event:
+            running.wait()
+            if work.staging is not None:
+                parts = [
+                    (int(layout.starts[index]), int(layout.staged_starts[index]), int(layout.lengths[index]))
+                    for index in indices.tolist()
+                ]
+                resources.lane.copy_parts(work.data, work.staging, parts)
+            return resources.lane.record_event()
+
+        return finish
+
+
+class Running:
+    """Calls of one function on several threads, which are waited for together.
+
+    Args:
+        submit: Submits a call to an executor.
+        count: Number of calls.
+        function: The function.
+    """
+
+    def __init__(self, submit: Callable[..., Any], count: int, function: Callable[[], None]) -> None:
+        self._errors: list[BaseException] = []
+        self._futures: list[Future[None]] = []
+        self._function = function
+        try:
+            for _ in range(count):
+                self._futures.append(submit(self._run))
+        except RuntimeError as error:  # no thread can be started; others may have begun
+            self._errors.append(error)
+
+    def _run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self._errors.append(error)
+
+    def wait(self) -> None:
+        """Wait until all calls have ended, also after an error: none may write to memory that is used again.
+
+        Raises:
+            BaseException: The first error of a call.
+        """
+        wait(self._futures)
+        if self._errors:
+            raise self._errors[0]
+
+
+def _some(work: ClipWork, indices: Iterator[int]) -> None:
+    """Decode the clips that no thread has begun into host memory."""
+    layout = work.layout
+    data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
+    file = work.encoded.data.numpy().data
+    for index in indices:
+        room = layout.clip(data, index, int(starts[index])).numpy()
+        if problem := decode(file, layout.facts[index], room):
+            work.problems[index] = problem
+
+
+def decode(data: memoryview, facts: ClipFacts, room: NDArray[np.uint8]) -> str:
+    """Decode one clip.
+
+    Args:
+        data: (bytes,) the batch's packets.
+        facts: The clip.
+        room: (T, h, w, 3) memory for the upright frames.
+
+    Returns:
+        Why the clip cannot be decoded; an empty string on success.
+    """
+    av = libav.required()
+    try:
+        context = _context(av, data, facts)
+        left = set(facts.positions)
+        for frame in _frames(av, context, data, facts):
+            if frame.pts not in left:
+                continue
+            if frame.is_corrupt:
+                return f"its frame at time stamp {frame.pts} is damaged"
+            if (frame.height, frame.width) != (facts.height, facts.width):
+                return f"it has frames of {frame.width}x{frame.height} and of {facts.width}x{facts.height} pixels"
+            left.discard(frame.pts)
+            first, *others = facts.positions[frame.pts]
+            room[first] = upright(frame.to_ndarray(format=RGB), facts.orientation)
+            for other in others:
+                room[other] = room[first]
+            if not left:
+                return ""
+        return f"its frame at time stamp {min(left)} is missing"
+    except Exception as error:  # damaged data may raise anything
+        return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"
+
+
+def _context(av: Any, data: memoryview, facts: ClipFacts) -> Any:
+    context = av.CodecContext.create(facts.library, "r")
+    if facts.extradata:
+        context.extradata = bytes(data[facts.start : facts.start + facts.extradata])
+    context.thread_count = 1
+    context.width, context.height = facts.width, facts.height  # some codecs leave them to the container
+    if facts.reorder:  # as the demuxer found it: without, a decoder may take frames for late and leave them out
+        context.reorder_depth = facts.reorder
+    return context
+
+
+def _frames(av: Any, context: Any, data: memoryview, facts: ClipFacts) -> Iterator[Any]:
+    for start, size, stamp, key in facts.packets:
+        packet = av.Packet(data[start : start + size])
+        packet.pts = packet.dts = stamp
+        packet.is_keyframe = key
+        yield from context.decode(packet)
+    yield from context.decode(None)

@@ -1,0 +1,89 @@
+"""Clips: batches of five dimensions, whose frames run through the passes as images, with one draw for each clip."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kornia import augmentation as K
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.torchvision_types import all_parts
+from gpuaug.fusion.ops.base import Size
+
+
+@dataclass(frozen=True, slots=True)
+class ClipForm:
+    """How a pipeline takes clips, (B, T, C, H, W) unless a ``VideoSequential`` of Kornia's says otherwise."""
+
+    channels_first: bool = False
+    """Whether clips are (B, C, T, H, W), Kornia's ``data_format="BCTHW"``."""
+    draws_per_frame: bool = False
+    """Whether each frame draws by itself, Kornia's ``same_on_frame=False``."""
+    is_required: bool = False
+    """Whether images are refused, as by Kornia's ``VideoSequential``."""
+
+    @property
+    def axes(self) -> str:
+        """The axes of a batch of clips, in words."""
+        return "(B, C, T, H, W)" if self.channels_first else "(B, T, C, H, W)"
+
+    @property
+    def shapes(self) -> str:
+        """The shapes that the pipeline takes, in words."""
+        return self.axes if self.is_required else f"(B, C, H, W) or {self.axes}"
+
+    def frames_of(self, images: Any) -> int:
+        """Number of frames of each clip; 0 for images.
+
+        Raises:
+            ArgumentError: If they are images, and the pipeline takes clips alone.
+        """
+        if isinstance(images, Tensor) and images.ndim == 5:
+            return int(images.shape[2 if self.channels_first else 1])
+        if isinstance(images, Ragged) and images.shapes.frames and not self.draws_per_frame:
+            return images.shapes.frames
+        if self.is_required:
+            raise ArgumentError(
+                f"input must be {self.axes} for a VideoSequential, got "
+                f"{tuple(images.shape) if isinstance(images, Tensor) else images}. Name its modules without it for images: "
+                "AugmentationSequential(*video.children())."
+            )
+        return 0
+
+    def size(self, shape: Any) -> Size:
+        """The size of clips of this shape. Where each frame draws by itself, that of as many images."""
+        batch, frames, channels, height, width = shape
+        if self.channels_first:
+            frames, channels = channels, frames
+        if self.draws_per_frame:
+            return Size(batch * frames, channels, height, width)
+        return Size(batch, channels, height, width, frames)
+
+    def images(self, clips: Tensor) -> Tensor:
+        """The frames of clips, one clip behind the other, (B · T, C, H, W). A copy only where memory has another order."""
+        return (clips.transpose(1, 2) if self.channels_first else clips).flatten(0, 1)
+
+    def clips(self, images: Tensor, frames: int) -> Tensor:
+        """The clips of so many frames, given their frames."""
+        made = images.unflatten(0, (-1, frames)) if len(images) else images.view(0, frames, *images.shape[1:])
+        return made.transpose(1, 2) if self.channels_first else made
+
+
+def clip_form(pipeline: Any) -> ClipForm:
+    """How a pipeline takes clips.
+
+    Raises:
+        ArgumentError: If its ``VideoSequential`` modules differ in it.
+    """
+    forms = {
+        ClipForm(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)
+        for part in all_parts(pipeline)
+        if isinstance(part, K.VideoSequential)
+    }
+    if len(forms) > 1:
+        raise ArgumentError(
+            "pipeline must have VideoSequential modules of one data_format and same_on_frame, got several. "
+            "Fuse each by itself, and give each a stage of its own."
+        )
+    return forms.pop() if forms else ClipForm()

@@ -1,0 +1,138 @@
+"""Forms of a frozen encoder: a module or a bound method of one, with fixed arguments or without, and a part of its result."""
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpuaug.core import batch as batches
+from gpuaug.core.errors import ArgumentError, SelectionError
+
+Encoder = Callable[..., Any]
+"""A module, a bound method of one, or a ``functools.partial`` of either."""
+
+Output = str | int | Callable[[Any], Any] | None
+"""Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: all of it."""
+
+
+def module_of(encoder: object) -> nn.Module | None:
+    """The module that an encoder calls, or ``None`` if ``encoder`` is no encoder."""
+    while isinstance(encoder, functools.partial):
+        encoder = encoder.func
+    module = encoder if isinstance(encoder, nn.Module) else getattr(encoder, "__self__", None)
+    return module if isinstance(module, nn.Module) else None
+
+
+def name_of(encoder: Encoder) -> str:
+    """Name of an encoder for texts: the class of its module, and the method."""
+    while isinstance(encoder, functools.partial):
+        encoder = encoder.func
+    module = type(module_of(encoder)).__name__
+    return module if isinstance(encoder, nn.Module) else f"{module}.{getattr(encoder, '__name__', 'method')}"
+
+
+class EncoderCall:
+    """One encoder as its stage calls it: in evaluation mode, without autograd, under autocast.
+
+    Args:
+        encoder: The encoder.
+        output: Part of its result to return.
+        names: Parameters that the inputs are passed to. ``None``: they are passed in order.
+        device: Type of the device that it runs on.
+        autocast: Dtype of ``torch.autocast``. ``None``: as the calling thread is set.
+        memory_format: Memory format of four-dimensional inputs. ``None``: their own.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        output: Output,
+        names: list[str] | None,
+        device: str,
+        autocast: torch.dtype | None,
+        memory_format: torch.memory_format | None,
+    ) -> None:
+        module = module_of(encoder)
+        assert module is not None
+        self.module = module
+        self._encoder = encoder
+        self._output = output
+        self._names = names
+        self._device = device
+        self._autocast = autocast
+        self._memory_format = memory_format
+
+    def __call__(self, *values: Any) -> Any:
+        """The selected part of the encoder's result.
+
+        Raises:
+            SelectionError: If the result has no such part.
+        """
+        if any(module.training for module in self.module.modules()):
+            self.module.eval()
+        values = tuple(_formatted(value, self._memory_format) for value in values)
+        # The cache of autocast would keep casts of weights that were made in a graph's own memory.
+        cast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
+        with torch.no_grad(), cast:
+            if self._names is None:
+                result = self._encoder(*values)
+            else:
+                result = self._encoder(**dict(zip(self._names, values, strict=True)))
+            return _part(result, self._output)
+
+    def alone(self, *values: Any) -> Any:
+        """The result of a call without a graph: in memory of its own, as a replay's is.
+
+        Raises:
+            ArgumentError: If the encoder has written to its input.
+            SelectionError: If the result has no such part.
+        """
+        inputs = [leaf for leaf in batches.leaves(values) if isinstance(leaf, torch.Tensor)]
+        versions = [_version(tensor) for tensor in inputs]
+        result = self(*values)
+        if versions != [_version(tensor) for tensor in inputs]:
+            raise ArgumentError(
+                f"encoder must leave its input as it is, which others may read, got {name_of(self._encoder)}, which writes "
+                "to it. Have its forward begin with x = x.clone()."
+            )
+        taken = {_address(tensor) for tensor in inputs} - {None}
+
+        def own(leaf: Any) -> Any:
+            return leaf.clone() if isinstance(leaf, torch.Tensor) and _address(leaf) in taken else leaf
+
+        return batches.map_leaves(batches.cached_by_id(own), result)
+
+
+def _part(result: Any, output: Output) -> Any:
+    if output is None:
+        return result
+    if callable(output):
+        return output(result)
+    try:
+        by_key = isinstance(output, int) or isinstance(result, Mapping)
+        return result[output] if by_key else getattr(result, str(output))
+    except (LookupError, AttributeError, TypeError) as error:
+        there = batches.member_names(result) if batches.is_container(result) else []
+        members = f"It has {', '.join(map(repr, there))}." if there else "Leave output out for the whole result."
+        raise SelectionError(
+            f"output must name a part of the encoder's result, a {type(result).__name__}, got {output!r}. {members}"
+        ) from error
+
+
+def _formatted(value: Any, memory_format: torch.memory_format | None) -> Any:
+    if memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4:
+        return value
+    return value.contiguous(memory_format=memory_format)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    """Address of the memory that a tensor lies in, or ``None`` if it has none of its own."""
+    return tensor.untyped_storage().data_ptr() or None if torch._C._has_storage(tensor) else None

@@ -1,0 +1,346 @@
+"""Clips of videos: their frames and pixels are PyAV's, whatever the container and the codec."""
+
+import io
+import itertools
+import random
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from support.videos import frames, times_s, video
+from torch.utils.data import DataLoader
+
+import gpuaug
+from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
+from gpuaug.decode.clips.video_file import MOST_OPEN, VIDEOS
+
+X265 = ("x265-params", "keyint=12:bframes=3:log-level=none")
+
+CASES = {
+    "h264": {},
+    "hevc": {"codec": "libx265", "options": (X265,)},
+    "vp9": {"name": "vp9.webm", "codec": "libvpx-vp9", "options": (("g", "12"), ("cpu-used", "8"), ("deadline", "realtime"))},
+    "vp8 with hidden frames": {
+        "name": "vp8.webm",
+        "codec": "libvpx",
+        "options": (("g", "30"), ("deadline", "good"), ("cpu-used", "5"), ("auto-alt-ref", "1"), ("lag-in-frames", "16")),
+    },
+    "mpeg4 in AVI, without presentation time stamps": {"name": "mpeg4.avi", "codec": "mpeg4", "options": (("g", "12"),)},
+    "mpeg4 with B-frames": {"name": "mpeg4b.avi", "codec": "mpeg4"},
+    "mpeg2": {"name": "mpeg2.ts", "codec": "mpeg2video"},
+    "lossless": {"name": "ffv1.mkv", "codec": "ffv1", "options": ()},
+    "Matroska": {"name": "h264.mkv"},
+    "a transport stream, without an index": {"name": "h264.ts"},
+    "fragments": {"name": "fragments.mp4", "container": (("movflags", "frag_keyframe+empty_moov"),)},
+    "an open group of pictures": {"name": "open.mp4", "options": (("x264-params", "open-gop=1:keyint=12:bframes=3"),)},
+    "an open group of pictures in HEVC": {
+        "name": "open-hevc.mp4",
+        "codec": "libx265",
+        "options": (("x265-params", "open-gop=1:keyint=12:bframes=3:log-level=none"),),
+    },
+    "no key frames but the first": {"name": "one-key.mp4", "options": (("g", "400"), ("bf", "3"))},
+    "pictures that are refreshed little by little": {
+        "name": "refresh.mp4",
+        "options": (("x264-params", "intra-refresh=1:keyint=12:bframes=2"),),
+    },
+    "B-frames that others refer to": {"name": "pyramid.mp4", "options": (("g", "24"), ("bf", "7"), ("b-pyramid", "normal"))},
+    "interlaced": {"name": "interlaced.mp4", "options": (("x264-params", "interlaced=1:keyint=12"),)},
+    "10 bits": {"name": "deep.mp4", "pixels": "yuv420p10le"},
+    "4:4:4 and odd sides": {"name": "odd.mp4", "pixels": "yuv444p", "height": 49, "width": 65},
+    "BT.709": {"name": "bt709.mp4", "colorspace": 1, "color_range": 1},
+    "BT.709 in full range": {"name": "bt709-full.mp4", "colorspace": 1, "color_range": 2},
+    "BT.601 in full range": {"name": "bt601-full.mp4", "colorspace": 6, "color_range": 2},
+    "turned left": {"name": "left.mp4", "rotation": 90},
+    "turned right": {"name": "right.mp4", "rotation": -90},
+    "upside down": {"name": "down.mp4", "rotation": 180},
+    "variable frame rate": {"name": "variable.mp4", "times": tuple(number * 4 + number * number // 4 for number in range(40))},
+}
+
+
+def path_of(case):
+    return video(**{"name": f"{case}.mp4", **CASES[case]})
+
+
+def decoded(*clips, **options):
+    """The frames of clips (B, T, 3, H, W) as an array (B, T, H, W, 3)."""
+    made = DecodeStage(**options)(collate_encoded([(clip, 0) for clip in clips])[0], "cpu")
+    return made.permute(0, 1, 3, 4, 2).numpy()
+
+
+class Clips:
+    """A dataset of clips and their numbers."""
+
+    def __init__(self, *clips):
+        self.clips = clips
+
+    def __len__(self):
+        return len(self.clips)
+
+    def __getitem__(self, index):
+        return self.clips[index], index
+
+
+def loader(clips, *, workers=0, batch_size=2, **options):
+    data = DataLoader(Clips(*clips), batch_size=batch_size, num_workers=workers, collate_fn=collate_encoded)
+    return StreamedLoader(data, [DecodeStage(**options)], device="cpu")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frames_and_pixels_are_those_of_pyav(case):
+    path = path_of(case)
+    wanted, rng = frames(path), random.Random(0)
+    starts = [0, 1, len(wanted) - 9, *(rng.randrange(len(wanted) - 8) for _ in range(9))]
+    got = decoded(*(read_clip(path, 3, 4, start=start) for start in starts))
+    for start, clip in zip(starts, got, strict=True):
+        assert np.array_equal(clip, wanted[start : start + 9 : 4]), start
+
+
+def test_frames_come_in_the_order_that_is_asked_for():
+    path = path_of("h264")
+    numbers = [31, 2, 2, 17, 39, 0]
+    assert np.array_equal(decoded(read_clip(path, numbers))[0], frames(path)[numbers])
+
+
+def test_a_video_in_memory_is_as_a_file():
+    path = path_of("h264")
+    with open(path, "rb") as file:
+        data = file.read()
+    array = np.array(bytearray(data))
+    for held in (data, bytearray(data), memoryview(data), array, torch.from_numpy(array)):
+        assert np.array_equal(decoded(read_clip(held, 4, 3, start=5))[0], frames(path)[5:15:3])
+
+
+@pytest.mark.parametrize("case", ["variable frame rate", "h264", "a transport stream, without an index"])
+def test_times_give_the_frame_that_is_shown_then(case):
+    path = path_of(case)
+    times, wanted = times_s(path), frames(path)
+    between = [(first + second) / 2 for first, second in itertools.pairwise(times[5:9])]
+    assert np.array_equal(decoded(read_clip(path, times_s=[*times[5:8], *between]))[0], wanted[[5, 6, 7, 5, 6, 7]])
+    rounded = torch.tensor(times[5:8], dtype=torch.float32)
+    assert np.array_equal(decoded(read_clip(path, times_s=rounded))[0], wanted[5:8])
+    assert np.array_equal(decoded(read_clip(path, 3, 2, start_s=times[9]))[0], wanted[9:14:2])
+
+
+def test_positions_reach_from_the_first_clip_to_the_last():
+    path = path_of("h264")
+    got = decoded(*(read_clip(path, 4, 3, at=at) for at in (0, 0.5, 0.999, 1)))
+    for start, clip in zip((0, 15, 30, 30), got, strict=True):
+        assert np.array_equal(clip, frames(path)[start : start + 10 : 3])
+
+
+def test_a_video_that_is_too_short_is_looped_or_padded_or_an_error():
+    path = path_of("h264")
+    wanted = frames(path)
+    looped = decoded(read_clip(path, 4, 4, start=30, short="loop"))[0]
+    assert np.array_equal(looped, wanted[[30, 34, 38, 2]])
+    assert np.array_equal(decoded(read_clip(path, 4, 4, start=30, short="pad"))[0], wanted[[30, 34, 38, 39]])
+    assert np.array_equal(decoded(read_clip(path, times_s=[0, 99], short="pad"))[0], wanted[[0, 39]])
+    assert np.array_equal(decoded(read_clip(path, 50, at=1, short="pad"))[0][[0, 49]], wanted[[0, 39]])
+    for clip in (read_clip(path, 4, 4, start=30), read_clip(path, times_s=[0, 99]), read_clip(path, [40])):
+        with pytest.raises(DecodeError, match=r"sample 0 \(.*\): it has 40 frames, and the clip needs frame \d+: pass short="):
+            decoded(clip)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_gives_clips_beside_labels(workers):
+    path = path_of("h264")
+    clips = [read_clip(path, 4, 2, start=start) for start in range(6)]
+    streamed = loader(clips, workers=workers)
+    for epoch in range(2):
+        got = list(streamed)
+        assert [label for _, labels in got for label in labels.tolist()] == [*range(6)], epoch
+        for start, clip in enumerate(clip for batch, _ in got for clip in batch):
+            assert clip.dtype == torch.uint8
+            assert np.array_equal(clip.permute(0, 2, 3, 1).numpy(), frames(path)[start : start + 7 : 2])
+
+
+class OpenVideos(Clips):
+    """Number of videos that a worker has open."""
+
+    def __getitem__(self, index):
+        return len(VIDEOS.open)
+
+
+def test_a_worker_opens_videos_anew():
+    decoded(read_clip(path_of("h264"), 2))
+    assert len(VIDEOS.open) > 0
+    opened = DataLoader(OpenVideos(0), num_workers=1, multiprocessing_context="fork")
+    assert next(iter(opened)).item() == 0, "a forked process would share the position in the file"
+
+
+def test_few_videos_stay_open_and_a_changed_one_is_read_anew(tmp_path):
+    for number in range(MOST_OPEN + 2):
+        path = tmp_path / f"{number}.mp4"
+        path.write_bytes(Path(video()).read_bytes())
+        assert np.array_equal(decoded(read_clip(path, 2))[0], frames(video())[:2])
+    assert len(VIDEOS.open) == MOST_OPEN
+    other = video(name="second.mp4", seed=1)
+    path.write_bytes(Path(other).read_bytes())
+    assert np.array_equal(decoded(read_clip(path, 2))[0], frames(other)[:2])
+
+
+def test_several_clips_of_a_video_and_several_cameras():
+    left, right = path_of("h264"), path_of("turned left")
+    sample = {
+        "views": [read_clip(left, 2, start=start) for start in (3, 9)],
+        "cameras": {"left": read_clip(left, [4]), "right": read_clip(right, [7])},
+        "action": torch.tensor([0.5]),
+    }
+    with pytest.raises(ArgumentTypeError):  # of members that are dicts, those are targets, as of images
+        collate_encoded([{"cameras": sample["cameras"]}])
+    flat = {
+        "views": sample["views"],
+        "left": sample["cameras"]["left"],
+        "right": sample["cameras"]["right"],
+        "action": sample["action"],
+    }
+    data = DataLoader([flat, flat], batch_size=2, collate_fn=collate_encoded)
+    (batch,) = StreamedLoader(data, [DecodeStage()], device="cpu")
+    assert [view.shape for view in batch["views"]] == [(2, 2, 3, 48, 64)] * 2
+    for view, start in zip(batch["views"], (3, 9), strict=True):
+        assert np.array_equal(view[1].permute(0, 2, 3, 1).numpy(), frames(left)[start : start + 2])
+    assert np.array_equal(batch["left"][0, 0].permute(1, 2, 0).numpy(), frames(left)[4])
+    assert np.array_equal(batch["right"][0, 0].permute(1, 2, 0).numpy(), frames(right)[7])
+    assert batch["right"].shape == (2, 1, 3, 64, 48)
+    assert torch.equal(batch["action"], torch.full((2, 1), 0.5))
+
+
+def test_clips_of_several_sizes_are_ragged():
+    plain, turned = path_of("h264"), path_of("turned left")
+    clips = collate_encoded([(read_clip(plain, 2), 0), (read_clip(turned, 2), 1)])[0]
+    made = DecodeStage()(clips, "cpu")
+    assert isinstance(made, gpuaug.Ragged)
+    wanted = [*frames(plain)[:2], *frames(turned)[:2]]
+    for got, picture in zip(made, wanted, strict=True):
+        assert np.array_equal(got.permute(1, 2, 0).numpy(), picture)
+
+
+def test_frames_are_left_as_stored_if_asked():
+    path = path_of("turned left")
+    assert np.array_equal(decoded(read_clip(path, 2), exif=False)[0], frames(path, upright=False)[:2])
+
+
+@pytest.mark.parametrize("case", ["an open group of pictures", "an open group of pictures in HEVC", "vp9"])
+def test_frames_far_from_one_another(case):
+    path = path_of(case)
+    for numbers in ([0, 39], [1, 14, 38]):
+        assert np.array_equal(decoded(read_clip(path, numbers))[0], frames(path)[numbers])
+
+
+def test_frames_that_nothing_needs_are_not_packed():
+    path = path_of("h264")  # of 40 frames, with key frames 0, 12, 22 and 34
+    keys, dropped = [0, 12, 22, 34], 0
+    for numbers in ([0, 39], [13, 39], [*range(0, 40, 4)]):
+        clips = collate_encoded([(read_clip(path, numbers), 0)])[0]
+        groups = {max(key for key in keys if key <= number) for number in numbers}
+        assert np.count_nonzero(clips.headers.packets["key"]) == len(groups)
+        assert np.array_equal(decoded(read_clip(path, numbers))[0], frames(path)[numbers])
+        dropped = 40 - len(clips.headers.packets)
+    assert dropped > 5, "B-frames that are neither shown nor referred to"
+
+
+FAST_START = (("movflags", "faststart"),)
+
+BAD = {
+    "a missing file": lambda: "missing.mp4",
+    "no video": lambda: io.BytesIO(b"no video at all").getvalue(),
+    "an empty file": lambda: b"",
+    "a file that ends early": lambda: cut(video(name="front.mp4", container=FAST_START), 0.6),
+    "a file without its end": lambda: cut(video(), 0.6),
+}
+
+
+def cut(path, part):
+    with open(path, "rb") as file:
+        data = file.read()
+    return data[: int(len(data) * part)]
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_video_is_an_error_at_its_batch_or_its_sample_is_replaced(case):
+    good, bad = read_clip(video(), 2, start=3), read_clip(BAD[case](), 2, at=1)
+    streamed = iter(loader([good, good, good, bad]))
+    next(streamed)
+    with pytest.raises(DecodeError, match="because of sample 1"):
+        next(streamed)
+    replacing = loader([good, good, good, bad], on_error="replace")
+    batches = list(replacing)
+    assert batches[1][1].tolist() == [2, 2]
+    assert torch.equal(batches[1][0][1], batches[0][0][0])
+    assert replacing.stats().replaced == 1
+
+
+def test_all_clips_of_a_file_that_ends_early_are_an_error_if_they_are_chosen_by_its_length():
+    data = BAD["a file that ends early"]()
+    for chosen in ({"at": 0.2}, {"start": 3, "short": "loop"}):
+        with pytest.raises(DecodeError, match=r"its data end after \d+ of 40 frames"):
+            decoded(read_clip(data, 2, **chosen))
+    assert np.array_equal(decoded(read_clip(data, 2, start=3))[0], frames(video(name="front.mp4", container=FAST_START))[3:5])
+
+
+def test_a_damaged_frame_is_an_error():
+    with open(video(), "rb") as file:
+        data = bytearray(file.read())
+    with av.open(video()) as file:
+        packets = [packet for packet in file.demux(video=0) if packet.size]
+    packet = max((packet for packet in packets if not packet.is_keyframe), key=lambda packet: packet.size)
+    for at in range(packet.pos + 20, packet.pos + packet.size - 4, 3):
+        data[at] ^= 0x5A
+    with pytest.raises(DecodeError, match="sample 0: "):
+        decoded(read_clip(data, 40))
+
+
+def test_clips_need_as_many_frames_as_the_first():
+    with pytest.raises(ArgumentError, match=r"as many frames as the first, 2, got 3 in sample 1 at \[0\]"):
+        collate_encoded([(read_clip(video(), 2), 0), (read_clip(video(), 3), 0)])
+
+
+def test_what_is_no_clip_among_clips_is_told():
+    with pytest.raises(ArgumentTypeError, match=r"Clips must be gpuaug.read_clip\(…\) in all samples, got int in sample 1 at"):
+        collate_encoded([(read_clip(video(), 2), 0), (3, 0)])
+
+
+ONE_OF = "A clip must be chosen by one of start, start_s, at, times_s and a list of frames, got"
+
+WRONG = [
+    ({"frames": 0}, "frames must be 1 or more, got 0"),
+    ({"frames": []}, "frames must name at least one frame, got none"),
+    ({"frames": [3, -1]}, "A frame must be 0 or more, got -1"),
+    ({"frames": "16"}, "frames must be a number or a list of numbers, got "),
+    ({"stride": 0}, "stride must be 1 or more, got 0"),
+    ({"start": -1}, "start must be 0 or more, got -1"),
+    ({"start_s": float("nan")}, "start_s must be finite, got nan"),
+    ({"start_s": "1"}, "start_s must be a number, got '1'"),
+    ({"at": 1.5}, "at must be from 0 to 1, got 1.5"),
+    ({"times_s": [0, None]}, "A time of times_s must be a number, got None"),
+    ({"short": "cut"}, "short must be 'error', 'loop' or 'pad', got 'cut'"),
+    (
+        {"start": 1, "at": 0.5},
+        f"{ONE_OF} start and at. Leave",
+    ),
+    (
+        {"frames": [1, 2], "start_s": 1},
+        f"{ONE_OF} a list of frames and start_s. Leave",
+    ),
+    ({"source": 7}, "source must be the path of a video or its bytes, got 7"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), WRONG, ids=str)
+def test_wrong_arguments_are_told(values, message):
+    with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
+        read_clip(**{"source": "a.mp4", **values})
+    assert str(caught.value).startswith(message)
+
+
+def test_a_transform_of_the_dataset_is_refused():
+    with pytest.raises(ArgumentTypeError, match="which is not decoded yet"):  # torchvision's v2 transforms flatten samples
+        torch.utils._pytree.tree_flatten((read_clip("a.mp4"), 3))
+
+
+def test_the_decoders_of_clips_are_shown():
+    table = DecodeStage(backend="cpu").decoders
+    assert table["nvdec"].words == "backend='cpu'"
+    assert "pyav     PyAV" in str(table)

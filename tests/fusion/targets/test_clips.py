@@ -1,0 +1,252 @@
+"""Targets of clips: of one clip, or of each of its frames, they follow the draw of the clip."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.clips import clips
+from support.replay import as_kornia_takes_them, left_to_kornia, overriding
+from support.values import assert_values
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+
+BATCH, FRAMES, BOXES, SIDES = 3, 4, 2, (24, 32)
+
+
+def videos(**options):
+    return clips(BATCH, FRAMES, 3, *SIDES, **options)
+
+
+def boxes(*shape, seed=0):
+    """Boxes of at least five pixels a side, (*shape, 4)."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.rand(*shape, 2, generator=generator) * 12
+    return torch.cat((start, start + 5 + torch.rand(*shape, 2, generator=generator) * 6), -1).round()
+
+
+def painted(given):
+    """Masks (B, T, 1, H, W) with ones in the first box of each frame, given boxes (B, T, N, 4)."""
+    made = torch.zeros(*given.shape[:2], 1, *SIDES)
+    for clip in range(given.shape[0]):
+        for frame in range(given.shape[1]):
+            left, top, right, bottom = (int(side) for side in given[clip, frame, 0])
+            made[clip, frame, 0, top:bottom, left:right] = 1
+    return made
+
+
+KORNIA = {
+    "flips": lambda: [K.RandomHorizontalFlip(), K.RandomVerticalFlip()],
+    "crop": lambda: [K.RandomResizedCrop((18, 20)), K.RandomHorizontalFlip()],
+    "warps": lambda: [K.RandomAffine(20.0, (0.1, 0.1), p=0.7), K.RandomPerspective(p=0.7)],
+    "left to Kornia": lambda: [
+        K.RandomHorizontalFlip(),
+        overriding(K.RandomRotation, "compute_transformation")(30.0),
+        K.RandomShear(0.2),
+    ],
+}
+
+
+@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
+@pytest.mark.parametrize("name", KORNIA)
+@left_to_kornia
+def test_targets_of_frames_replay(name, data_format):
+    swapped = (lambda x: x.transpose(1, 2)) if data_format == "BCTHW" else (lambda x: x)
+    images, masks = swapped(videos()), swapped(painted(boxes(BATCH, FRAMES, BOXES)))
+    corners = torch.tensor([[4.0, 5], [20, 5], [20, 18], [4, 18]]) + torch.rand(BATCH, FRAMES, BOXES, 1, 2)
+    points = torch.rand(BATCH, FRAMES, 5, 2) * 20
+    keys = ["input", "mask", "bbox", "keypoints"]
+    pipeline = K.AugmentationSequential(K.VideoSequential(*KORNIA[name](), data_format=data_format), data_keys=keys)
+    augment = gpuaug.fuse(pipeline)
+    for seed in range(3):
+        draws = augment.draw(images.shape, seed=seed)
+        expected = pipeline(as_kornia_takes_them(images), masks, corners, points, params=draws.as_kornia())
+        got = augment(images, masks, corners, points, draws=draws)
+        for key, one, other in zip(keys, got, expected, strict=True):
+            assert_values(one, other, atol=2e-4, share=0.01 if key == "mask" else 0, about=key)
+
+
+@left_to_kornia
+def test_boxes_of_whole_clips_follow_through_kornia():
+    """Any number of them: Kornia's own VideoSequential takes as many for each frame."""
+    images, given, points = videos(), boxes(BATCH, 5), torch.rand(BATCH, 3, 2) * 20
+    augment = gpuaug.fuse(
+        [
+            K.RandomHorizontalFlip(),
+            overriding(K.RandomRotation, "compute_transformation")(30.0, p=0.8),
+            K.RandomShear(0.2, p=1.0),
+        ]
+    )
+    for seed in range(3):
+        draws = augment.draw(images.shape, seed=seed)
+        keys = ["input", "bbox_xyxy", "keypoints"]
+        _, landed, moved = augment(images, given, points, data_keys=keys, draws=draws)
+        of_frames = given[:, None].expand(-1, FRAMES, -1, -1), points[:, None].expand(-1, FRAMES, -1, -1)
+        _, expected, expected_points = augment(images, *of_frames, data_keys=keys, draws=draws)
+        assert_values(landed, expected[:, 0], atol=1e-4)
+        assert_values(moved, expected_points[:, -1], atol=1e-4)
+
+
+@pytest.mark.parametrize("library", ["Kornia", "torchvision"])
+def test_masks_and_boxes_land_on_their_pixels_in_every_frame(library):
+    given = boxes(BATCH, FRAMES, 1)
+    masks = painted(given)
+    images = masks.expand(-1, -1, 3, -1, -1).contiguous()
+    given = given - torch.tensor([0, 0, 1, 1])  # the last pixel is one of the box
+    of_library = K if library == "Kornia" else v2
+    augment = gpuaug.fuse([of_library.RandomCrop((20, 28)), of_library.RandomHorizontalFlip(), of_library.RandomVerticalFlip()])
+    for _ in range(4):
+        pixels, made, landed = augment(images, masks, given, data_keys=["input", "mask", "bbox_xyxy"])
+        assert_values(pixels[:, :, :1], made)
+        assert landed.shape == given.shape
+        for clip in range(BATCH):
+            for frame in range(FRAMES):
+                rows, columns = made[clip, frame, 0].nonzero().unbind(1)
+                if not len(rows):
+                    continue
+                left, top, right, bottom = landed[clip, frame, 0].tolist()
+                found = [columns.min().item(), rows.min().item(), columns.max().item(), rows.max().item()]
+                assert found == [max(left, 0), max(top, 0), min(right, 27), min(bottom, 19)]
+
+
+@pytest.mark.parametrize(
+    "module", [K.RandomResizedCrop((12, 14)), v2.RandomResizedCrop((12, 14))], ids=["Kornia", "torchvision"]
+)
+def test_masks_of_frames_need_no_axis_for_channels(module):
+    """Kornia gives them one."""
+    images, masks = videos(), painted(boxes(BATCH, FRAMES, 1))
+    augment = gpuaug.fuse(module)
+    draws = augment.draw(images.shape, seed=0)
+    _, expected = augment(images, masks, data_keys=["input", "mask"], draws=draws)
+    _, got = augment(images, masks[:, :, 0].long(), data_keys=["input", "mask"], draws=draws)
+    assert got.dtype == torch.int64
+    assert got.shape == ((BATCH, FRAMES, 1, 12, 14) if isinstance(module, K.RandomResizedCrop) else (BATCH, FRAMES, 12, 14))
+    assert_values(got.float().view_as(expected), expected)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["of frames", "of clips"])
+def test_valid_follows_padded_boxes(whole):
+    given = boxes(BATCH, 5) if whole else boxes(BATCH, FRAMES, 5)
+    valid = torch.arange(5).expand(given.shape[:-1]) < 4
+    augment = gpuaug.fuse([v2.RandomCrop((9, 12)), v2.RandomHorizontalFlip()])
+    images = videos()
+    draws = augment.draw(images.shape, seed=2)
+    keys = ["input", "bbox_xyxy", "valid"]
+    _, landed, kept = augment(images, given, valid, data_keys=keys, draws=draws)
+    assert landed.shape == given.shape
+    assert kept.shape == valid.shape
+    assert 0 < kept.sum() < valid.sum()
+    assert not kept[..., 4].any()
+    for frame in range(1 if whole else FRAMES):
+        one, one_valid = (given, valid) if whole else (given[:, frame], valid[:, frame])
+        frame_draws = augment.draw(images[:, 0].shape, seed=2)
+        _, expected, expected_kept = augment(images[:, frame], one, one_valid, data_keys=keys, draws=frame_draws)
+        assert_values(landed if whole else landed[:, frame], expected)
+        assert_values(kept if whole else kept[:, frame], expected_kept)
+
+
+def dicts(count):
+    """One for each clip or frame: the first has nothing, all others have boxes, masks and labels."""
+    made = []
+    for index in range(count):
+        number = index % 3
+        made.append(
+            {
+                "boxes": boxes(number, seed=index),
+                "masks": (torch.rand(number, *SIDES, generator=torch.Generator().manual_seed(index)) < 0.5).to(torch.uint8),
+                "labels": torch.arange(number) + index,
+                "image_id": index,
+            }
+        )
+    return made
+
+
+def assert_records(got, expected):
+    for one, other in zip(got, expected, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert type(value) is type(other[key])
+            if isinstance(value, torch.Tensor):
+                assert_values(value, other[key], about=key)
+            else:
+                assert value == other[key]
+
+
+PIPELINE = [v2.RandomResizedCrop((14, 18)), v2.RandomHorizontalFlip(), v2.RandomAffine(20)]
+
+
+def test_target_dicts_of_clips_follow_their_clip():
+    images, records, augment = videos(), dicts(BATCH), gpuaug.fuse(PIPELINE)
+    draws = augment.draw(images.shape, seed=1)
+    made, got = augment(images, records, data_keys=["input", "targets"], draws=draws)
+    assert made.shape == (BATCH, FRAMES, 3, 14, 18)
+    _, expected = augment(images[:, 0], records, data_keys=["input", "targets"], draws=augment.draw(images[:, 0].shape, seed=1))
+    assert_records(got, expected)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("typed", [False, True])
+def test_target_dicts_of_frames_follow_their_clip(kind, typed):
+    images, records, augment = videos(), dicts(BATCH * FRAMES), gpuaug.fuse(PIPELINE)
+    if typed:
+        for record in records:
+            record["boxes"] = tv_tensors.BoundingBoxes(record["boxes"], format="XYXY", canvas_size=SIDES)
+            record["other"] = tv_tensors.Mask(record.pop("masks"))
+    nested = kind(kind(records[first : first + FRAMES]) for first in range(0, BATCH * FRAMES, FRAMES))
+    draws = augment.draw(images.shape, seed=1)
+    _, got = augment(images, nested, data_keys=["input", "targets"], draws=draws)
+    assert type(got) is kind
+    for frame in range(FRAMES):
+        of_frame = [clip[frame] for clip in nested]
+        frame_draws = augment.draw(images[:, 0].shape, seed=1)
+        _, expected = augment(images[:, frame], of_frame, data_keys=["input", "targets"], draws=frame_draws)
+        assert_records([clip[frame] for clip in got], expected)
+    kept = gpuaug.sanitize([record for clip in got for record in clip], per_box=["boxes", "masks", "other", "labels"])
+    assert all(len(record["boxes"]) == len(record["labels"]) for record in kept)
+
+
+def test_crops_by_boxes_look_at_all_frames():
+    images, augment = videos(dtype=torch.float32), gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((16, 16))])
+    for records in (dicts(BATCH), [dicts(FRAMES) for _ in range(BATCH)]):
+        made, got = augment(images, records, data_keys=["input", "targets"])
+        assert made.shape == (BATCH, FRAMES, 3, 16, 16)
+        assert len(got) == BATCH
+    still = images[:, :1].expand_as(images)
+    made, _ = augment(still, dicts(BATCH), data_keys=["input", "targets"])
+    assert_values(made, made[:, :1].expand_as(made))
+
+
+def test_torchvisions_targets_of_a_clip_follow_it():
+    video = tv_tensors.Video(videos()[0])
+    sample = {
+        "boxes": tv_tensors.BoundingBoxes(boxes(3), format="XYXY", canvas_size=SIDES),
+        "masks": tv_tensors.Mask(torch.ones(FRAMES, *SIDES, dtype=torch.uint8)),
+        "label": 1,
+    }
+    made, got = gpuaug.fuse(v2.CenterCrop((10, 12)))(video, sample)
+    assert type(made) is tv_tensors.Video
+    assert made.shape == (FRAMES, 3, 10, 12)
+    expected = v2.CenterCrop((10, 12))(sample)
+    for key in ("boxes", "masks"):
+        assert type(got[key]) is type(expected[key])
+        assert_values(got[key].as_subclass(torch.Tensor), expected[key].as_subclass(torch.Tensor))
+
+
+@pytest.mark.parametrize("same_on_frame", [True, False])
+def test_targets_of_frames_that_draw_by_themselves(same_on_frame):
+    images, masks = videos(), painted(boxes(BATCH, FRAMES, 1))
+    video = K.VideoSequential(K.RandomHorizontalFlip(), K.RandomCrop((16, 20)), same_on_frame=same_on_frame)
+    augment = gpuaug.fuse(K.AugmentationSequential(video, data_keys=["input", "mask", "keypoints"]))
+    points = torch.rand(BATCH, FRAMES, 2, 2) * 16
+    made, made_masks, made_points = augment(masks.expand(-1, -1, 3, -1, -1), masks, points)
+    assert_values(made[:, :, :1], made_masks)
+    assert made_points.shape == points.shape
+    moved = {tuple(each.flatten().tolist()) for each in (made_points - points).round(decimals=2).flatten(0, 1)}
+    assert len(moved) > BATCH or same_on_frame
+    assert images.shape[1] == made.shape[1]
+
+
+def test_dicts_of_another_number_of_frames_are_refused():
+    augment = gpuaug.fuse(PIPELINE)
+    with pytest.raises(gpuaug.ArgumentError, match="for each of the 4 frames of a clip, got 3"):
+        augment(videos(), [dicts(3)] * BATCH, data_keys=["input", "targets"])

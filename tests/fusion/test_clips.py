@@ -1,0 +1,317 @@
+"""Clips, (B, T, C, H, W): one draw for each clip, as Kornia's and torchvision's draw for them."""
+
+import re
+
+import kornia.augmentation as K
+import pytest
+import torch
+from kornia.augmentation import auto
+from support import clips, pipelines, torchvision_replay
+from support.replay import as_kornia_takes_them, left_to_kornia
+from support.values import assert_values
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug.fusion.backends import dispatch
+
+PIPELINES = {name: make for group in pipelines.GROUPS for name, make in getattr(pipelines, group).items()} | clips.FIRST
+
+
+@pytest.mark.parametrize("name", [name for name in PIPELINES if not name.startswith("chosen")])
+def test_clips_equal_each_frame_with_the_draws_of_the_clips(name):
+    """A mix takes the same frame of the other clip; noise alone differs, after the first frame of the first clip."""
+    videos = clips.clips()
+    augment = gpuaug.fuse(PIPELINES[name]())
+    got = augment(videos, draws=augment.draw(videos.shape, seed=3))
+    draws = augment.draw(videos[:, 0].shape, seed=3)
+    expected = torch.stack([augment(frames, draws=draws) for frames in videos.unbind(1)], 1)
+    assert got.shape == expected.shape
+    if any(isinstance(module, K.RandomGaussianNoise) for module in PIPELINES[name]()):
+        got, expected = got[:1, 0], expected[:1, 0]
+    assert_values(got, expected)
+
+
+@pytest.mark.parametrize("name", clips.all_pipelines())
+def test_still_clips_stay_still(name):
+    """Also where batches are drawn for together, which begins with the second call."""
+    videos = clips.still()
+    modules = [module for module in PIPELINES[name]() if not isinstance(module, K.RandomGaussianNoise)]
+    augment = gpuaug.fuse(modules or [K.RandomHorizontalFlip()])
+    for _ in range(4):
+        got = augment(videos)
+        assert_values(got, got[:, :1].expand_as(got))
+
+
+@pytest.mark.parametrize("same_on_batch", [False, True])
+def test_noise_of_every_frame_differs(same_on_batch):
+    videos = torch.full((4, 8, 1, 16, 16), 0.5)
+    got = gpuaug.fuse(K.RandomGaussianNoise(p=1.0, same_on_batch=same_on_batch))(videos)
+    fields = got[0] if same_on_batch else got.flatten(0, 1)
+    assert len({tuple(field.flatten().tolist()) for field in fields}) == len(fields)
+    assert torch.equal(got[0], got[1]) is same_on_batch
+
+
+def test_clips_differ_from_one_another():
+    videos = clips.still(1).expand(64, -1, -1, -1, -1)
+    got = gpuaug.fuse([K.RandomResizedCrop((9, 9)), K.ColorJitter(0.4, 0.4, 0.4, 0.1)])(videos)
+    assert len({tuple(clip.flatten().tolist()) for clip in got}) == 64
+
+
+KORNIA = {
+    "crop and colours": lambda: [K.RandomResizedCrop((12, 12)), K.RandomHorizontalFlip(), K.ColorJiggle(0.4, 0.4, 0.4, 0.1)],
+    "filters": lambda: [K.RandomClahe(), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomSharpness()],
+    "channels": lambda: [K.RandomChannelDropout(), K.RandomChannelShuffle(), K.RandomErasing(p=1.0), K.RandomGrayscale()],
+    "equalize": lambda: [K.RandomEqualize(), K.RandomPosterize(), K.RandomAutoContrast()],
+    "noise": lambda: [K.RandomHorizontalFlip(), K.RandomGaussianNoise(p=0.7)],
+    "noise, same": lambda: [K.RandomGaussianNoise(p=0.7, same_on_batch=True)],
+    "warps": lambda: [K.RandomAffine(20.0, (0.1, 0.1)), K.RandomPerspective()],
+    "mixup": lambda: [K.RandomMixUpV2(p=1.0), K.RandomInvert()],
+    "cutmix": lambda: [K.RandomCutMixV2(p=1.0, use_correct_lambda=True)],
+    "what Kornia runs": lambda: [K.RandomMedianBlur(), K.RandomRotation(30.0), K.RandomMosaic((20, 24), p=0.7)],
+}
+
+
+@pytest.mark.parametrize("same_on_frame", [True, False])
+@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
+@pytest.mark.parametrize("name", KORNIA)
+@left_to_kornia
+def test_video_sequential_replays(name, data_format, same_on_frame):
+    videos = clips.clips(3, 4, 3, 20, 24)
+    videos = videos.transpose(1, 2).contiguous() if data_format == "BCTHW" else videos
+    pipeline = K.VideoSequential(*KORNIA[name](), data_format=data_format, same_on_frame=same_on_frame)
+    augment = gpuaug.fuse(pipeline)
+    for seed in range(2):
+        draws = augment.draw(videos.shape, seed=seed)
+        expected = pipeline(as_kornia_takes_them(videos), params=draws.as_kornia())
+        assert_values(augment(videos, draws=draws), expected, atol=2e-4, share=1e-3, draws=draws)
+
+
+PICKED = {
+    "modules": lambda: ([K.RandomHorizontalFlip(p=1.0), K.RandomInvert(p=0.7), K.RandomMedianBlur(p=0.6)], 2),
+    "mixes": lambda: ([K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0, use_correct_lambda=True)], 1),
+    "left to Kornia whole": lambda: ([K.RandomMixUpV2(p=1.0), K.RandomInvert(p=0.7), K.RandomVerticalFlip()], 2),
+}
+
+
+@pytest.mark.parametrize("same_on_frame", [True, False])
+@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
+@pytest.mark.parametrize("name", PICKED)
+@left_to_kornia
+def test_video_sequential_that_picks_replays(name, data_format, same_on_frame):
+    videos = clips.clips(3, 4, 3, 20, 24)
+    videos = videos.transpose(1, 2).contiguous() if data_format == "BCTHW" else videos
+    modules, count = PICKED[name]()
+    pipeline = K.VideoSequential(*modules, random_apply=count, same_on_frame=same_on_frame, data_format=data_format)
+    augment = gpuaug.fuse(K.AugmentationSequential(pipeline))
+    for seed in range(3):
+        draws = augment.draw(videos.shape, seed=seed)
+        expected = pipeline(as_kornia_takes_them(videos), params=draws.as_kornia()[0].data)
+        assert_values(augment(videos, draws=draws), expected, atol=1e-4, draws=draws)
+
+
+@pytest.mark.parametrize("same_on_frame", [True, False])
+@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
+def test_video_sequential_draws_as_it_says(data_format, same_on_frame):
+    videos = clips.still(4, 6, 3, 20, 24)
+    videos = videos.transpose(1, 2) if data_format == "BCTHW" else videos
+    modules = [K.RandomResizedCrop((9, 9)), K.RandomBrightness((0.5, 1.5), p=1.0)]
+    augment = gpuaug.fuse(K.VideoSequential(*modules, data_format=data_format, same_on_frame=same_on_frame))
+    for _ in range(3):
+        made = augment(videos)
+        made = made.transpose(1, 2) if data_format == "BCTHW" else made
+        assert made.shape == (4, 6, 3, 9, 9)
+        distinct = {tuple(frame.flatten().tolist()) for frame in made.flatten(0, 1)}
+        assert len(distinct) == (4 if same_on_frame else 24)
+
+
+TORCHVISION = {
+    "v-jepa": lambda: [v2.RandomResizedCrop(16, (0.3, 1.0)), v2.RandomHorizontalFlip(), v2.RandomErasing(0.5)],
+    "colours": lambda: [v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomGrayscale(), v2.RandomSolarize(0.5)],
+    "levels": lambda: [v2.RandomAutocontrast(0.8), v2.RandomAdjustSharpness(2.0, 0.8)],
+    "blur": lambda: [v2.GaussianBlur(5), v2.RandomInvert()],
+    "warps": lambda: [v2.RandomAffine(20, (0.1, 0.1)), v2.RandomPerspective(p=1.0)],
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+def test_torchvision_replays_clip_by_clip(name):
+    """Its functions take the axis of the frames, and are called once for each clip."""
+    videos = clips.clips(4, 3, 3, 20, 24, dtype=torch.float32)
+    for seed in range(3):
+        torchvision_replay.assert_replays(v2.Compose(TORCHVISION[name]()), videos, seed, atol=1e-4, share=2e-3)
+
+
+@pytest.mark.parametrize("frames", [1, 5])
+def test_a_video_comes_out_as_one(frames):
+    augment = gpuaug.fuse(v2.Compose([v2.RandomCrop(16), v2.ToDtype(torch.float32, scale=True)]))
+    batch = tv_tensors.Video(clips.clips(2, frames))
+    for video, shape in ((batch, (2, frames, 3, 16, 16)), (tv_tensors.Video(batch[0]), (frames, 3, 16, 16))):
+        got = augment(video)
+        assert type(got) is tv_tensors.Video
+        assert got.shape == shape
+        assert got.dtype == torch.float32
+
+
+def test_transforms_left_to_torchvision_are_called_once_for_each_clip():
+    seen = []
+
+    def function(clip):
+        seen.append(clip.shape)
+        return clip.flip(-1)
+
+    videos = clips.clips(2, 4)
+    with pytest.warns(gpuaug.GpuAugWarning, match="lower"):
+        augment = gpuaug.fuse([v2.RandomInvert(1.0), v2.Lambda(function)])
+    got = augment(videos)
+    assert seen == [(4, 3, 21, 37)] * 2
+    assert_values(got, (255 - videos).flip(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("frames", [1, 2])
+def test_clips_of_all_types(dtype, frames):
+    videos = clips.clips(2, frames, dtype=dtype)
+    augment = gpuaug.fuse([v2.RandomResizedCrop((9, 11)), v2.RandomHorizontalFlip()])
+    draws = augment.draw(videos.shape, seed=0, dtype=dtype)
+    got = augment(videos, draws=draws)
+    assert got.dtype == dtype
+    frames_draws = augment.draw(videos[:, 0].shape, seed=0, dtype=dtype)
+    assert_values(got[:, -1], augment(videos[:, -1], draws=frames_draws))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["planes", "pixels"])
+@pytest.mark.parametrize(
+    "form",
+    [lambda x: x, lambda x: x[:, ::2], lambda x: x.transpose(3, 4), lambda x: x[:1].expand(3, -1, -1, -1, -1)],
+    ids=["dense", "every second frame", "transposed", "expanded"],
+)
+def test_clips_of_any_strides(form, memory_format):
+    videos = form(clips.clips(3, 5))
+    augment = gpuaug.fuse(K.RandomResizedCrop((8, 10)), memory_format=memory_format)
+    draws = augment.draw(videos.shape, seed=0)
+    got = augment(videos, draws=draws)
+    assert_values(got, gpuaug.fuse(K.RandomResizedCrop((8, 10)))(videos.contiguous(), draws=draws))
+    assert got.flatten(0, 1).is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("name", ["crop and colours", "noise", "mixup", "what Kornia runs"])
+@left_to_kornia
+def test_views_of_clips_equal_single_views(name):
+    videos = clips.clips(3, 4, 3, 20, 24)
+    augment, single = (gpuaug.fuse(KORNIA[name](), views=views) for views in (3, 1))
+    draws = augment.draw(videos.shape, seed=5)
+    expected = torch.cat([single(videos, draws=view) for view in draws.views])
+    assert_values(augment(videos, draws=draws), expected)
+    assert augment(videos).shape == expected.shape
+
+
+def test_labels_of_clips_are_mixed_with_their_partners():
+    videos, labels = clips.clips(4, dtype=torch.float32), torch.arange(4)
+    for mix in (v2.MixUp(num_classes=4), v2.CutMix(num_classes=4)):
+        augment = gpuaug.fuse(mix)
+        draws = augment.draw(videos.shape, seed=0)
+        got, shares = augment(videos, labels, data_keys=["input", "class"], draws=draws)
+        expected, expected_shares = augment(
+            videos[:, 1], labels, data_keys=["input", "class"], draws=augment.draw(videos[:, 1].shape, seed=0)
+        )
+        assert_values(got[:, 1], expected)
+        assert_values(shares, expected_shares)
+
+
+def test_one_row_serves_all_frames(monkeypatch):
+    rows, run = [], dispatch.run
+
+    def noted(plan, images, table, *rest):
+        rows.append(len(table))
+        return run(plan, images, table, *rest)
+
+    monkeypatch.setattr(dispatch, "run", noted)
+    augment = gpuaug.fuse([K.RandomResizedCrop((9, 9)), K.RandomMixUpV2(p=1.0)], views=2)
+    augment(clips.clips(3, 5))
+    gpuaug.fuse(K.RandomResizedCrop((9, 9)), views=2)(clips.clips(3, 5))
+    assert rows == [3, 3, 6]
+
+
+def test_explain_counts_the_launches_of_images_and_the_bytes_of_all_frames():
+    augment = gpuaug.fuse([K.RandomResizedCrop((9, 9)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.ColorJitter(0.4, 0.4)])
+    images, videos = augment.explain((6, 3, 20, 24)), augment.explain((2, 3, 3, 20, 24))
+    assert [line.read_bytes for line in images.lines] == [line.read_bytes for line in videos.lines]
+    assert [line.written_bytes for line in images.lines] == [line.written_bytes for line in videos.lines]
+    assert images.launches == videos.launches
+    assert str(videos).startswith("clips (2, 3, 3, 20, 24), uint8")
+
+
+@left_to_kornia
+def test_explain_counts_a_call_of_torchvisions_for_each_clip():
+    explained = gpuaug.fuse([v2.ElasticTransform()]).explain((2, 3, 3, 20, 24))
+    assert "clip by clip, 2 calls a batch" in str(explained)
+
+
+@left_to_kornia
+def test_draws_of_clips_are_told_by_clip():
+    augment = gpuaug.fuse([K.RandomRotation(30.0, p=1.0), K.RandomMedianBlur(p=1.0)])
+    draws = augment.draw((3, 5, 3, 8, 8), seed=0)
+    assert draws.shape == (3, 5, 3, 8, 8)
+    assert len(draws) == 3
+    assert len({draws.of(clip)["RandomRotation_0"]["degrees"] for clip in range(3)}) == 3
+    alone = gpuaug.fuse(K.RandomRotation(30.0, p=1.0))
+    videos = clips.clips(3, 2)
+    draws = alone.draw(videos.shape, seed=1)
+    assert_values(alone(videos[1:2], draws=draws.alone(1)), alone(videos, draws=draws)[1:2])
+
+
+def test_cameras_of_one_stage_share_a_draw_and_those_of_two_do_not():
+    videos = clips.still(3, 2, 3, 20, 24)
+    pipeline = [K.RandomResizedCrop((9, 9)), K.ColorJiggle(0.4, 0.4, 0.4, 0.1)]
+    together = [gpuaug.TransformStage(gpuaug.fuse(pipeline), on={"left": "input", "right": "input"})]
+    apart = [gpuaug.TransformStage(gpuaug.fuse(pipeline), on=name, name=name) for name in ("left", "right")]
+    for stages, alike in ((together, True), (apart, False)):
+        batch = {"left": videos, "right": videos.clone(), "action": torch.zeros(3)}
+        made = next(iter(gpuaug.StreamedLoader([batch], stages, device="cpu", seed=0)))
+        assert made["left"].shape == (3, 2, 3, 9, 9)
+        assert torch.equal(made["left"], made["right"]) is alike
+
+
+def raises(text):
+    return pytest.raises(gpuaug.ArgumentError, match=re.escape(text))
+
+
+def test_images_of_another_size_share_no_draws():
+    images = torch.zeros(2, 3, 8, 8)
+    text = "input must be of the same size as the first input, (2, 3, 8, 8), got "
+    for other in (torch.zeros(2, 3, 8, 9), torch.zeros(2, 4, 3, 8, 8)):
+        with raises(text):
+            gpuaug.fuse(K.RandomCrop((4, 4)))(images, other, data_keys=["input", "input"])
+
+
+def test_more_than_five_dimensions_are_refused():
+    augment, several = gpuaug.fuse(K.RandomHorizontalFlip()), torch.rand(2, 3, 4, 3, 8, 8)
+    with raises("input must be (B, C, H, W), one (C, H, W), or clips (B, T, C, H, W), got (2, 3, 4, 3, 8, 8). Make clips of a"):
+        augment(several)
+    assert augment(several.flatten(0, -5)).shape == (6, 4, 3, 8, 8)
+
+
+def test_video_sequential_takes_clips_alone():
+    augment = gpuaug.fuse(K.VideoSequential(K.RandomHorizontalFlip(), data_format="BCTHW"))
+    with raises("input must be (B, C, T, H, W) for a VideoSequential, got (2, 3, 8, 8)."):
+        augment(torch.rand(2, 3, 8, 8))
+    with raises("shape must be (B, C, T, H, W), got (2, 3, 8, 8). Pass images.shape of a batch."):
+        augment.draw((2, 3, 8, 8))
+    with raises("pipeline must have VideoSequential modules of one data_format and same_on_frame, got several."):
+        gpuaug.fuse([K.VideoSequential(K.RandomInvert(), data_format=each) for each in ("BTCHW", "BCTHW")])
+
+
+def test_empty_batches_of_clips():
+    assert gpuaug.fuse(K.RandomResizedCrop((4, 5)))(torch.zeros(0, 3, 3, 8, 8)).shape == (0, 3, 3, 4, 5)
+    with pytest.warns(gpuaug.GpuAugWarning, match="lower"):
+        augment = gpuaug.fuse([v2.Lambda(lambda clip: clip.flip(-1)), v2.RandomInvert()])
+    assert augment(torch.zeros(0, 3, 3, 8, 9)).shape == (0, 3, 3, 8, 9)
+
+
+def test_policies_of_clips_pick_once_for_each():
+    videos = clips.still(8, 3)
+    augment = gpuaug.fuse([auto.TrivialAugment()], pick="sample")
+    got = augment(videos)
+    assert_values(got, got[:, :1].expand_as(got))
+    assert len({tuple(change.flatten().tolist()) for change in got[:, 0] - videos[:, 0] / 255}) > 4

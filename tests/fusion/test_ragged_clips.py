@@ -1,0 +1,108 @@
+"""Clips of every size: each clip has a size of its own, and all its frames have it."""
+
+import kornia.augmentation as K
+import pytest
+import torch
+from support.clips import FRAMES, SIZES, clips, clips_of
+from support.ragged import images_of, pack
+from support.values import assert_values
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug.core.ragged import Ragged, Shapes
+
+PIPELINES = {
+    "crop": ([K.RandomResizedCrop((12, 14)), K.RandomHorizontalFlip(), K.ColorJitter(0.4, 0.4, 0.4, 0.1)], {}),
+    "antialiased": ([v2.RandomResizedCrop((12, 14))], {}),
+    "colours first": ([v2.RandomInvert(), v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)], {}),
+    "drawn size": ([v2.RandomResize(12, 40), v2.RandomCrop(20, pad_if_needed=True, fill=0.25)], {}),
+    "turned first": ([K.RandomRotation(30.0), K.RandomInvert(), K.RandomResizedCrop((12, 14))], {}),
+    "views": ([K.RandomResizedCrop((12, 14)), K.RandomSolarize()], {"views": 2}),
+}
+
+
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_ragged_clips_equal_each_clip_alone(name, layout):
+    modules, options = PIPELINES[name]
+    batch = clips_of(layout)
+    augment = gpuaug.fuse(modules, ragged=True, **options)
+    draws = augment.draw(batch, seed=1)
+    assert draws.shape == (3, FRAMES, 3, None, None)
+    got = augment(batch, draws=draws)
+    single = gpuaug.fuse(modules)
+    for view, made in zip(draws.views, got.chunk(len(draws.views)), strict=True):
+        for index in range(3):
+            clip = torch.stack([batch[frame] for frame in range(index * FRAMES, (index + 1) * FRAMES)])[None]
+            assert_values(made[index : index + 1], single(clip, draws=view.alone(index)), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_batches_of_ragged_clips_are_drawn_as_told(name):
+    modules, options = PIPELINES[name]
+    augment = gpuaug.fuse(modules, ragged=True, **options)
+    for _ in range(3):
+        batch = clips_of("hwc")
+        state = torch.get_rng_state()
+        got = augment(batch)
+        torch.set_rng_state(state)
+        assert_values(got, augment(batch, draws=augment.draw(batch)))
+
+
+def test_a_ragged_pipeline_takes_clips_of_one_size():
+    """As a stage that decodes gives them where all have one."""
+    videos = clips(2, FRAMES, 3, 20, 24).permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    ragged, dense = (gpuaug.fuse(v2.RandomResizedCrop(12), ragged=each) for each in (True, False))
+    draws = dense.draw(videos.shape, seed=0)
+    assert_values(ragged(videos, draws=draws), dense(videos, draws=draws))
+
+
+def test_targets_of_ragged_clips_follow_them():
+    batch = clips_of("hwc")
+    records = [
+        {"boxes": torch.tensor([[2.0, 3, 12, 14]]) + index, "masks": torch.ones(2, *size), "labels": torch.tensor([index])}
+        for index, size in enumerate(SIZES)
+    ]
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12)], ragged=True)
+    draws = augment.draw(batch, seed=0)
+    made, got = augment(batch, records, data_keys=["input", "targets"], draws=draws)
+    assert made.shape == (3, FRAMES, 3, 12, 12)
+    firsts = pack([batch[index * FRAMES] for index in range(3)], "hwc")
+    _, expected = augment(firsts, records, data_keys=["input", "targets"], draws=augment.draw(firsts, seed=0))
+    for one, other in zip(got, expected, strict=True):
+        assert_values(one["boxes"], other["boxes"])
+        assert_values(one["masks"], other["masks"])
+    with pytest.raises(gpuaug.ArgumentError, match="one dict for each of 3 clips where these differ in size"):
+        augment(batch, [[record] * FRAMES for record in records], data_keys=["input", "targets"])
+
+
+def test_boxes_as_shares_of_ragged_clips():
+    batch = clips_of("hwc")
+    shares = torch.tensor([[0.5, 0.5, 0.4, 0.2]])
+    augment = gpuaug.fuse(v2.Resize((12, 16)), ragged=True, boxes="cxcywh_share")
+    _, got = augment(batch, [{"boxes": shares + index / 50} for index in range(3)], data_keys=["input", "targets"])
+    for index, record in enumerate(got):
+        assert_values(record["boxes"], shares + index / 50, atol=1e-6)
+
+
+def test_windows_that_are_read_are_those_of_the_clips():
+    batch = clips_of("hwc")
+    augment = gpuaug.fuse([v2.RandomResizedCrop(12)], ragged=True)
+    windows = augment.windows_read(batch.shapes)
+    assert windows.table.shape == (3 * FRAMES, 4)
+    assert (windows.table.reshape(3, FRAMES, 4) == windows.table.reshape(3, FRAMES, 4)[:, :1]).all()
+    assert len({tuple(row) for row in windows.table.tolist()}) == 3
+
+
+def test_frames_of_a_clip_have_one_size():
+    batch = pack(images_of([(20, 30), (20, 31)]), "hwc")
+    mixed = Ragged(batch.data, batch.places, Shapes(batch.shapes.sizes, 3, "hwc", frames=2))
+    with pytest.raises(gpuaug.ArgumentError, match="frames of a clip in a ragged batch must have one size, got other sizes"):
+        gpuaug.fuse(v2.RandomCrop(8), ragged=True)(mixed)
+
+
+def test_ragged_clips_are_shown():
+    batch = clips_of("hwc")
+    loader = gpuaug.StreamedLoader([(batch, torch.arange(3))], [gpuaug.fuse(v2.Resize((12, 14)), ragged=True)], device="cpu")
+    figure = gpuaug.show(loader, n=2)
+    assert len(figure.axes) == 4

@@ -1,0 +1,60 @@
+"""A damaged video decodes to PyAV's frames, or is a ``DecodeError``; other clips of its batch stay as they are."""
+
+import io
+from unittest import mock
+
+import av
+import numpy as np
+import pytest
+from hypothesis import event, given
+from support.damaged_videos import damaged_videos
+from support.fuzzing import cases, outcome
+from support.videos import frames, video
+
+import gpuaug
+from gpuaug.decode import work
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
+
+NUMBERS = [3, 7, 20, 33]
+
+
+def decoded(data, poison, **options):
+    """The frames of two clips of a batch, the second of a damaged video, in memory that held something else."""
+    clips = [(gpuaug.read_clip(each, NUMBERS), 0) for each in (video(), data)]
+    with mock.patch.object(work, "POISON", poison):
+        made = gpuaug.DecodeStage(**options)(gpuaug.collate_encoded(clips)[0], "cpu")
+    pictures = [frame.permute(1, 2, 0).numpy() for frame in (made if isinstance(made, gpuaug.Ragged) else made.flatten(0, 1))]
+    return pictures[: len(NUMBERS)], pictures[len(NUMBERS) :]
+
+
+def by_pyav(data):
+    """The frames of a whole video (H, W, 3), and its codec; none where PyAV raises an error."""
+    try:
+        with av.open(io.BytesIO(data)) as file:
+            context = file.streams.video[0].codec_context
+            context.thread_count = 1
+            found = [np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90) for frame in file.decode(video=0)]
+        return found, context.codec.canonical_name
+    except Exception:
+        return [], ""
+
+
+@cases(60)
+@given(damaged_videos())
+def test_a_damaged_video_decodes_or_is_a_decode_error(data):
+    made = outcome(decoded, data, 0x00)
+    event(type(made).__name__)
+    again = decoded(data, 0xFF, on_error="replace")
+    for got, wanted in zip(again[0], frames(video())[NUMBERS], strict=True):
+        assert np.array_equal(got, wanted), "a neighbour's pixels"
+    if isinstance(made, gpuaug.DecodeError):
+        assert "because of sample 1: " in str(made)
+        assert np.array_equal(again[1], again[0])
+        return
+    for got, other in zip(made[1], again[1], strict=True):
+        assert np.array_equal(got, other), "some pixels were not written"
+    pictures, codec = by_pyav(data)
+    if len(pictures) == 40 and codec != "mpeg4":  # its decoder remembers damage of a header where ours begins behind it
+        for got, number in zip(made[1], NUMBERS, strict=True):
+            assert np.array_equal(got, pictures[number])

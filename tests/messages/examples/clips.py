@@ -1,0 +1,114 @@
+"""Advice about clips of videos."""
+
+from pathlib import Path
+from unittest import mock
+
+import torch
+from support.messages.registry import example
+from support.videos import video
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
+
+import gpuaug
+from gpuaug.decode.clips import libav
+from gpuaug.decode.decoders import nvdec_sessions, registry
+
+
+def frames_of(*clips, **options):
+    data = DataLoader([(clip, index) for index, clip in enumerate(clips)], batch_size=8, collate_fn=gpuaug.collate_encoded)
+    ((frames, _),) = gpuaug.StreamedLoader(data, [gpuaug.DecodeStage(**options)], device="cpu")
+    return frames
+
+
+@example("Return the samples of one form from the dataset")
+def clips_beside_labels(told):
+    clip = gpuaug.read_clip(video(), 2)
+    with told:
+        gpuaug.collate_encoded([(clip, 0), (1, 0)])
+    assert frames_of(clip, clip).shape[:2] == (2, 2)
+
+
+@example("Pass the same number of frames to gpuaug.read_clip")
+def clips_of_several_lengths(told):
+    with told:
+        frames_of(gpuaug.read_clip(video(), 2), gpuaug.read_clip(video(), 3))
+    assert frames_of(gpuaug.read_clip(video(), 2), gpuaug.read_clip(video(), 2, 8)).shape[:2] == (2, 2)
+
+
+@example("Pass the file's bytes as they are")
+def a_clip_of_frames(told):
+    with told:
+        gpuaug.read_clip(torch.zeros(4, 3, 8, 8))
+    assert frames_of(gpuaug.read_clip(Path(video()).read_bytes(), 2)).shape[1] == 2
+
+
+@example("Pass [0, 4, 8] or 16")
+def frames_as_text(told):
+    with told:
+        gpuaug.read_clip(video(), "0, 4, 8")
+    assert frames_of(gpuaug.read_clip(video(), [0, 4, 8])).shape[1] == 3
+    assert frames_of(gpuaug.read_clip(video(), 16)).shape[1] == 16
+
+
+@example("must name at least one frame, got none")
+def a_clip_without_frames(told):
+    samples = [[], [1, 2]]
+    with told:
+        gpuaug.read_clip(video(), samples[0])
+    assert frames_of(*(gpuaug.read_clip(video(), numbers) for numbers in samples if numbers)).shape[:2] == (1, 2)
+
+
+@example("Transforms of a dataset must be given frames")
+def transforms_in_a_dataset_of_clips(told):
+    clip = gpuaug.read_clip(video(), 2)
+    with told:
+        pytree.tree_flatten((clip, 1))  # as torchvision's v2 transforms do
+    transform = torch.nn.Identity()
+    data = DataLoader([(clip, 0)], collate_fn=gpuaug.collate_encoded)
+    ((frames, _),) = gpuaug.StreamedLoader(data, stages=[gpuaug.DecodeStage(), transform], device="cpu")
+    assert frames.shape[:2] == (1, 2)
+
+
+@example("Leave it out to begin with the first frame", "Pass a float")
+def a_start_that_is_no_time(told):
+    for wrong in (float("inf"), "1 s"):
+        with told:
+            gpuaug.read_clip(video(), 2, start_s=wrong)
+        with told:
+            gpuaug.read_clip(video(), times_s=[wrong])
+    assert torch.equal(frames_of(gpuaug.read_clip(video(), 2)), frames_of(gpuaug.read_clip(video(), 2, start_s=0.0)))
+
+
+@example("A clip must be chosen by one of start, start_s, at, times_s and a list of frames")
+def a_clip_chosen_twice(told):
+    with told:
+        gpuaug.read_clip(video(), 2, start=3, at=0.5)
+    assert frames_of(gpuaug.read_clip(video(), 2, start=3)).shape[1] == 2
+
+
+@example("Pass 0 for the first clip of the video, and 1 for the last")
+def a_position_beyond_the_video(told):
+    with told:
+        gpuaug.read_clip(video(), 2, at=2)
+    first, last = frames_of(gpuaug.read_clip(video(), 2, at=0), gpuaug.read_clip(video(), 2, at=1))
+    assert not torch.equal(first, last)
+
+
+@example("Videos cannot be read, because PyAV is not installed")
+def videos_without_pyav(told):
+    with mock.patch.object(libav, "find", return_value=None), told:
+        gpuaug.collate_encoded([(gpuaug.read_clip(video(), 2), 0)])
+    assert frames_of(gpuaug.read_clip(video(), 2)).shape[1] == 2
+
+
+@example("The CPU decodes clips, which may be too slow")
+def clips_without_engines(told):
+    def no_driver():
+        raise RuntimeError("libnvcuvid.so.1: cannot open")
+
+    for library in (lambda: None, no_driver):
+        with mock.patch.object(nvdec_sessions, "library", library):
+            with told:
+                registry.find_clips("auto", torch.device("cuda", 0))
+            registry.find_clips("cpu", torch.device("cuda", 0))
+    assert frames_of(gpuaug.read_clip(video(), 2), backend="cpu").shape[1] == 2

@@ -1,0 +1,415 @@
+"""What an encoder may be called with and give: eager, and as from a graph."""
+
+from collections import OrderedDict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+import torch
+from support.host_graphs import install, on_lanes
+from support.values import assert_values
+from torch import nn
+from torchvision import models
+
+from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, SelectionError, StreamedLoader
+from gpuaug.core import batch as batches
+from gpuaug.stages import cuda_graph
+
+
+@pytest.fixture(autouse=True)
+def forms(monkeypatch):
+    return install(monkeypatch)
+
+
+class Pair(NamedTuple):
+    tokens: torch.Tensor
+    pooled: torch.Tensor
+
+
+@dataclass
+class Record:
+    tokens: torch.Tensor
+    pooled: torch.Tensor
+    more: object = None
+
+
+class Output(OrderedDict):
+    """A mapping with attributes, as the outputs of models of transformers and diffusers are."""
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+
+class Gaussian:
+    """The distribution of a variational autoencoder: no container, and its tensors are hidden."""
+
+    def __init__(self, mean):
+        self.mean = mean
+
+    def sample(self):
+        return self.mean + torch.randn_like(self.mean)
+
+
+FORMS = {
+    "tensor": lambda x: x * 2,
+    "tuple": lambda x: (x * 2, x.sum(1)),
+    "list": lambda x: [x * 2, [x + 1]],
+    "named tuple": lambda x: Pair(x * 2, x.sum(1)),
+    "dict": lambda x: {"tokens": x * 2, "size": x.shape[-1], "none": None},
+    "dataclass": lambda x: Record(x * 2, x.sum(1), (x + 1, {"deep": x - 1})),
+    "model output": lambda x: Output(last_hidden_state=x * 2, hidden_states=(x, x * 3), attentions=None),
+    "nested": lambda x: Output(text=Output(pooler_output=x.mean(1)), pair=Pair(x * 2, x[:, 0])),
+    "the input itself": lambda x: x,
+    "views of the input": lambda x: (x[:, :2], x.flatten(), x.t()),
+    "one tensor twice": lambda x: {"a": (y := x * 2), "b": (y, y[:, :1])},
+}
+
+
+class Encoder(nn.Module):
+    """Gives what ``form`` makes of the input."""
+
+    def __init__(self, form=None):
+        super().__init__()
+        self.form = form or FORMS["tensor"]
+        self.scale = nn.Parameter(torch.tensor(3.0), requires_grad=False)
+
+    def forward(self, x):
+        return self.form(x * 1 if self.form not in (FORMS["the input itself"], FORMS["views of the input"]) else x)
+
+    def encode(self, x, *, mask=None, offset=0.0):
+        x = x * self.scale + offset
+        return x if mask is None else x * mask
+
+
+INPUTS = [
+    torch.rand(size, 6, generator=torch.Generator().manual_seed(size + index)) for index, size in enumerate((4, 4, 2, 4, 2))
+]
+
+
+def same(one, other):
+    assert type(one) is type(other)
+    for a, b in zip(batches.leaves(one), batches.leaves(other), strict=True):
+        assert_values(a, b) if isinstance(a, torch.Tensor) else None
+        assert isinstance(a, torch.Tensor) or a == b
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+@pytest.mark.parametrize("form", FORMS)
+def test_results_of_any_form_equal_the_encoders_own(form, depth, forms):
+    encoder = Encoder(FORMS[form])
+    loader = on_lanes(INPUTS, FeatureStage(encoder), depth=depth)
+    for _ in range(2):
+        forms.clear()
+        kept = list(loader)
+        for got, batch in zip(kept, INPUTS, strict=True):
+            same(got, FORMS[form](batch))
+            addresses = {leaf.untyped_storage().data_ptr() for leaf in batches.tensors(got)}
+            assert batch.untyped_storage().data_ptr() not in addresses, "a result shares memory with its input"
+        assert [size for form, size in forms if form == "replayed"] == [4, 4, 2]
+        own = [{leaf.untyped_storage().data_ptr() for leaf in batches.tensors(got)} for got in kept]
+        assert sum(map(len, own)) == len(set().union(*own)), "two batches share memory"
+
+
+def test_one_tensor_in_two_places_is_copied_once():
+    loader = on_lanes([torch.rand(2, 6)] * 2, FeatureStage(Encoder(FORMS["one tensor twice"])))
+    for got in loader:
+        assert got["a"] is got["b"][0]
+
+
+OUTPUTS = {
+    "tokens": ("dict", lambda result: result["tokens"]),
+    "last_hidden_state": ("model output", lambda result: result["last_hidden_state"]),
+    "pooled": ("dataclass", lambda result: result.pooled),
+    1: ("tuple", lambda result: result[1]),
+    0: ("list", lambda result: result[0]),
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_output_selects_by_key_attribute_or_index(output):
+    form, want = OUTPUTS[output]
+    for got, batch in zip(on_lanes(INPUTS, FeatureStage(Encoder(FORMS[form]), output=output)), INPUTS, strict=True):
+        assert_values(got, want(FORMS[form](batch)))
+
+
+def test_output_may_be_a_function_of_the_result_whose_draws_are_keyed(forms):
+    stage = FeatureStage(Encoder(lambda x: Output(latent_dist=Gaussian(x))), output=lambda result: result.latent_dist.sample())
+    batches = [torch.zeros(3, 6)] * 4
+    captured, again = (list(on_lanes(batches, stage, seed=1, depth=depth)) for depth in (2, 0))
+    eager = list(StreamedLoader(batches, [stage], seed=1, device="cpu"))
+    assert ("replayed", 3) in forms
+    for a, b, c in zip(captured, again, eager, strict=True):
+        assert_values(a, b)
+        assert_values(a, c)
+    assert len({float(each.sum()) for each in eager}) == 4
+    assert not torch.equal(next(iter(on_lanes(batches, stage, seed=2))), eager[0])
+
+
+@pytest.mark.parametrize("output", ["missing", 7, "shape.0"])
+@pytest.mark.parametrize("form", ["dict", "dataclass", "tuple", "tensor"])
+def test_output_that_is_not_there_is_refused(form, output):
+    if (form, output) == ("tensor", 7):
+        return  # a tensor has indices, too
+    with pytest.raises(SelectionError, match="output must name a part of the encoder's result"):
+        list(on_lanes([torch.rand(2, 6)], FeatureStage(Encoder(FORMS[form]), output=output)))
+
+
+@pytest.mark.parametrize("output", [True, 1.5, ("a", "b"), nn.Identity(), nn.Identity, b"a"])
+def test_output_of_another_type_is_refused(output):
+    with pytest.raises(ArgumentTypeError, match="output must be a key, an index or a function"):
+        FeatureStage(Encoder(), output=output)
+
+
+def test_hidden_tensors_are_not_captured_and_the_warning_says_what_to_select(forms):
+    loader = on_lanes([torch.rand(2, 6)] * 3, FeatureStage(Encoder(lambda x: Output(latent_dist=Gaussian(x)))))
+    with pytest.warns(GpuAugWarning, match=r"returns a Gaussian, .* \(output= selects some\)"):
+        assert len(list(loader)) == 3
+    assert forms == []
+
+
+# Calls
+
+
+def test_a_mapping_in_on_passes_members_by_keyword(forms):
+    data = [{"mask": torch.tensor([[0.0], [1.0]]), "image": torch.rand(2, 6)} for _ in range(3)]
+    stage = FeatureStage(Encoder().encode, on={"mask": "mask", "image": "x"}, into="features")
+    for got, batch in zip(on_lanes(data, stage), data, strict=True):
+        assert_values(got["features"], batch["image"] * 3 * batch["mask"])
+    assert [form for form, _ in forms] == ["captured", "replayed", "replayed"]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "want", "name"),
+    [
+        (Encoder(), lambda x: x * 2, "Encoder"),
+        (Encoder().encode, lambda x: x * 3, "Encoder.encode"),
+        (partial(Encoder().encode, offset=1.0), lambda x: x * 3 + 1, "Encoder.encode"),
+        (partial(partial(Encoder().encode, offset=9.0), offset=1.0), lambda x: x * 3 + 1, "Encoder.encode"),
+        (partial(Encoder()), lambda x: x * 2, "Encoder"),
+        (nn.ModuleList([Encoder()])[0].encode, lambda x: x * 3, "Encoder.encode"),
+    ],
+)
+def test_encoder_may_be_a_method_or_have_fixed_arguments(encoder, want, name, forms):
+    stage = FeatureStage(encoder)
+    assert repr(stage) == f"FeatureStage({name})"
+    assert isinstance(stage.branches[None], Encoder)
+    for got, batch in zip(on_lanes(INPUTS, stage), INPUTS, strict=True):
+        assert_values(got, want(batch))
+    assert len(forms) == 5  # two captured, three replayed
+
+
+def test_weights_and_mode_of_a_methods_module_are_the_stages(forms):
+    module = nn.Module()
+    module.part = nn.Sequential(nn.Dropout(), nn.Linear(6, 6))
+    module.encode = None
+
+    class Method(Encoder):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def encode(self, x):
+            return self.drop(x * self.scale)
+
+    encoder = Method()
+    stage = FeatureStage(encoder.encode)
+    loader = on_lanes([torch.ones(2, 6)] * 4, stage, depth=0)
+    found = []
+    for got in loader:
+        found.append(got.unique().tolist())
+        encoder.train()
+        with stage.update():
+            encoder.scale.data = encoder.scale.data + 1
+    assert found == [[3], [4], [5], [6]]
+    encoder.scale.requires_grad_(True)
+    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do, scale first"):
+        FeatureStage(encoder.encode)
+
+
+def test_mapping_of_methods_gives_a_mapping_of_outputs():
+    stage = FeatureStage({"two": Encoder(FORMS["tuple"]), "three": partial(Encoder(FORMS["tuple"]).forward)}, output=1)
+    for got, batch in zip(on_lanes(INPUTS, stage), INPUTS, strict=True):
+        assert_values(got["two"], batch.sum(1))
+        assert_values(got["three"], batch.sum(1))
+
+
+def test_other_inputs_than_tensors_are_part_of_what_a_graph_is_for(forms):
+    data = [
+        (torch.rand(2, 6), None, 1.0),
+        (torch.rand(2, 6), None, 2.0),
+        (torch.rand(2, 6), None, 1.0),
+        (torch.rand(2, 6), [], 1.0),
+    ]
+    stage = FeatureStage(lambda_encoder().encode, on={0: "x", 1: "mask", 2: "offset"}, into=0)
+    for got, batch in zip(on_lanes(data, stage), data, strict=True):
+        assert_values(got[0], batch[0] * 3 + batch[2])
+    assert [form for form, _ in forms] == ["captured", "replayed"]  # the third batch alone: an empty list is no constant
+
+
+def lambda_encoder():
+    class Lenient(Encoder):
+        def encode(self, x, *, mask=None, offset=0.0):
+            return super().encode(x, mask=mask or None, offset=offset)
+
+    return Lenient()
+
+
+def test_a_trunk_of_torchvisions(forms):
+    torch.manual_seed(0)
+    trunk = models.shufflenet_v2_x0_5(weights=None).requires_grad_(False)
+    trunk.fc = nn.Identity()
+    data = [torch.rand(2, 3, 32, 32 + 32 * (index % 2)) for index in range(4)]
+    got = list(on_lanes(data, FeatureStage(trunk, memory_format=torch.channels_last)))
+    for features, images in zip(got, data, strict=True):
+        torch.testing.assert_close(features, trunk(images))
+    assert [form for form, _ in forms].count("replayed") == 2
+
+
+def test_graphs_that_are_captured_ahead_draw_nothing_of_the_users(forms):
+    stage = FeatureStage(Encoder(lambda x: x + torch.rand_like(x)))
+    data = [torch.zeros(2, 6)] * 3
+    want = list(on_lanes(data, stage, seed=1))
+    before = torch.get_rng_state()
+    stage.capture([(2, 6)])
+    loader = on_lanes(data, stage, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    for a, b in zip(loader, want, strict=True):
+        assert_values(a, b)
+
+
+# Host waits and hooks
+
+
+class ReadsMask(nn.Module):
+    """Reads its input on the host, but not in a capture, as transformers' text encoders read their masks."""
+
+    def __init__(self, in_captures=False):
+        super().__init__()
+        self.in_captures = in_captures
+        self.waits = []
+        self.paths = []
+
+    def forward(self, x):
+        waits = self.in_captures or not torch.cuda.is_current_stream_capturing()
+        self.paths.append("waits" if waits else "as captured")
+        if waits:
+            self.waits.append("model.py:7")
+        return x * 2 if waits else x + x
+
+
+@pytest.fixture
+def reads_mask(monkeypatch):
+    encoder = ReadsMask()
+
+    @contextmanager
+    def host_waits():
+        encoder.waits = []
+        yield encoder.waits
+
+    monkeypatch.setattr(cuda_graph, "_host_waits", host_waits)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return encoder
+
+
+def test_an_encoder_that_waits_for_the_host_but_not_in_a_capture_is_captured(reads_mask, forms):
+    loader = on_lanes(INPUTS, FeatureStage(reads_mask))
+    for got, batch in zip(loader, INPUTS, strict=True):
+        assert_values(got, batch * 2)
+    assert [form for form, _ in forms].count("replayed") == 3
+    assert reads_mask.paths[:2] == ["waits", "as captured"]
+    assert not torch.cuda.is_current_stream_capturing()
+    assert loader.stats().eager == 2, "a run to look is no batch"
+
+
+def test_an_encoder_that_waits_for_the_host_in_a_capture_too_is_not_captured(reads_mask, forms):
+    reads_mask.in_captures = True
+    with pytest.warns(GpuAugWarning, match=r"makes the host wait for the device \(model.py:7\)"):
+        list(on_lanes(INPUTS, FeatureStage(reads_mask)))
+    assert forms == []
+
+
+def test_hooks_that_come_between_epochs_end_the_captures(forms):
+    encoder = Encoder()
+    loader = on_lanes([torch.rand(2, 6)] * 3, FeatureStage(encoder))
+    list(loader)
+    assert len(forms) == 3
+    encoder.register_forward_hook(lambda *_: None)
+    with pytest.warns(GpuAugWarning, match="it has forward hooks"):
+        list(loader)
+    assert len(forms) == 3
+
+
+def test_hooks_of_weight_norms_are_a_part_of_forward(forms):
+    with pytest.warns(FutureWarning):
+        encoder = nn.utils.weight_norm(nn.Linear(6, 2))
+    data = [torch.rand(2, 6)] * 3
+    for got, batch in zip(on_lanes(data, FeatureStage(encoder.requires_grad_(False))), data, strict=True):
+        assert_values(got, encoder(batch))
+    assert len(forms) == 3
+
+
+def test_hooks_of_all_modules_end_captures(forms):
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.warns(GpuAugWarning, match="all modules have forward hooks"):
+            list(on_lanes([torch.rand(2, 6)] * 3, FeatureStage(Encoder())))
+    finally:
+        handle.remove()
+    assert forms == []
+
+
+# What an encoder may not do
+
+
+def test_unfreezing_is_noticed_by_the_next_loader():
+    encoder = Encoder()
+    stage = FeatureStage(encoder)
+    encoder.requires_grad_(True)
+    with pytest.raises(ArgumentError, match="must not require grad"):
+        StreamedLoader([], [stage], device="cpu")
+
+
+def test_an_encoder_on_two_devices_is_refused():
+    encoder = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")).requires_grad_(False)
+    with pytest.raises(DeviceError, match=r"must be on the loader's device, cpu, got 1\.weight on meta"):
+        StreamedLoader([], [FeatureStage(encoder.forward)], device="cpu")
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_dropout_that_is_left_on_is_keyed_to_the_batch(depth):
+    encoder = Encoder(lambda x: nn.functional.dropout(x, 0.5, training=True))
+    data = [torch.ones(4, 6)] * 4
+    want = list(StreamedLoader(data, [FeatureStage(encoder)], seed=1, device="cpu"))
+    got = list(on_lanes(data, FeatureStage(encoder), seed=1, depth=depth))
+    for a, b in zip(got, want, strict=True):
+        assert_values(a, b)
+    assert len({tuple(each.flatten().tolist()) for each in got}) == 4
+
+
+class InPlace(nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def forward(self, x):
+        for name in self.names:
+            x = getattr(x, name)()
+        return x
+
+
+@pytest.mark.parametrize(
+    "names", [("relu_",), ("t", "zero_"), ("clone", "neg_", "zero_"), ("flatten", "exp_"), ("neg", "exp_")]
+)
+@pytest.mark.parametrize("stage", [FeatureStage, lambda encoder: FeatureStage({"a": encoder, "b": encoder})])
+def test_an_encoder_that_writes_to_its_input_is_refused(names, stage):
+    loader = StreamedLoader([torch.rand(2, 6)], [stage(InPlace(*names))], device="cpu")
+    if names[0] in ("clone", "neg"):
+        assert len(list(loader)) == 1
+        return
+    with pytest.raises(ArgumentError, match="encoder must leave its input as it is, which others may read, got InPlace"):
+        list(loader)

@@ -1,0 +1,91 @@
+"""Small videos, made by PyAV, and what PyAV decodes of them."""
+
+import functools
+import tempfile
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+
+av.logging.set_level(av.logging.PANIC)
+
+FOLDER = tempfile.TemporaryDirectory(prefix="gpuaug-videos")
+
+
+def pictures(count, height, width, seed=0):
+    """Frames (H, W, 3) that all differ: a texture that moves, and the frame's number in blocks."""
+    rng = np.random.default_rng(seed)
+    texture = np.kron(rng.integers(0, 256, (height // 4 + 8, width // 4 + 8, 3), np.uint8), np.ones((8, 8, 1), np.uint8))
+    for number in range(count):
+        picture = texture[number % height :, (3 * number) % width :][:height, :width].copy()
+        for bit in range(6):
+            picture[:8, 8 * bit : 8 * bit + 8] = 255 if number >> bit & 1 else 0
+        yield picture
+
+
+@functools.cache
+def video(
+    name="plain.mp4",
+    codec="libx264",
+    count=40,
+    *,
+    height=48,
+    width=64,
+    pixels="yuv420p",
+    rotation=0,
+    colorspace=None,
+    color_range=None,
+    times=None,
+    options=(("g", "12"), ("bf", "3")),
+    container=(),
+    seed=0,
+):
+    """Path of a video.
+
+    Args:
+        name: Its name, which decides the container.
+        codec: Name of the encoder.
+        count: Number of frames.
+        rotation: Degrees counterclockwise that display it.
+        times: Time of each frame in hundredths of a second; left out, 30 frames a second.
+        options: Options of the encoder.
+        container: Options of the container.
+    """
+    path = Path(FOLDER.name) / name
+    with av.open(str(path), "w", options=dict(container)) as file:
+        stream = file.add_stream(codec, rate=30, options=dict(options))
+        stream.height, stream.width, stream.pix_fmt = height, width, pixels
+        context = stream.codec_context
+        if colorspace is not None:
+            context.colorspace = colorspace
+        if color_range is not None:
+            context.color_range = color_range
+        if times is not None:
+            context.time_base = Fraction(1, 100)
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for number, picture in enumerate(pictures(count, height, width, seed)):
+            frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+            if times is not None:
+                frame.pts, frame.time_base = times[number], Fraction(1, 100)
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode())
+    return str(path)
+
+
+@functools.cache
+def frames(path, *, upright=True):
+    """All frames of a video (N, H, W, 3) as PyAV decodes them, one after the other, turned as their rotation says."""
+    with av.open(path) as file:
+        file.streams.video[0].codec_context.thread_count = 1
+        found = [
+            np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90 if upright else 0) for frame in file.decode(video=0)
+        ]
+    return np.stack(found)
+
+
+def times_s(path):
+    """Time of each frame as PyAV gives it."""
+    with av.open(path) as file:
+        return [frame.time for frame in file.decode(video=0)]
