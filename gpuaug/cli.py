@@ -16,21 +16,21 @@ import torch
 
 import gpuaug
 
-INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+INTERRUPTED = 130  # exit status of an interrupted command: 128 + SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status.
+    """Run the command and return its exit status.
 
     Args:
-        arguments: The command line without the program's name; ``sys.argv`` when left out.
+        arguments: The command line without the program's name. Default: ``sys.argv``.
     """
     parser = argparse.ArgumentParser(prog="gpuaug", description="Feeds a training loop from the GPU side.")
     parser.add_argument("--version", action="version", version=f"gpuaug {gpuaug.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_bench(commands)
     _add_profile(commands)
-    with _interrupts_noted() as interrupts:
+    with _interrupts_recorded() as interrupts:
         try:
             options = parser.parse_args(arguments)
             status: int = options.run(options)
@@ -43,27 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _interrupts_noted() -> Iterator[list[int]]:
+def _interrupts_recorded() -> Iterator[list[int]]:
     """Record every Ctrl-C, because the command may then end with an error other than ``KeyboardInterrupt``.
 
-    Python drops a ``KeyboardInterrupt`` that is raised in a finaliser or while a worker is forked. The terminal interrupts the
-    workers too, so they end all the same, and the DataLoader raises an error about them some seconds later.
+    Python drops a ``KeyboardInterrupt`` that is raised in a finaliser or while a worker is forked. The terminal sends the
+    signal to the workers too, so they end, and the DataLoader raises an error about them some seconds later.
     """
-    noted: list[int] = []
+    recorded: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
+    def record(number: int, frame: FrameType | None) -> None:
+        recorded.append(number)
         signal.default_int_handler(number, frame)
 
-    # Handlers can be set in the main thread only. A caller that ignores or handles the signal keeps its own.
+    # Only the main thread can set handlers. A handler that the caller has set is not replaced.
     in_main_thread = threading.current_thread() is threading.main_thread()
-    ours = in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, note)
+    replaces_handler = in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if replaces_handler:
+        signal.signal(signal.SIGINT, record)
     try:
-        yield noted
+        yield recorded
     finally:
-        if ours:
+        if replaces_handler:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -75,12 +75,12 @@ def _add_bench(commands: Any) -> None:
         "encoder, and augmentation alone. Takes about two minutes, and downloads nothing.",
     )
     parser.add_argument("--data", type=Path, help="your own images, in a folder of class folders")
-    parser.add_argument("--device", type=_device, help="where to train (default: cuda, or cpu without it)")
-    parser.add_argument("--batch-size", type=_at_least(int, 1), help="images a step (default: by device)")
+    parser.add_argument("--device", type=_device, help="device to train on (default: cuda, or cpu without a GPU)")
+    parser.add_argument("--batch-size", type=_at_least(int, 1), help="images per step (default: by device)")
     parser.add_argument("--workers", type=_at_least(int, 0), help="DataLoader workers (default: by cores)")
     parser.add_argument("--seconds", type=_at_least(float, 0.001), help="length of a window (default: by device)")
     parser.add_argument("--repeats", type=_at_least(int, 1), default=5, help="rounds of windows (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the result here, with hardware, versions and commit")
+    parser.add_argument("--json", type=Path, help="file to write the result to, with hardware, versions and commit")
     parser.set_defaults(run=lambda options: _bench(parser, options))
 
 
@@ -114,19 +114,21 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     setup = setup_for(device, images, batch_size=options.batch_size, workers=options.workers)
     seconds = options.seconds or (2.0 if device.type == "cuda" else 1.0)
     with cores_shared(setup):
-        before = environment(device)
+        measured_on = environment(device)
         rows = _measure(three_uses(setup), setup.batch_size, device, seconds, options.repeats, console)
     settings = setup.settings() | {
         "seconds": seconds,
         "repeats": options.repeats,
         "data": "photographs of scikit-image" if options.data is None else "the user's",
     }
-    where = before["gpu"]["name"] if before["gpu"] else f"{before['cpu']['cores_allowed']} cores, {before['cpu']['model']}"
-    title = f"{where}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
+    cpu = measured_on["cpu"]
+    machine = measured_on["gpu"]["name"] if measured_on["gpu"] else f"{cpu['cores_allowed']} cores, {cpu['model']}"
+    title = f"{machine}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
     console.print(results.table(rows, title))
     console.print("ratio: to the steps/s of the row at 1.00, within a round: the median, and the spread over rounds")
     if options.json is not None:
-        results.write(options.json, results.result("uses", rows=rows, settings=settings, device=device, environment=before))
+        result = results.result("uses", rows=rows, settings=settings, device=device, environment=measured_on)
+        results.write(options.json, result)
         console.print(f"written to {options.json}")
     console.print()
     for sentence in verdict(rows, device):
@@ -143,7 +145,7 @@ def _measure(
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[dict[str, Any]] = []
-    # Redrawn between windows only: a thread that redraws would take the GIL from the measured loop.
+    # Redrawn between windows only: a thread that redraws would compete with the measured loop for the interpreter lock.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("", total=sum(len(use.variants) * (repeats + 1) for use in uses))
 
@@ -161,19 +163,19 @@ def _measure(
 def _add_profile(commands: Any) -> None:
     parser = commands.add_parser(
         "profile",
-        help="say where a training step's time goes, what bounds it, and what to do",
+        help="measure the parts of a training step, and name its bound and what to change",
         description="Runs real training steps and measures the loader, the copy, each stage and the step alone, and the loop "
-        "in line and streamed. The model is trained meanwhile: make one that may be thrown away.",
+        "in line and streamed. The model is trained meanwhile: use one that may be thrown away.",
     )
     parser.add_argument(
         "target",
         metavar="train.py:make",
-        help="a function of a file, or of package.module, that returns a StreamedLoader and a step",
+        help="function in a file, or in package.module, that returns a StreamedLoader and a step",
     )
-    parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches of a window (default: %(default)s)")
-    parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="windows of each kind (default: %(default)s)")
-    parser.add_argument("--timeline", type=Path, help="draw ten batches here (.png, .svg), or write a trace (.json)")
-    parser.add_argument("--json", type=Path, help="write the result here, with hardware, versions and commit")
+    parser.add_argument("--batches", type=_at_least(int, 8), default=40, help="batches per window (default: %(default)s)")
+    parser.add_argument("--rounds", type=_at_least(int, 1), default=3, help="windows per measured loop (default: %(default)s)")
+    parser.add_argument("--timeline", type=Path, help="file for a picture of ten batches (.png, .svg) or a trace (.json)")
+    parser.add_argument("--json", type=Path, help="file to write the result to, with hardware, versions and commit")
     parser.set_defaults(run=lambda options: _profile(parser, options))
 
 
@@ -194,11 +196,11 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         path = getattr(options, name)
         if path is not None and path.is_dir():
             parser.error(f"--{name} must be a file to write, got the folder {str(path)!r}. Add a file name.")
-    made = _made(parser, options.target)
-    if not (isinstance(made, tuple) and len(made) == 2):
-        got = f"{len(made)} values" if isinstance(made, tuple) else type(made).__name__
+    result = _call_target(parser, options.target)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         parser.error(f"{options.target} must return a loader and a step, got {got}. Write: return loader, step.")
-    loader, step = made
+    loader, step = result
     try:
         report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.rounds)
     except (gpuaug.ArgumentError, gpuaug.ArgumentTypeError) as error:
@@ -213,36 +215,37 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     return 0
 
 
-def _made(parser: argparse.ArgumentParser, target: str) -> Any:
-    """The result of calling the function that ``train.py:make`` or ``package.module:make`` names."""
+def _call_target(parser: argparse.ArgumentParser, target: str) -> Any:
+    """Call the function that ``train.py:make`` or ``package.module:make`` names, and return its result."""
     module, _, name = target.rpartition(":")
     file = Path(module)
     if not name or not (file.suffix == ".py" or all(part.isidentifier() for part in module.split("."))):
         rule = "train.py:make or package.module:make"
         parser.error(f"target must be {rule}, got {target!r}. Name a function that returns a loader and a step.")
-    found = _from_file(parser, file) if file.suffix == ".py" else _imported(parser, module)
-    make = getattr(found, name, None)
-    if not callable(make):
-        known = ", ".join(sorted(key for key, value in vars(found).items() if callable(value) and not key.startswith("_")))
-        parser.error(f"target must name a function of {module}, got {name!r}. It has: {known or 'none'}.")
-    return make()
+    imported = _import_file(parser, file) if file.suffix == ".py" else _import_module(parser, module)
+    function = getattr(imported, name, None)
+    if not callable(function):
+        names = (key for key, value in vars(imported).items() if callable(value) and not key.startswith("_"))
+        listed = ", ".join(sorted(names))
+        parser.error(f"target must name a function of {module}, got {name!r}. It has: {listed or 'none'}.")
+    return function()
 
 
-def _from_file(parser: argparse.ArgumentParser, file: Path) -> Any:
-    """The module in a file, with its folder on ``sys.path`` as for ``python train.py``."""
+def _import_file(parser: argparse.ArgumentParser, file: Path) -> Any:
+    """Import a file as a module, with its folder on ``sys.path`` as for ``python train.py``."""
     if not file.is_file():
         parser.error(f"target must name a file that is there, got {str(file)!r}. Give its path from here.")
     sys.path.insert(0, str(file.parent.resolve()))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
-    found = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def _imported(parser: argparse.ArgumentParser, module: str) -> Any:
-    """The module ``module``, with the working directory on ``sys.path`` as for ``python -m``."""
+def _import_module(parser: argparse.ArgumentParser, module: str) -> Any:
+    """Import ``module``, with the working directory on ``sys.path`` as for ``python -m``."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -265,10 +268,12 @@ def _device(text: str) -> torch.device:
     return device
 
 
-def _at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
+def _at_least(convert: Callable[[str], Any], least: float) -> Callable[[str], Any]:
+    """Function that converts an argument of the command line to a number of at least ``least``."""
+
     def number(text: str) -> Any:
         try:
-            value = kind(text)
+            value = convert(text)
         except ValueError:
             value = None
         if value is None or not value >= least:

@@ -1,1 +1,1 @@
-"""Measuring instruments and the three uses behind ``gpuaug bench``. Needs ``pip install 'gpuaug[bench]'``."""
+"""Measurement tools and the three uses of ``gpuaug bench``. Requires ``pip install 'gpuaug[bench]'``."""

@@ -13,7 +13,7 @@ import torch
 import gpuaug
 from gpuaug.core.machine import allowed_cores
 
-# Key in the result: name of the field in nvidia-smi.
+# Key in the result → name of the field of nvidia-smi.
 _GPU_FIELDS = {
     "driver": "driver_version",
     "clock_sm_mhz": "clocks.sm",
@@ -27,9 +27,9 @@ _GPU_FIELDS = {
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Describe the machine, the versions and the commit; unknown entries are ``None``.
+    """Describe the machine, the versions and the commit. Unknown entries are ``None``.
 
-    Read it before measuring: afterwards the load average and the clocks are the benchmark's own.
+    Call it before measuring: afterwards the load average and the clocks are affected by the benchmark.
     """
     return {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -42,10 +42,10 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _checkout() -> dict[str, Any]:
-    if "GPUAUG_COMMIT" in os.environ:  # on a machine with the files but without their repository
+    if "GPUAUG_COMMIT" in os.environ:  # set on a machine that has the files without their repository
         return {"commit": os.environ["GPUAUG_COMMIT"], "dirty": False}
     root = Path(gpuaug.__file__).resolve().parent.parent
-    # An environment may lie inside somebody else's checkout, whose commit would say nothing about gpuaug.
+    # gpuaug may be installed inside the checkout of another project, whose commit would be wrong here.
     top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root:
         return {"commit": None, "dirty": None}
@@ -78,24 +78,24 @@ def _gpu(device: torch.device) -> dict[str, Any] | None:
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
-    described: dict[str, Any] = {
+    description: dict[str, Any] = {
         "name": properties.name,
         "memory_bytes": properties.total_memory,
         "count": torch.cuda.device_count(),
     }
-    # By UUID, because CUDA_VISIBLE_DEVICES renumbers the devices and nvidia-smi does not follow.
+    # By UUID, because CUDA_VISIBLE_DEVICES renumbers devices for CUDA but not for nvidia-smi.
     values = _output(
         "nvidia-smi",
         f"--id=GPU-{properties.uuid}",
         f"--query-gpu={','.join(_GPU_FIELDS.values())}",
         "--format=csv,noheader,nounits",
     )
-    found = values.split(", ") if values else []
-    if len(found) != len(_GPU_FIELDS):
-        found = [""] * len(_GPU_FIELDS)
-    described |= {key: value if key == "driver" else _number(value) for key, value in zip(_GPU_FIELDS, found, strict=True)}
-    described["driver"] = described["driver"] or None
-    return described
+    fields = values.split(", ") if values else []
+    if len(fields) != len(_GPU_FIELDS):
+        fields = [""] * len(_GPU_FIELDS)
+    description |= {key: value if key == "driver" else _number(value) for key, value in zip(_GPU_FIELDS, fields, strict=True)}
+    description["driver"] = description["driver"] or None
+    return description
 
 
 def _cpu() -> dict[str, Any]:

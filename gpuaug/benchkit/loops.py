@@ -1,4 +1,4 @@
-"""Parts that the compared loops share: they differ only in how batches reach the training step."""
+"""Common parts of the compared loops, which differ only in how batches reach the training step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,17 +19,17 @@ from gpuaug.core.machine import allowed_cores
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _JITTER = (0.4, 0.4, 0.4, 0.1)
-_PREFETCH = 2  # DataLoader's own default, named because the discarded steps depend on it
+_PREFETCH = 2  # DataLoader's default, a constant because the number of discarded steps depends on it
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The setup of all loops in a run.
+    """Common settings of all loops in a run.
 
     Args:
-        device: Where the training step runs.
-        images: An ``ImageFolder``; each loop sets its own transform on a copy of it.
-        batch_size: Images a step.
+        device: Device of the training step.
+        images: An ``ImageFolder``. Each loop sets a transform on a copy of it.
+        batch_size: Images per step.
         workers: Worker processes of each DataLoader.
         source_px: Side of the square uint8 images that the device loops receive.
         crop_px: Side of the square images that the model receives.
@@ -48,74 +48,74 @@ class Setup:
 
     @property
     def pin_memory(self) -> bool:
-        """Whether the DataLoaders hand out page-locked batches."""
+        """Whether the DataLoaders page-lock batches."""
         return self.device.type == "cuda"
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The layout of the images that a convolution receives."""
+        """Memory format of the model and its input images."""
         return torch.channels_last if self.half else torch.contiguous_format
 
     @property
     def discard(self) -> int:
-        """Steps to discard at the start of a window: they consume batches that queued up since the last one.
+        """Number of steps to discard at the start of a window, which consume batches that queued up since the last window.
 
-        Twice the queue: this loop's own batches, and as many while the other loops' workers refill their queues.
+        Twice the length of the queue: the queued batches, and as many again while the other loops' workers refill their queues.
         """
         return 2 * max(1, self.workers) * _PREFETCH + 2
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of the model and the encoder."""
+        """Autocast context of the model and the encoder."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     def settings(self) -> dict[str, Any]:
-        """The setup for a result file, without the user's path of the images."""
-        kept = {field.name: getattr(self, field.name) for field in fields(self)}
-        del kept["device"]
+        """Settings for a result file, with the number of images in place of their path."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        del settings["device"]
         counts = {"images": len(self.images), "classes": len(self.images.classes)}
-        return kept | counts | {"pin_memory": self.pin_memory}
+        return settings | counts | {"pin_memory": self.pin_memory}
 
 
 def setup_for(device: torch.device, images: Any, *, batch_size: int | None, workers: int | None) -> Setup:
-    """A setup that finishes in minutes on ``device``: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
-    big = device.type in ("cuda", "xpu")
+    """Setup with which the benchmark takes minutes: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
+    is_gpu = device.type in ("cuda", "xpu")
     cores = allowed_cores()
     return Setup(
         device=device,
         images=images,
-        batch_size=batch_size or (64 if big else 16),
-        workers=workers if workers is not None else max(1, min(12, cores * 3 // 4) if big else min(4, cores // 2)),
-        source_px=256 if big else 96,
-        crop_px=224 if big else 64,
-        model="resnet50" if big else "resnet18",
-        half=big,
+        batch_size=batch_size or (64 if is_gpu else 16),
+        workers=workers if workers is not None else max(1, min(12, cores * 3 // 4) if is_gpu else min(4, cores // 2)),
+        source_px=256 if is_gpu else 96,
+        crop_px=224 if is_gpu else 64,
+        model="resnet50" if is_gpu else "resnet18",
+        half=is_gpu,
     )
 
 
 @contextmanager
 def cores_shared(setup: Setup) -> Iterator[None]:
-    """Leave the workers cores of their own while training on a CPU.
+    """Context manager that reserves cores for the workers when training on a CPU, by reducing torch's threads.
 
-    With as many torch threads as cores, each of the many parallel regions in a step waits for a worker's time slice to
-    end. Measured on two cores of which one was busy: a step of 0.1 s took 1.6 s.
+    With as many torch threads as cores, each of the many parallel regions of a step waits for the end of a worker's time slice.
+    Measured on two cores of which one was busy: a step of 0.1 s took 1.6 s.
     """
-    before = torch.get_num_threads()
+    saved_threads = torch.get_num_threads()
     if setup.device.type == "cpu":
-        torch.set_num_threads(max(1, min(before, allowed_cores() - setup.workers)))
+        torch.set_num_threads(max(1, min(saved_threads, allowed_cores() - setup.workers)))
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(saved_threads)
 
 
 def uint8_images(setup: Setup) -> Any:
-    """The workers' transform in a loop that augments on the device: a uint8 tensor, resized and cropped to a square."""
+    """Transform of the workers in a loop that augments on the device: to a uint8 tensor, resized and cropped to a square."""
     side = setup.source_px
     return v2.Compose([v2.PILToTensor(), v2.Resize(side, antialias=True), v2.CenterCrop(side)])
 
 
 def cpu_augmentation(setup: Setup) -> Any:
-    """The augmentation in the workers, on the whole decoded image."""
+    """Augmentation in the workers, of the whole decoded image."""
     return v2.Compose(
         [
             v2.PILToTensor(),
@@ -129,7 +129,7 @@ def cpu_augmentation(setup: Setup) -> Any:
 
 
 def kornia_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
-    """The augmentation on the device by Kornia: uint8 images in, normalised float32 images out."""
+    """Augmentation on the device by Kornia, from uint8 images to normalised float32 images."""
     pipeline = _pipeline(setup).to(setup.device)
 
     def augment(images: Tensor) -> Tensor:
@@ -140,11 +140,11 @@ def kornia_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
 
 
 def fused_augmentation(setup: Setup, *, ragged: bool = False) -> Callable[[Tensor], Tensor]:
-    """The same pipeline fused: uint8 images in, normalised images out, in the type and layout that the model computes in.
+    """Augmentation on the device by the fused pipeline, from uint8 images to normalised images of the model's dtype and layout.
 
     Args:
-        setup: The run's setup.
-        ragged: Whether images are whole and of any size. Crops are then antialiased, because they shrink more.
+        setup: Settings of the run.
+        ragged: Whether images are whole images of any size. Crops are then antialiased, because they are shrunk more.
     """
     dtype = torch.bfloat16 if setup.half else torch.float32
     layout = setup.memory_format
@@ -161,7 +161,7 @@ def _pipeline(setup: Setup) -> Any:
 
 
 def images_with(setup: Setup, transform: Any) -> Any:
-    """The images with ``transform`` applied to each, without walking the folder again."""
+    """Copy of the dataset with another transform, without listing the folder again."""
     images = copy(setup.images)
     images.transform = transform
     return images
@@ -170,24 +170,24 @@ def images_with(setup: Setup, transform: Any) -> Any:
 def batches(setup: Setup, transform: Any) -> DataLoader[Any]:
     """Endless batches, in the same order for every loop.
 
-    At the end of an epoch the workers' queues run empty, which would slow some windows only.
+    Endless, because the queues of the workers run empty at the end of an epoch, which would slow down some windows only.
     """
     return _endless(setup, images_with(setup, transform))
 
 
 def encoded_batches(setup: Setup) -> DataLoader[Any]:
-    """The same batches as undecoded files, for a ``DecodeStage``."""
+    """Batches of the same files, not decoded, for a ``DecodeStage``."""
     files = images_with(setup, None)
     files.loader = gpuaug.read_encoded
     return _endless(setup, files, gpuaug.collate_encoded)
 
 
 def _endless(setup: Setup, dataset: Any, collate: Callable[[Any], Any] | None = None) -> DataLoader[Any]:
-    endless = RandomSampler(dataset, replacement=True, num_samples=10**9, generator=torch.Generator().manual_seed(0))
+    endless_sampler = RandomSampler(dataset, replacement=True, num_samples=10**9, generator=torch.Generator().manual_seed(0))
     return DataLoader(
         dataset,
         batch_size=setup.batch_size,
-        sampler=endless,
+        sampler=endless_sampler,
         num_workers=setup.workers,
         collate_fn=collate,
         pin_memory=setup.pin_memory,
@@ -197,27 +197,27 @@ def _endless(setup: Setup, dataset: Any, collate: Callable[[Any], Any] | None = 
 
 
 def to_device(setup: Setup, batch: Any) -> tuple[Tensor, Tensor]:
-    """A batch copied to the device, as the first step of a serial loop."""
+    """Copy a batch to the device, as a serial loop does."""
     images, labels = batch
     return images.to(setup.device, non_blocking=True), labels.to(setup.device, non_blocking=True)
 
 
 def classifier_step(setup: Setup) -> Callable[[Tensor, Tensor], None]:
-    """One step of training the classifier on normalised images."""
+    """Training step of the classifier on normalised images."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(setup.model, weights=None, num_classes=len(setup.images.classes))
     return _step(setup, model.to(setup.device, memory_format=setup.memory_format))
 
 
 def head_step(setup: Setup, features: int) -> Callable[[Tensor, Tensor], None]:
-    """One step of training a two-layer head on an encoder's features."""
+    """Training step of a two-layer head on the features of an encoder."""
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(features, 1024), nn.GELU(), nn.Linear(1024, len(setup.images.classes)))
     return _step(setup, head.to(setup.device))
 
 
 def frozen_encoder(setup: Setup) -> tuple[nn.Module, int]:
-    """The classifier without its last layer, frozen, and the number of features it gives."""
+    """(classifier without its last layer, frozen; number of its output features)."""
     torch.manual_seed(0)
     encoder: Any = torchvision.models.get_model(setup.model, weights=None)
     features = int(encoder.fc.in_features)

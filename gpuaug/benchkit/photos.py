@@ -1,4 +1,4 @@
-"""Real photographs without a download: crops of the photographs in scikit-image's wheel, kept as JPEGs."""
+"""Real photographs without a download: crops of the photographs in scikit-image's wheel, stored as JPEGs."""
 
 import os
 import random
@@ -11,12 +11,12 @@ from typing import Any
 
 from gpuaug import ArgumentError
 
-# Version of the files: raise it when they change, so that an older cache is not used.
+# Version of the files. Increase it when they change, so that an older cache is not used.
 VERSION = 1
 CROPS_PER_PHOTOGRAPH = 32
 _SIDE_PX = (300, 500)
 
-# One class each. Drawings, masks and charts in the same folder compress unlike photographs and are left out.
+# Each photograph is a class. Drawings, masks and charts are left out, because they compress differently from photographs.
 PHOTOGRAPHS = (
     "astronaut.png",
     "brick.png",
@@ -34,11 +34,11 @@ PHOTOGRAPHS = (
 
 
 def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
-    """The images under ``root`` as a ``torchvision.datasets.ImageFolder``.
+    """Images under ``root`` as a ``torchvision.datasets.ImageFolder``.
 
     Args:
         root: A folder of class folders.
-        transform: Called on each decoded image.
+        transform: Transform of a decoded image.
 
     Raises:
         ArgumentError: If ``root`` is not such a folder.
@@ -59,37 +59,37 @@ def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
 
 
 def photographs() -> Path:
-    """The folder of class folders with the built-in photographs, written on the first call.
+    """Folder of class folders with the built-in photographs, written on the first call.
 
-    It lies under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
+    It is under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
 
     Raises:
-        ArgumentError: If the installed scikit-image ships none of the photographs.
+        ArgumentError: If the installed scikit-image contains none of the photographs.
     """
     return written_once(f"photographs-{VERSION}", _build)
 
 
 def written_once(name: str, build: Callable[[Path], None]) -> Path:
-    """A folder of files that are made once and kept under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
+    """Folder of files that are written once and cached under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
 
     Args:
-        name: The folder's name.
-        build: Writes the files into an empty folder, its argument.
+        name: Name of the folder.
+        build: Function that writes the files into an empty folder, its argument.
     """
     cache = _cache_folder()
     finished = cache / name
     if finished.is_dir():
         return finished
     cache.mkdir(parents=True, exist_ok=True)
-    # Beside its final place, so that the rename is atomic and an interrupted build is never taken for a data set.
+    # In the same folder, so that the rename is atomic and an interrupted build is never used as a dataset.
     building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     try:
         build(building)
-        building.chmod(0o755)  # mkdtemp's 0o700 would keep a shared cache to its maker
+        building.chmod(0o755)  # with mkdtemp's 0o700, other users could not read a shared cache
         try:
             building.rename(finished)
         except OSError:
-            if not finished.is_dir():  # else another process has finished the same files first
+            if not finished.is_dir():  # otherwise another process has written the same files first
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -97,7 +97,7 @@ def written_once(name: str, build: Callable[[Path], None]) -> Path:
 
 
 def _cache_folder() -> Path:
-    # The XDG specification says that a relative path there is to be ignored.
+    # The XDG specification requires a relative path in this variable to be ignored.
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (configured if configured.is_absolute() else Path.home() / ".cache") / "gpuaug"
 
@@ -106,13 +106,13 @@ def _build(root: Path) -> None:
     from PIL import Image
 
     sources = resources.files("skimage").joinpath("data")
-    found = [name for name in PHOTOGRAPHS if sources.joinpath(name).is_file()]
-    if not found:
+    names = [name for name in PHOTOGRAPHS if sources.joinpath(name).is_file()]
+    if not names:
         raise ArgumentError(
             f"There are no photographs to read, because scikit-image has none in {sources}. "
             "Install it from a wheel, or pass a folder of your own with --data."
         )
-    for name in found:
+    for name in names:
         folder = root / Path(name).stem
         folder.mkdir()
         draw = random.Random(name)

@@ -1,4 +1,4 @@
-"""The schema of results, the same for every suite: make, check, write and show them."""
+"""Schema of benchmark results, the same for every suite: functions that create, check, write and show them."""
 
 import json
 import math
@@ -30,32 +30,32 @@ def result(
     device: torch.device,
     environment: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A suite's rows with settings, hardware, versions and commit.
+    """Result of a suite: its rows with settings, hardware, versions and commit.
 
     Args:
-        suite: The suite's name.
-        rows: Made with ``Row.record``, or by hand: a ``name`` and figures, with the unit in each key.
-        settings: The suite's settings: sizes, workers, whether batches were pinned.
-        device: The device that it ran on.
-        environment: The value of ``environment(device)`` before the measurement. Left out: read now. Its ``plain_torch`` says
-            why ``gpuaug.fuse`` ran without Triton, or is ``None``.
+        suite: Name of the suite.
+        rows: Results of ``Row.record``, or dicts with a ``name`` and figures, with the unit in the key of each figure.
+        settings: Settings of the suite: sizes, workers, whether batches were page-locked.
+        device: Device of the measurement.
+        environment: Result of ``environment(device)`` before the measurement. Default: read now. The result adds
+            ``plain_torch``: why ``gpuaug.fuse`` ran without Triton, or ``None``.
     """
-    known = read_environment(device) if environment is None else environment
+    before = read_environment(device) if environment is None else environment
     return {
         "schema": SCHEMA,
         "suite": suite,
-        "environment": known | {"plain_torch": plain_torch_reason(device)},
+        "environment": before | {"plain_torch": plain_torch_reason(device)},
         "settings": settings,
         "rows": rows,
     }
 
 
 def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
-    """Write strict JSON with sorted keys; NaN and infinities, which JSON lacks, become null."""
+    """Write a result as strict JSON with sorted keys. NaN and infinities, which JSON does not have, become null."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(result), sort_keys=True, indent=2, allow_nan=False) + "\n"
-    # Written beside the target and renamed: an interruption leaves the old result, not half of the new one.
+    # Written to another file and renamed, so that an interruption does not destroy the old result.
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -68,7 +68,7 @@ def check(result: dict[str, Any]) -> None:
     """Check that a result has the schema of ``result``.
 
     Raises:
-        ArgumentError: If it has not. The text names the first key that differs.
+        ArgumentError: If it has another schema. The message names the first key that differs.
     """
     keys = {"schema", "suite", "environment", "settings", "rows"}
     for key in sorted(keys ^ set(result)):
@@ -85,33 +85,33 @@ def check(result: dict[str, Any]) -> None:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> "Table":
-    """The rows as one rich table, each ``case`` under a heading; narrow enough for a terminal of 80 columns."""
+    """Rich table of the rows, with a heading per ``case``. It fits into a terminal of 80 columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    shown.add_column("variant")
+    result_table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    result_table.add_column("variant")
     batch_sizes = {row.get("batch_size") for row in rows}
     keys = [key for key in _HEADINGS if any(key in row for row in rows)]
     headings = ["batch"] * (len(batch_sizes) > 1) + [_HEADINGS[key] for key in keys] + ["ratio", "spread"]
     for heading in headings:
-        shown.add_column(heading, justify="right", no_wrap=True)
+        result_table.add_column(heading, justify="right", no_wrap=True)
     case = None
     for row in rows:
         if row.get("case") != case:
             case = row.get("case")
-            shown.add_section()
-            shown.add_row(Text(str(case), style="bold"))
+            result_table.add_section()
+            result_table.add_row(Text(str(case), style="bold"))
         ratio, low, high = (row.get(key) for key in _RATIO_KEYS)
-        shown.add_row(
+        result_table.add_row(
             Text(row["name"]),
             *[str(row.get("batch_size", ""))] * (len(batch_sizes) > 1),
             *(_figure(row.get(key)) for key in keys),
             "" if ratio is None else f"{ratio:.2f}",
             "" if low is None or high is None else f"{low:.2f}-{high:.2f}",
         )
-    return shown
+    return result_table
 
 
 def _check_row(row: Any, where: str) -> None:

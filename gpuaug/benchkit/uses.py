@@ -1,4 +1,4 @@
-"""The three uses of ``gpuaug`` as loops to compare: a training loop, a frozen encoder, augmentation alone."""
+"""Three uses of ``gpuaug`` as loops to compare: training a classifier, a frozen encoder, augmentation alone."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from gpuaug.benchkit.loops import Setup
 from gpuaug.benchkit.windows import Variant
 from gpuaug.core.devices import plain_torch_reason
 
-_OURS = ("StreamedLoader", "gpuaug.")
+_WITH_GPUAUG = ("StreamedLoader", "gpuaug.")
 _CEILING = "step alone, batch resident"
-_AGREE = 0.03
-"""Largest difference between a row's ratio within rounds and the ratio of its rates that needs no explanation."""
+_RATIO_TOLERANCE = 0.03
+"""Largest difference between a row's ratio within rounds and the ratio of its rates that is not commented."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Variants that are measured in the same rounds, and the baseline of their ratios."""
+    """Variants that are measured in the same rounds, with the baseline of their ratios."""
 
     case: str
     baseline: str
@@ -31,12 +31,12 @@ class Use:
 
 
 def three_uses(setup: Setup) -> list[Use]:
-    """The uses that ``gpuaug bench`` measures, in the order of its table."""
+    """Uses that ``gpuaug bench`` measures, in the order of its table."""
     return [classifier(setup), frozen_encoder(setup), augmentation(setup)]
 
 
 def classifier(setup: Setup) -> Use:
-    """A classifier trained on photographs, augmented in the workers, in the loop, or in a ``StreamedLoader``."""
+    """Training of a classifier on photographs, augmented in the workers, in the loop, or in a ``StreamedLoader``."""
 
     def in_workers() -> Iterator[int]:
         step = loops.classifier_step(setup)
@@ -86,7 +86,7 @@ def classifier(setup: Setup) -> Use:
 
 
 def frozen_encoder(setup: Setup) -> Use:
-    """A head trained on the features of a frozen encoder, which is called in the loop or is a ``FeatureStage``."""
+    """Training of a head on the features of a frozen encoder, which is called in the loop or is a ``FeatureStage``."""
 
     def serial() -> Iterator[int]:
         encoder, width = loops.frozen_encoder(setup)
@@ -123,8 +123,8 @@ def frozen_encoder(setup: Setup) -> Use:
 
 
 def augmentation(setup: Setup) -> Use:
-    """Augmentation alone, on a batch that is already on the device. To add another augmenter, add an entry to ``ways``."""
-    ways: dict[str, Callable[[Setup], Callable[[Tensor], Tensor]]] = {
+    """Augmentation alone, of a batch that is on the device. To compare another augmenter, add an entry to ``augmenters``."""
+    augmenters: dict[str, Callable[[Setup], Callable[[Tensor], Tensor]]] = {
         "Kornia, eager": loops.kornia_augmentation,
         "gpuaug.fuse": loops.fused_augmentation,
     }
@@ -139,60 +139,63 @@ def augmentation(setup: Setup) -> Use:
 
         return steps
 
-    return Use("augment alone", "Kornia, eager", [Variant(name, looped(build)) for name, build in ways.items()])
+    return Use("augment alone", "Kornia, eager", [Variant(name, looped(build)) for name, build in augmenters.items()])
 
 
 def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[str]:
-    """The conclusion from the rows as sentences: the best loop with gpuaug against the best without, and the next step.
+    """Sentences about the rows: the fastest loop with gpuaug compared to the fastest without, and advice.
 
     Args:
         rows: Records of ``Row.record`` with a ``case``.
-        device: The device that they were measured on.
+        device: Device of the measurement.
     """
     if (reason := plain_torch_reason(device)) is not None:
         yield reason
     cases = [[row for row in rows if row["case"] == case] for case in dict.fromkeys(row["case"] for row in rows)]
     for case in cases:
         yield from _compared(case)
-    if any(_apart(case) for case in cases):
+    if any(_speed_changed(case) for case in cases):
         yield (
-            "This machine's speed changed from round to round. Where a ratio is not that of the two rates, believe the ratio: "
-            "it was taken within rounds."
+            "This machine's speed changed from round to round. Where a ratio differs from that of the two rates, the ratio is "
+            "right: it was computed within rounds."
         )
     if device.type != "cuda":
         yield (
-            f"On {device.type} stages run in line, on the processor that trains: overlap cannot show here. What a "
-            "StreamedLoader is for shows on a CUDA device."
+            f"On {device.type} stages run in line, on the processor that trains, so nothing overlaps. The gain of a "
+            "StreamedLoader can be measured on a CUDA device."
         )
     yield "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
 
 
 def _compared(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The sentence on one use; none unless it has rows with gpuaug and rows without."""
-    ours = [row for row in rows if row["name"].startswith(_OURS)]
-    others = [row for row in rows if row not in ours and row["name"] != _CEILING]
-    if not (ours and others):
+    """Sentence about one use; nothing unless it has rows with gpuaug and rows without."""
+    with_gpuaug = [row for row in rows if row["name"].startswith(_WITH_GPUAUG)]
+    without = [row for row in rows if row not in with_gpuaug and row["name"] != _CEILING]
+    if not (with_gpuaug and without):
         return
-    best, rival = (max(group, key=lambda row: float(row["ratio"])) for group in (ours, others))
+    best, rival = (max(group, key=lambda row: float(row["ratio"])) for group in (with_gpuaug, without))
     ratios = _within_rounds(best, rival)
     ratio, low, high = median(ratios), min(ratios), max(ratios)
     rounds = f"{len(ratios)} rounds: {low:.2f} to {high:.2f}" if len(ratios) > 1 else "one round, which is few"
     if low <= 1 <= high:
-        said = f"{best['name']!r} and {rival['name']!r} differ by less than rounds do: {ratio:.2f}x ({rounds})."
+        sentence = f"{best['name']!r} and {rival['name']!r} differ by less than rounds do: {ratio:.2f}x ({rounds})."
     else:
-        said = f"{best['name']!r} is {'faster' if low > 1 else 'slower'} than {rival['name']!r}: {ratio:.2f}x ({rounds})."
+        sentence = f"{best['name']!r} is {'faster' if low > 1 else 'slower'} than {rival['name']!r}: {ratio:.2f}x ({rounds})."
     ceiling = next((row for row in rows if row["name"] == _CEILING), None)
     if ceiling is not None:
-        reached = _within_rounds(best, ceiling)
-        share = f"reaches {median(reached):.0%} of" if max(reached) < 1 else "differs by less than rounds do from"
-        said += f" It {share} what the step does without a loader."
-    yield f"{best['case']}: {said}"
+        ceiling_ratios = _within_rounds(best, ceiling)
+        below = max(ceiling_ratios) < 1
+        share = f"reaches {median(ceiling_ratios):.0%} of" if below else "differs by less than rounds do from"
+        sentence += f" It {share} the rate of the step without a loader."
+    yield f"{best['case']}: {sentence}"
 
 
-def _apart(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether a row's ratio within rounds differs from the ratio of its rates by more than ``_AGREE``."""
+def _speed_changed(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether a row's ratio within rounds differs from the ratio of its rates by more than ``_RATIO_TOLERANCE``."""
     base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)
-    return base is not None and any(abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _AGREE for row in rows)
+    return base is not None and any(
+        abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _RATIO_TOLERANCE for row in rows
+    )
 
 
 def _within_rounds(row: dict[str, Any], other: dict[str, Any]) -> list[float]:
@@ -213,6 +216,7 @@ def _streamed(
 
 def _resident_batch(setup: Setup) -> tuple[Tensor, Tensor]:
     dataset = loops.images_with(setup, loops.uint8_images(setup))
-    # Indices spread over the data set, where neighbours have the same class.
-    picked = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]
-    return loops.to_device(setup, (torch.stack([image for image, _ in picked]), torch.tensor([label for _, label in picked])))
+    # Indices are spread over the dataset, because neighbours have the same class.
+    samples = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]
+    images = torch.stack([image for image, _ in samples])
+    return loops.to_device(setup, (images, torch.tensor([label for _, label in samples])))

@@ -1,4 +1,4 @@
-"""Timed windows over endless training loops, interleaved so that drift affects all of them equally."""
+"""Timed windows over endless training loops, interleaved so that drift affects all loops equally."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -14,15 +14,15 @@ from gpuaug import ArgumentError
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of running a loop, to be compared with others.
+    """One of the loops to compare.
 
     Args:
-        name: The row's name.
-        steps: Opens an endless iterator. Each ``next`` does one training step and returns the number of images in it;
+        name: Name of the row.
+        steps: Function that returns an endless iterator. Each ``next`` runs one training step and returns its number of images;
             the host may run ahead of the device.
-        discard: Steps at the start of each window that are not counted: at least the number of batches that queue up while
-            other variants run, so that a full queue is not counted as throughput.
-        notes: Further entries for the row's record. Called after all measurements.
+        discard: Number of steps at the start of each window that are not counted: at least the number of batches that queue up
+            while other variants run, so that a full queue does not count as throughput.
+        notes: Function that returns further entries for the row's record. Called after all measurements.
     """
 
     name: str
@@ -33,20 +33,19 @@ class Variant:
 
 @dataclass(frozen=True)
 class Window:
-    """Counts and times of one window.
-
-    ``host_seconds`` ends when the last step returned, ``seconds`` when the device had finished all steps.
-    """
+    """Counts and times of one window."""
 
     steps: int
     images: int
     seconds: float
+    """Time until the device had finished all steps."""
     host_seconds: float
+    """Time until the last step returned on the host."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over the windows of one variant. Ratios are taken within a round, under the same machine load."""
+    """Medians over the windows of one variant. Ratios are computed within rounds, under the same load of the machine."""
 
     name: str
     steps_per_s: float
@@ -58,7 +57,7 @@ class Row:
     rounds: list[float]
 
     def record(self, **labels: Any) -> dict[str, Any]:
-        """The row as a dict for a result file, with ``labels`` such as ``case`` and ``batch_size`` beside it."""
+        """Row as a dict for a result file, with further ``labels`` such as ``case`` and ``batch_size``."""
         return labels | asdict(self)
 
 
@@ -74,20 +73,20 @@ def interleave(
 ) -> dict[str, list[Window]]:
     """Measure ``variants`` in rounds of one window each, every other round in reverse order.
 
-    The device is synchronised at the edges of a window only: synchronising in each step would remove the overlap that is
-    measured.
+    The device is synchronised only at the beginning and end of a window: synchronising in each step would prevent the overlap
+    that is measured.
 
     Args:
-        variants: The variants to compare. Each is opened once and stays open, so its workers and captures outlive a window.
-        device: The device the steps run on.
-        seconds: How long a window lets the host start new steps.
+        variants: Variants to compare. Each is opened once and stays open, with its workers and captured graphs.
+        device: Device of the training steps.
+        seconds: Time during which the host starts new steps in a window.
         repeats: Number of rounds.
-        warmup: Steps each variant takes before the first round, beyond its ``discard``.
-        progress: Called with the variant's name after its warm-up and after each of its windows.
-        settle: Called before each window: waits until the workers of the variant before have filled their queues.
+        warmup: Number of steps of each variant before the first round, in addition to ``discard``.
+        progress: Called with the name of a variant after its warm-up and after each of its windows.
+        settle: Called before each window. It waits until the workers of the previous variant have filled their queues.
 
     Returns:
-        For each name, its windows in the order of the rounds.
+        Name → windows in the order of the rounds.
 
     Raises:
         ArgumentError: If two variants share a name, a number is out of range, or a variant's iterator ends.
@@ -102,9 +101,9 @@ def interleave(
     report = progress if progress is not None else lambda _name: None
     windows: dict[str, list[Window]] = {name: [] for name in names}
     with ExitStack() as stack:
-        opened: list[_Opened] = []
+        opened: list[_OpenVariant] = []
         for variant in variants:
-            run = _Opened(variant)
+            run = _OpenVariant(variant)
             stack.callback(run.close)
             opened.append(run)
         for run in opened:
@@ -124,8 +123,8 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
     """Turn windows into rows, in their order.
 
     Args:
-        windows: The result of ``interleave``.
-        baseline: Name of the variant that ratios of steps per second are relative to, or ``None`` for no ratios.
+        windows: Result of ``interleave``.
+        baseline: Name of the variant to which ratios of steps per second refer; ``None``: no ratios.
 
     Raises:
         ArgumentError: If ``baseline`` is not among ``windows``.
@@ -134,15 +133,15 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
         raise ArgumentError(f"baseline must be one of {list(windows)}, got {baseline!r}. Pass None for no ratios.")
     base = _rates(windows[baseline]) if baseline is not None else None
     rows = []
-    for name, measured in windows.items():
-        rounds = _rates(measured)
+    for name, variant_windows in windows.items():
+        rounds = _rates(variant_windows)
         ratios = [rate / reference for rate, reference in zip(rounds, base, strict=True)] if base else None
         rows.append(
             Row(
                 name=name,
                 steps_per_s=median(rounds),
-                images_per_s=median(window.images / window.seconds for window in measured),
-                host_ms=median(1e3 * window.host_seconds / window.steps for window in measured),
+                images_per_s=median(window.images / window.seconds for window in variant_windows),
+                host_ms=median(1e3 * window.host_seconds / window.steps for window in variant_windows),
                 ratio=median(ratios) if ratios else None,
                 ratio_low=min(ratios) if ratios else None,
                 ratio_high=max(ratios) if ratios else None,
@@ -153,7 +152,7 @@ def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all work enqueued on ``device`` is done; returns at once on a CPU."""
+    """Wait until the device has finished all queued work. Returns at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -162,8 +161,8 @@ def synchronize(device: torch.device) -> None:
         torch.xpu.synchronize(device)
 
 
-class _Opened:
-    """A variant with its iterator. Its errors get a note with the variant's name."""
+class _OpenVariant:
+    """A variant with its iterator. Errors of the iterator get a note with the name of the variant."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -192,7 +191,7 @@ class _Opened:
             close()
 
 
-def _window(run: _Opened, device: torch.device, seconds: float) -> Window:
+def _window(run: _OpenVariant, device: torch.device, seconds: float) -> Window:
     for _ in range(run.variant.discard):
         run.step()
     synchronize(device)
@@ -207,5 +206,6 @@ def _window(run: _Opened, device: torch.device, seconds: float) -> Window:
     return Window(steps=steps, images=images, seconds=perf_counter() - start, host_seconds=now - start)
 
 
-def _rates(measured: list[Window]) -> list[float]:
-    return [window.steps / window.seconds for window in measured]
+def _rates(windows: list[Window]) -> list[float]:
+    """Steps per second of each window."""
+    return [window.steps / window.seconds for window in windows]

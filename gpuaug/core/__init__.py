@@ -1,1 +1,1 @@
-"""Shared by all rooms: batches, ragged images, lanes, errors, random numbers by position."""
+"""Modules that all other folders use: batches, ragged images, lanes, errors, random numbers keyed by position."""

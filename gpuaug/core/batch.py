@@ -1,7 +1,7 @@
-"""Walking over the leaves of any batch: nested tuples, lists, named tuples, mappings and dataclasses.
+"""Functions over the leaves of a batch of nested tuples, lists, named tuples, mappings and dataclasses.
 
-A *leaf* is whatever is not a container. A container is rebuilt as what it was; one in which no leaf changed is handed on as
-it is, so types that merely look like containers (``torch.Size``, a list of file names) pass through untouched.
+A *leaf* is any object that is not a container. A container is rebuilt with its own type. A container in which no leaf changed
+is returned as the same object, so types that only look like containers (``torch.Size``, a list of file names) are unchanged.
 """
 
 import copy
@@ -31,12 +31,12 @@ def is_record(value: object) -> bool:
 
 
 def moves_itself(value: object) -> bool:
-    """Whether ``value`` has a ``to`` method of its own, as a ``PackedSequence``, ``BatchEncoding`` or ``TensorDict`` has."""
+    """Whether ``value`` is an object with a ``to`` method, such as a ``PackedSequence`` or a ``BatchEncoding``."""
     return not isinstance(value, _NEVER_MOVES_ITSELF) and callable(getattr(value, "to", None))
 
 
 def members(value: Any) -> list[Any]:
-    """Visible members of an object with its own ``to``: values of a mapping, attributes of any other."""
+    """Members of an object with a ``to`` method: the values of a mapping, the attributes of any other object."""
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
@@ -46,7 +46,7 @@ def is_container(value: object) -> bool:
 
 
 def member_names(container: Any) -> list[Any]:
-    """The keys, fields that have a value, or indices of a container's members."""
+    """Names of a container's members: keys, fields that have a value, or indices."""
     if isinstance(container, Mapping):
         return list(container)
     if is_record(container):
@@ -55,17 +55,17 @@ def member_names(container: Any) -> list[Any]:
 
 
 def member(container: Any, name: Any) -> Any:
-    """One member of a container, by its key, field or index."""
+    """Member of a container with the key, field or index ``name``."""
     return container[name] if by_key(container) else getattr(container, name)
 
 
 def by_key(container: Any) -> bool:
-    """Whether members are written ``container[name]``, and not ``container.name``."""
+    """Whether a member is read as ``container[name]`` rather than as ``container.name``."""
     return isinstance(container, Mapping) or not (is_record(container) or is_namedtuple(container))
 
 
-def kept(values: tuple[Any, ...]) -> Iterator[Any]:
-    """Leaves to keep alive while a stage reads ``values``. Not the containers, whose members a transform may replace."""
+def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
+    """Leaves to keep alive while a stage reads ``values``. Containers are left out: a transform may replace their members."""
     for leaf in leaves(values):
         yield leaf
         if type(leaf) not in _LEAVES and moves_itself(leaf):
@@ -76,14 +76,14 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
     """Apply ``function`` to every leaf, in order, and rebuild each container with its own type.
 
     Args:
-        function: Called with each leaf. What it returns stands in the leaf's place.
+        function: Called with each leaf. Its result replaces the leaf.
         batch: Any nesting of tuple, list, named tuple, mapping and dataclass.
 
     Returns:
-        A batch of the same containers. Nothing that was passed in is changed.
+        A batch of the same containers. ``batch`` is not modified.
 
     Raises:
-        ArgumentTypeError: If a container cannot be rebuilt with other values in it.
+        ArgumentTypeError: If a container cannot be rebuilt with other values.
 
     Cost:
         A few microseconds of host time for the usual two or three leaves. No copy, no synchronisation.
@@ -92,48 +92,56 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
         >>> map_leaves(lambda x: x + 1, {"a": 1, "b": [2, (3,)]})
         {'a': 2, 'b': [3, (4,)]}
     """
-    kind = type(batch)
-    if kind is torch.Tensor:
+    cls = type(batch)
+    if cls is torch.Tensor:
         return function(batch)
-    if kind is tuple or kind is list:
+    if cls is tuple or cls is list:
         values = [function(value) if type(value) is torch.Tensor else map_leaves(function, value) for value in batch]
-        return batch if _same(values, batch) else kind(values)
-    if kind is dict:
+        return batch if _all_identical(values, batch) else cls(values)
+    if cls is dict:
         changed = {key: map_leaves(function, value) for key, value in batch.items()}
-        return batch if _same(changed.values(), batch.values()) else changed
+        return batch if _all_identical(changed.values(), batch.values()) else changed
     if isinstance(batch, torch.Tensor) or moves_itself(batch):
         return function(batch)
     return _map_uncommon(function, batch)
 
 
-def map_members(function: Callable[[Any], Any], chosen: Callable[[Any], bool], batch: Batch) -> Batch:
-    """A batch with ``function`` applied to each member, or the batch itself, that is ``chosen``, containers among them.
+def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], bool], batch: Batch) -> Batch:
+    """Apply ``function`` to the members, leaves and containers, for which ``is_selected`` returns true.
+
+    Args:
+        function: Called with each selected member, or with ``batch`` itself if it is selected.
+        is_selected: Predicate. The members of a selected container are not visited.
+        batch: Any nesting of containers.
+
+    Returns:
+        A batch with the results in place of the selected members; ``batch`` itself if no member changed.
 
     Raises:
-        ArgumentTypeError: If a container cannot be rebuilt with other values in it.
+        ArgumentTypeError: If a container cannot be rebuilt with other values.
     """
-    if chosen(batch):
+    if is_selected(batch):
         return function(batch)
     if not is_container(batch):
         return batch
     changed = {}
     for name in member_names(batch):
         value = member(batch, name)
-        made = map_members(function, chosen, value)
-        if made is not value:
-            changed[name] = made
+        result = map_members(function, is_selected, value)
+        if result is not value:
+            changed[name] = result
     return replace(batch, changed) if changed else batch
 
 
-def once_each(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``function`` for ``map_leaves``, called once for a leaf that stands in several places of a batch."""
-    # The leaf is kept beside its result, or a later object might get the same id.
-    made: dict[int, tuple[Any, Any]] = {}
+def cached_by_id(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap ``function`` for ``map_leaves`` so that it is called once for a leaf that occurs several times in a batch."""
+    # The leaf is stored beside its result: otherwise a later object could get the same id.
+    results: dict[int, tuple[Any, Any]] = {}
 
     def apply(leaf: Any) -> Any:
-        if id(leaf) not in made:
-            made[id(leaf)] = leaf, function(leaf)
-        return made[id(leaf)][1]
+        if id(leaf) not in results:
+            results[id(leaf)] = leaf, function(leaf)
+        return results[id(leaf)][1]
 
     return apply
 
@@ -145,36 +153,36 @@ def leaves(batch: Batch) -> list[Any]:
         >>> leaves({"a": 1, "b": [2, (3,)]})
         [1, 2, 3]
     """
-    found: list[Any] = []
-    _list_leaves(batch, found)
-    return found
+    result: list[Any] = []
+    _append_leaves(batch, result)
+    return result
 
 
-def _list_leaves(batch: Batch, found: list[Any]) -> None:
-    kind = type(batch)
-    if kind not in (tuple, list, dict):
+def _append_leaves(batch: Batch, result: list[Any]) -> None:
+    cls = type(batch)
+    if cls not in (tuple, list, dict):
 
-        def note(leaf: Any) -> Any:
-            found.append(leaf)
+        def append(leaf: Any) -> Any:
+            result.append(leaf)
             return leaf
 
-        map_leaves(note, batch)
+        map_leaves(append, batch)
         return
-    inner = batch.values() if kind is dict else batch
-    if _LEAVES.issuperset(map(type, inner)):  # most batches, and the hundreds of dicts of others
-        found.extend(inner)
+    inner = batch.values() if cls is dict else batch
+    if _LEAVES.issuperset(map(type, inner)):  # fast path: most batches, and lists of hundreds of target dicts
+        result.extend(inner)
         return
     for value in inner:
-        _list_leaves(value, found)
+        _append_leaves(value, result)
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """The tensors among the leaves of ``batch``, in order."""
+    """Tensors among the leaves of ``batch``, in order."""
     return (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def named_leaves(batch: Batch, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of ``batch``, each with its path as Python code behind the batch's name.
+    """(path, leaf) for each leaf of ``batch``. A path is the Python code that follows the batch's name.
 
     Examples:
         >>> list(named_leaves({"a": 1, "b": [2, (3,)]}))
@@ -200,14 +208,14 @@ def named_leaves(batch: Batch, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def replace(container: Any, values: Mapping[Any, Any]) -> Any:
-    """A shallow copy of ``container`` in which the named members have other values.
+    """Return a shallow copy of ``container`` with some members replaced.
 
     Args:
         container: A tuple, list, named tuple, mapping or dataclass.
-        values: By index, field or key. A mapping takes new keys; a tuple or list takes the index one past its end.
+        values: New value for each index, field or key. A mapping accepts new keys; a tuple or list accepts the index ``len``.
 
     Raises:
-        ArgumentTypeError: If ``container`` cannot be rebuilt with other values in it.
+        ArgumentTypeError: If ``container`` cannot be rebuilt with other values.
 
     Examples:
         >>> replace((1, 2), {0: "one", 2: 3})
@@ -228,64 +236,64 @@ def replace(container: Any, values: Mapping[Any, Any]) -> Any:
 def _map_uncommon(function: Callable[[Any], Any], batch: Any) -> Any:
     if isinstance(batch, Mapping):
         mapped = {key: map_leaves(function, value) for key, value in batch.items()}
-        return batch if _same(mapped.values(), batch.values()) else _rebuild_mapping(batch, mapped)
+        return batch if _all_identical(mapped.values(), batch.values()) else _rebuild_mapping(batch, mapped)
     if isinstance(batch, tuple | list):
         values = [map_leaves(function, value) for value in batch]
-        return batch if _same(values, batch) else _rebuild_sequence(batch, values)
+        return batch if _all_identical(values, batch) else _rebuild_sequence(batch, values)
     if is_record(batch):
         old = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch) if hasattr(batch, f.name)}
         new = {name: map_leaves(function, value) for name, value in old.items()}
-        return batch if _same(new.values(), old.values()) else _rebuild_record(batch, new)
+        return batch if _all_identical(new.values(), old.values()) else _rebuild_record(batch, new)
     return function(batch)
 
 
 _LEAVES = frozenset({torch.Tensor, int, float, bool, str, bytes, type(None)})
-"""Types of most leaves."""
+"""Leaf types that need no further check."""
 
-# A ``Ragged`` can be moved by its ``to``, but is looked into, or its tensors could neither lie in a slot nor be packed.
+# A ``Ragged`` has a ``to`` method, but is treated as a container: its tensors are copied into slots of the ring.
 _NEVER_MOVES_ITSELF = (torch.Tensor, type, Ragged)
 
 
-def _same(new: Any, old: Any) -> bool:
+def _all_identical(new: Any, old: Any) -> bool:
     return all(map(operator.is_, new, old))
 
 
 def _rebuild_sequence(container: Any, items: list[Any]) -> Any:
-    kind = type(container)
-    if kind is tuple or kind is list:
-        return kind(items)
+    cls = type(container)
+    if cls is tuple or cls is list:
+        return cls(items)
     if is_namedtuple(container):
-        return kind._make(items)
+        return cls._make(items)
     try:
         if isinstance(container, MutableSequence):
             clone = copy.copy(container)
             clone[:] = items
             return clone
-        return kind(items)
+        return cls(items)
     except TypeError as error:
-        raise _cannot_rebuild(kind) from error
+        raise _cannot_rebuild(cls) from error
 
 
 def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
-    kind = type(container)
+    cls = type(container)
     try:
         if isinstance(container, MutableMapping):
-            # A copy keeps values that the constructor does not take: a defaultdict's factory, an encoding's own attributes.
+            # A copy keeps values that are no arguments of the constructor: a defaultdict's factory, an encoding's attributes.
             clone = _shallow_copy(container)
-            for key, value in values.items():  # not update(), which some mappings of model outputs refuse
+            for key, value in values.items():  # not update(), which ModelOutput of Transformers does not allow
                 clone[key] = value
             return clone
-        return kind({**container, **values})  # type: ignore[call-arg]
+        return cls({**container, **values})  # type: ignore[call-arg]
     except TypeError as error:
-        raise _cannot_rebuild(kind) from error
+        raise _cannot_rebuild(cls) from error
 
 
 def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
-    # Not copy.copy, which reads every field of a record with slots, and a field without a value cannot be read.
+    # Not copy.copy: for a dataclass with slots it reads every field, and reading a field without a value raises.
     clone = object.__new__(type(record))
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if hasattr(record, f.name)}
     for name, value in {**getattr(record, "__dict__", {}), **fields, **values}.items():
-        object.__setattr__(clone, name, value)  # a frozen dataclass refuses plain assignment
+        object.__setattr__(clone, name, value)  # plain assignment raises for a frozen dataclass
     return clone
 
 
@@ -293,15 +301,15 @@ def _shallow_copy(container: MutableMapping[Any, Any]) -> Any:
     clone = copy.copy(container)
     if isinstance(container, dict | UserDict):
         return clone
-    # Another mapping keeps its items in an attribute, which a copy of it shares.
+    # Other mappings store their items in an attribute, which copy.copy shares with the original.
     for name, value in vars(clone).items() if hasattr(clone, "__dict__") else ():
         if isinstance(value, MutableMapping):
             setattr(clone, name, copy.copy(value))
     return clone
 
 
-def _cannot_rebuild(kind: type) -> ArgumentTypeError:
+def _cannot_rebuild(cls: type) -> ArgumentTypeError:
     return ArgumentTypeError(
-        f"A container of tensors must be one that can be rebuilt with other values in it, got {kind.__qualname__}. "
+        f"A container of tensors must be one that can be rebuilt with other values in it, got {cls.__qualname__}. "
         "Return a tuple, list, dict, named tuple or dataclass from collate_fn, or give the type a to(device) method."
     )

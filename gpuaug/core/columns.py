@@ -1,6 +1,6 @@
-"""The tensors of many dicts, a column for each key: facts about a whole column by one call, and a column as one tensor.
+"""Columns of a list of dicts, such as target dicts: the tensors of one key, their properties, and their concatenation.
 
-A call of Python per tensor takes a microsecond and more, and a batch has hundreds of tensors.
+The functions take a whole column, because a Python call per tensor costs 1 µs or more and a batch has hundreds of tensors.
 """
 
 import math
@@ -17,9 +17,9 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError
 
 plainly = torch._C.DisableTorchFunctionSubclass
-"""A block in which functions take tensors of torchvision's types as plain ones, and return plain ones."""
+"""Context manager in which functions treat tensors of subclasses, such as torchvision's, as plain tensors."""
 
-# Attributes as functions: torchvision's types have slower ones of their own.
+# Attribute getters of the base class: those of torchvision's subclasses are slower.
 _get: Any = vars(torch._C.TensorBase)
 _shape = _get["shape"].__get__
 _dtype = _get["dtype"].__get__
@@ -33,42 +33,42 @@ _EXCEPTIONS = (
     Tensor.is_neg,
     Tensor.is_conj,
 )
-"""Predicates that hold for tensors which a copy of their values alone does not keep."""
+"""Predicates. A tensor for which one is true loses information if only its values are copied."""
 
 
 class Column(NamedTuple):
-    """The values of one key."""
+    """Values of one key."""
 
     samples: Sequence[int]
-    """Index of the dict that has each value, ascending."""
+    """For each value, the index of its dict, ascending."""
     values: Sequence[Any]
 
 
 def columns(records: Sequence[Mapping[Any, Any]]) -> dict[Any, Column]:
-    """The columns of dicts, by key, in the order in which the dicts have their keys."""
+    """Column of each key, in the order of the first dict that has the key."""
     names = tuple(records[0]) if records else ()
     if all(tuple(record) == names for record in records):
         samples = range(len(records))
         values = zip(*[record.values() for record in records], strict=True)
         return {name: Column(samples, column) for name, column in zip(names, values, strict=True)}
-    found: dict[Any, tuple[list[int], list[Any]]] = {}
+    result: dict[Any, tuple[list[int], list[Any]]] = {}
     for sample, record in enumerate(records):
         for name, value in record.items():
-            of_name = found.get(name)
-            if of_name is None:
-                of_name = found[name] = [], []
-            of_name[0].append(sample)
-            of_name[1].append(value)
-    return {name: Column(*column) for name, column in found.items()}
+            column_lists = result.get(name)
+            if column_lists is None:
+                column_lists = result[name] = [], []
+            column_lists[0].append(sample)
+            column_lists[1].append(value)
+    return {name: Column(*column_lists) for name, column_lists in result.items()}
 
 
 def are_tensors(values: Sequence[Any]) -> bool:
     """Whether all values are tensors."""
-    return all(issubclass(kind, Tensor) for kind in set(map(type, values)))
+    return all(issubclass(cls, Tensor) for cls in set(map(type, values)))
 
 
 def are_plain(values: Sequence[Any]) -> bool:
-    """Whether all values are tensors, and none is of a subclass."""
+    """Whether the class of all values is ``torch.Tensor`` itself."""
     return set(map(type, values)) <= _PLAIN
 
 
@@ -78,44 +78,47 @@ def shapes(tensors: Sequence[Tensor]) -> list[torch.Size]:
         return list(map(_shape, tensors))
 
 
-def shape_behind_first(known: Sequence[torch.Size]) -> torch.Size | None:
-    """The shape without its first axis, if all shapes have one and are equal behind it; else ``None``."""
-    axes = set(map(len, known))
+def shape_behind_first(shapes: Sequence[torch.Size]) -> torch.Size | None:
+    """``shape[1:]`` if it is the same for all shapes and no shape is empty; else ``None``."""
+    axes = set(map(len, shapes))
     if len(axes) != 1 or 0 in axes:
         return None
-    if any(len({shape[axis] for shape in known}) > 1 for axis in range(1, axes.pop())):
+    if any(len({shape[axis] for shape in shapes}) > 1 for axis in range(1, axes.pop())):
         return None
-    return known[0][1:]
+    return shapes[0][1:]
 
 
 def dtypes(tensors: Sequence[Tensor]) -> set[torch.dtype]:
-    """The types of all tensors."""
+    """Set of the tensors' dtypes."""
     with plainly():
         return set(map(_dtype, tensors))
 
 
 def devices(tensors: Sequence[Tensor]) -> set[torch.device]:
-    """The devices of all tensors."""
+    """Set of the tensors' devices."""
     with plainly():
         return set(map(_device, tensors))
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors, one behind the other along the first axis, as a plain tensor."""
+    """Concatenation of the tensors along the first axis, as a plain tensor."""
     with plainly():
         return torch.cat(tuple(tensors))
 
 
 def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Splits of ``values`` with the given numbers of rows. They share its memory, but without gradients no version counter."""
+    """Split ``values`` into tensors of ``counts`` rows.
+
+    The tensors share the memory of ``values``. Without gradients each has a version counter of its own.
+    """
     if values.requires_grad:
         return values.split_with_sizes(counts)
-    with torch.no_grad():  # in two thirds of the time
+    with torch.no_grad():  # takes two thirds of the time
         return torch.unsafe_split_with_sizes(values, counts)
 
 
 class TensorColumn:
-    """Tensors of one key, with facts about all of them, each found once."""
+    """Tensors of one key, with cached properties of the whole column."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
@@ -127,135 +130,135 @@ class TensorColumn:
 
     @cached_property
     def dtypes(self) -> set[torch.dtype]:
-        """The types of all tensors."""
+        """Set of the tensors' dtypes."""
         return dtypes(self.tensors)
 
     @cached_property
     def devices(self) -> set[torch.device]:
-        """The devices of all tensors."""
+        """Set of the tensors' devices."""
         return devices(self.tensors)
 
     @cached_property
     def entry(self) -> torch.Size | None:
-        """The shape without its first axis, if all shapes have one and are equal behind it; else ``None``."""
+        """Shape of one row: ``shape[1:]`` if it is the same for all tensors; else ``None``."""
         return shape_behind_first(self.shapes)
 
     @cached_property
     def joined(self) -> Tensor:
-        """The tensors, one behind the other along the first axis, as a plain tensor."""
+        """Concatenation of the tensors along the first axis, as a plain tensor."""
         return joined(self.tensors)
 
 
 def lying_together(tensors: Sequence[Tensor]) -> Tensor | None:
-    """A view of the tensors' memory as ``joined`` has it, if they lie there one behind the other; else ``None``.
+    """``joined(tensors)`` without a copy: a view of their memory if they are adjacent there, in order; else ``None``.
 
     Args:
-        tensors: Of one type and device, and equal in shape but for the first axis, which all have.
+        tensors: Tensors of one dtype and device, whose shapes may differ in the first axis.
     """
     with plainly():
         if not all(map(Tensor.is_contiguous, tensors)):
             return None
-        filled = [tensor for tensor in tensors if tensor.numel()]
-        if not filled:
+        non_empty = [tensor for tensor in tensors if tensor.numel()]
+        if not non_empty:
             return None
-        first = filled[0]
-        at = start = first.data_ptr()
-        for tensor in filled:
-            if tensor.data_ptr() != at:
+        first = non_empty[0]
+        address = start = first.data_ptr()
+        for tensor in non_empty:
+            if tensor.data_ptr() != address:
                 return None
-            at += tensor.nbytes
-        # Memory of another storage may happen to begin where this one's ends.
+            address += tensor.nbytes
+        # The next tensor may be in another storage that happens to begin where this storage ends.
         storage = first.untyped_storage()
-        if at > storage.data_ptr() + storage.nbytes():
+        if address > storage.data_ptr() + storage.nbytes():
             return None
-        row = math.prod(first.shape[1:])
-        rows = (at - start) // (row * first.itemsize)
-        return first.as_strided((rows, *first.shape[1:]), (row, *first.stride()[1:]))
+        row_elements = math.prod(first.shape[1:])
+        rows = (address - start) // (row_elements * first.itemsize)
+        return first.as_strided((rows, *first.shape[1:]), (row_elements, *first.stride()[1:]))
 
 
 _PLAIN = {Tensor}
 
-FEWEST_PACKED = 8
-"""Fewest tensors of a list of dicts that are packed. A batch may be a list of a few dicts, each of a part of the batch."""
+MIN_PACKED_TENSORS = 8
+"""Smallest number of tensors in a list of dicts that is packed. A short list may hold one dict per part of the batch."""
 
-MOST_PACKED_BYTES = 32 * 1024
-"""Most bytes of a tensor that is packed with others, masks aside. Packed ones are not aligned, which slows reading."""
+MAX_PACKED_BYTES = 32 * 1024
+"""Largest size of a packed tensor other than a mask. Packed tensors are not aligned, which makes reading them slower."""
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
-"""Memory for a contiguous tensor of this shape and dtype, or ``None`` for memory of torch's."""
+"""Function that returns a contiguous tensor of a shape and dtype, or ``None`` to let torch allocate it."""
 
 
 class _PackedColumn(NamedTuple):
-    """A column whose tensors are joined in one tensor."""
+    """A column whose tensors are concatenated in one tensor."""
 
     name: Any
     samples: Sequence[int]
     lengths: list[int]
-    """Rows of each tensor; where tensors differ in shape behind the first axis, elements."""
+    """Number of rows of each tensor; of elements if ``shapes`` is not ``None``."""
     shapes: list[torch.Size] | None
-    """Shape of each tensor, where tensors differ so."""
-    kind: type[Tensor]
+    """Shape of each tensor if the shapes differ behind the first axis; else ``None``."""
+    tensor_type: type[Tensor]
     attributes: list[dict[str, Any]] | None
-    """Attributes of each tensor of a type of torchvision's, such as its format."""
+    """Attributes of each tensor of torchvision's classes, such as the format of boxes; ``None`` for plain tensors."""
 
     def tensors(self, flat: Tensor) -> Sequence[Tensor]:
-        """The tensors. They share the memory of ``flat``, and nothing else, as ``split`` has it."""
+        """Split ``flat`` into the tensors of the column, with their shapes, class and attributes. They share its memory."""
         parts = split(flat, self.lengths)
         if self.shapes is not None:
             parts = [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
-        if self.kind is Tensor:
+        if self.tensor_type is Tensor:
             return parts
-        dressed = [part.as_subclass(self.kind) for part in parts]
-        for part, known in zip(dressed, self.attributes or (), strict=False):
-            vars(part).update(known)
-        return dressed
+        typed_parts = [part.as_subclass(self.tensor_type) for part in parts]
+        for part, attributes in zip(typed_parts, self.attributes or (), strict=False):
+            vars(part).update(attributes)
+        return typed_parts
 
 
 class TargetsLayout:
-    """Form of packed target dicts, on the host.
+    """Structure of packed target dicts, on the host.
 
     Args:
-        kind: Type of the container of the dicts.
-        records: The dicts. ``None`` stands for each value that is elsewhere.
-        packed: The columns of the packed tensors.
-        others: (index of the dict, key) of each other value that a loader has to see.
+        container_type: Type of the container of the dicts.
+        records: The dicts, with ``None`` for each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
+        packed: Columns of the packed tensors.
+        others: (index of the dict, key) of each value in ``PackedTargets.others``.
     """
 
-    __slots__ = ("kind", "others", "packed", "records")
+    __slots__ = ("container_type", "others", "packed", "records")
 
     def __init__(
         self,
-        kind: type[Any],
+        container_type: type[Any],
         records: list[dict[Any, Any]],
         packed: list[_PackedColumn],
         others: list[tuple[int, Any]],
     ) -> None:
-        self.kind, self.records, self.packed, self.others = kind, records, packed, others
+        self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedTargets:
-    """A list of dicts of tensors on its way from a worker to the device: the tensors of each key in one.
+    """A list of dicts of tensors, packed for the transfer from a worker to the device: one tensor per key.
 
-    To a loader it is a record of a few tensors that move, and one leaf that stays on the host. Stages and users never see it.
+    The loader copies ``flat`` and ``others`` to the device; ``layout`` stays on the host. Stages and users get the dicts.
     """
 
     flat: tuple[Tensor, ...]
-    """All tensors of each packed column."""
+    """For each packed column, the concatenation of its tensors."""
     others: tuple[Any, ...]
-    """Values that are not packed, apart from numbers and text."""
+    """Values that are not packed, except numbers and strings."""
     layout: TargetsLayout
 
     @property
     def types(self) -> set[type]:
-        """The types of the tensors in the dicts."""
-        return {column.kind for column in self.layout.packed}
+        """Classes of the packed tensors."""
+        return {column.tensor_type for column in self.layout.packed}
 
     def unpacked(self) -> Any:
-        """The dicts, new ones, with tensors that share the packed ones' memory.
+        """Return new dicts whose tensors share the memory of the packed tensors.
 
         Cost:
-            Half a microsecond of host time for a tensor, two for one of torchvision's types. No launch.
+            Half a microsecond of host time per tensor, two per tensor of torchvision's classes. No launch.
         """
         records = [record.copy() for record in self.layout.records]
         for column, flat in zip(self.layout.packed, self.flat, strict=True):
@@ -264,19 +267,19 @@ class PackedTargets:
                 records[sample][name] = tensor
         for (sample, name), value in zip(self.layout.others, self.others, strict=True):
             records[sample][name] = value
-        return records if self.layout.kind is list else self.layout.kind(records)
+        return records if self.layout.container_type is list else self.layout.container_type(records)
 
 
 class _Plan:
-    """The columns of a list of dicts that can be packed. A leaf of the batch, in the place of the list."""
+    """Columns of a list of dicts that can be packed. It replaces the list as a leaf of the batch."""
 
     def __init__(self, dicts: Sequence[dict[Any, Any]], *, masks: bool) -> None:
-        self._kind = type(dicts)
+        self._container_type = type(dicts)
         self._records = [record.copy() for record in dicts]
         self._columns: list[tuple[_PackedColumn, Sequence[Tensor]]] = []
         self._positions: list[tuple[int, Any]] = []
         self.others: list[Any] = []
-        """Values that are neither packed nor numbers or text."""
+        """Values that are not packed, except numbers and strings."""
         for name, column in columns(dicts).items():
             are_masks = name == "masks" or type(column.values[0]).__name__ == "Mask"
             if not are_packable(column.values, any_size=masks and are_masks):
@@ -294,89 +297,90 @@ class _Plan:
         return sum(len(values) for _, values in self._columns)
 
     def ids(self) -> list[int]:
-        """The identities of the tensors, save empty ones, which a dataset may share among samples."""
+        """``id`` of each tensor, except empty tensors, which a dataset may share among samples."""
         with plainly():
             return [id(tensor) for _, values in self._columns for tensor in values if Tensor.numel(tensor)]
 
     def packed(self, allocate: Allocate) -> PackedTargets:
-        """The tensors in memory from ``allocate``."""
+        """Copy the tensors of each column into one tensor, in memory from ``allocate``."""
         flat = tuple(_flat(column, values, allocate) for column, values in self._columns)
-        layout = TargetsLayout(self._kind, self._records, [column for column, _ in self._columns], self._positions)
+        packed_columns = [column for column, _ in self._columns]
+        layout = TargetsLayout(self._container_type, self._records, packed_columns, self._positions)
         return PackedTargets(flat, tuple(self.others), layout)
 
 
 def pack_targets(batch: Batch, allocate: Allocate, *, masks: bool = True) -> Batch:
-    """A batch with ``PackedTargets`` for each list or tuple of dicts with tensors.
+    """Replace each list or tuple of dicts with tensors by a ``PackedTargets``.
 
     Args:
-        batch: On the host.
-        allocate: Gives the memory that tensors are copied to.
-        masks: Whether masks of any size are packed, too.
+        batch: A batch on the host.
+        allocate: Allocator of the packed tensors.
+        masks: Whether masks are packed whatever their size.
 
     Returns:
-        The batch. The same object if nothing is packed, or a tensor stands in two places of it, where it has to stay one.
+        The new batch; ``batch`` itself if nothing is packed, or if one tensor occurs twice, because both stay one object.
 
     Cost:
-        On the host, one copy of the tensors and 3 µs for each dict.
+        On the host, one copy of the tensors and 3 µs per dict.
     """
     plans: list[_Plan] = []
 
     def planned(value: Any) -> Any:
         plan = _Plan(value, masks=masks) if _are_dicts(value) else None
-        if plan is None or len(plan) < FEWEST_PACKED:
+        if plan is None or len(plan) < MIN_PACKED_TENSORS:
             return value
         plans.append(plan)
         return plan
 
     try:
-        made = batches.map_members(planned, lambda value: _are_dicts(value) or batches.moves_itself(value), batch)
+        planned_batch = batches.map_members(planned, lambda value: _are_dicts(value) or batches.moves_itself(value), batch)
     except ArgumentTypeError:  # a container that cannot be rebuilt
         return batch
     if not plans:
         return batch
-    ids = [each for plan in plans for each in plan.ids()]
-    known = set(ids)
-    rest = [batches.leaves(made), *(batches.leaves(plan.others) for plan in plans)]
-    if len(known) < len(ids) or any(id(leaf) in known for leaves in rest for leaf in leaves):
+    tensor_ids = [tensor_id for plan in plans for tensor_id in plan.ids()]
+    unique_ids = set(tensor_ids)
+    other_leaves = [batches.leaves(planned_batch), *(batches.leaves(plan.others) for plan in plans)]
+    if len(unique_ids) < len(tensor_ids) or any(id(leaf) in unique_ids for leaves in other_leaves for leaf in leaves):
         return batch
-    return batches.map_leaves(lambda leaf: leaf.packed(allocate) if type(leaf) is _Plan else leaf, made)
+    return batches.map_leaves(lambda leaf: leaf.packed(allocate) if type(leaf) is _Plan else leaf, planned_batch)
 
 
 def unpack_targets(batch: Batch) -> Batch:
-    """A batch with the dicts themselves in the place of each ``PackedTargets``."""
+    """Replace each ``PackedTargets`` of a batch by its list of dicts."""
     return batches.map_members(PackedTargets.unpacked, lambda value: type(value) is PackedTargets, batch)
 
 
 def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
-    """Whether all values are tensors of one type and dtype that can lie in one: dense ones on the host.
+    """Whether the values of a column can be concatenated: dense host tensors of one class and dtype.
 
     Args:
-        values: Of a column.
-        any_size: Whether they may be larger than ``MOST_PACKED_BYTES`` each.
+        values: Values of a column.
+        any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``.
     """
-    kinds = set(map(type, values))
-    if len(kinds) > 1 or not issubclass(kind := kinds.pop(), Tensor):
+    classes = set(map(type, values))
+    if len(classes) > 1 or not issubclass(cls := classes.pop(), Tensor):
         return False
-    if kind is not Tensor and kind.__module__ not in _REBUILT:
+    if cls is not Tensor and cls.__module__ not in _PACKABLE_MODULES:
         return False
     with plainly():
         return (
             len(dtypes(values)) == 1
             and devices(values) == {_HOST}
             and set(map(_layout, values)) == {torch.strided}
-            and not any(any(map(is_so, values)) for is_so in _EXCEPTIONS)
+            and not any(any(map(is_exception, values)) for is_exception in _EXCEPTIONS)
             and all(map(Tensor.is_contiguous, values))
-            and (any_size or max(map(_nbytes, values)) <= MOST_PACKED_BYTES)
+            and (any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
         )
 
 
 def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor]) -> _PackedColumn:
-    known = shapes(tensors)
-    kind = type(tensors[0])
-    attributes = None if kind is Tensor else [vars(tensor) for tensor in tensors]
-    if shape_behind_first(known) is not None:
-        return _PackedColumn(name, samples, [shape[0] for shape in known], None, kind, attributes)
-    return _PackedColumn(name, samples, [shape.numel() for shape in known], known, kind, attributes)
+    tensor_shapes = shapes(tensors)
+    cls = type(tensors[0])
+    attributes = None if cls is Tensor else [vars(tensor) for tensor in tensors]
+    if shape_behind_first(tensor_shapes) is not None:
+        return _PackedColumn(name, samples, [shape[0] for shape in tensor_shapes], None, cls, attributes)
+    return _PackedColumn(name, samples, [shape.numel() for shape in tensor_shapes], tensor_shapes, cls, attributes)
 
 
 def _flat(column: _PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:
@@ -393,4 +397,6 @@ def _are_dicts(value: Any) -> bool:
 
 _HOST = torch.device("cpu")
 _HOST_VALUES = frozenset({int, float, bool, str, bytes, type(None)})
-_REBUILT = frozenset({f"torchvision.tv_tensors.{name}" for name in ("_bounding_boxes", "_mask", "_keypoints", "_image")})
+_PACKABLE_MODULES = frozenset(
+    {f"torchvision.tv_tensors.{name}" for name in ("_bounding_boxes", "_mask", "_keypoints", "_image")}
+)

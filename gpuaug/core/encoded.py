@@ -12,26 +12,26 @@ from gpuaug.core.errors import whole_number
 
 
 class Format(IntEnum):
-    """Format of an encoded image, by how it can be decoded."""
+    """Format of an encoded image. JPEGs are divided by the decoders that accept them."""
 
     UNREADABLE = 0
     """Cannot be decoded. ``Headers.problems`` has the reason."""
     JPEG = 1
-    """Baseline JPEG (SOF0, 8 bits) in one scan, of features that JPEG engines decode rightly if they support its sampling."""
+    """Baseline JPEG (SOF0, 8 bits) in one scan. JPEG engines decode it correctly if they support its chroma sampling."""
     OTHER_JPEG = 2
-    """Any other JPEG of 8 bits: in several scans, arithmetic, extended, grey with restart markers, or in other colours."""
+    """Any other JPEG of 8 bits: several scans, arithmetic coding, extended, grey with restart markers, or other colours."""
     OTHER = 3
     """An image of another format, such as PNG, WebP or GIF."""
     LOSSLESS_JPEG = 4
-    """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg writes the whole image all the same."""
+    """Lossless JPEG (SOF3) of 8 bits. Decoders cannot downsample it: simplejpeg ignores the size and writes the whole image."""
     PROGRESSIVE_JPEG = 5
-    """Progressive JPEG (SOF2) of 8 bits, coded by Huffman, grey or YCbCr."""
+    """Progressive JPEG (SOF2) of 8 bits, Huffman-coded, grey or YCbCr."""
     DEEP = 6
-    """PNG or TIFF of 16 bits, or TIFF of more bands than colours and alpha: decoded as stored alone."""
+    """PNG or TIFF of 16 bits, or TIFF of more bands than colours and alpha. Decoded with the stored channels only."""
 
 
 SAMPLE_TYPES = ("uint8", "uint16", "int16")
-"""Types of the pixels of files, by their number in ``HEADER``."""
+"""dtypes of pixels. ``HEADER`` stores an index of this tuple."""
 
 
 HEADER = np.dtype(
@@ -41,14 +41,14 @@ HEADER = np.dtype(
         ("height", np.int32),  # as stored, before the orientation is applied
         ("width", np.int32),
         ("channels", np.uint8),  # components of a JPEG, bands of another image (a palette is one)
-        ("stored", np.uint8),  # channels of the image decoded as stored: palettes and CMYK are RGB
+        ("stored", np.uint8),  # channels of the image that is decoded as stored: palettes and CMYK become RGB
         ("format", np.uint8),  # a Format
-        ("sampling", np.uint8),  # of a JPEG: 4·h + v of the luma where all chroma is 1x1 (5: 4:4:4 or grey), 0 for any other
-        ("orientation", np.uint8),  # EXIF's, 1 to 8
-        ("type", np.uint8),  # of the pixels, an index of SAMPLE_TYPES
+        ("sampling", np.uint8),  # JPEG: 4·h + v of the luma if all chroma is 1x1 (5: 4:4:4 or grey); otherwise 0
+        ("orientation", np.uint8),  # EXIF orientation, 1 to 8
+        ("type", np.uint8),  # dtype of the pixels, an index of SAMPLE_TYPES
     ]
 )
-"""Record of a structured NumPy array: the header fields of one image."""
+"""Structured NumPy dtype: the header fields of one image."""
 
 
 class Headers:
@@ -56,8 +56,8 @@ class Headers:
 
     Args:
         table: (B,) records of ``HEADER``.
-        names: The path of each image, or an empty string.
-        problems: Why an image cannot be decoded, by its index.
+        names: Path of each image, or an empty string.
+        problems: Index of each image that cannot be decoded → the reason.
     """
 
     __slots__ = ("names", "problems", "table")
@@ -71,14 +71,13 @@ class Headers:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Encoded:
-    """A batch of encoded images, one file behind the other.
+    """A batch of encoded images: the files, concatenated.
 
-    Made by ``gpuaug.collate_encoded``; ``gpuaug.DecodeStage`` turns it into a ``Ragged``. Its length is the
-    number of images.
+    ``gpuaug.collate_encoded`` returns it; ``gpuaug.DecodeStage`` decodes it to a ``Ragged``. ``len()`` is the number of images.
 
     Shape:
         - data: (bytes,) uint8, on the host
-        - headers: of each image where its file lies in ``data``, and its size, format and orientation
+        - headers: offset and length of each file in ``data``, and the size, format and orientation of its image
 
     Examples:
         >>> encoded = collate_encoded([b"no image", b""])
@@ -96,16 +95,16 @@ class Encoded:
         return f"Encoded({len(self)} images, {int(self.headers.table['length'].sum())} bytes)"
 
     def file(self, index: int) -> NDArray[np.uint8]:
-        """The bytes of one file, which share the memory of ``data``.
+        """Return the bytes of one file. They share the memory of ``data``.
 
         Args:
-            index: Of the image, from 0.
+            index: Index of the image, from 0.
 
         Shape:
             - returns: (bytes,) uint8
 
         Raises:
-            ArgumentError, ArgumentTypeError: If there is no such image.
+            ArgumentError, ArgumentTypeError: If no image has this index.
         """
         index = whole_number("index", index, "Count images from 0.", most=len(self) - 1)
         header = self.headers.table[index]
@@ -113,10 +112,10 @@ class Encoded:
         return data[int(header["start"]) : int(header["start"] + header["length"])]
 
     def pin_memory(self) -> "Encoded":
-        """The batch in page-locked memory. Called by ``DataLoader(pin_memory=True)``.
+        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls it.
 
         Returns:
-            A copy of the batch in page-locked memory.
+            The copy.
         """
         return Encoded(self.data.pin_memory(), self.headers)
 

@@ -1,7 +1,7 @@
-"""Errors and warnings, in words a user can act on.
+"""Classes of errors and warnings, and checks of arguments.
 
-A text about an argument that the user passed is ``<what> must be <rule>, got <value>. <way out>.`` A text about an event, such
-as an iterator that ended or a setup that is slow, is ``<what happened>, because <why>. <way out>.``
+A message about an argument has the form ``<what> must be <rule>, got <value>. <way out>.`` A message about an event, such as an
+iterator that ended or a setup that is slow, has the form ``<what happened>, because <why>. <way out>.``
 """
 
 import contextlib
@@ -16,14 +16,14 @@ import torch
 T = TypeVar("T")
 
 DOCUMENTATION = "https://gpuaug.readthedocs.io/en/stable/"
-"""URL of the documentation, to which links in texts lead."""
+"""URL of the documentation, for links in messages."""
 
 _REPR = Repr()
-_REPR.maxstring, _REPR.maxother = 200, 80  # characters: a path is shown whole
+_REPR.maxstring, _REPR.maxother = 200, 80  # characters; long enough for a path
 
 
 class GpuAugError(Exception):
-    """Base of the errors that gpuaug raises itself. Errors of the user's own code keep their type."""
+    """Base class of the errors that gpuaug raises. Errors raised by the user's code keep their type."""
 
 
 class ArgumentError(GpuAugError, ValueError):
@@ -35,17 +35,17 @@ class ArgumentTypeError(GpuAugError, TypeError):
 
 
 def add_note(error: BaseException, note: str, *, replaces: str | None = None) -> None:
-    """Add a note to an error, whatever its class, in place of one that begins with ``replaces``, or of the same one.
+    """Add a note to an error of any class. Notes that begin with ``replaces``, by default with ``note``, are removed.
 
-    One object may be raised many times, and its class may refuse attributes, as a frozen dataclass does.
+    One error object may be raised many times, and its class may not allow attributes, for instance a frozen dataclass.
     """
-    with contextlib.suppress(Exception):  # the error is what matters
+    with contextlib.suppress(Exception):  # a note that cannot be added must not hide the error
         notes = vars(error).setdefault("__notes__", [])
         notes[:] = [*(other for other in notes if not other.startswith(replaces or note)), note]
 
 
 def shown(value: object) -> str:
-    """A value for an error text: on one line, tensors and arrays by their shape."""
+    """Text of a value for an error message, on one line. Tensors and arrays are shown by their shape."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
@@ -53,11 +53,11 @@ def shown(value: object) -> str:
 
 
 def whole_number(name: str, value: object, way_out: str, *, least: int | None = 0, most: int | None = None) -> int:
-    """A whole number from ``least`` to ``most``, given as an int, a NumPy scalar or a tensor of one value.
+    """Return ``value``, an int, a NumPy scalar or a tensor of one value, as an int in [``least``, ``most``].
 
     Raises:
-        ArgumentTypeError: If ``value`` is no whole number.
-        ArgumentError: If it is less or more.
+        ArgumentTypeError: If ``value`` is not a whole number.
+        ArgumentError: If ``value`` is less than ``least`` or more than ``most``.
     """
     try:
         if isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool:
@@ -73,10 +73,10 @@ def whole_number(name: str, value: object, way_out: str, *, least: int | None = 
 
 
 def flag(name: str, value: object, way_out: str) -> bool:
-    """``True`` or ``False``.
+    """Return ``value`` as a bool.
 
     Raises:
-        ArgumentTypeError: If ``value`` is neither.
+        ArgumentTypeError: If ``value`` is neither ``True`` nor ``False``.
     """
     if not isinstance(value, bool | np.bool_):
         raise ArgumentTypeError(f"{name} must be True or False, got {shown(value)}. {way_out}")
@@ -84,14 +84,14 @@ def flag(name: str, value: object, way_out: str) -> bool:
 
 
 def one_of(name: str, value: object, choices: Sequence[T], way_out: str) -> T:
-    """``value`` as one of ``choices``.
+    """Return the element of ``choices`` that equals ``value``.
 
     Raises:
-        ArgumentError: If it is none of them.
+        ArgumentError: If no choice equals ``value``.
     """
     plain: Any = value.item() if isinstance(value, np.generic) else value
     for choice in choices:
-        # Of its type first: 1.0 and True equal 1, and an array has no one answer.
+        # The type is compared first: 1.0 and True equal 1, and comparing an array gives an array.
         if isinstance(plain, type(choice)) and not isinstance(plain, bool) and plain == choice:
             return choice
     *first, last = (repr(choice) for choice in choices)
@@ -103,7 +103,7 @@ class SelectionError(GpuAugError, LookupError):
 
 
 class DeviceError(GpuAugError, RuntimeError):
-    """A device cannot be used: it is missing, or not that of a tensor or a module; or Triton is required and cannot run."""
+    """A device cannot be used: it is missing, a tensor or module is on another one, or Triton is required and cannot run."""
 
 
 class DecodeError(GpuAugError, ValueError):
@@ -115,4 +115,4 @@ class IteratorEndedError(GpuAugError, RuntimeError):
 
 
 class GpuAugWarning(UserWarning):
-    """A setup that works, but slower than, or not as, the user will expect."""
+    """A setup that works, but is slower than the user will expect, or behaves differently."""

@@ -1,4 +1,4 @@
-"""The figure that ``show`` and timelines draw on. It imports matplotlib: import it within ``plotting.drawing``."""
+"""Figure class of ``show`` and of timelines. This module imports matplotlib: import it within ``plotting.drawing``."""
 
 from io import BytesIO
 
@@ -6,7 +6,7 @@ from matplotlib import figure, style
 
 
 class Figure(figure.Figure):
-    """A figure that a notebook shows without ``%matplotlib``, which is for figures that pyplot knows."""
+    """Figure that a notebook displays without ``%matplotlib``, which works only for figures of pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()

@@ -1,8 +1,8 @@
-"""The global generators of Python, NumPy and devices, which draw from a key for the length of a stage and are then restored.
+"""Global random generators of Python, NumPy and devices, seeded from a key for the duration of a stage and then restored.
 
-Those of Python and NumPy are Mersenne Twisters. Saving, seeding and restoring them by the functions of their libraries takes
-200 µs, which is longer than many stages. So NumPy's is exchanged for another, and the state of Python's is read and written
-where it lies.
+The generators of Python and NumPy are Mersenne Twisters. Saving, seeding and restoring them with the functions of their
+libraries takes 200 µs, longer than many stages. So NumPy's generator is replaced by a private one, and the state of Python's
+generator is read and written in its memory.
 """
 
 import _random
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-TWISTER = 624  # words of a state
+TWISTER = 624  # 32-bit words of a Mersenne Twister's state
 
 
 class KeyedWords:
@@ -24,7 +24,7 @@ class KeyedWords:
     Word ``i`` is the upper half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴.
 
     Args:
-        number: Of the weights. Generators with one key and other weights draw other numbers.
+        number: Seed of the weights. With the same key, generators with different weights draw different numbers.
     """
 
     def __init__(self, number: int) -> None:
@@ -33,141 +33,141 @@ class KeyedWords:
         self._words = self._products.view("<u4")[1::2]
 
     def of(self, key: int) -> NDArray[np.uint32]:
-        """(624,) the words for a key, to be read before the next call."""
+        """(624,) words of the state for a key. The next call overwrites them."""
         np.multiply(self._weights, 2 * key + 1, out=self._products)
         return self._words
 
 
 class PythonGenerator:
-    """Python's global generator, of ``random``."""
+    """Python's global generator, used by ``random``."""
 
     def __init__(self) -> None:
-        self._found: Any = None
-        self._kept = np.empty(1 + TWISTER, np.uint32)
+        self._saved: Any = None
+        self._saved_words = np.empty(1 + TWISTER, np.uint32)
 
-    def lend(self, key: int) -> None:
-        """Save its state and seed it with ``key``."""
+    def save_and_seed(self, key: int) -> None:
+        """Save the state of the generator and seed it with ``key``."""
         if _python_state is None:
-            self._found = _python.getstate()
+            self._saved = _python.getstate()
             _python.seed(key)
             return
-        self._kept[:] = _python_state
-        self._found = (_python.gauss_next,)
+        self._saved_words[:] = _python_state
+        self._saved = (_python.gauss_next,)
         _python.gauss_next = None
         _python_state[1:] = _python_words.of(key)
-        _python_state[0] = TWISTER  # all words of this state have been drawn
+        _python_state[0] = TWISTER  # index of the next word: all words count as drawn
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Restore the saved state. A second call does nothing."""
-        if self._found is None:
+        if self._saved is None:
             return
         if _python_state is None:
-            _python.setstate(self._found)
+            _python.setstate(self._saved)
         else:
-            _python_state[:] = self._kept
-            (_python.gauss_next,) = self._found
-        self._found = None
+            _python_state[:] = self._saved_words
+            (_python.gauss_next,) = self._saved
+        self._saved = None
 
 
 class NumpyGenerator:
-    """NumPy's global generator, of ``numpy.random``."""
+    """NumPy's global generator, used by ``numpy.random``."""
 
     def __init__(self) -> None:
-        self._found: Any = None
+        self._saved: Any = None
         self._private = np.random.MT19937(0)
-        address = self._private.ctypes.state_address  # of its words and the index of the next one
+        address = self._private.ctypes.state_address  # address of the words, followed by the index of the next word
         self._state = _memory(address, TWISTER + 1)
-        # In place of a bit generator, NumPy reads and writes this with the normal number that it has in hand, and nothing else.
+        # Stands in for a bit generator: NumPy then saves and restores only the normal number that it has cached.
         self._gauss: Any = SimpleNamespace(state={})
 
-    def lend(self, key: int) -> None:
-        """Save its state and seed it with ``key``."""
+    def save_and_seed(self, key: int) -> None:
+        """Save the state of the generator and seed it with ``key``."""
         self._state[:TWISTER] = _numpy_words.of(key)
         self._state[TWISTER] = TWISTER
         self._gauss.state = {"bit_generator": "", "state": None}
-        self._found = _module.get_bit_generator()
+        self._saved = _module.get_bit_generator()
         _numpy._bit_generator = self._gauss
         _numpy.get_state(legacy=False)
         _module.set_bit_generator(self._private)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Restore the saved state. A second call does nothing."""
-        if self._found is None:
+        if self._saved is None:
             return
         if "gauss" in self._gauss.state:
-            _module.set_bit_generator(self._found)
+            _module.set_bit_generator(self._saved)
             _numpy._bit_generator = self._gauss
             _numpy.set_state(self._gauss.state)
-        _numpy._bit_generator = self._found
-        self._found = None
+        _numpy._bit_generator = self._saved
+        self._saved = None
 
 
 class _CudaGenerator:
-    """The global generator of a CUDA device, lent a private state for the length of a stage.
+    """Global generator of a CUDA device, with a private state for the duration of a stage.
 
-    The state object is exchanged, not its values. A graph captured within the block then registers the private state: its
-    replays draw from the key, and a capture that fails leaves nothing of itself in the state that the user draws from.
+    The state object is replaced, not its values. So a CUDA graph that is captured within the stage registers the private state:
+    its replays draw from the key, and a failed capture does not change the state that the user draws from.
     """
 
     def __init__(self, index: int) -> None:
         self._generator = torch.cuda.default_generators[index]
         self._private = torch.Generator(torch.device("cuda", index))
-        self._found: Any = None
+        self._saved: Any = None
 
-    def lend(self, key: int) -> None:
-        self._found = self._generator.graphsafe_get_state()
+    def save_and_seed(self, key: int) -> None:
+        self._saved = self._generator.graphsafe_get_state()
         self._private.manual_seed(key)
         self._generator.graphsafe_set_state(self._private)
 
-    def give_back(self) -> None:
-        if self._found is not None:  # or it was not lent
-            self._generator.graphsafe_set_state(self._found)
-            self._found = None
+    def restore(self) -> None:
+        if self._saved is not None:  # None: save_and_seed was not called
+            self._generator.graphsafe_set_state(self._saved)
+            self._saved = None
 
 
 class _ModuleGenerator:
-    """The global generator of any other accelerator, saved and restored by value."""
+    """Global generator of any other accelerator, saved and restored by value."""
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = torch.get_device_module(device)
-        self._found: Any = None
+        self._saved: Any = None
 
-    def lend(self, key: int) -> None:
-        self._found = self._module.get_rng_state()
+    def save_and_seed(self, key: int) -> None:
+        self._saved = self._module.get_rng_state()
         self._module.manual_seed(key)
 
-    def give_back(self) -> None:
-        if self._found is not None:
-            self._module.set_rng_state(self._found)
-            self._found = None
+    def restore(self) -> None:
+        if self._saved is not None:
+            self._module.set_rng_state(self._saved)
+            self._saved = None
 
 
 def device_generator(device: torch.device) -> Any:
-    """The global generator of an accelerator, to key and restore. ``None`` for the CPU, whose generator is the host's."""
+    """Global generator of an accelerator, with ``save_and_seed`` and ``restore``. ``None`` for the CPU."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":
-        torch.cuda.init()  # the default generators exist from here on
+        torch.cuda.init()  # creates the default generators
         return _CudaGenerator(device.index)
     return _ModuleGenerator(device)
 
 
 def _state_in_memory(generator: Any) -> NDArray[np.uint32] | None:
-    """(625,) index of the next word, and the words, where they lie in the object; ``None`` where they do not lie so."""
-    *words, following = generator.getstate()[1]
+    """(625,) view of the state in the object's memory: index of the next word, then the words. ``None`` if it is not there."""
+    *words, next_index = generator.getstate()[1]
     memory = _memory(id(generator), _random.Random.__basicsize__ // 4)
-    parts = (memory[at : at + 1 + TWISTER] for at in range(len(memory) - TWISTER))
-    return next((part for part in parts if np.array_equal(part, [following, *words])), None)
+    parts = (memory[offset : offset + 1 + TWISTER] for offset in range(len(memory) - TWISTER))
+    return next((part for part in parts if np.array_equal(part, [next_index, *words])), None)
 
 
 def _memory(address: int, words: int) -> NDArray[np.uint32]:
-    """Words of 32 bits at an address."""
-    there: Any = (ctypes.c_uint32 * words).from_address(address)
-    return np.frombuffer(there, np.uint32)
+    """(words,) view of the memory at an address."""
+    buffer: Any = (ctypes.c_uint32 * words).from_address(address)
+    return np.frombuffer(buffer, np.uint32)
 
 
-_python: Any = vars(random)["_inst"]  # the object that the functions of the module are methods of
+_python: Any = vars(random)["_inst"]  # the functions of the module are methods of this object
 _python_state = _state_in_memory(_python)
-_module: Any = np.random  # two functions of which annotations leave out
-_numpy: Any = np.random.mtrand._rand  # as _python
+_module: Any = np.random  # Any: its annotations lack get_bit_generator and set_bit_generator
+_numpy: Any = np.random.mtrand._rand  # the functions of numpy.random are methods of this object
 _numpy_words, _python_words = KeyedWords(1), KeyedWords(2)

@@ -1,4 +1,4 @@
-"""Shared by all pictures and tables: matplotlib's default style, the width of a text, colours, and HTML for notebooks."""
+"""Helpers for figures and tables: matplotlib's default style, text width, colours, and HTML for notebooks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +13,12 @@ INK, FAINT, BAND = "#24292f", "#dfe3e8", "#f5f7f9"
 
 @contextmanager
 def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """A block in which matplotlib draws in its default style, not the user's.
+    """Context manager in which matplotlib draws in its default style instead of the user's.
 
     Args:
-        what: That is drawn, for the error.
-        otherwise: Another way out than to install matplotlib.
-        style: Settings besides the default ones.
+        what: Name of the drawing, for the error message.
+        otherwise: Advice in the error message besides installing matplotlib.
+        style: Settings of matplotlib on top of its defaults.
 
     Raises:
         ArgumentError: If matplotlib is missing.
@@ -33,7 +33,7 @@ def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = No
 
 
 def shortened(name: str, longest: int) -> str:
-    """``name`` without its middle if it has more characters. Similar names often differ at the end."""
+    """``name`` with its middle replaced by "…" if it has more than ``longest`` characters. Similar names differ at the end."""
     if len(name) <= longest:
         return name
     return f"{name[: longest // 2]}…{name[len(name) - (longest - longest // 2 - 1) :]}"
@@ -41,19 +41,19 @@ def shortened(name: str, longest: int) -> str:
 
 @lru_cache(4096)
 def text_width_in(text: str, size: float) -> float:
-    """Width of a text in inches, in a font of ``size`` points."""
+    """Width of a text in inches, at a font size of ``size`` points."""
     from matplotlib.textpath import TextPath
 
     if not text.strip():
         return 0.0
     path = TextPath((0, 0), text.replace("$", r"\$"), size=size)
-    # Curves of glyphs do not leave the points that control them; get_extents() solves each curve, which takes ten times longer.
-    across = path.vertices[path.codes != path.CLOSEPOLY, 0]
-    return float(across.max() - across.min()) / 72
+    # Curves of glyphs lie within their control points. get_extents() solves each curve, which takes ten times longer.
+    x = path.vertices[path.codes != path.CLOSEPOLY, 0]
+    return float(x.max() - x.min()) / 72
 
 
 def html_table(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of text as a table, the heading first."""
+    """HTML table of rows of text. The first row is the heading."""
     heading, *lines = rows
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
@@ -61,5 +61,5 @@ def html_table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def html_lines(lines: Iterable[str]) -> str:
-    """Lines of text as a paragraph each."""
+    """HTML with one paragraph per line of text."""
     return "".join(f"<p>{escape(line)}</p>" for line in lines)

@@ -16,16 +16,16 @@ Layout = Literal["hwc", "chw"]
 
 
 class Shapes:
-    """Sizes of a batch's images, on the host. Draws depend on them.
+    """Sizes of a batch's images, on the host, where random numbers that depend on the sizes are drawn.
 
     Args:
         sizes: (B, 2) heights and widths.
-        channels: Of every image.
-        layout: Whether the channels of a pixel are together (``"hwc"``) or in planes (``"chw"``).
-        windows: (B, 4) top, left, height and width of the part of each image that the batch holds, in the layout ``"hwc"``.
+        channels: Number of channels of every image.
+        layout: ``"hwc"``: the channels of a pixel are adjacent. ``"chw"``: each channel is a plane.
+        windows: (B, 4) top, left, height and width of the part of each image that the batch holds, with layout ``"hwc"``.
             ``None``: the batch holds whole images.
-        frames: Number of images that are the frames of a clip, one clip behind the other; those of a clip have one size. 0: the
-            images belong to no clips.
+        frames: Number of frames per clip, if the images are the frames of clips, clip by clip. The frames of a clip have one
+            size. 0: the images are not frames of clips.
     """
 
     __slots__ = ("channels", "frames", "held", "layout", "least", "sizes", "windows")
@@ -39,11 +39,11 @@ class Shapes:
         frames: int = 0,
     ) -> None:
         self.sizes, self.channels, self.layout, self.windows, self.frames = sizes, channels, layout, windows, frames
-        # Computed once, in the process that packs, not on the training thread.
+        # Computed here, in the worker process, and not on the training thread.
         self.least = int(np.min(sizes)) if sizes.size else 1
-        """The shortest side."""
+        """Shortest side of all images, in pixels."""
         self.held = int((sizes if windows is None else windows[:, 2:]).prod(1).sum()) * channels
-        """Elements that the batch holds."""
+        """Number of elements in the buffer."""
 
     def __repr__(self) -> str:
         clips = f" in clips of {self.frames}" if self.frames else ""
@@ -51,33 +51,34 @@ class Shapes:
 
 
 class Windows(NamedTuple):
-    """The part of each image that a stage reads, known before the images are."""
+    """Part of each image that a stage will read, known before the images are decoded."""
 
     table: NDArray[np.int64]
     """(B, 4) top, left, height and width."""
     out: tuple[int, int]
-    """Height and width that the stage resizes windows to."""
+    """Height and width to which the stage resizes the windows."""
     alone: bool = True
-    """Whether nothing follows the images that is in pixels of theirs, such as boxes."""
+    """Whether the stage transforms no targets in pixel coordinates, such as boxes, along with the images."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ragged:
-    """A batch of images of different sizes, one behind the other.
+    """A batch of images of different sizes in one flat buffer.
 
-    Made by ``gpuaug.collate_ragged``; taken by ``gpuaug.fuse`` with ``ragged=True``. Its length is the number of
-    images; an index gives one, (C, h, w), as a view, and iterating gives them all. To a loader it is a record of two tensors
-    that move and one leaf that stays on the host.
+    ``gpuaug.collate_ragged`` returns it; ``gpuaug.fuse(ragged=True)`` takes it. ``len()`` is the number of images, an index
+    returns one image (C, h, w) as a view, and iterating yields all images. A loader copies ``data`` and ``places`` to the
+    device; ``shapes`` stays on the host.
 
-    Where ``shapes.frames`` is T, it holds B · T frames of B clips, each clip of a size of its own.
+    If ``shapes.frames`` is T, the batch holds B · T frames of B clips. The frames of a clip have
+    one size; clips may differ in size.
 
-    In a loader, a ``DecodeStage`` may decode only the window of each image that the fused stage behind it reads. That stage
-    alone sees such a batch.
+    In a loader, a ``DecodeStage`` may decode only the window of each image that the next fused stage reads. Only that stage
+    gets a batch of windows.
 
     Shape:
         - data: (elements,) uint8, uint16 or int16
-        - places: (B, 3) int64: the first element of each image in ``data``, its height and its width; or (B, 4) where ``data``
-          holds windows: the element that the image's first pixel would have, height and width of the image, width of the window
+        - places: (B, 3) int64: offset of the image's first element in ``data``, height and width; or (B, 4) if ``data`` holds
+          windows: offset that the first element of the whole image would have, the image's height and width, the window's width
         - shapes: heights, widths, channels and layout of the images, on the host
 
     Examples:
@@ -96,17 +97,17 @@ class Ragged:
         return len(self.shapes.sizes)
 
     def __getitem__(self, index: int) -> Tensor:
-        """One image, a view; of a batch of windows, the window. Does not read ``places``, which might wait for the device.
+        """Return one image as a view; in a batch of windows, the window. Does not wait for the device.
 
         Args:
-            index: Of the image, from 0; below 0 from the end.
+            index: Index of the image. Negative indices count from the end.
 
         Shape:
             - returns: (C, h, w)
 
         Raises:
-            ArgumentTypeError: If ``index`` is no whole number.
-            IndexError: If there is no such image, as of any sequence.
+            ArgumentTypeError: If ``index`` is not a whole number.
+            IndexError: If no image has this index.
         """
         index = whole_number("index", index, "Take images one by one: list(images)[…].", least=None)
         sides = self.shapes.sizes if self.shapes.windows is None else self.shapes.windows[:, 2:]
@@ -130,31 +131,31 @@ class Ragged:
         return self.data.device
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "Ragged":
-        """The batch on ``device``. For use without a ``StreamedLoader``, which moves the tensors itself.
+        """Copy the batch to ``device``. Not needed with a ``StreamedLoader``, which copies the tensors itself.
 
         Args:
-            device: Where to.
-            non_blocking: As of ``torch.Tensor.to``: whether the host goes on meanwhile, from page-locked memory.
+            device: Target device.
+            non_blocking: See ``torch.Tensor.to``: if ``True``, the host does not wait for a copy from page-locked memory.
 
         Returns:
-            The batch on ``device``. ``shapes`` stay on the host.
+            The batch on ``device``. ``shapes`` stays on the host.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``device`` is no device, or ``non_blocking`` no flag.
+            ArgumentError, ArgumentTypeError: If ``device`` is not a device, or ``non_blocking`` is not a bool.
             DeviceError: If this machine does not have the device.
         """
         way_out = "True lets the host go on, from page-locked memory."
-        wanted = device if isinstance(device, torch.device) else resolve(device)  # it is asked for each batch
-        move = {"device": wanted, "non_blocking": flag("non_blocking", non_blocking, way_out)}
-        return Ragged(self.data.to(**move), self.places.to(**move), self.shapes)  # type: ignore[call-overload]
+        target = device if isinstance(device, torch.device) else resolve(device)  # called per batch: resolve is slower
+        arguments = {"device": target, "non_blocking": flag("non_blocking", non_blocking, way_out)}
+        return Ragged(self.data.to(**arguments), self.places.to(**arguments), self.shapes)  # type: ignore[call-overload]
 
     def pin_memory(self, *args: Any) -> "Ragged":
-        """The batch in page-locked memory. Called by ``DataLoader(pin_memory=True)``.
+        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls it.
 
         Args:
-            args: As of ``torch.Tensor.pin_memory``.
+            args: Arguments of ``torch.Tensor.pin_memory``.
 
         Returns:
-            A copy of the batch in page-locked memory.
+            The copy.
         """
         return Ragged(self.data.pin_memory(*args), self.places.pin_memory(*args), self.shapes)

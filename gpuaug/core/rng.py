@@ -1,14 +1,15 @@
-"""Random numbers keyed by position, (seed, epoch, rank, batch index, stage), and not by earlier draws.
+"""Random numbers that depend on the position (seed, epoch, rank, batch index, stage) and not on earlier draws.
 
-A stage may be any callable, and a callable draws from the global generators of torch, Python and NumPy. So for the length of a
-stage these are set to a state derived from the position, and put back as they were. Called twice within one stage, a pipeline
-goes on drawing from where the first call ended, so the two calls differ.
+A stage may be any callable, and a callable may draw from the global generators of torch, Python and NumPy. So for the duration
+of a stage these generators are set to a state derived from the position, and restored afterwards. If a pipeline is called twice
+within one stage, the second call continues the sequence of the first, so the two calls differ.
 
-A stage with numbers of its own (``fuse``) takes one seed a call (``next_seed``), and may ask for the seeds of the calls
-expected after it (``following_seeds``).
+A stage that draws its own numbers (``fuse``) takes one seed per call (``next_seed``), and may ask for the seeds of the next
+batches' calls (``following_seeds``).
 
-The global generators are the process's, not a thread's. So stages of loaders that are iterated in several threads take turns,
-and whoever draws from these generators here waits for its turn. A thread of the user's that draws meanwhile cannot be seen.
+The global generators belong to the process, not to a thread. So stages of loaders that are iterated in several threads take
+turns, and code in this module that draws from these generators waits for its turn. A user's thread that draws meanwhile is not
+detected.
 """
 
 import functools
@@ -30,20 +31,20 @@ from gpuaug.core.generators import TWISTER, KeyedWords, NumpyGenerator, PythonGe
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
-A stage that takes longer either compiles, or waits for the thread that waits for it."""
+A stage that takes longer is either compiling or deadlocked with the waiting thread."""
 
 
 Drawn = TypeVar("Drawn")
 
 
 class GeneratorLock:
-    """Held by the thread whose stage uses the global generators. Re-entrant: a stage may iterate another loader."""
+    """Lock of the thread whose stage uses the global generators. Re-entrant: a stage may iterate another loader."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._of_fork = threading.local()
         self.blocks: list[Generators] = []
-        """Blocks of ``Generators`` that the holding thread is in, outermost first."""
+        """``Generators`` contexts that the holding thread has entered, outermost first."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._before_fork, after_in_parent=self._after_fork_in_parent, after_in_child=self._after_fork_in_child
@@ -53,9 +54,10 @@ class GeneratorLock:
         """Wait until no other thread is in a stage.
 
         Raises:
-            GpuAugError: If it does not end.
+            GpuAugError: If the other thread's stage does not end within ``STAGE_WAIT_S``.
         """
-        if not (self._lock.acquire(False) or self._lock.acquire(timeout=STAGE_WAIT_S)):  # the former in a third of the time
+        # acquire(False) takes a third of the time of acquire(timeout=…).
+        if not (self._lock.acquire(False) or self._lock.acquire(timeout=STAGE_WAIT_S)):
             raise GpuAugError(
                 "A stage could not take torch's global generators, because another thread's stage has had them for "
                 f"{STAGE_WAIT_S:.0f} s. If that one waits for this thread, call what draws on the stage's own thread. If it "
@@ -66,29 +68,29 @@ class GeneratorLock:
         try:
             self._lock.release()
         except RuntimeError:
-            return  # in a child that was forked within the block, and has another lock
+            return  # in a child process that was forked within the context: it has a new lock
 
     @property
     def in_a_block(self) -> bool:
-        """Whether the calling thread is in a block of ``Generators``."""
+        """Whether the calling thread is in a ``Generators`` context."""
         return bool(self.blocks) and self._lock._is_owned()  # type: ignore[attr-defined]
 
     def recover(self) -> None:
-        """Leave blocks that an interrupt at the first line of their ``__exit__`` has kept open.
+        """Exit contexts that stayed open because an interrupt arrived at the first line of their ``__exit__``.
 
-        For a thread that has left all its blocks.
+        Call it on a thread that has left all its ``with`` blocks.
         """
         _local.calls = None
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             return
         while self.blocks:
-            self.blocks[-1].put_back()
+            self.blocks[-1].restore()
             self.blocks.pop()
         while self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.release()
 
     def draw(self, draw: Callable[[], Drawn]) -> Drawn:
-        """Call ``draw``, which reads the user's generators, while no other thread is in a stage. Returns its result."""
+        """Call ``draw``, which reads the user's generators, while no other thread is in a stage, and return its result."""
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
             warnings.warn(
                 "A call draws the numbers of a stage, because that stage, on another thread, has taken more than "
@@ -102,8 +104,8 @@ class GeneratorLock:
         finally:
             self._lock.release()
 
-    # A child that is forked in the middle of another thread's stage would have that stage's numbers for the user's, and a
-    # generator that is locked for ever if the stage was drawing.
+    # A child process forked during another thread's stage would use that stage's generator states as the user's, and a
+    # generator that is locked forever if the stage was drawing.
 
     def _before_fork(self) -> None:
         self._of_fork.held = self._lock.acquire(timeout=FORK_WAIT_S)
@@ -115,17 +117,17 @@ class GeneratorLock:
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
-        # Also where the thread that forked has the old one, as a loader that starts its workers: a worker never gives it back.
+        # Also if the forking thread holds the old lock, as a loader does when it starts workers: a worker never releases it.
         self._lock = threading.RLock()
         if not getattr(self._of_fork, "held", False):
-            self.blocks = []  # the child does not have the thread that was in them
+            self.blocks = []  # the thread that entered them does not exist in the child
 
 
 generator_lock = GeneratorLock()
 
 
 class Position(NamedTuple):
-    """Random-number key of a batch: its place in a run."""
+    """Position of a batch in a run. It determines the batch's random numbers."""
 
     seed: int
     epoch: int
@@ -133,11 +135,11 @@ class Position(NamedTuple):
     batch: int
 
     def after(self) -> "Position":
-        """The position of the batch that follows."""
+        """Position of the next batch."""
         return Position(self.seed, self.epoch, self.rank, self.batch + 1)
 
     def key(self, stage: str) -> int:
-        """The seed for one stage at this position, in [0, 2⁶³).
+        """Seed of one stage at this position, in [0, 2⁶³).
 
         Examples:
             >>> Position(seed=0, epoch=0, rank=0, batch=7).key("augment") == Position(0, 0, 0, 7).key("augment")
@@ -146,24 +148,24 @@ class Position(NamedTuple):
         return _key(*self, stage)
 
 
-# A stage that draws ahead asks for the keys of the next batches, and each again at its batch.
+# Cached: a stage that draws ahead asks for a key in advance, and again at the batch itself.
 @functools.lru_cache(maxsize=1024)
 def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
-    where = struct.pack("<QQqQ", seed % 2**64, epoch % 2**64, rank, batch)
-    digest = hashlib.blake2b(where + stage.encode(), digest_size=8).digest()
+    position = struct.pack("<QQqQ", seed % 2**64, epoch % 2**64, rank, batch)
+    digest = hashlib.blake2b(position + stage.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Calls:
-    """The seeds of the calls within one stage at one position: each call has its own.
+    """Seeds of the calls within one stage at one position, one seed per call.
 
-    ``with calls: …`` is a block in which ``next_seed`` gives them. A stage that draws from nothing else has no ``Generators``.
+    Within ``with calls: …``, ``next_seed`` returns them. A stage that draws only from these seeds needs no ``Generators``.
     """
 
     def __init__(self, position: Position, stage: str) -> None:
         self._position = position
         self._stage = stage
-        self._made = 0
+        self._calls = 0
         self._outer: Calls | None = None
 
     def __enter__(self) -> None:
@@ -174,80 +176,80 @@ class Calls:
         _local.calls = self._outer
 
     def next(self) -> int:
-        """The seed of a call that is being made."""
-        self._made += 1
-        return self._position.key(f"{self._stage}/{self._made}")
+        """Seed of the next call."""
+        self._calls += 1
+        return self._position.key(f"{self._stage}/{self._calls}")
 
     def following(self, count: int) -> list[int]:
-        """Seeds of the same call for the next ``count`` batches."""
-        at = self._position
-        name = f"{self._stage}/{self._made}"
-        return [Position(at.seed, at.epoch, at.rank, at.batch + 1 + index).key(name) for index in range(count)]
+        """Seeds of the current call in the next ``count`` batches."""
+        current = self._position
+        name = f"{self._stage}/{self._calls}"
+        return [_key(*current[:3], current.batch + 1 + index, name) for index in range(count)]
 
 
 _local = threading.local()
 
 
 def next_seed() -> int:
-    """The seed for one call, in [0, 2⁶³). From the position within a stage, else drawn from torch's generator."""
+    """Seed for one call, in [0, 2⁶³): derived from the position within a stage, else drawn from torch's generator."""
     calls: Calls | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.next()
     cell: torch.Tensor | None = getattr(_local, "cell", None)
     if cell is None:
-        with torch.inference_mode(False):  # or it could not be written to outside of that mode
+        with torch.inference_mode(False):  # an inference tensor cannot be written to outside of inference mode
             cell = _local.cell = torch.empty((), dtype=torch.int64, device="cpu")
-    # The same number as torch.randint's, in half its time.
+    # Draws the same number as torch.randint in half the time.
     return int(generator_lock.draw(partial(cell.random_, 0, _SEEDS)).item())
 
 
 def following_seeds(count: int) -> list[int]:
-    """The next ``count`` results of ``next_seed`` if nothing else draws. Advances no generator."""
+    """Next ``count`` results of ``next_seed``, provided that nothing else draws. Advances no generator."""
     calls: Calls | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.following(count)
-    # Drawn from a copy: to draw and put back would undo what another thread draws meanwhile.
+    # Drawn from a copy: restoring the global generator would undo draws of another thread.
     copy: torch.Generator | None = getattr(_local, "copy", None)
     if copy is None:
         copy = _local.copy = torch.Generator("cpu")
     copy.set_state(generator_lock.draw(torch.default_generator.get_state))
-    made: list[int] = torch.randint(0, _SEEDS, (count,), generator=copy, device="cpu").tolist()
-    return made
+    seeds: list[int] = torch.randint(0, _SEEDS, (count,), generator=copy, device="cpu").tolist()
+    return seeds
 
 
 def seeds_of_views(seed: int, views: int) -> list[int]:
-    """Seeds of the views of one call. The first view has the call's own seed."""
+    """Seeds of the views of one call. The seed of the first view is ``seed``."""
     return [(seed + index * _GOLDEN) % _SEEDS for index in range(views)]
 
 
 _SEEDS = 2**63 - 1
-_GOLDEN = 0x1E3779B97F4A7C15  # seeds far apart, so that the views of one call meet no other's
+_GOLDEN = 0x1E3779B97F4A7C15  # distance between the seeds of views, large so that views of different calls do not coincide
 
 
 def default_seed() -> int:
-    """The seed of torch's global generator. Reading it draws nothing."""
+    """Initial seed of torch's global generator. Reading it draws nothing."""
     return generator_lock.draw(torch.initial_seed)
 
 
 def default_rank() -> int:
-    """This process's rank in ``torch.distributed``, or 0 where that is not in use."""
+    """Rank of this process in ``torch.distributed``, or 0 if that is not initialized."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 class _HostState:
-    """A state of torch's CPU generator that depends on all 63 bits of a key. ``manual_seed`` uses only 32 bits.
+    """State of torch's CPU generator that depends on all 63 bits of a key. ``manual_seed`` uses only 32 bits.
 
-    ``torch.initial_seed()`` gives the key.
+    ``torch.initial_seed()`` returns the key.
     """
 
     def __init__(self) -> None:
         self._state = torch.Generator("cpu").get_state()
         self._words = self._state.numpy().view(np.uint64)
-        self._twister = self._words[3 : 3 + TWISTER]  # after the seed, "left" and "seeded", "next"
+        self._twister = self._words[3 : 3 + TWISTER]  # after the fields "seed", "left" with "seeded", and "next"
         self._keyed = KeyedWords(0)
 
     def of(self, key: int) -> torch.Tensor:
-        """The state for a key in [0, 2⁶³), to be read before the next call."""
+        """State for a key in [0, 2⁶³). The next call overwrites it."""
         self._twister[:] = self._keyed.of(key)
         self._words[0] = key
         return self._state
@@ -257,21 +259,20 @@ _host_state = _HostState()
 
 
 class Generators:
-    """Torch's global generators of the host and of one device, and Python's and NumPy's, keyed for the length of a stage.
+    """Global generators of torch (of the host and of one device), Python and NumPy, seeded for the duration of a stage.
 
-    ``with generators.keyed(key): …`` draws from ``key`` and leaves the generators as they were found. Other threads' blocks
-    wait for the end of this one; blocks may be nested.
+    Within ``with generators.keyed(key): …`` all draws depend on ``key``; afterwards the generators have their former states.
+    Another thread's context waits until this one ends. Contexts may be nested.
 
     Args:
-        device: Of torch's other generator.
-        libraries: Whether Python's and NumPy's are keyed too. A stage that draws from torch alone does without.
+        device: Device of the second torch generator.
+        libraries: Whether the generators of Python and NumPy are seeded too. A stage that draws from torch only needs no more.
 
     Raises:
-        GpuAugError: On entering, if another thread's block does not end.
+        GpuAugError: On entering, if another thread's context does not end.
 
     Cost:
-        Three microseconds of host time, and six more with those of the libraries. No synchronisation: a CUDA generator's state
-        lives on the host.
+        3 µs of host time, and 6 µs more with ``libraries``. No synchronisation: the state of a CUDA generator is on the host.
     """
 
     def __init__(self, device: torch.device, *, libraries: bool = False) -> None:
@@ -281,11 +282,11 @@ class Generators:
             self._others += [PythonGenerator(), NumpyGenerator()]
         self._key = 0
         self._outer: Calls | None = None
-        self._found: torch.Tensor | None = None
-        """The host generator's state before the block, and ``None`` outside of one."""
+        self._saved: torch.Tensor | None = None
+        """State of torch's CPU generator before the context; ``None`` outside of the context."""
 
     def keyed(self, key: int) -> Self:
-        """A block whose draws depend on ``key`` alone."""
+        """Context manager in which draws depend on ``key`` only."""
         self._key = key
         return self
 
@@ -294,33 +295,33 @@ class Generators:
         generator_lock.blocks.append(self)
         try:
             self._outer = getattr(_local, "calls", None)
-            self._found = torch.default_generator.get_state()
+            self._saved = torch.default_generator.get_state()
             _local.calls = None
             torch.default_generator.set_state(_host_state.of(self._key))
             for other in self._others:
-                other.lend(self._key)
+                other.save_and_seed(self._key)
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *exc: object) -> None:
         try:
-            self.put_back()
+            self.restore()
         except BaseException:
-            self.put_back()  # an interrupt may arrive at its first line
+            self.restore()  # an interrupt may have arrived at the first line of the first call
             raise
         finally:
             generator_lock.blocks.pop()
             generator_lock.__exit__()
 
-    def put_back(self) -> None:
-        """Restore the states of the generators before the block. A second call does nothing."""
-        if self._found is None:
+    def restore(self) -> None:
+        """Restore the states that the generators had before the context. A second call does nothing."""
+        if self._saved is None:
             return
         _local.calls = self._outer
         try:
-            torch.default_generator.set_state(self._found)
+            torch.default_generator.set_state(self._saved)
         finally:
             for other in self._others:
-                other.give_back()
-        self._found = None
+                other.restore()
+        self._saved = None

@@ -1,7 +1,7 @@
 """Settings of torch that a program may change: autocast, the default device and the default dtype.
 
-They are the program's own business, and change nothing in what gpuaug gives. Code of gpuaug says on which device and of which
-dtype a tensor is made; what follows is for where it cannot.
+They do not change the results of gpuaug. Its code passes ``device`` and ``dtype`` when it creates tensors; this module is for
+code that cannot, such as modules of other libraries.
 """
 
 from collections.abc import Iterator
@@ -10,42 +10,42 @@ from typing import Any
 
 import torch
 
-_KINDS = ("cpu", "cuda", "mps", "xpu")
+_DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 
 
 def autocasts() -> bool:
-    """Whether autocast is on for a type of device, in a fraction of a microsecond."""
+    """Whether autocast is on for any type of device. Takes less than 1 µs."""
     return torch._C._is_any_autocast_enabled()
 
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """A block in which autocast is off for all types of devices."""
+    """Context manager in which autocast is off for all types of devices."""
     with ExitStack() as stack:
-        for kind in _KINDS:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        for device_type in _DEVICE_TYPES:
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
         yield
 
 
 def default_device() -> torch.device:
-    """The device of tensors that are made without ``device=``.
+    """Device of tensors that are created without ``device=``.
 
-    ``torch.get_default_device()`` of torch 2.8 raises once a default was set and unset.
+    ``torch.get_default_device()`` of torch 2.8 raises after a default device was set and unset.
     """
     return torch.empty(0).device
 
 
 def on_host() -> AbstractContextManager[Any]:
-    """A block in which this thread's default device is the CPU."""
+    """Context manager in which the CPU is this thread's default device."""
     return nullcontext() if default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextmanager
 def initial_settings() -> Iterator[None]:
-    """A block with the settings that torch starts with, for modules that make tensors of their own.
+    """Context manager with torch's initial settings, for modules that create tensors without ``device`` and ``dtype``.
 
-    The default dtype is that of the whole process: another thread sees it, too.
+    The default dtype belongs to the whole process, so other threads see the change.
     """
     dtype = torch.get_default_dtype()
     with ExitStack() as stack:

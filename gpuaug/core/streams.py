@@ -1,7 +1,7 @@
-"""Lanes: CUDA streams with names, the order of work between them, and the order in which memory is used again.
+"""Lanes: named CUDA streams, the order of work between them, and the order in which memory is reused.
 
 This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A lane is a stream with a name; an event
-marks a point in its work. On a device without lanes of its own (a CPU, MPS, XPU) everything runs in line and waits are empty.
+marks a point in its work. On a device other than CUDA (a CPU, MPS, XPU) everything runs in line and waits do nothing.
 
 **Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A stage waits for the event of
 the lane before it, and the consumer (the stream that trains) for the last one: each for its own batch, never for a later one.
@@ -110,7 +110,7 @@ class Lane:
 
 
 class InLineLane(Lane):
-    """Stands for a lane where the device has none: work runs when it is called, or on the device's one queue."""
+    """Lane of a device without CUDA streams: work runs when it is called, or on the device's only queue."""
 
     in_line = True
 
@@ -119,17 +119,17 @@ class InLineLane(Lane):
         self.number = 0
 
     def make_current(self) -> None:
-        """Nothing to switch."""
+        """Do nothing."""
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """An event that has passed already."""
+        """Return an event that has passed already."""
         return _PassedEvent(time.perf_counter()) if timed else _PASSED_EVENT
 
     def wait(self, event: Event) -> None:
-        """Nothing to wait for."""
+        """Do nothing: earlier work has run, or is queued before."""
 
     def reads(self, tensor: Any) -> None:
-        """Nothing to keep."""
+        """Do nothing: the memory is not reused on another queue."""
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
         """Copy parts of one flat tensor into another."""
@@ -191,24 +191,24 @@ class Lanes:
         streams, idle = _Streams(), _idle[device]
         if not self.in_line:
             spare_forked_children()
-            with suppress(IndexError):  # not asked before: another thread may take the last ones
+            with suppress(IndexError):  # no test of emptiness before: another thread may take the last streams
                 streams = idle.pop()
-            # Every object that may still queue work on these lanes holds this one.
+            # Every object that may still queue work on these lanes holds a reference to this object.
             weakref.finalize(self, idle.append, streams).atexit = False
         self._streams = streams
-        self._unused = {priority: deque(made) for priority, made in streams.by_priority.items()}
+        self._unused = {priority: deque(created) for priority, created in streams.by_priority.items()}
         self._consumers, self._intermediates = streams.consumers, streams.intermediates
         self._lanes: dict[str, Lane] = {}
         self.copy = self.lane("copy")
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
-        """The lane of that name, made on first use. The kernels of an ``urgent`` lane have priority."""
+        """Lane with the given name, created on first use. The kernels of an ``urgent`` lane have priority."""
         if name not in self._lanes:
             self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
         return self._lanes[name]
 
     def _stream(self, priority: int) -> cuda.Stream:
-        """A stream of an earlier loader, in the order in which that took them, or a new one."""
+        """Stream of an earlier loader, in the order in which that loader created them, or a new stream."""
         if self._unused.get(priority):
             return self._unused[priority].popleft()
         stream = cuda.Stream(self.device, priority)
@@ -216,14 +216,14 @@ class Lanes:
         return stream
 
     def consumer(self) -> Lane:
-        """The stream that is current on the calling thread, as a lane."""
+        """Lane of the calling thread's current stream."""
         if self.in_line:
             return self.copy
         known = self._consumers.get(current_stream(self._gpu))
         return known or Lane("consumer", cuda.current_stream(self.device))
 
     def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
-        """A block that makes lanes current. At its end ``consumer`` is current again.
+        """Context manager within which lanes are made current. At its end ``consumer`` is current again.
 
         A ``with torch.cuda.stream(…)`` around each lane costs the training thread several times as much.
         """
@@ -234,11 +234,14 @@ class Lanes:
         return _Restored(consumer.switch, _switch_to(cuda.current_stream()))
 
     def current_stream(self) -> int:
-        """The number of the stream that is current on the calling thread. A look at thread-local state, not a CUDA call."""
+        """Handle of the calling thread's current stream. Reads thread-local state; makes no CUDA call."""
         return current_stream(self._gpu)
 
     def follow(self, number: int) -> Lane:
-        """Make the copy lane wait for the work queued on a stream, which wrote tensors that arrived on the device."""
+        """Make the copy lane wait for the work queued on the stream with handle ``number``, and return that stream as a lane.
+
+        For batches that arrive on the device: their tensors were written on that stream.
+        """
         source = self.copy if self.in_line else Lane("source", cuda.ExternalStream(number, self.device))
         self.copy.wait(source.record_event())
         return source
@@ -262,11 +265,11 @@ class Lanes:
     def retire(self, values: Any, read_by: Event) -> None:
         """Hold a batch's intermediate tensors until the copy lane waits for ``read_by``, the event of their last reader."""
         if self.in_line:
-            return  # freed memory cannot be taken before its reader, which ran or was queued earlier
+            return  # the last reader of freed memory has run, or was queued before the work that reuses the memory
         self._intermediates.append((values, read_by))
 
     def reclaim(self, keep: int = INTERMEDIATES_KEPT - 1) -> None:
-        """Rule 1: make the copy lane wait for the last readers of intermediates, then drop them, but for ``keep`` batches."""
+        """Rule 1: make the copy lane wait for the last readers of intermediates and drop them, except for ``keep`` batches."""
         while len(self._intermediates) > keep:
             values, read_by = self._intermediates.popleft()
             self.copy.wait(read_by)
@@ -280,17 +283,18 @@ class Lanes:
 
 @functools.cache
 def spare_forked_children() -> None:
-    """Keep forked processes from collecting garbage of this one.
+    """Keep forked processes from collecting the garbage of this process.
 
-    It may hold events and graphs, and destroying one aborts a process that cannot reach the device: a worker that
-    happened to collect garbage would die. In a child nothing of it is ever freed, which costs no memory: the pages are shared.
+    The garbage may hold events and graphs, and destroying one aborts a process that cannot reach the device: a worker that
+    happened to collect garbage would die. Objects of the parent are never freed in a child, which costs no memory: the pages
+    are shared.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)
 
 
 class _Restored:
-    """Makes streams current again at the end of a block, the last one's device with it."""
+    """Context manager that makes streams current at its end. The device of the last stream becomes current too."""
 
     __slots__ = ("_switches",)
 
@@ -306,6 +310,6 @@ class _Restored:
 
 
 def current_stream(gpu: int) -> int:
-    """Which stream is current on the GPU of that index, as a number; 0 for -1, the index of a CPU."""
-    # Triton makes this call at each launch. torch.cuda.current_stream takes the host ten times as long.
+    """Handle of the current stream of the GPU with index ``gpu``; 0 for -1, the index of a CPU."""
+    # Triton makes this call at each launch. torch.cuda.current_stream takes ten times as long.
     return int(torch._C._cuda_getCurrentRawStream(gpu)) if gpu >= 0 else 0

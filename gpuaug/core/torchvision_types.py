@@ -1,7 +1,7 @@
-"""Pipelines of transforms, their classes, and torchvision's tensors, without importing torchvision: its classes have its name.
+"""Classes of transforms and of torchvision's tensors, recognised by module name without importing torchvision.
 
-Torchvision's transforms are made for one image in a dataset. Called on a batch, most random ones draw once, and all images get
-the same crop.
+Torchvision's transforms are designed for one image. Called on a batch, most random transforms draw once, so all images get the
+same crop.
 """
 
 import functools
@@ -15,7 +15,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.columns import PackedTargets
 
 _MIXES = ("CutMix", "MixUp")
-"""Made for batches: torchvision documents that they draw once for all samples."""
+"""Transforms for batches. Torchvision documents that they draw once for all samples."""
 
 _COIN_ONLY = frozenset(
     {
@@ -30,19 +30,19 @@ _COIN_ONLY = frozenset(
         "RandomVerticalFlip",
     }
 )
-"""Draw only whether they apply. With p=1 no draw matters."""
+"""Transforms that draw only whether they apply. With p=1 their result does not depend on a draw."""
 
 _RANGES = {"GaussianBlur": "sigma", "JPEG": "quality"}
-"""Draw from one range. No draw matters if it holds one value."""
+"""Transforms that draw from one range, and its attribute. The result does not depend on a draw if the range is one value."""
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
-"""Where transforms draw: of v2, of v2 in older versions, and of v1."""
+"""Methods in which transforms draw: in v2, in older versions of v2, and in v1."""
 
 TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}
-"""Types of torchvision's tensors that follow the images, and the key of each in a target dict."""
+"""Torchvision's tensor classes that are transformed along with the images, and the key of each in a target dict."""
 
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
-"""Types of values that hold none of torchvision's tensors."""
+"""Types of values that contain no tensor of torchvision's classes."""
 
 NOT_APPLIED = frozenset(
     {
@@ -51,25 +51,25 @@ NOT_APPLIED = frozenset(
         *("__firstlineno__", "__static_attributes__"),
     }
 )
-"""Attributes of a class that do not take part when an instance is called."""
+"""Attributes of a class that do not affect a call of an instance."""
 
 _OF_OBJECT = frozenset({"__class__", "__getattribute__"})
-"""Attributes of ``object`` that do take part."""
+"""Attributes of ``object`` that affect a call of an instance."""
 
 
 def nearest_class(module: Any, classes: Container[type]) -> type | None:
-    """The class of ``module``, or the nearest of its base classes, that is in ``classes``; ``None`` without one."""
-    return next((kind for kind in type(module).__mro__ if kind in classes), None)
+    """First class in the method resolution order of ``module`` that is in ``classes``; ``None`` if there is none."""
+    return next((cls for cls in type(module).__mro__ if cls in classes), None)
 
 
 def class_of(module: Any, classes: Container[type]) -> type | None:
-    """The class in ``classes`` whose instances, with the attributes of ``module``, do the same; ``None`` without one."""
-    kind = nearest_class(module, classes)
-    return kind if kind is not None and difference(module, kind) is None else None
+    """Class in ``classes`` whose instances, with the attributes of ``module``, behave like it; ``None`` if there is none."""
+    cls = nearest_class(module, classes)
+    return cls if cls is not None and difference(module, cls) is None else None
 
 
 def difference(module: Any, base: type) -> str | None:
-    """Why ``module`` may behave otherwise than an instance of ``base`` with the same attributes; ``None`` if it cannot.
+    """Why ``module`` may behave differently from an instance of ``base`` with the same attributes; ``None`` if it cannot.
 
     Args:
         module: An instance of ``base`` or of a subclass.
@@ -87,31 +87,32 @@ def difference(module: Any, base: type) -> str | None:
     return "it has forward hooks" if any(hooks) else None
 
 
-def _overridden(kind: type, base: type) -> str | None:
-    """Name of an attribute of ``base`` that ``kind``, or a class mixed in, defines anew; ``None`` without one."""
-    order = kind.__mro__
+def _overridden(cls: type, base: type) -> str | None:
+    """Name of an attribute of ``base`` that ``cls`` or a mixin class overrides; ``None`` if there is none."""
+    order = cls.__mro__
     bases = base.__mro__[:-1]
     attributes = _attributes(base)
-    for added in (each for each in order[: order.index(bases[-1])] if each not in bases):
-        for name, value in vars(added).items():
+    for subclass in (cls for cls in order[: order.index(bases[-1])] if cls not in bases):
+        for name, value in vars(subclass).items():
             if name in NOT_APPLIED:
                 continue
             if name in _OF_OBJECT or not is_same(value, attributes.get(name, value)):
                 return name
-            # A property comes before an attribute of the instance.
+            # A property takes precedence over an attribute of the instance.
             if hasattr(type(value), "__set__") and name in names_used(base):
                 return name
     return None
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether two attributes are one, or functions of the same code, such as Kornia's copies of ``forward``."""
-    value, other = (getattr(each, "__func__", each) for each in (value, other))
+    """Whether two attributes are one object, or functions of the same code, such as Kornia's copies of ``forward``."""
+    value = getattr(value, "__func__", value)
+    other = getattr(other, "__func__", other)
     if value is other:
         return True
     if not (isinstance(value, FunctionType) and isinstance(other, FunctionType)):
         return False
-    # Kornia gives every class a copy of forward, under the name of the class.
+    # Kornia gives every class a copy of forward, named after the class.
     code = value.__code__.replace(co_name=other.__code__.co_name, co_qualname=other.__code__.co_qualname)
     parts = ("__closure__", "__defaults__", "__kwdefaults__")
     same = all(getattr(value, part) == getattr(other, part) for part in parts)
@@ -120,42 +121,40 @@ def is_same(value: Any, other: Any) -> bool:
 
 @functools.cache
 def _attributes(base: type) -> dict[str, Any]:
-    """Attributes that ``base``, a class of a library, and its base classes define, by name, except those of ``object``."""
-    return {name: value for kind in reversed(base.__mro__[:-1]) for name, value in vars(kind).items()}
+    """Name → value of the class attributes of ``base``, a class of a library, and its base classes except ``object``."""
+    return {name: value for cls in reversed(base.__mro__[:-1]) for name, value in vars(cls).items()}
 
 
 @functools.cache
 def names_used(base: type) -> frozenset[str]:
-    """Names of attributes, and of globals, in the code of ``base``, a class of a library's."""
-    functions = (getattr(value, "__func__", value) for kind in base.__mro__ for value in vars(kind).values())
+    """Names of attributes and globals in the code of ``base``, a class of a library."""
+    functions = (getattr(value, "__func__", value) for cls in base.__mro__ for value in vars(cls).values())
     return code_names(function for function in functions if isinstance(function, FunctionType))
 
 
 def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
-    """Names of attributes and of globals in the code of functions, and of the functions in it."""
+    """Names of attributes and globals in the code of functions and of their inner functions."""
     names: set[str] = set()
     codes = [function.__code__ for function in functions]
     while codes:
         code = codes.pop()
         names.update(code.co_names)
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(names)
 
 
 def torchvision_class(transform: Any) -> type | None:
-    """Torchvision's class of ``transform``, or the nearest base class that is torchvision's; ``None`` without one."""
-    return next((kind for kind in type(transform).__mro__ if _is_torchvisions(kind)), None)
+    """First class of torchvision in the method resolution order of ``transform``; ``None`` if there is none."""
+    return next((cls for cls in type(transform).__mro__ if _is_torchvisions(cls)), None)
 
 
 def library_class(module: Any) -> type | None:
-    """The class of ``module``, or the nearest base class, that is Kornia's or torchvision's; ``None`` without one."""
-    return next(
-        (kind for kind in type(module).__mro__ if _is_torchvisions(kind) or kind.__module__.startswith("kornia.")), None
-    )
+    """First class of Kornia or torchvision in the method resolution order of ``module``; ``None`` if there is none."""
+    return next((cls for cls in type(module).__mro__ if _is_torchvisions(cls) or cls.__module__.startswith("kornia.")), None)
 
 
 def children_of(pipeline: Any) -> list[Any]:
-    """Direct parts of a pipeline in order: items of a sequence, submodules, ``transforms`` of a container, what was fused."""
+    """Children of a pipeline in order: items of a sequence, submodules, ``transforms``, the pipeline of a ``Fused``."""
     if _is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
         return list(pipeline)
     fused = getattr(pipeline, "pipeline", ())
@@ -172,20 +171,20 @@ def _is_sequence(value: Any) -> bool:
 
 
 def all_parts(pipeline: Any) -> Iterator[Any]:
-    """``pipeline``, its parts, and their parts."""
+    """``pipeline`` and all its descendants, depth first."""
     yield pipeline
     for child in children_of(pipeline):
         yield from all_parts(child)
 
 
 def in_sequence(pipeline: Any) -> Iterator[Any]:
-    """The modules that run for every sample, in order. Containers that pick, and a user's own, are yielded whole."""
-    kind = library_class(pipeline)
-    known = kind is not None and difference(pipeline, kind) is None
-    torchs = isinstance(pipeline, nn.Sequential) and (type(pipeline) is nn.Sequential or known)
-    compose = kind is not None and known and kind.__name__ == "Compose"
+    """Modules that run for every sample, in order. Containers that choose among children, and user classes, are not entered."""
+    cls = library_class(pipeline)
+    unmodified = cls is not None and difference(pipeline, cls) is None
+    sequential = isinstance(pipeline, nn.Sequential) and (type(pipeline) is nn.Sequential or unmodified)
+    compose = cls is not None and unmodified and cls.__name__ == "Compose"
     fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
-    if (torchs and not getattr(pipeline, "random_apply", False)) or _is_sequence(pipeline) or compose or fused:
+    if (sequential and not getattr(pipeline, "random_apply", False)) or _is_sequence(pipeline) or compose or fused:
         for child in children_of(pipeline):
             yield from in_sequence(child)
     else:
@@ -195,87 +194,87 @@ def in_sequence(pipeline: Any) -> Iterator[Any]:
 def drawn_once(transform: Any) -> tuple[str, ...]:
     """Names of torchvision's transforms in ``transform`` that draw once for all images of a batch.
 
-    Containers of torchvision's, ``nn.Sequential`` and lists are searched; other modules are not, since one that calls a
-    transform for each image does it right. Noise is drawn for each pixel, and so not once.
+    Torchvision's containers, ``nn.Sequential`` and lists are searched. Other modules are not: they may call a transform per
+    image, which is correct. Noise is not listed, because it is drawn per pixel.
     """
     if type(transform) in (list, tuple, nn.Sequential, nn.ModuleList):
-        return _of_children(transform)
-    kind = torchvision_class(transform)
-    if kind is None or _is_mix(transform) or _draws_by_itself(transform):
+        return _drawn_once_in_children(transform)
+    cls = torchvision_class(transform)
+    if cls is None or _is_mix(transform) or _draws_by_itself(transform):
         return ()
-    name = kind.__name__
+    name = cls.__name__
     p = getattr(transform, "p", None)
     if p == 0 or (p == 1 and name in _COIN_ONLY):
         return ()
-    own = (type(transform).__name__,)
+    names = (type(transform).__name__,)
     if hasattr(transform, "transforms"):
         draws = name.startswith("Random") and not (name == "RandomApply" and p == 1)
-        return (own if draws else ()) + _of_children(transform)
+        return (names if draws else ()) + _drawn_once_in_children(transform)
     if name in _RANGES and len(set(getattr(transform, _RANGES[name], ()))) == 1:
         return ()
-    # Flips and the policies of v2 draw where they are called, and have none of the methods.
-    draws = name.startswith(("Random", "_Random")) or "Aug" in name or any(map(_draws, kind.__mro__))
-    return own if draws else ()
+    # Flips and policies of v2 draw in their forward method, and define no method of _DRAWING_METHODS.
+    draws = name.startswith(("Random", "_Random")) or "Aug" in name or any(map(_draws, cls.__mro__))
+    return names if draws else ()
 
 
-def _of_children(container: Any) -> tuple[str, ...]:
+def _drawn_once_in_children(container: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for transform in children_of(container) for name in drawn_once(transform)))
 
 
-def _is_torchvisions(kind: type) -> bool:
-    return kind.__module__ == "torchvision.transforms" or kind.__module__.startswith("torchvision.transforms.")
+def _is_torchvisions(cls: type) -> bool:
+    return cls.__module__ == "torchvision.transforms" or cls.__module__.startswith("torchvision.transforms.")
 
 
 def _is_mix(transform: Any) -> bool:
-    """Whether it is a mix, or a container of mixes, such as the documented ``RandomChoice([CutMix(), MixUp()])``."""
-    kind = torchvision_class(transform)
-    if kind is not None and hasattr(transform, "transforms"):
+    """Whether ``transform`` is a mix, or a container of mixes such as ``RandomChoice([CutMix(), MixUp()])``."""
+    cls = torchvision_class(transform)
+    if cls is not None and hasattr(transform, "transforms"):
         return all(map(_is_mix, transform.transforms))
-    return kind is not None and kind.__name__ in _MIXES
+    return cls is not None and cls.__name__ in _MIXES
 
 
 def _draws_by_itself(transform: Any) -> bool:
-    """Whether a user's subclass overrides how it draws or runs, which may be for each image."""
-    # Not by get_params, which v2 gives to every subclass.
-    own = ("make_params", "_get_params", "forward", "__call__")
-    for kind in type(transform).__mro__:
-        if _is_torchvisions(kind):
+    """Whether a user's subclass overrides a method that draws or runs: the override may draw per image."""
+    # Without get_params, which v2 adds to every subclass.
+    methods = ("make_params", "_get_params", "forward", "__call__")
+    for cls in type(transform).__mro__:
+        if _is_torchvisions(cls):
             break
-        if any(name in vars(kind) for name in own):
+        if any(name in vars(cls) for name in methods):
             return True
     return False
 
 
-def _draws(kind: type) -> bool:
-    # The base class of v2 has the method too, and draws nothing in it.
-    return _is_torchvisions(kind) and kind.__name__ != "Transform" and any(name in vars(kind) for name in _DRAWING_METHODS)
+def _draws(cls: type) -> bool:
+    # The base class Transform of v2 defines the method too, but draws nothing in it.
+    return _is_torchvisions(cls) and cls.__name__ != "Transform" and any(name in vars(cls) for name in _DRAWING_METHODS)
 
 
 def type_name(value: Any) -> str:
-    """Name of the class of torchvision's that ``value`` is a tensor of, such as ``"Mask"``; empty for all other values."""
-    kind: Any = type(value)
-    return "" if kind is Tensor else _type_name(kind)
+    """Name of torchvision's tensor class of ``value``, such as ``"Mask"``; an empty string for all other values."""
+    cls: Any = type(value)
+    return "" if cls is Tensor else _type_name(cls)
 
 
 @functools.cache
-def _type_name(kind: Any) -> str:
-    return next((base.__name__ for base in kind.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
+def _type_name(cls: Any) -> str:
+    return next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
 
 
 def holds_targets(value: Any) -> bool:
-    """Whether ``value`` is a mask, boxes or keypoints of torchvision's types, or a container that holds any.
+    """Whether ``value`` is or contains a mask, boxes or keypoints of torchvision's tensor classes.
 
-    Transforms of torchvision's move all of these with the images.
+    Torchvision's transforms transform all of them along with the images.
     """
-    kind: Any = type(value)
-    if kind in HOLDS_NOTHING:  # nearly all: this is asked of every batch
+    cls: Any = type(value)
+    if cls in HOLDS_NOTHING:  # fast path: the function is called for every batch
         return False
-    if kind in (dict, list, tuple):
-        members = value.values() if kind is dict else value
+    if cls in (dict, list, tuple):
+        members = value.values() if cls is dict else value
         return any(type(member) not in HOLDS_NOTHING and holds_targets(member) for member in members)
     if isinstance(value, Tensor):
         return type_name(value) in TARGET_TYPES
     if isinstance(value, PackedTargets):
-        return any(_type_name(each) in TARGET_TYPES for each in value.types) or holds_targets(value.others)
+        return any(_type_name(cls) in TARGET_TYPES for cls in value.types) or holds_targets(value.others)
     names = batches.member_names(value) if batches.is_container(value) else ()
     return any(holds_targets(batches.member(value, name)) for name in names)

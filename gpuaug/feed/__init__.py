@@ -1,1 +1,1 @@
-"""From the wrapped loader's workers to the copy lane."""
+"""Transfer of batches from the wrapped loader's workers to the copy lane."""

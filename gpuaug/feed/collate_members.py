@@ -1,4 +1,4 @@
-"""Shared by ``collate_ragged`` and ``collate_encoded``: the walk over samples, and memory for packed images."""
+"""Common part of ``collate_ragged`` and ``collate_encoded``: collation member by member, and memory for packed images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,47 +16,47 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note, shown
 from gpuaug.core.settings import on_host
 from gpuaug.core.torchvision_types import type_name
 
-Place = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
-"""Memory for a tensor of this shape, strides and dtype, or ``None`` if there is no room."""
+AllocateStrided = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
+"""Function that returns a tensor of a shape, strides and dtype, or ``None`` if its memory is full."""
 
 _PLAIN = {int, float, str, bytes, Tensor}
-"""Types of most members that are no images."""
+"""Types of members that are collated without a further check."""
 
-_place: ContextVar[Place | None] = ContextVar("gpuaug_place", default=None)
+_allocate: ContextVar[AllocateStrided | None] = ContextVar("gpuaug_allocate", default=None)
 
 
 @contextmanager
-def placing_into(place: Place) -> Iterator[None]:
-    """A block in which ``allocated`` takes memory from ``place``."""
-    token = _place.set(place)
+def allocating_with(allocate: AllocateStrided) -> Iterator[None]:
+    """Context manager in which ``allocated`` takes memory from ``allocate``."""
+    token = _allocate.set(allocate)
     try:
         yield
     finally:
-        _place.reset(token)
+        _allocate.reset(token)
 
 
 def allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor for a part of the batch: in a slot of the ring, or in a worker's shared memory."""
-    place = _place.get()
+    """Return an uninitialised tensor for a part of the batch: in a slot of the ring, or in a worker's shared memory."""
+    allocate = _allocate.get()
     stride = torch.empty(shape, device="meta").stride()
-    found = place(shape, stride, dtype) if place is not None else None
-    if found is not None:
-        return found
+    tensor = allocate(shape, stride, dtype) if allocate is not None else None
+    if tensor is not None:
+        return tensor
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    # As default_collate does: the batch is in shared memory then, and is sent without another copy.
+    # In shared memory, as default_collate allocates it: the batch is then sent without another copy.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 
 
 class MemberCollate:
-    """A collate function that packs the members of samples that are images, and collates the other members.
+    """Collate function that packs the image members of samples and collates the other members.
 
     Args:
-        are_images: Whether a member, given as one value for each sample, is packed. It is also given the path of the member,
-            which is empty for the samples themselves.
-        pack: Makes one object of such values. It is given the same.
-        refuse: Raises the error about a value that should be an image. It is given where the value is.
+        are_images: Function of the values of a member, one per sample, and the member's path, which is empty for the samples
+            themselves. Returns whether the values are images to be packed.
+        pack: Function of the same arguments that returns the packed images.
+        refuse: Function of a value and its position that raises the error about a value that should be an image.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class MemberCollate:
         self._refuse = refuse
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
-        """Collate samples of one form, which the first has.
+        """Collate samples that all have the structure of the first sample.
 
         Raises:
-            ArgumentTypeError: If they are in no list or other sequence.
-            ArgumentError: If there is no sample.
+            ArgumentTypeError: If ``samples`` is not a sequence.
+            ArgumentError: If ``samples`` is empty, or a sample has another structure than the first.
         """
         if not isinstance(samples, Sequence) or isinstance(samples, str | bytes | bytearray | memoryview):
             way_out = "Give the function itself to the DataLoader: collate_fn=…."
@@ -89,22 +89,22 @@ class MemberCollate:
 
     def _by_member(self, samples: Sequence[Any], path: str) -> Batch:
         first = samples[0]
-        columns = {name: (path + _way(first, name), column) for name, column in _columns(samples, path).items()}
-        packs = {name: self._pack_of(column, way) for name, (way, column) in columns.items()}
+        columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
+        packs = {name: self._pack_of(column, member_path) for name, (member_path, column) in columns.items()}
         if not any(packs.values()):
-            way, likely = max(
-                ((way, column[0]) for way, column in columns.values()),
-                key=lambda found: _likeness(found[1]),
+            member_path, value = max(
+                ((member_path, column[0]) for member_path, column in columns.values()),
+                key=lambda path_and_value: _likeness(path_and_value[1]),
                 default=(path, first),
             )
-            self._refuse(likely, where(0, way))
-        made = {name: (packs[name] or _collated)(column, way) for name, (way, column) in columns.items()}
+            self._refuse(value, where(0, member_path))
+        collated = {name: (packs[name] or _collated)(column, member_path) for name, (member_path, column) in columns.items()}
         if type(first) in {tuple, list}:
-            return list(made.values())  # of tuples too, as default_collate has it
-        return batches.replace(first, made)
+            return list(collated.values())  # default_collate too returns a list for a tuple
+        return batches.replace(first, collated)
 
     def _pack_of(self, members: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
-        """The packing function of a member: an image, or a list or tuple of views. ``None`` for other members."""
+        """Function that packs a member that is an image, or a list or tuple of views; ``None`` for other members."""
         if self._are_images(members, path):
             return self._pack
         first = members[0]
@@ -118,25 +118,25 @@ class MemberCollate:
 
 
 def where(sample: int, path: str) -> str:
-    """Position of a value for an error text: ``sample 3 at ['image']``."""
+    """Position of a value for an error message: ``sample 3 at ['image']``."""
     return f"sample {sample} at {path}" if path else f"sample {sample}"
 
 
 def _likeness(value: Any) -> int:
-    """Rank of a value that is no image by its likeness to one: an array above text, text above a number."""
+    """Likeness of a value to an image, from 0 to 2: an array 2, other objects such as text 1, a number 0."""
     return 2 if getattr(value, "ndim", 0) >= 2 else int(not isinstance(value, int | float | np.generic | Tensor))
 
 
 def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
-    """The values of each member of the first sample, one for each sample."""
+    """For each member of the first sample, its values in all samples."""
     first = samples[0]
     names = batches.member_names(first)
     if type(first) is tuple and all(type(sample) is tuple and len(sample) == len(first) for sample in samples):
-        return dict(enumerate(map(list, zip(*samples, strict=True))))  # most samples, in a fifth of the time
+        return dict(enumerate(map(list, zip(*samples, strict=True))))  # fast path for tuples: a fifth of the time
     for number, sample in enumerate(samples):
-        have = batches.member_names(sample) if batches.is_container(sample) else []
-        if have != names and not (isinstance(first, Mapping) and set(names) <= set(have)):
-            got = f"{', '.join(map(repr, have))}" if have else f"{type(sample).__name__}"
+        sample_names = batches.member_names(sample) if batches.is_container(sample) else []
+        if sample_names != names and not (isinstance(first, Mapping) and set(names) <= set(sample_names)):
+            got = f"{', '.join(map(repr, sample_names))}" if sample_names else f"{type(sample).__name__}"
             raise ArgumentError(
                 f"Samples must have the members of the first, {', '.join(map(repr, names))}, got {got} in "
                 f"{where(number, path)}. Return samples of one form from the dataset."
@@ -161,10 +161,10 @@ def _collated(members: Sequence[Any], path: str) -> Any:
 
 
 def _is_target(value: Any) -> bool:
-    """Whether ``value`` is one image's target: a mask, boxes or keypoints of torchvision's, or a container.
+    """Whether ``value`` is the target of one image.
 
-    Of containers: a mapping, an empty container, or one that holds more than numbers and text. Of a mapping the keys may be
-    other ones for an image without annotations, so what is in it does not count.
+    Targets are torchvision's masks, boxes and keypoints; mappings; and other containers that are empty or hold anything but
+    numbers and text. Mappings are targets whatever they hold: for an image without annotations the keys may differ.
     """
     if not batches.is_container(value):
         return type_name(value) in ("Mask", "BoundingBoxes", "KeyPoints")
@@ -174,5 +174,5 @@ def _is_target(value: Any) -> bool:
     return not inside or not all(isinstance(member, int | float | str | bytes | np.generic) for member in inside)
 
 
-def _way(container: Any, name: Any) -> str:
+def _member_path(container: Any, name: Any) -> str:
     return f"[{name!r}]" if batches.by_key(container) else f".{name}"

@@ -1,8 +1,8 @@
-"""``collate_ragged``: the images of a batch, whatever their sizes, in one flat buffer."""
+"""``collate_ragged``: packs images of any sizes into one flat buffer."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,38 +17,37 @@ from gpuaug.feed.collate_members import MemberCollate, allocated, where
 from gpuaug.feed.image_input import Channels, as_stored, is_image, prepared, refuse, sizes_of, unpacked
 
 
-def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: Channels | None = 3) -> Batch:
-    """Make a batch of samples whose images differ in size: ``DataLoader(dataset, collate_fn=gpuaug.collate_ragged)``.
+def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: Literal[1, 3] | None = 3) -> Batch:
+    """Collate samples whose images differ in size: ``DataLoader(dataset, collate_fn=gpuaug.collate_ragged)``.
 
-    Images are PIL images, uint8 arrays (H, W, C) or (H, W), and uint8 tensors (C, H, W), torchvision's ``tv_tensors.Image``
-    among them. A sample is an image, or a tuple, list, mapping, named tuple or dataclass with one or more in it, also in a
-    list or tuple of views. What else is in a sample goes through torch's ``default_collate``, except targets: a mapping, list
-    or tuple within a sample becomes a list with one entry for each sample, as it is; a list or tuple of numbers and text alone
-    does not.
+    Images are PIL images, uint8 arrays (H, W, C) or (H, W), and uint8 tensors (C, H, W), including torchvision's
+    ``tv_tensors.Image``. A sample is an image, or a tuple, list, mapping, named tuple or dataclass with one or more images,
+    also in a list or tuple of views. The other members are collated by torch's ``default_collate``, except targets: a mapping,
+    list or tuple in a sample is not collated, and the batch has a list of them with one entry per sample. A list or tuple of
+    numbers and text only is collated.
 
     Args:
-        samples: Of one form; which members are images, the first says.
-        convert: Whether images of other channels are converted: grey is repeated, an alpha channel dropped, palettes and CMYK
-            are what PIL makes of them, and colour becomes grey by ITU-R 601.
-        channels: Of every image: 3, or 1 for grey ones. ``None``: as many as the first image has, in its type, which may then
-            also be uint16 or int16; all of a batch have the same.
+        samples: Samples of the same structure. The first sample determines which members are images.
+        convert: Whether to convert images with another number of channels: grey is repeated, an alpha channel is dropped,
+            PIL converts palettes and CMYK, and colour is converted to grey by ITU-R 601.
+        channels: Number of channels of every image: 3, or 1 for grey. ``None``: the number of channels and the dtype of the
+            first image, which may then also be uint16 or int16; they must be the same for all images of a batch.
 
     Returns:
-        A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with a ``Ragged`` for each
-        member that is an image: its layout ``"chw"`` if the first one is a tensor, else ``"hwc"``. In a worker of a loader
-        with slots it lies in one, which is overwritten after the batch was copied: return it from the collate function, and
-        keep nothing of it there.
+        A batch of the samples' structure, as of ``default_collate`` (a list for a tuple), with a ``Ragged`` for each image
+        member. Its layout is ``"chw"`` if the first image is a tensor, else ``"hwc"``. In a worker of a loader with slots it is
+        in a slot, which is overwritten after the batch was copied: return it from the collate function and keep no reference.
 
     Raises:
-        ArgumentTypeError: If an image is not uint8, or uint16 or int16 with ``channels=None``, or none is where one is
-            expected.
-        ArgumentError: If an image has other channels than the batch and ``convert`` is false, no pixels, or a side of 2**24 or
+        ArgumentTypeError: If an image is not uint8 (or uint16 or int16 with ``channels=None``), or if a value that should be an
+            image is not.
+        ArgumentError: If an image has another number of channels and ``convert`` is false, no pixels, or a side of 2**24 or
             more; if a batch has 2**31 values or more.
 
     Cost:
-        On the host, one copy of each image into the buffer; of a PIL image two, since PIL keeps a pixel in four bytes. In a
-        worker of a ``StreamedLoader`` the buffer is the slot that the GPU reads, so there is no other. Images of another
-        layout than the first one's, or with their channels reversed, take some tenths of a millisecond each to be turned.
+        On the host, one copy of each image into the buffer; two of a PIL image, since PIL stores a pixel in four bytes. In a
+        worker of a ``StreamedLoader`` the buffer is the slot that the GPU reads, so there is no other copy. An image of another
+        layout than the first, or with reversed channels, takes a few tenths of a millisecond to transpose.
 
     Examples:
         >>> small, large = torch.zeros(3, 2, 2, dtype=torch.uint8), torch.ones(3, 4, 5, dtype=torch.uint8)
@@ -97,17 +96,17 @@ def _packed(images: Sequence[Any], path: str, *, channels: Channels | None, conv
     start = 0
     for image, (height, width), end in zip(ready, sizes.tolist(), ends.tolist(), strict=True):
         part = flat[start:end]
-        room = part.reshape(count, height, width).transpose(1, 2, 0) if planes else part.reshape(height, width, count)
-        _copy(unpacked(image), room)
+        target = part.reshape(count, height, width).transpose(1, 2, 0) if planes else part.reshape(height, width, count)
+        _copy(unpacked(image), target)
         start = end
     places = allocated((len(ready), 3), torch.int64)
     places.numpy()[:] = np.column_stack([ends - sizes.prod(1) * count, sizes])
     return Ragged(data, places, Shapes(sizes, count, "chw" if planes else "hwc"))
 
 
-def _copy(pixels: NDArray[Any], room: NDArray[Any]) -> None:
-    if pixels.strides[1:] == room.strides[1:]:  # whole rows
-        room[:] = pixels
+def _copy(pixels: NDArray[Any], target: NDArray[Any]) -> None:
+    if pixels.strides[1:] == target.strides[1:]:  # whole rows
+        target[:] = pixels
         return
-    for channel in range(room.shape[2]):  # NumPy's inner loop is then along a row, not over three values: 4 times as fast
-        room[..., channel] = pixels[..., channel]
+    for channel in range(target.shape[2]):  # NumPy's inner loop is then along a row, not over three values: 4 times as fast
+        target[..., channel] = pixels[..., channel]

@@ -1,10 +1,10 @@
-"""From the wrapped loader to the copy lane: through the ring, staged in page-locked slots, or as the loader gives them.
+"""``Feed``: source of a loader's batches. They come through the ring, are staged in page-locked slots, or come unchanged.
 
-The ring takes a ``DataLoader`` with worker processes. It is iterated through a copy of the loader whose collate function writes
-into slots; the user's object is not changed. A loader that keeps its state in itself has to be iterated itself: it is given
-that function while its workers start. While those of any loader start it has a ``worker_init_fn`` that has them send the error
-of what they cannot send. Other sources are read in the background, and their batches copied into slots there, so that the
-training thread does not wait for the driver to stage them.
+The ring needs a ``DataLoader`` with worker processes. A copy of the loader is iterated whose collate function writes into
+slots; the user's object is not changed. A loader that stores its state in itself cannot be copied: it has that collate function
+only while its workers start. While workers of any loader start, it has a ``worker_init_fn`` that makes workers send an error
+in place of a batch that they cannot send. Other sources are read on a background thread, which copies their batches into
+slots, so that the training thread does not wait for the driver to stage them.
 """
 
 import copy
@@ -28,39 +28,40 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
-from gpuaug.feed.prefetch import FeedIterator, Receive, close_passes, open_feed_iterator
+from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
 from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, Described, Slot, can_be_placed
 from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
 from gpuaug.feed.unsent import sending_errors
-from gpuaug.feed.wrapped_loader import Begin, Begun, begin_later, end_workers, has_persistent_workers, iterated_as
+from gpuaug.feed.wrapped_loader import Begin, IteratorAndReader, begin_after, end_workers, has_persistent_workers, iterated_as
 
-Kind = Literal["auto", "ring", "plain"]
+FeedMode = Literal["auto", "ring", "plain"]
+"""Values of the argument ``feed``."""
 
 
 class Feed:
-    """The source of one loader's batches.
+    """Source of one loader's batches.
 
     Args:
         loader: The wrapped loader.
         feed: The user's argument.
-        feed_bytes: The budget of all slots together, or ``None`` for the default.
-        device: Where batches go.
-        begin_with: Begins a pass in place of ``begin(loader)``, given ``begin`` and ``loader``.
+        feed_bytes: Limit of the bytes of all slots, or ``None`` for the default.
+        device: Device that batches are copied to.
+        begin_with: Function called as ``begin_with(begin, loader)`` instead of ``begin(loader)`` to begin an iteration.
 
     Raises:
-        ArgumentError: If ``feed`` is none of its values, or ``"ring"`` where that cannot be.
+        ArgumentError: If ``feed`` has another value, or is ``"ring"`` and the source cannot fill slots.
     """
 
     def __init__(
         self,
         loader: Iterable[Any],
-        feed: Kind,
+        feed: FeedMode,
         feed_bytes: int | None,
         device: torch.device,
-        begin_with: Callable[[Begin, Any], Begun] | None = None,
+        begin_with: Callable[[Begin, Any], IteratorAndReader] | None = None,
     ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to have what fits.")
         self._loader = loader
@@ -70,7 +71,8 @@ class Feed:
         self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
         self._begin_with = begin_with
         self.workers = _workers_of(loader)
-        self.reason = "as asked" if feed == "plain" else _why_not(loader, device, forced=feed == "ring")
+        self.reason = "as asked" if feed == "plain" else _reason_without_slots(loader, device, forced=feed == "ring")
+        """Why batches travel without slots; an empty string if they use slots."""
         if feed == "ring" and self.reason:
             raise ArgumentError(
                 f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
@@ -79,16 +81,19 @@ class Feed:
         self.stateful = StatefulLoader(loader) if _keeps_state(loader) else None
         self._process = os.getpid()
         self._parents: Any = None
+        """Objects of the parent process, kept alive in a forked process."""
         self._ring: Ring | None = None
-        # Not a WeakSet, which is iterated over in Python: every next() goes over these.
+        # A list, because every next() iterates over it, and iterating over a WeakSet is slow.
         self._rings: list[weakref.ref[Ring]] = []
-        self._twin: Any = None
-        # Of the last iteration that had the ring.
-        self._feed: weakref.ref[FeedIterator] | None = None
-        self._gone: threading.Event | None = None
-        # Without workers, whether the source's memory is page-locked already can only be seen in a batch, by a CUDA call.
+        self._loader_copy: Any = None
+        """Copy of the wrapped loader that collates into the ring."""
+        self._last: weakref.ref[FeedIterator] | None = None
+        """The last iteration that used the ring."""
+        self._last_ended: threading.Event | None = None
+        """Set when the thread and the workers of ``_last`` have ended."""
+        # Whether a source without workers page-locks its batches is known only from a batch, by a CUDA call.
         self._staging = _Staging(on=not self._page_locks)
-        self._looked = False
+        self._checked_pinning = False
 
     def __repr__(self) -> str:
         if self.reason:
@@ -97,7 +102,7 @@ class Feed:
 
     @property
     def size(self) -> str:
-        """Slots and their limit, for the loader's ``repr``. Empty where there can be none."""
+        """Text about the slots and their limit, for the loader's ``repr``. Empty if batches travel without slots."""
         if self.reason:
             return ""
         slots = self._ring.size if self._ring is not None else "no slots yet"
@@ -105,50 +110,51 @@ class Feed:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of slots that are page-locked."""
+        """Bytes of page-locked memory in slots."""
         rings = [reference() for reference in self._rings]
         return sum(ring.pinned_bytes for ring in rings if ring is not None)
 
     def open(self, current_stream: Callable[[], Any], depth: int, resume: Resume | None = None) -> FeedIterator:
-        """Begin a pass over the loader.
+        """Begin an iteration over the wrapped loader.
 
         Args:
-            current_stream: Says which stream is current on the thread that calls it.
-            depth: How many batches are worked on ahead, at most. The ring has slots for that many, or for more.
-            resume: Where the pass begins, if not at the first batch.
+            current_stream: Function that returns the handle of the calling thread's current stream.
+            depth: Largest number of batches to work on ahead. The ring has slots for at least that many.
+            resume: Position at which the iteration begins; ``None``: the first batch.
 
         Raises:
-            Exception: Whatever ``iter(loader)`` raises.
-            GpuAugError: If ``feed`` is ``"ring"`` and its memory cannot be had.
+            Exception: Any error of ``iter(loader)``.
+            GpuAugError: If ``feed`` is ``"ring"`` and the memory of the ring cannot be allocated.
         """
         open_on = partial(self._open_on, resume, current_stream)
         workers = _workers_of(self._loader)
         if self._process != os.getpid():
-            # In a forked process ring and workers are the parent's. Collected here, the twin would end these workers.
-            self._parents = (self._parents, self._twin)
+            # In a forked process, ring and workers belong to the parent. If the copy of the loader were garbage-collected here,
+            # it would end these workers.
+            self._parents = (self._parents, self._loader_copy)
             self._process = os.getpid()
-            self._twin = self._ring = None
+            self._loader_copy = self._ring = None
         if workers != self.workers:  # the user has changed it
-            self._twin = self._ring = None
+            self._loader_copy = self._ring = None
             self.workers = workers
         if self.reason:
             return open_on(self._loader)
-        last = self._feed() if self._feed is not None else None
+        last = self._last() if self._last is not None else None
         persistent = has_persistent_workers(self._loader)
         if not persistent and last is not None and last.is_open:
-            # It owns the slots; another ring beside it would take as much memory again.
+            # The last iteration uses the slots. A second ring would take as much memory again.
             return open_on(self._loader)
-        if not persistent and self._gone is not None and not self._gone.is_set():
-            # A slow loader that is still inside next() may write into its slots. They go when it returns.
+        if not persistent and self._last_ended is not None and not self._last_ended.is_set():
+            # The last iteration's thread is still inside the loader's next(), and its workers may write into the ring's slots.
             self._ring = None
-        each = self._slots_of_a_worker(depth)
-        if self._ring is not None and self._ring.each < each:  # the depth has become larger
+        slots_per_worker = self._slots_per_worker(depth)
+        if self._ring is not None and self._ring.each < slots_per_worker:  # the depth has become larger
             if persistent:
-                self._ring.widen(each)  # workers that run have its memory
+                self._ring.widen(slots_per_worker)  # running workers have mapped the ring's memory
             else:
                 self._ring = None
         if self._ring is None:
-            self._ring = self._new_ring(each)
+            self._ring = self._new_ring(slots_per_worker)
         if self._ring is None:
             return open_on(self._loader)
         self._ring.enlarge()
@@ -160,16 +166,17 @@ class Feed:
             with _collating_into(self._ring, self._loader):
                 feed = open_on(self._loader, self._ring)
         else:
-            twin: Any = self._twin if persistent and self._twin is not None else self._copy_of_loader(self._ring)
-            if not persistent or twin._iterator is None:
+            keeps_copy = persistent and self._loader_copy is not None
+            loader_copy: Any = self._loader_copy if keeps_copy else self._copy_of_loader(self._ring)
+            if not persistent or loader_copy._iterator is None:
                 self._ring.new_workers()
-            self._twin = twin
-            feed = open_on(twin, self._ring)
+            self._loader_copy = loader_copy
+            feed = open_on(loader_copy, self._ring)
             if persistent:
-                # Before workers begin an epoch anew they finish their batches, so older slots are not written any more.
+                # Persistent workers finish their batches before a new epoch, so they no longer write into older slots.
                 self._ring.drop_old()
-        self._feed = weakref.ref(feed)
-        self._gone = getattr(feed, "gone", None)
+        self._last = weakref.ref(feed)
+        self._last_ended = getattr(feed, "gone", None)
         return feed
 
     def _open_on(
@@ -188,7 +195,7 @@ class Feed:
             elif self.stateful is not None:
                 begin = partial(self.stateful.begin, skip=skip)
             else:
-                begin = partial(begin_graph if is_graph(loader) else begin_later, skip=skip)
+                begin = partial(begin_graph if is_graph(loader) else begin_after, skip=skip)
             if self._begin_with is not None:
                 begin = partial(self._begin_with, begin)
             return open_feed_iterator(loader, current_stream, receive, begin)
@@ -196,16 +203,16 @@ class Feed:
     @property
     def has_running_workers(self) -> bool:
         """Whether persistent workers are running."""
-        return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._twin))
+        return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._loader_copy))
 
     def prepare(self, pulled: Pulled) -> None:
-        """Page-lock the slot of a batch if it is used for the first time. Called before the copy, on the training thread."""
+        """Page-lock the slot of a batch if it is used for the first time. Call before the copy, on the training thread."""
         if not self._page_locks:
             return
         if pulled.slot is not None:
             pulled.slot.ring.register(pulled.slot)
-        elif not self._staging.on and not self._looked and not self.workers:
-            self._looked = True
+        elif not self._staging.on and not self._checked_pinning and not self.workers:
+            self._checked_pinning = True
             self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
@@ -215,49 +222,48 @@ class Feed:
             pulled.slot = None
 
     def free_read_slots(self) -> None:
-        """Free the slots whose copies have ended. Does not wait."""
+        """Free slots whose copies have ended. Does not wait."""
         for reference in self._rings:
             ring = reference()
             if ring is not None:
                 ring.free_read_slots()
 
     def close(self) -> None:
-        """End persistent workers and drop the ring. The next iteration makes them anew."""
-        loaders: tuple[Any, ...] = (self._loader, self._twin)
+        """End persistent workers and drop the ring. The next iteration creates new ones."""
+        loaders: tuple[Any, ...] = (self._loader, self._loader_copy)
         for loader in loaders:
             if has_persistent_workers(loader):
-                close_passes(loader)
-                # as DataLoader itself holds them
+                close_iterations(loader)
                 iterator = loader._iterator
                 loader._iterator = None
                 end_workers(iterator)
-        self._twin = None
+        self._loader_copy = None
         for reference in self._rings:
             ring = reference()
             if ring is not None:
                 ring.close()
         self._ring = None
 
-    def _slots_of_a_worker(self, depth: int) -> int:
+    def _slots_per_worker(self, depth: int) -> int:
         prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
-        # Besides batches that a worker has ready: batches that wait for the training thread or are being copied.
+        # In addition to prefetched batches: batches that wait for the training thread or are being copied.
         ahead = QUEUED + depth + 3 + (self._begin_with is not None)
         return int(prefetched + 1 + math.ceil(ahead / max(self.workers, 1)))
 
-    def _new_ring(self, each: int) -> Ring | None:
+    def _new_ring(self, slots_per_worker: int) -> Ring | None:
         try:
-            ring = Ring(max(self.workers, 1), each, self._budget)
+            ring = Ring(max(self.workers, 1), slots_per_worker, self._budget)
         except OSError as error:
-            self._go_on_without_ring(error)
+            self._use_no_ring(error)
             return None
-        self._rings = [*(each for each in self._rings if each() is not None), weakref.ref(ring)]
+        self._rings = [*(reference for reference in self._rings if reference() is not None), weakref.ref(ring)]
         return ring
 
-    def _go_on_without_ring(self, error: OSError) -> None:
-        """Warn that batches travel without slots, from now on.
+    def _use_no_ring(self, error: OSError) -> None:
+        """Let batches travel without slots from now on, with a warning.
 
         Raises:
-            GpuAugError: In place of the warning, if the user insists on slots.
+            GpuAugError: Instead of the warning, if ``feed`` is ``"ring"``.
         """
         why = f"{MAX_GENERATIONS * self._budget / 1e6:.1f} MB, {MAX_GENERATIONS} times feed_bytes, cannot be mapped ({error})"
         if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -272,45 +278,46 @@ class Feed:
         )
 
     def _copy_of_loader(self, ring: Ring) -> Any:
-        twin = copy.copy(self._loader)
-        assert isinstance(twin, DataLoader)
-        twin._iterator = None
-        twin.pin_memory = False
-        twin.collate_fn = SlotCollate(twin.collate_fn, ring.memory)
-        return twin
+        loader_copy = copy.copy(self._loader)
+        assert isinstance(loader_copy, DataLoader)
+        loader_copy._iterator = None
+        loader_copy.pin_memory = False
+        loader_copy.collate_fn = SlotCollate(loader_copy.collate_fn, ring.memory)
+        return loader_copy
 
 
 class _Staging:
-    """Whether batches of a source without workers are copied into slots."""
+    """Flag whether batches of a source without workers are copied into slots. An object, shared with the feed's thread."""
 
     def __init__(self, *, on: bool) -> None:
         self.on = on
 
 
-# These run on the feed's thread, which makes no CUDA calls. Each keeps the ring of its pass, also if the loader makes another.
+# The following functions run on the feed's thread, which makes no CUDA calls. They keep the ring of their iteration, even if
+# the loader creates another ring.
 
 
 def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """A worker's batch, and its slot if it has one."""
+    """(batch, slot) of a batch that arrived from a worker. The slot is ``None`` if the batch came without one."""
     if type(batch) is not Described:
         ring.make_room(batch)
         return batch, None
-    whole = not any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
-    found, slot = ring.received(batch)
-    if not whole:
-        ring.make_room(found)
-    return _for_device(device, found, slot)
+    complete = not any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
+    received, slot = ring.received(batch)
+    if not complete:
+        ring.make_room(received)
+    return _for_device(device, received, slot)
 
 
 def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """A batch of a source without workers, in a slot if there is a free one."""
+    """(batch, slot) of a batch of a source without workers, copied into a slot if one is free."""
     writer = ring.memory.take(0) if staging.on and ring.make_room(batch) else None
     if writer is None:
         return batch, None
     try:
         described = described_or_not(batch, writer)
     except BaseException:
-        writer.give_back()
+        writer.free()
         raise
     return _for_device(device, *ring.received(described)) if type(described) is Described else (batch, None)
 
@@ -318,8 +325,8 @@ def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -
 def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
     if device.type == "cuda":
         return batch, slot
-    # On a CPU there is no copy, so the tensors that are handed over must not lie in the slot.
-    return batches.map_leaves(batches.once_each(_cloned), batch), slot
+    # On a CPU there is no copy lane, so tensors are cloned: those handed over must not be in the slot.
+    return batches.map_leaves(batches.cached_by_id(_cloned), batch), slot
 
 
 def _workers_of(loader: Any) -> int:
@@ -330,44 +337,44 @@ def _cloned(leaf: Any) -> Any:
     return leaf.clone() if can_be_placed(leaf) else leaf
 
 
-def _why_not(loader: Any, device: torch.device, *, forced: bool) -> str:
-    """Why batches travel as they are, or an empty string."""
-    here = why_not_here()
-    if here is not None:
-        return here
+def _reason_without_slots(loader: Any, device: torch.device, *, forced: bool) -> str:
+    """Why batches cannot travel in slots, or an empty string."""
+    unsupported = why_not_here()
+    if unsupported is not None:
+        return unsupported
     if device.type != "cuda" and not forced:
         return f"the device is {device.type}"
     if device.type not in ("cuda", "cpu"):
         return f"the device is {device.type}"
     if type(loader) in {list, tuple}:
-        return "a list's batches are all there"
+        return "a list's batches are in memory already"
     if not isinstance(loader, DataLoader):
         return ""
     if not (iterated_as(loader, DataLoader) or _keeps_state(loader)):
-        return f"{type(loader).__name__} is iterated in a way of its own"
+        return f"{type(loader).__name__} overrides how a DataLoader is iterated"
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
     if _keeps_state(loader):
-        return "its workers persist, and so does its state in them" if loader.persistent_workers else ""
+        return "its persistent workers hold its state" if loader.persistent_workers else ""
     if loader.num_workers and loader._iterator is not None:
         return "the loader's workers are running already"
     return ""
 
 
 def _keeps_state(loader: Any) -> bool:
-    """Whether it is torchdata's ``StatefulDataLoader``, which keeps its state in its iterator, and the iterator in itself."""
-    kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
-    return kind is not None and isinstance(loader, kind) and iterated_as(loader, kind)
+    """Whether ``loader`` is torchdata's ``StatefulDataLoader``, which stores its iterator, and thereby its state, in itself."""
+    cls = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
+    return cls is not None and isinstance(loader, cls) and iterated_as(loader, cls)
 
 
 @contextmanager
 def _collating_into(ring: Ring, loader: Any) -> Iterator[None]:
-    """Have the workers that ``loader`` starts meanwhile collate into the ring. Afterwards it is as it was."""
-    own = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
+    """Context manager in which workers that ``loader`` starts collate into the ring. Restores the loader at its end."""
+    user_attributes = {name: getattr(loader, name) for name in ("collate_fn", "pin_memory")}
     try:
         loader.collate_fn = SlotCollate(loader.collate_fn, ring.memory)
         loader.pin_memory = False
         yield
     finally:
-        for name, value in own.items():
+        for name, value in user_attributes.items():
             setattr(loader, name, value)

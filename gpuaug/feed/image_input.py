@@ -1,4 +1,4 @@
-"""Images in samples: PIL images, and arrays and tensors of uint8."""
+"""Images in samples: checks and conversion of PIL images, arrays and tensors."""
 
 import sys
 from collections.abc import Sequence
@@ -12,55 +12,55 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 
 Channels = Literal[1, 3]
-"""Channels of every image of a batch: 1 grey, 3 RGB."""
+"""Number of channels of every image of a batch: 1 for grey, 3 for RGB."""
 
 _STORED = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.int16))
-"""Types of images that are packed as they are."""
+"""dtypes of images that are packed without conversion."""
 
-_CALLED = {1: "grey", 3: "RGB"}
+_CHANNEL_NAMES = {1: "grey", 3: "RGB"}
 _PIL_MODES = {1: "L", 3: "RGB"}
 _STORED_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16L", "I;16N")
-"""Modes of PIL whose pixels are the image's own."""
+"""Modes of PIL in which pixels are stored as in the file."""
 
 _DEEP_MODES = ("I", "F")
-"""Modes of more than 8 bits, and ``I;16`` and its like. PIL converts them by cutting off what is above 255."""
+"""First letters of the modes of more than 8 bits, such as ``I;16``. PIL converts them by clamping values to 255."""
 
 _LUMA = (19595, 38470, 7471)
-"""ITU-R 601 in 16-bit fixed point: PIL's own weights, so that arrays become the grey that PIL images become."""
+"""PIL's weights of ITU-R 601 in 16-bit fixed point, so that arrays are converted to the same grey as PIL images."""
 
 
 def is_image(value: Any, *, deep: bool = False) -> bool:
     """Whether ``value`` is an image: a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor (C, H, W).
 
-    A subclass of torchvision's tensors that is no image, such as a mask, is none here.
+    Tensors of torchvision's other classes, such as masks, are not images.
 
     Args:
         value: A member of a sample.
         deep: Whether arrays and tensors of uint16 and int16 are images too.
     """
     if isinstance(value, Tensor):
-        own = value.dtype is torch.uint8 or (deep and value.dtype in (torch.uint16, torch.int16))
-        return own and value.ndim == 3 and not _is_other_tv_tensor(value)
+        dtype_fits = value.dtype is torch.uint8 or (deep and value.dtype in (torch.uint16, torch.int16))
+        return dtype_fits and value.ndim == 3 and not _is_other_tv_tensor(value)
     if isinstance(value, np.ndarray):
         return (value.dtype == np.uint8 or (deep and value.dtype in _STORED)) and value.ndim in (2, 3)
     return _is_pil(value)
 
 
 def as_stored(image: Any, like: NDArray[Any] | None, where: str) -> NDArray[Any]:
-    """An image as an array (H, W, C), with its own channels and type.
+    """Return an image as an array (H, W, C) without conversion of channels and dtype.
 
     Args:
         image: A PIL image, or an array or tensor of uint8, uint16 or int16.
-        like: The first image of the batch, whose channels and type all have; ``None`` for the first.
-        where: Its place in the batch, in words.
+        like: First image of the batch, whose number of channels and dtype ``image`` must have; ``None`` for the first image.
+        where: Position of the image in the batch, for error messages.
 
     Raises:
-        ArgumentError: If it has other channels, another type or no pixels.
-        ArgumentTypeError: If it is no image.
+        ArgumentError: If ``image`` has another number of channels or dtype than ``like``, or no pixels.
+        ArgumentTypeError: If ``image`` is not an image.
     """
     if not is_image(image, deep=True):
         refuse(image, where)
-    array = unpacked(image) if _is_pil(image) else _turned(image, where)
+    array = unpacked(image) if _is_pil(image) else _channels_last(image, where)
     if array.dtype not in _STORED or (_is_pil(image) and image.mode not in _STORED_MODES):
         raise ArgumentError(
             f"Images must be grey or RGB, of 8 or 16 bits, with channels=None, got {_described(image)} in {where}. Return "
@@ -77,11 +77,11 @@ def as_stored(image: Any, like: NDArray[Any] | None, where: str) -> NDArray[Any]
 
 
 def refuse(value: Any, where: str) -> NoReturn:
-    """Say why ``value``, which stands where an image is expected, is none.
+    """Raise the error about ``value``, which should be an image and is not.
 
     Raises:
-        ArgumentTypeError: If it is not uint8, or nothing that holds an image.
-        ArgumentError: If it has other dimensions.
+        ArgumentTypeError: If ``value`` is an array or tensor of another dtype, or of any other type.
+        ArgumentError: If ``value`` is a uint8 array or tensor with a wrong number of dimensions.
     """
     if isinstance(value, Tensor | np.ndarray):
         if value.dtype not in (torch.uint8, np.uint8):
@@ -109,11 +109,11 @@ def _way_out_of_depth(has_16_bits: bool) -> str:
 
 
 def prepared(image: Any, channels: Channels, *, convert: bool, where: str) -> Any:
-    """An image with the channels of the batch: as a PIL image, which is not unpacked yet, or as an array (H, W, C).
+    """Return an image with ``channels`` channels: a PIL image for a PIL image, otherwise an array (H, W, C).
 
     Raises:
-        ArgumentError: If it has other channels and is not to be converted, or cannot be; if it has no pixels.
-        ArgumentTypeError: If it is no image.
+        ArgumentError: If ``image`` has another number of channels and ``convert`` is false or impossible, or has no pixels.
+        ArgumentTypeError: If ``image`` is not an image.
     """
     if not is_image(image):
         refuse(image, where)
@@ -122,23 +122,23 @@ def prepared(image: Any, channels: Channels, *, convert: bool, where: str) -> An
     array = _pixels(image, where)
     if not array.size:
         _refuse_empty(image, where)
-    have = array.shape[2]
-    if have == channels:
+    image_channels = array.shape[2]
+    if image_channels == channels:
         return array
     if not convert:
         _refuse_channels(image, channels, where)
-    if have <= 2:  # grey, perhaps with an alpha channel
+    if image_channels <= 2:  # grey, perhaps with an alpha channel
         return np.broadcast_to(array[..., :1], (*array.shape[:2], channels))
     return array[..., :3] if channels == 3 else _grey(array)
 
 
 def sizes_of(images: Sequence[Any]) -> NDArray[np.int64]:
-    """(B, 2) heights and widths of prepared images."""
+    """(B, 2) heights and widths of images that ``prepared`` or ``as_stored`` returned."""
     return np.array([image.size[::-1] if _is_pil(image) else image.shape[:2] for image in images], dtype=np.int64)
 
 
 def unpacked(image: Any) -> NDArray[np.uint8]:
-    """A prepared image as an array (H, W, C)."""
+    """Convert a PIL image or an array to an array (H, W, C)."""
     array: NDArray[np.uint8] = np.asarray(image)
     return array if array.ndim == 3 else array[..., None]
 
@@ -155,15 +155,15 @@ def _prepared_pil(image: Any, channels: Channels, *, convert: bool, where: str) 
     if image.mode != mode and not convert:
         _refuse_channels(image, channels, where)
     try:
-        image.load()  # one that was only opened is decoded here
+        image.load()  # decodes an image that was only opened
         return image if image.mode == mode else image.convert(mode)
     except Exception as error:
         add_note(error, f"gpuaug: raised by PIL for the image in {where}.")
         raise
 
 
-def _turned(image: Any, where: str) -> NDArray[Any]:
-    """An array or tensor as (H, W, C)."""
+def _channels_last(image: Any, where: str) -> NDArray[Any]:
+    """View an array or tensor as an array (H, W, C)."""
     if not isinstance(image, Tensor):
         array: NDArray[Any] = image if image.ndim == 3 else image[..., None]
         return array
@@ -173,8 +173,8 @@ def _turned(image: Any, where: str) -> NDArray[Any]:
 
 
 def _pixels(image: Any, where: str) -> NDArray[np.uint8]:
-    """An array or tensor as (H, W, C), of one to four channels."""
-    array = _turned(image, where)
+    """View an array or tensor of one to four channels as an array (H, W, C)."""
+    array = _channels_last(image, where)
     if not 1 <= array.shape[2] <= 4:
         raise ArgumentError(
             "Images must have 1 to 4 channels, which come first in tensors and last in arrays, "
@@ -191,7 +191,7 @@ def _grey(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _refuse_channels(image: Any, channels: Channels, where: str) -> NoReturn:
     raise ArgumentError(
-        f"Images must be {_CALLED[channels]}, got {_described(image)} in {where}. "
+        f"Images must be {_CHANNEL_NAMES[channels]}, got {_described(image)} in {where}. "
         f"Return .convert({_PIL_MODES[channels]!r}) of it from the dataset, or have such images converted: "
         "functools.partial(gpuaug.collate_ragged, convert=True). A mask belongs into a dict of targets."
     )
@@ -212,11 +212,11 @@ def _is_pil(value: Any) -> bool:
 
 
 def _is_other_tv_tensor(value: Tensor) -> bool:
-    kind = "torchvision.tv_tensors"
-    return type(value) is not Tensor and _is_a(value, kind, "TVTensor") and not _is_a(value, kind, "Image")
+    module = "torchvision.tv_tensors"
+    return type(value) is not Tensor and _is_a(value, module, "TVTensor") and not _is_a(value, module, "Image")
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
-    """Whether ``value`` is of a class of a module that need not be there: without it there are no such objects."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(value, kind)
+    """Whether ``value`` is an instance of class ``name`` of ``module``. False if the module has not been imported."""
+    cls = getattr(sys.modules.get(module), name, None)
+    return cls is not None and isinstance(value, cls)

@@ -1,10 +1,10 @@
-"""A thread that pulls batches from the wrapped loader, so that a batch that is ready never waits for a slow one.
+"""Thread that pulls batches from the wrapped loader, so that a ready batch never waits for the next one to be loaded.
 
-``iter(loader)`` is called on the consumer's thread, because it starts workers and draws their seed from the global generator.
-The thread then only calls ``next``; it makes no CUDA calls of its own, so graphs that the user captures survive it.
+``iter(loader)`` is called on the training thread, because it starts workers and draws their seed from the global generator.
+The pulling thread then only calls ``next``. It makes no CUDA calls of its own, so it does not break the user's graph captures.
 
-The two threads share one interpreter. A training thread that launches kernels lets go of it at every launch, so what the other
-thread does in Python is time that training loses: it does as little as it can, and its queues wait in C.
+The two threads share one interpreter lock, and a training thread that launches kernels releases it at every launch. Python code
+of the pulling thread therefore delays the training thread: it does little in Python, and its queues wait in C.
 """
 
 import contextvars
@@ -25,10 +25,10 @@ from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader, wake
 
 STOP_S = 7.0
-"""Seconds that leaving a loop waits for a loader inside ``next``."""
+"""Seconds to wait, when a loop ends early, for a wrapped loader that is inside ``next``."""
 
 WAKE_S = 0.05
-"""Seconds between attempts to wake a loader inside ``next``."""
+"""Seconds between attempts to end the wait of a wrapped loader inside ``next``."""
 
 _TAKEN_OVER = (
     "This iterator ended, because a newer one took over its persistent workers. "
@@ -37,12 +37,13 @@ _TAKEN_OVER = (
 _CLOSED = "This iterator ended, because its loader was closed or given a state. Begin a new one: iter(loader)."
 
 Receive = Callable[[Any], tuple[Any, Any]]
+"""Function that turns an object from the wrapped loader into (batch, slot)."""
 
 _log = logging.getLogger("gpuaug")
 
 
 class FeedIterator(ABC):
-    """One iteration over the wrapped loader, a *pass*."""
+    """One iteration over the wrapped loader."""
 
     def __init__(
         self,
@@ -57,32 +58,32 @@ class FeedIterator(ABC):
         self._state = state or state_reader(loader, iterator)
         self._why_ended: str | None = None
         self.state_at_start: Any = self._state(False)
-        """The loader's state before the first batch, if it has one."""
+        """State of the wrapped loader before the first batch, if the loader has a state."""
 
     def get(self, *, block: bool) -> Pulled | None:
-        """The next batch, error or end, in order; ``None`` if there is none yet and ``block`` is false.
+        """Return the next batch, error or end, in order; ``None`` if it is not ready and ``block`` is false.
 
         Raises:
-            IteratorEndedError: If the loader was closed, or a newer iterator has taken its workers over.
+            IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
         pulled = self._get(block) if self._why_ended is None else None
-        if (error := self.ended_error()) is not None:  # another thread may have closed it meanwhile
+        if (error := self.ended_error()) is not None:  # another thread may have closed the iteration meanwhile
             raise error
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
-        """The error of a batch that is asked for after this iteration was ended, or ``None`` while it goes on."""
+        """Error to raise for the next batch if this iteration was closed or taken over; else ``None``."""
         return IteratorEndedError(self._why_ended) if self._why_ended is not None else None
 
     @property
     def is_open(self) -> bool:
-        """Whether it can still be read."""
+        """Whether the iteration has been neither closed nor taken over."""
         return self._why_ended is None
 
     def refill(self) -> None:
-        """Let the thread pull as many batches as were taken. Called when a batch is handed over, not before.
+        """Let the thread pull as many batches as were taken. Call when a batch is handed over, not before.
 
-        Pulling competes for the interpreter with the launches that the batch needs.
+        Pulling competes for the interpreter lock with the launches of the batch.
         """
 
     def take_over(self) -> None:
@@ -90,7 +91,7 @@ class FeedIterator(ABC):
         self._why_ended = _TAKEN_OVER
 
     def close(self) -> None:
-        """Drop the loader's iterator, and its workers with it. Idempotent."""
+        """Drop the wrapped loader's iterator, which ends its workers. Idempotent."""
         self._why_ended = self._why_ended or _CLOSED
         self.loader = self.iterator = iter(())
 
@@ -99,7 +100,7 @@ class FeedIterator(ABC):
 
 
 class ListFeedIterator(FeedIterator):
-    """One pass over a list or tuple, read on the training thread."""
+    """One iteration over a list or tuple, read on the training thread."""
 
     def _get(self, block: bool) -> Pulled | None:
         began_s = time.perf_counter()
@@ -110,7 +111,7 @@ class ListFeedIterator(FeedIterator):
 
 
 class ThreadFeedIterator(FeedIterator):
-    """One pass over any other loader, pulled by a background thread."""
+    """One iteration over any other loader, pulled by a background thread."""
 
     def __init__(
         self,
@@ -123,24 +124,24 @@ class ThreadFeedIterator(FeedIterator):
         super().__init__(loader, iterator, current_stream, state)
         self._process = os.getpid()
         self._box = Mailbox()
-        pull = _pulling(iterator, self._state, current_stream, receive or _as_it_is)
-        target = _puller(_ThreadState(), pull, self._box)
+        pull = _make_pull(iterator, self._state, current_stream, receive or _without_slot)
+        target = _make_thread_target(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
-        # Also runs when the interpreter ends, before it takes the modules away from under the thread.
+        # Also runs when the interpreter ends, before it unloads modules that the thread uses.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread, iterator)
         self.gone = threading.Event()
         """Set when the thread and the workers have ended."""
-        _open.add(self)  # before the thread reads: close_passes must find it
+        _open.add(self)  # before the thread reads, so that close_iterations finds this iteration
         self._thread.start()
 
     def take_over(self) -> None:
-        """End this iteration because a newer one takes its workers. Waits until the loader returns from ``next``."""
+        """End this iteration because a newer one takes over its workers. Waits until the loader returns from ``next``."""
         super().take_over()
         self._box.close()
         self._thread.join()  # a loader must not be reset while it is being read
 
     def close(self) -> None:
-        """End the thread and drop the loader's iterator, and its workers with it. Idempotent."""
+        """End the thread and drop the wrapped loader's iterator, which ends its workers. Idempotent."""
         if self._process != os.getpid():
             return  # thread and workers belong to the parent process
         loader = self.loader
@@ -166,19 +167,19 @@ def open_feed_iterator(
     receive: Receive | None = None,
     begin: Begin = begin_epoch,
 ) -> FeedIterator:
-    """Begin a pass over ``loader``.
+    """Begin an iteration over ``loader``.
 
-    Where ``iter`` gives the same object again, only one pass can read it: a generator, or a ``DataLoader`` whose workers
-    persist. The newer one does, as in ``DataLoader`` itself, and the older is ended before it could read beside it.
+    If ``iter`` returns the same object every time, as for a generator or a ``DataLoader`` with persistent workers, only one
+    iteration can read it. As in ``DataLoader`` itself, the newer iteration reads it and the older one is ended.
 
     Args:
         loader: Any iterable of host batches.
-        current_stream: Says which stream is current on the thread that calls it.
-        receive: What is done to each batch as it arrives, on the thread that pulls: the batch to go on with, and its slot.
-        begin: Calls ``iter(loader)``, and gives what reads the state besides.
+        current_stream: Function that returns the handle of the calling thread's current stream.
+        receive: Called on the pulling thread with each object from the loader. Returns (batch, slot).
+        begin: Calls ``iter(loader)``. Returns the iterator and a function that reads the loader's state.
 
     Raises:
-        Exception: Whatever ``begin`` raises.
+        Exception: Any error of ``begin``.
     """
     if has_persistent_workers(loader):
         _take_over(feed for feed in _open if feed.loader is loader)
@@ -189,15 +190,15 @@ def open_feed_iterator(
     return ThreadFeedIterator(loader, iterator, current_stream, state, receive)
 
 
-def close_passes(loader: Any) -> None:
-    """End all passes over ``loader``, whose workers are about to end: its ``next`` would not return any more."""
+def close_iterations(loader: Any) -> None:
+    """End all iterations over ``loader``. Call before its workers end: after that its ``next`` would not return."""
     for feed in list(_open):
         if feed.loader is loader:
             feed.close()
 
 
 _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
-"""Passes with a thread, of all loaders in this process: two of them may wrap one ``DataLoader``."""
+"""Iterations with a thread, of all loaders in this process: two loaders may wrap the same ``DataLoader``."""
 
 
 def _take_over(feeds: Iterable[FeedIterator]) -> None:
@@ -206,61 +207,64 @@ def _take_over(feeds: Iterable[FeedIterator]) -> None:
 
 
 class _ThreadState:
-    """PyTorch's per-thread settings, copied from the thread that makes this object."""
+    """Per-thread settings of PyTorch, copied from the thread that creates this object."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
         self._inference = torch.is_inference_mode_enabled()
-        self._autocast = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
+        self._autocast = {
+            device_type: (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+            for device_type in ("cpu", "cuda")
+        }
         self._default_device = default_device()
         self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
     def adopt(self) -> None:
         """Apply the settings to the calling thread, permanently."""
         torch.set_grad_enabled(self._grad)
-        for kind, (enabled, dtype) in self._autocast.items():
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
+        for device_type, (enabled, dtype) in self._autocast.items():
+            torch.set_autocast_enabled(device_type, enabled)
+            torch.set_autocast_dtype(device_type, dtype)
         if self._default_device != default_device():
             torch.set_default_device(self._default_device)
         if self._cuda_device:
-            torch.cuda.set_device(self._cuda_device)  # sources that use CUDA themselves expect the consumer's device
+            torch.cuda.set_device(self._cuda_device)  # loaders that use CUDA expect the device of the training thread
 
     def inference_mode(self) -> Any:
         return torch.inference_mode(self._inference)
 
 
-def _as_it_is(batch: Any) -> tuple[Any, None]:
+def _without_slot(batch: Any) -> tuple[Any, None]:
     return batch, None
 
 
-# Closures over the parts, not methods: a thread that held the feed would keep it from ever being collected.
+# The thread runs closures over single objects, not methods: a reference to the FeedIterator would keep it alive forever.
 
 
-def _pulling(
+def _make_pull(
     iterator: Iterator[Any], state: StateReader, current_stream: Callable[[], Any], receive: Receive
 ) -> Callable[[], Pulled]:
     def pull() -> Pulled:
         began_s = time.perf_counter()
         try:
-            given = next(iterator)
+            loaded = next(iterator)
         except StopIteration:
             return Pulled(ended=True, state=state(True))
-        reached = state(False)
-        batch, slot = receive(given)
+        state_after = state(False)
+        batch, slot = receive(loaded)
         took_s = began_s, time.perf_counter()
-        return Pulled(batch, stream=current_stream(), slot=slot, state=reached, took_s=took_s)
+        return Pulled(batch, stream=current_stream(), slot=slot, state=state_after, took_s=took_s)
 
     return pull
 
 
-def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: Mailbox) -> Callable[[], None]:
+def _make_thread_target(settings: _ThreadState, pull: Callable[[], Pulled], box: Mailbox) -> Callable[[], None]:
     def run() -> None:
         with settings.inference_mode():
-            settings.adopt()  # within, because entering a block of inference mode sets the grad mode too
+            settings.adopt()  # after entering inference mode, which changes the grad mode
             ended = False
             pull_s = 0.0
-            while not ended and box.wait_for_place(pull_s):
+            while not ended and box.wait_for_permit(pull_s):
                 try:
                     item = pull()
                 except BaseException as error:  # raised on the training thread, by next()
@@ -268,14 +272,15 @@ def _puller(settings: _ThreadState, pull: Callable[[], Pulled], box: Mailbox) ->
                 ended = item.ended
                 pull_s = item.took_s[1] - item.took_s[0]
                 box.put(item)
-                del item  # or the thread would hold a batch while it waits for the next place
+                del item  # otherwise the thread would keep a batch alive while it waits for the next permit
 
     return run
 
 
 def _stop(box: Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
     box.close()
-    tries = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1  # it may collect itself
+    # The garbage collector may call this on the thread itself, which cannot join itself.
+    tries = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1
     for _ in range(tries):
         if thread.is_alive():
             wake(iterator)

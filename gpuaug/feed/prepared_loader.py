@@ -1,8 +1,8 @@
-"""A loader that Accelerate has prepared: read through its ``DataLoader``, and told of each batch when that is handed over.
+"""Loaders that Accelerate has prepared. Their ``DataLoader`` is iterated, and their attributes are set at each hand-over.
 
-A prepared loader says where training is: ``accumulate`` steps and ``gather_for_metrics`` cuts the last batch by its
-``end_of_dataloader``, and ``save_state`` saves its ``dl_state_dict``. Iterated ahead of training, these would be ahead too.
-Its own ``iter`` also has ranks agree on the state of a generator, which a background thread must not do.
+Accelerate reads the position of training from a prepared loader: ``accumulate`` and ``gather_for_metrics`` read its
+``end_of_dataloader``, and ``save_state`` saves its ``dl_state_dict``. If the prepared loader itself were iterated, these would
+be ahead of training. Its ``iter`` also synchronises a generator among ranks, which a background thread must not do.
 """
 
 import sys
@@ -17,31 +17,32 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpuaug.core.errors import ArgumentError, GpuAugWarning
-from gpuaug.feed.wrapped_loader import Begin, Begun, StateReader, end_workers
+from gpuaug.feed.wrapped_loader import Begin, IteratorAndReader, StateReader, end_workers
 
 
-class Reached(NamedTuple):
-    """State after a batch was read, kept until the batch is handed over."""
+class ReadState(NamedTuple):
+    """State after a batch was read, stored until the batch is handed over."""
 
     state: Any
     """State of the ``DataLoader`` after the batch."""
     last: bool
+    """Whether the batch is the last of the epoch."""
 
 
-class Place(NamedTuple):
-    """Random-number key of the next batch. Saved with the loader's state."""
+class RunPosition(NamedTuple):
+    """Seed, epoch and index of the next batch. Saved with the state of Accelerate's loader."""
 
     seed: int
     epoch: int
     batch: int
 
 
-_PLACE = "gpuaug"
-"""Key of the ``Place`` in the state of Accelerate's loader."""
+_POSITION_KEY = "gpuaug"
+"""Key of the ``RunPosition`` in the state of Accelerate's loader."""
 
 
 class PreparedLoader:
-    """The work that Accelerate's loader does around its ``DataLoader``.
+    """Access to a loader of Accelerate: the work that it does around its ``DataLoader``.
 
     Args:
         loader: A ``DataLoaderShard``, or in a single process a ``DataLoaderDispatcher``.
@@ -51,92 +52,98 @@ class PreparedLoader:
         self._loader = loader
         self._open = 0
         self.dataloader: Any = loader.base_dataloader
-        """The ``DataLoader`` that is iterated in its place."""
+        """The ``DataLoader`` that is iterated instead of Accelerate's loader."""
 
     @property
     def device(self) -> Any:
-        """Device on which it puts batches, or ``None``."""
+        """Device to which Accelerate's loader copies batches, or ``None``."""
         return getattr(self._loader, "device", None)
 
     @property
     def epoch(self) -> int:
-        """Epoch of its next iterator."""
+        """Epoch of the next iterator."""
         epoch: int = self._loader.iteration
         return epoch
 
     @property
     def skipped(self) -> tuple[int, int]:
-        """(batches that its sampler leaves out, batches that it reads and drops), if it skips the first ones."""
+        """(batches that the sampler skips, batches that are read and dropped) at the beginning of an iteration."""
         return getattr(self.dataloader.batch_sampler, "skip_batches", 0), self._loader.skip_batches
 
     def prepare(self, epoch: int) -> None:
-        """Before a pass begins: have ranks agree on generators, and samplers know the epoch."""
+        """Synchronise generators among ranks and set the epoch of samplers. Call before an iteration begins."""
         from accelerate.utils import synchronize_rng_states
 
         if getattr(self._loader, "rng_types", None) is not None:
             synchronize_rng_states(self._loader.rng_types, self._loader.synchronized_generator)
         self._loader.set_epoch(epoch)
 
-    def open(self, begin: Begin, dataloader: Any) -> Begun:
-        """Begin a pass over the ``DataLoader``, or a copy of it."""
-        one_ahead = _OneAhead(*begin(dataloader))
-        return one_ahead, one_ahead.reached
+    def open(self, begin: Begin, dataloader: Any) -> IteratorAndReader:
+        """Begin an iteration over the ``DataLoader``, or over a copy of it."""
+        iterator = _ReadAheadIterator(*begin(dataloader))
+        return iterator, iterator.read_state
 
     def begin(self) -> None:
-        """Note that the training loop has begun an iteration."""
+        """Record that the training loop has begun an iteration."""
         self._open += 1
         self._loader.begin()
 
-    def hand_over(self, reached: Reached, place: Place) -> None:
-        """Note that a batch is handed over, and the place after it."""
-        self._loader.end_of_dataloader = reached.last
-        if "dl_state_dict" in vars(self._loader) and isinstance(reached.state, dict):
-            state = {**reached.state, "_iterator_finished": reached.last, _PLACE: tuple(place)}
+    def hand_over(self, read_state: ReadState, next_position: RunPosition) -> None:
+        """Set the attributes of Accelerate's loader for a batch that is handed over.
+
+        Args:
+            read_state: State after the batch.
+            next_position: Position of the batch that follows.
+        """
+        self._loader.end_of_dataloader = read_state.last
+        if "dl_state_dict" in vars(self._loader) and isinstance(read_state.state, dict):
+            state = {**read_state.state, "_iterator_finished": read_state.last, _POSITION_KEY: tuple(next_position)}
             self._loader.dl_state_dict = state
 
-    def loaded(self) -> Place | None:
-        """The place in a state that Accelerate has loaded and that no pass has begun from."""
+    def loaded_position(self) -> RunPosition | None:
+        """Position in a state that Accelerate has loaded and from which no iteration has begun; ``None`` without one."""
         state = getattr(self.dataloader, "next_iter_state", None)
-        return Place(*state[_PLACE]) if isinstance(state, dict) and _PLACE in state else None
+        return RunPosition(*state[_POSITION_KEY]) if isinstance(state, dict) and _POSITION_KEY in state else None
 
     def end(self, epoch: int) -> None:
-        """Note that the training loop has reached the end of an epoch."""
+        """Record that the training loop has reached the end of an epoch."""
         self._loader.iteration = epoch + 1
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """A block whose iterations are undone at its end."""
+    def restored_at_end(self) -> Iterator[None]:
+        """Context manager that restores the attributes of Accelerate's loader at its end."""
         names = ("iteration", "end_of_dataloader", "remainder", "dl_state_dict")
-        before = {name: value for name, value in vars(self._loader).items() if name in names}
+        saved = {name: value for name, value in vars(self._loader).items() if name in names}
         try:
             yield
         finally:
-            vars(self._loader).update(before)
+            vars(self._loader).update(saved)
 
     def leave(self) -> None:
-        """Note that the training loop has left an iteration."""
+        """Record that the training loop has ended an iteration."""
         self._open -= 1
         if not self._open:
             self._loader.end()
 
 
-class _OneAhead(Iterator[Any]):
-    """An iterator that reads one batch ahead, so that the last batch is known as such."""
+class _ReadAheadIterator(Iterator[Any]):
+    """Iterator that reads one batch ahead, so that it knows whether a batch is the last."""
 
     def __init__(self, iterator: Iterator[Any], state: StateReader) -> None:
         self._iterator = iterator
         self._state = state
         self._next: tuple[Any, Any] | None = None
+        """(batch, state after the batch) that was read ahead; ``None`` at the end."""
         self._error: BaseException | None = None
         self._begun = self._ended = False
-        self._reached = Reached(state(False), last=False)
-        # As a DataLoader's iterator has them.
+        self._read_state = ReadState(state(False), last=False)
+        # Attributes of a DataLoader's iterator, for end_workers and wake.
         self._shutdown_workers = partial(end_workers, iterator)
         self._data_queue = getattr(iterator, "_data_queue", None)
 
-    def reached(self, ended: bool) -> Reached:
+    def read_state(self, ended: bool) -> ReadState:
         """State after the batch that was returned last, or at the end."""
-        return Reached(self._state(True), last=True) if ended else self._reached
+        return ReadState(self._state(True), last=True) if ended else self._read_state
 
     def __next__(self) -> Any:
         if not self._begun:
@@ -148,12 +155,12 @@ class _OneAhead(Iterator[Any]):
             try:
                 raise error
             finally:
-                del error  # or it would hold itself through its traceback
+                del error  # otherwise a reference cycle through the traceback would keep the error alive
         if self._next is None:
             raise StopIteration
         batch, state = self._next
         self._read()
-        self._reached = Reached(state, self._ended)
+        self._read_state = ReadState(state, self._ended)
         return batch
 
     def _read(self) -> None:
@@ -163,17 +170,18 @@ class _OneAhead(Iterator[Any]):
             self._next = batch, self._state(False)
         except StopIteration:
             self._ended = True
-        except BaseException as error:  # raised in its own place, after the batch before it
+        except BaseException as error:  # raised by the next call of next(), after the current batch
             self._error = error
 
 
 def as_prepared(loader: Any) -> PreparedLoader | None:
-    """``loader`` as one of Accelerate's, if it is.
+    """Return access to ``loader`` if Accelerate has prepared it; else ``None``.
 
     Raises:
-        ArgumentError: If it is one that talks to other ranks for every batch.
+        ArgumentError: If ``loader`` communicates with other ranks for every batch.
     """
-    # Without an import: the user of such a loader has imported the module. Not isinstance(): they claim the class they hold.
+    # Not imported: whoever has such a loader has imported the module. Not isinstance(loader, …): Accelerate's loaders return
+    # the class of the wrapped DataLoader as __class__.
     module = sys.modules.get("accelerate.data_loader")
     if module is None:
         return None
@@ -183,15 +191,15 @@ def as_prepared(loader: Any) -> PreparedLoader | None:
             "the others while they train: read ahead, that could cross what the model sends. Pass "
             "dataloader_config=DataLoaderConfiguration(dispatch_batches=False) to the Accelerator."
         )
-    kinds = (module.DataLoaderShard, module.DataLoaderDispatcher)
-    return PreparedLoader(loader) if issubclass(type(loader), kinds) else None
+    classes = (module.DataLoaderShard, module.DataLoaderDispatcher)
+    return PreparedLoader(loader) if issubclass(type(loader), classes) else None
 
 
 def warn_if_never_stepped(loader: Any) -> None:
-    """Warn where Accelerate accumulates gradients, and is not told of the end of ``loader``, which it has not prepared.
+    """Warn if Accelerate accumulates gradients over ``loader`` without having prepared it.
 
     Warns:
-        GpuAugWarning: If an epoch is no whole number of windows.
+        GpuAugWarning: If the number of batches of an epoch is not a multiple of the number of accumulation steps.
     """
     module = sys.modules.get("accelerate.state")
     if module is None or not module.GradientState._shared_state or not isinstance(loader, DataLoader):

@@ -1,19 +1,19 @@
-"""The ring: slots of memory that workers write batches into, and that the device reads them from.
+"""The ring: slots of shared page-locked memory, into which workers write batches and from which the device reads them.
 
-A ``DataLoader`` moves a batch through memory that its worker has freshly allocated, its pin thread has freshly mapped, and
-that thread copies it once more; nearly all of that is page faults. The ring is shared, mapped and page-locked once. A worker
-collates straight into a slot of it and sends a description; the copy lane reads the slot; the slot is free again when that
-copy's event has been passed, which is seen without waiting.
+A ``DataLoader`` allocates shared memory for each batch in the worker; its pin thread maps that memory and copies the batch once
+more. Nearly all of the time is spent in page faults. The ring is shared, mapped and page-locked once. A worker collates
+directly into a slot and sends a description of the batch; the copy lane reads the slot; the slot is free again when the event
+recorded after the copy has passed, which is queried without waiting.
 
-**Memory.** One anonymous file, reserved before the workers start and sparse, so that it takes memory only where it is written.
-It needs no ``/dev/shm`` and goes with the last process that has it. Slots are carved: the first bytes and the size are
-chosen once a batch has shown its size. Larger batches have larger slots carved behind those, a new *generation*, and the older
-ones are given back.
+**Memory.** One anonymous file, reserved before the workers start. It is sparse, so that it takes memory only where it is
+written. It needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. It is divided into slots
+when the first batch has shown its size. Larger batches get larger slots behind the existing ones, a new *generation*, and the
+memory of older generations is returned to the system.
 
 **A slot's byte** in that memory is 0 if it is free and 1 if it is in use. Every slot belongs to one worker. That worker alone
 sets its byte to 1, this process alone sets it to 0, so there is no lock that a killed worker could keep.
 
-A batch that does not fit, or finds no free slot, travels as it would without a ring.
+A batch that is larger than a slot, or for which no slot is free, travels as it would without a ring.
 """
 
 import logging
@@ -38,16 +38,16 @@ from gpuaug.core.machine import memory_share_bytes
 from gpuaug.core.streams import Event
 from gpuaug.feed.ring_memory import DATA_OFFSET, MAX_GENERATIONS, MAX_SLOTS, Described, Leaf, Memory, Slot, batch_bytes, rings
 
-_PORTABLE = 1  # registered for all of this process's contexts
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all CUDA contexts of this process
 _NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
 GROWTH = 1.25
-"""Size of a slot of a later generation, over the size of the batch that it is made for."""
+"""Ratio of the slot size of a later generation to the size of the batch that required it."""
 
 POISON = False
-"""Whether freed slots are overwritten, for tests: a read that comes too late is then wrong for certain."""
+"""Whether freed slots are overwritten, for tests: a read that comes too late then returns wrong values."""
 
 Registered = dict[tuple[int, int], tuple[int, int]]
-"""(offset, bytes) of each slot that may be page-locked, by (generation, slot)."""
+"""(generation, slot) → (offset, bytes) of each slot that may be page-locked."""
 
 _locked: dict[int, tuple[int, Memory, Registered, deque[Event]]] = {}
 """Arguments of ``_unregister`` for each memory that may be page-locked, by its key.
@@ -64,80 +64,81 @@ class Ring:
 
     Args:
         workers: Number of processes that write into it.
-        each: Number of slots for each worker.
-        budget_bytes: Most bytes of all slots together.
+        each: Number of slots per worker.
+        budget_bytes: Limit of the bytes of all slots.
 
     Raises:
-        OSError: If the memory cannot be had.
+        OSError: If the memory cannot be allocated.
     """
 
     def __init__(self, workers: int, each: int, budget_bytes: int) -> None:
         self.workers, self.each, self._budget = workers, each, budget_bytes
-        for key, left in list(_locked.items()):
-            if key not in rings:  # it was interrupted when its ring went
-                _unregister(*left)
-        # Older generations drain while the newest, within the budget, is in use; unwritten memory takes none.
+        for key, arguments in list(_locked.items()):
+            if key not in rings:  # unregistering was interrupted when that ring was collected
+                _unregister(*arguments)
+        # Slots of older generations may still be read while the newest, within the budget, is in use. Unwritten memory is free.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.held: set[tuple[int, int]] = set()
         rings[self.memory.key] = self
         self._process = os.getpid()
         self._registered: Registered = {}
-        # Events of slots that are being read, in order. Apart from the slots, which hold the ring: the finaliser may not.
+        # Events of slots that are being read, in order. Not stored with the slots: slots hold the ring, which the arguments of
+        # the finaliser must not hold.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
-        self._carving = threading.Lock()  # the feed's thread carves larger slots, the training thread more of them
+        self._carving = threading.Lock()  # the feed's thread carves larger slots, the training thread carves more slots
         self._larger_bytes = 0
-        self._said_too_large = False
+        self._warned_of_size = False
         self._cannot_lock = False
         self._to_unregister = self._process, self.memory, self._registered, self._events
         weakref.finalize(self, _unregister, *self._to_unregister)
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of the slots that are page-locked."""
-        # A copy: another thread may be adding to it.
+        """Bytes of page-locked slots."""
+        # A copy: another thread may be adding entries.
         return sum(num_bytes for _, num_bytes in list(self._registered.values()))
 
     @property
     def size(self) -> str:
-        """Number of slots and bytes of each, for the loader's ``repr``."""
+        """Text about the number and size of slots, for the loader's ``repr``."""
         _, _, slot_bytes, each = self.memory.generation()
         return f"{each * self.workers} slots of {slot_bytes / 1e6:.1f} MB" if each else "no slots yet"
 
     def received(self, described: Described) -> tuple[Batch, Slot]:
-        """The batch whose description arrived, with tensors that share the slot's memory."""
+        """(batch, slot) of a description that arrived. The batch's tensors share the memory of the slot."""
         slot = described.slot or Slot(self, *described.number)
 
         def tensor(leaf: Any) -> Any:
             return leaf.tensor(self.memory) if type(leaf) is Leaf else leaf
 
-        return batches.map_leaves(batches.once_each(tensor), described.batch), slot
+        return batches.map_leaves(batches.cached_by_id(tensor), described.batch), slot
 
     def make_room(self, batch: Batch) -> bool:
-        """Carve slots large enough for ``batch``, which arrived without one. Returns whether slots exist, maybe too small."""
-        wanted = batch_bytes(batch)
+        """Carve slots large enough for ``batch``, which arrived without a slot. Return whether slots exist, of any size."""
+        needed_bytes = batch_bytes(batch)
         with self._carving:
             number, _, slot_bytes, _ = self.memory.generation()
-            if wanted <= slot_bytes or not wanted:
+            if needed_bytes <= slot_bytes or not needed_bytes:
                 return number > 0
-            wanted = math.ceil(wanted * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-            # Workers may be writing into the older slots, whose memory stays until the next pass.
+            needed_bytes = math.ceil(needed_bytes * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
+            # Workers may be writing into older slots, whose memory stays until the next iteration.
             older = sum(each * size for _, size, each in map(self.memory.carved, range(1, number + 1))) * self.workers
-            slots = self._slots_within_budget(wanted, older)
+            slots = self._slots_within_budget(needed_bytes, older)
             if slots and number < MAX_GENERATIONS:
-                self._carve(wanted, slots)
+                self._carve(needed_bytes, slots)
                 return True
-            if self._slots_within_budget(wanted):
-                self._larger_bytes = max(self._larger_bytes, wanted)
+            if self._slots_within_budget(needed_bytes):
+                self._larger_bytes = max(self._larger_bytes, needed_bytes)
                 return number > 0
-            self._warn_of_size(wanted)
+            self._warn_of_size(needed_bytes)
             return number > 0
 
     def _warn_of_size(self, slot_bytes: int) -> None:
-        """Warn once of batches that are too large for a slot per worker."""
-        if self._said_too_large:
+        """Warn once that batches are too large for one slot per worker."""
+        if self._warned_of_size:
             return
-        self._said_too_large = True
+        self._warned_of_size = True
         writers = "one slot takes" if self.workers == 1 else f"one slot for each of {self.workers} workers takes"
         warnings.warn(
             f"Batches of {slot_bytes / 1e6:.1f} MB travel without slots, which is slower, because {writers} "
@@ -148,7 +149,7 @@ class Ring:
         )
 
     def enlarge(self) -> None:
-        """Carve larger slots that had no room beside the older ones. The iteration that begins drops the older ones."""
+        """Carve the larger slots for which there was no memory beside the older ones. Call before ``drop_old``."""
         with self._carving:
             slots = self._slots_within_budget(self._larger_bytes) if self._larger_bytes else 0
             if slots and self.memory.generation()[0] < MAX_GENERATIONS:
@@ -173,12 +174,12 @@ class Ring:
                 )
 
     def _slots_within_budget(self, slot_bytes: int, older_bytes: int = 0) -> int:
-        """Number of slots a worker can have beside older ones."""
+        """Number of slots per worker within the budget, beside ``older_bytes`` of older slots."""
         within = max(self._budget - older_bytes, 0) // (slot_bytes * self.workers)
         return min(self.each, within, MAX_SLOTS // self.workers)
 
     def _carve(self, slot_bytes: int, each: int) -> None:
-        """Begin a generation. The caller holds the lock."""
+        """Begin a new generation of slots. The caller holds the lock."""
         number, first, old_bytes, old_each = self.memory.generation()
         start = max(first + old_bytes * old_each * self.workers, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
         header, after = self.memory.header, number + 1
@@ -186,7 +187,7 @@ class Ring:
         header[0] = after
 
     def new_workers(self) -> None:
-        """Free the slots that ended workers left in use. Call before others are started."""
+        """Free slots that were in use by workers that have ended. Call before new workers start."""
         number, *_ = self.memory.generation()
         for generation in range(1, number + 1):
             each = self.memory.carved(generation)[2]
@@ -196,10 +197,10 @@ class Ring:
         self.drop_old()
 
     def drop_old(self) -> None:
-        """Return memory of older generations to the system. Call when no worker writes into them any more."""
+        """Return the memory of older generations to the system. Call when no worker writes into them any more."""
         for generation in range(1, self.memory.generation()[0]):
             first, slot_bytes, each = self.memory.carved(generation)
-            # A copy: the feed's thread may be adding to it.
+            # A copy of ``held``: the feed's thread may be adding entries.
             if each and not any(number == generation for number, _ in self.held.copy()):
                 end = first + slot_bytes * each * self.workers
                 old = [number for number in self._registered if number[0] == generation]
@@ -208,17 +209,17 @@ class Ring:
                     self.memory.header[3 + 3 * generation] = 0
 
     def register(self, slot: Slot) -> None:
-        """Page-lock a slot, the first time that it is read. Only where CUDA calls may be made.
+        """Page-lock a slot when it is read for the first time. Call on a thread that may make CUDA calls.
 
         Cost:
-            Once a slot, a millisecond for some megabytes.
+            Once per slot, a millisecond for a few megabytes.
         """
         if slot.number in self._registered or self._cannot_lock:
             return
         generation, index = slot.number
         first, slot_bytes, _ = self.memory.carved(generation)
         offset = first + index * slot_bytes
-        # Noted first: as the call returns, a signal may raise an interrupt, or that a worker of the DataLoader has died.
+        # Recorded first: when the call returns, a signal handler may raise KeyboardInterrupt or an error about a dead worker.
         _locked[self.memory.key] = self._to_unregister
         self._registered[slot.number] = offset, slot_bytes
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
@@ -229,7 +230,7 @@ class Ring:
             self._warn_of_locking(slot_bytes, error)
 
     def _warn_of_locking(self, slot_bytes: int, error: int) -> None:
-        """Warn of slots that stay pageable, because CUDA has refused to page-lock one more."""
+        """Warn that slots stay pageable, because CUDA could not page-lock another one."""
         if self.pinned_bytes >= slot_bytes * self.workers:
             way_out = f"Lower feed_bytes of the StreamedLoader to {self.pinned_bytes}, which could be page-locked."
         else:
@@ -245,12 +246,12 @@ class Ring:
         )
 
     def read_until(self, slot: Slot, event: Event) -> None:
-        """Hold a slot until ``event``, recorded after its last copy, has passed."""
+        """Keep a slot in use until ``event``, recorded after its last copy, has passed."""
         self._slots.append(slot)  # first: after an interrupt between the two, slots are freed late and not early
         self._events.append(event)
 
     def free_read_slots(self) -> None:
-        """Drop the slots whose copies have ended, which frees them (``Slot.__del__``). Does not wait."""
+        """Drop slots whose copies have ended, which frees them (``Slot.__del__``). Does not wait."""
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()
@@ -260,7 +261,7 @@ class Ring:
     def free(self, number: tuple[int, int]) -> None:
         """Give a slot back to its worker."""
         if os.getpid() != self._process:
-            return  # a copy in a forked worker, whose slots are not its own
+            return  # in a forked process, the slot belongs to the parent
         self.held.discard(number)
         generation, index = number
         if POISON:
@@ -269,16 +270,16 @@ class Ring:
         self.memory.map[self.memory.flag_at(generation, index)] = 0
 
     def close(self) -> None:
-        """Wait for copies out of the ring, then release its memory. Idempotent."""
+        """Wait for copies out of the ring, then unlock its memory. Idempotent."""
         _unregister(*self._to_unregister)
         self._slots.clear()
 
 
 def _unregister(process: int, memory: Memory, registered: Registered, events: deque[Event]) -> None:
-    """Unregister slots once they have been read. The next call goes on after an error or an interrupt."""
+    """Unregister slots after they have been read. After an error or an interrupt, another call continues."""
     if os.getpid() != process:
         return
-    # At the interpreter's end the device may be gone already, and all of this with it.
+    # When the interpreter ends, the CUDA context may be gone already, and the registrations with it.
     with suppress(Exception):
         while events:
             events[0].synchronize()
@@ -288,12 +289,12 @@ def _unregister(process: int, memory: Memory, registered: Registered, events: de
 
 
 def _unregister_all(memory: Memory, registered: Registered, slots: Sequence[tuple[int, int]]) -> bool:
-    """Unregister some of the slots. Returns whether none of these is registered any more."""
+    """Unregister ``slots``. Return whether all of them are unregistered."""
     for slot in slots:
         error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + registered[slot][0]))
         if error:
             _clear_error()
-        if error in (0, _NOT_REGISTERED):  # an earlier call, or that which was to register it, was interrupted
+        if error in (0, _NOT_REGISTERED):  # not registered: an earlier call that (un)registers the slot was interrupted
             del registered[slot]
     return not any(slot in registered for slot in slots)
 
@@ -305,10 +306,10 @@ def _clear_error() -> None:
 
 
 def default_budget_bytes() -> int:
-    """An eighth of the memory that this process may use, divided among torchrun's processes on this machine."""
+    """Default of ``feed_bytes``: an eighth of the memory that this process may use, per process of torchrun on this machine."""
     return memory_share_bytes() // 8
 
 
 def why_not_here() -> str | None:
-    """Why there can be no ring on this system, or ``None``."""
+    """Why this system does not support the ring, or ``None``."""
     return None if sys.platform == "linux" and hasattr(os, "memfd_create") else "the ring is for Linux"

@@ -1,4 +1,4 @@
-"""Shared memory of the ring: its layout, its slots, and the descriptions of batches that travel in their place."""
+"""Shared memory of the ring: its layout, its slots, and the descriptions that workers send instead of batches."""
 
 import itertools
 import math
@@ -17,14 +17,14 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.columns import are_packable, pack_targets
 
 ALIGN = 512
-"""Alignment of a leaf in bytes, that of torch's own allocators."""
+"""Alignment of a tensor in bytes, equal to that of torch's CUDA allocator."""
 
 
 MAX_GENERATIONS, MAX_SLOTS = 8, 4096
 FLAGS_OFFSET = 4096
-"""Bytes of the header. Behind it: one byte for each slot of each generation."""
+"""Size of the header in bytes. Behind it: one byte per slot of each generation."""
 DATA_OFFSET = FLAGS_OFFSET + MAX_GENERATIONS * MAX_SLOTS
-"""The first byte that a slot may take."""
+"""Offset of the first byte that a slot may use."""
 
 _keys = itertools.count()
 
@@ -39,35 +39,35 @@ class SlotOwner(Protocol):
 
 
 rings: "weakref.WeakValueDictionary[int, SlotOwner]" = weakref.WeakValueDictionary()
-"""The rings of this process, by the key of their memory."""
+"""Key of a memory → the ring of this process that uses it."""
 
 
 class Memory:
     """The shared file and its mapping in this process.
 
     Raises:
-        OSError: If it cannot be made or mapped here.
+        OSError: If the file cannot be created or mapped.
     """
 
     def __init__(self, num_bytes: int, fd: int | None = None, key: int | None = None) -> None:
         self.num_bytes = num_bytes
         self.key = next(_keys) if key is None else key
-        """Identifies the memory in all processes that share it."""
+        """Identifier of the memory in all processes that share it."""
         process = os.getpid()
         self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
-        # Not a method: it runs when this is collected, and when the interpreter ends.
+        # A function, not a method: it runs after this object has been collected, or when the interpreter ends.
         weakref.finalize(self, _close_in, process, self.fd)
         if fd is None:
-            os.fchmod(self.fd, 0o600)  # or other users could open it below /proc
+            os.fchmod(self.fd, 0o600)  # otherwise other users could open the file through /proc
             os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
-        with torch.inference_mode(False):  # or nothing could write to it outside of the consumer's inference mode
+        with torch.inference_mode(False):  # an inference tensor could not be written to outside of inference mode
             self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
-        # Five numbers: the generation in use, then of each its first byte, the bytes of a slot, and the slots of a worker.
+        # Numbers: the generation in use; then per generation its first byte, bytes per slot, and slots per worker.
         self.header = self.bytes[:FLAGS_OFFSET].view(torch.int64).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To a worker that is not forked: the descriptor goes along.
+        # Pickled for a worker that is not forked, with the file descriptor.
         return _attached, (self.num_bytes, reduction.DupFd(self.fd), self.key)
 
     def flag_at(self, generation: int, slot: int) -> int:
@@ -75,17 +75,17 @@ class Memory:
         return FLAGS_OFFSET + (generation - 1) * MAX_SLOTS + slot
 
     def generation(self) -> tuple[int, int, int, int]:
-        """(generation in use or 0, its first byte, bytes of a slot, slots per worker)."""
+        """(generation in use or 0, its first byte, bytes per slot, slots per worker)."""
         number = int(self.header[0])
         return number, *self.carved(number)
 
     def carved(self, generation: int) -> tuple[int, int, int]:
-        """(first byte, bytes of a slot, slots per worker) of a generation."""
+        """(first byte, bytes per slot, slots per worker) of a generation."""
         first, slot_bytes, each = self.header[1 + 3 * generation : 4 + 3 * generation].tolist()
         return first, slot_bytes, each
 
     def take(self, worker: int) -> "Writer | None":
-        """A free slot of a worker, or ``None``."""
+        """Mark a free slot of a worker as used and return its writer; ``None`` if no slot is free."""
         number, first, slot_bytes, each = self.generation()
         for slot in range(worker * each, (worker + 1) * each):
             flag = self.flag_at(number, slot)
@@ -107,7 +107,7 @@ def _close_in(process: int, fd: int) -> None:
 
 
 class Leaf:
-    """The position of a tensor in the ring. Replaces the tensor in a batch on its way from the worker."""
+    """Offset, shape, stride and dtype of a tensor in the ring. It replaces the tensor in a batch that a worker sends."""
 
     __slots__ = ("dtype", "offset", "shape", "stride")
 
@@ -118,13 +118,13 @@ class Leaf:
         return Leaf, (self.offset, self.shape, self.stride, self.dtype)
 
     def tensor(self, memory: Memory) -> Tensor:
-        """The tensor itself, which shares the slot's memory."""
+        """Return the tensor as a view of the memory."""
         count = _extent(self.shape, self.stride)
         flat = memory.bytes[self.offset : self.offset + count * self.dtype.itemsize].view(self.dtype)
         return flat.as_strided(self.shape, self.stride)
 
     def apart(self, memory: Memory) -> Tensor:
-        """The tensor with a storage of its own over its values alone, so that pickling it copies no more than these."""
+        """Return the tensor with a storage over its values only, so that pickling it copies nothing else."""
         count = _extent(self.shape, self.stride)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -133,7 +133,7 @@ class Leaf:
 
 
 class Writer:
-    """A slot that is being written."""
+    """Writer of one slot, in the worker."""
 
     def __init__(self, memory: Memory, generation: int, slot: int, start: int, end: int) -> None:
         self.memory, self.generation, self.slot = memory, generation, slot
@@ -143,11 +143,11 @@ class Writer:
 
     @property
     def used(self) -> bool:
-        """Whether anything has been placed."""
+        """Whether memory of the slot has been allocated."""
         return self._at > self._start
 
-    def place(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """Memory for a tensor, or ``None`` if there is no room."""
+    def allocate(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+        """Allocate a tensor in the slot; ``None`` if the slot is full."""
         num_bytes = _extent(shape, stride) * dtype.itemsize
         if self._at + num_bytes > self._end:
             return None
@@ -158,7 +158,7 @@ class Writer:
         return tensor
 
     def describe(self, batch: Batch) -> "Described | Batch":
-        """Copy the batch's tensors into the slot. Returns the batch with a ``Leaf`` for each, or itself if none fits."""
+        """Copy the batch's tensors into the slot and return the description; ``batch`` itself if no tensor was copied."""
 
         def describe(leaf: Any) -> Any:
             if id(leaf) in self._placed:
@@ -166,55 +166,55 @@ class Writer:
             return self._copied(leaf) if can_be_placed(leaf) else leaf
 
         batch = pack_targets(batch, self._contiguous)
-        described = batches.map_leaves(batches.once_each(describe), batch)
+        described = batches.map_leaves(batches.cached_by_id(describe), batch)
         if not self.used:
             return batch
         return Described(self.memory.key, self.generation, self.slot, described)
 
     def _contiguous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        return self.place(shape, torch.empty(shape, device="meta").stride(), dtype)
+        return self.allocate(shape, torch.empty(shape, device="meta").stride(), dtype)
 
     def _copied(self, tensor: Tensor) -> Any:
         stride = preserved_stride(tensor)
-        place = self.place(tuple(tensor.shape), stride, tensor.dtype)
-        if place is None:
+        target = self.allocate(tuple(tensor.shape), stride, tensor.dtype)
+        if target is None:
             return tensor
-        place.copy_(tensor)
-        return self._placed[id(place)][1]
+        target.copy_(tensor)
+        return self._placed[id(target)][1]
 
-    def give_back(self) -> None:
-        """Free the slot unused."""
+    def free(self) -> None:
+        """Mark the slot as free."""
         self.memory.map[self.memory.flag_at(self.generation, self.slot)] = 0
 
 
 class Described:
-    """A batch in the worker's queue: its slot, and the batch with a ``Leaf`` for each tensor in it."""
+    """Description of a batch in a slot: the number of the slot, and the batch with a ``Leaf`` for each tensor in the slot."""
 
-    __slots__ = ("_whose", "batch", "slot")
+    __slots__ = ("_key_and_number", "batch", "slot")
 
     def __init__(self, key: int, generation: int, slot: int, batch: Batch) -> None:
-        self._whose, self.batch = (key, generation, slot), batch
+        self._key_and_number, self.batch = (key, generation, slot), batch
         self.slot: Slot | None = None
 
     @property
     def number(self) -> tuple[int, int]:
         """(generation, slot)."""
-        return self._whose[1:]
+        return self._key_and_number[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (*self._whose, self.batch)
+        return _unpickle_described, (*self._key_and_number, self.batch)
 
 
-def _arrived(key: int, generation: int, slot: int, batch: Batch) -> Described:
+def _unpickle_described(key: int, generation: int, slot: int, batch: Batch) -> Described:
     described = Described(key, generation, slot, batch)
     ring = rings.get(key)
-    # Held from here on: a DataLoader that starts a new epoch drops what it still finds in its queue.
+    # The slot is created here: a DataLoader that starts a new epoch drops descriptions in its queue, which frees their slots.
     described.slot = Slot(ring, generation, slot) if ring is not None else None
     return described
 
 
 class Slot:
-    """A slot that holds a batch, in the process that reads it. Deleting this object frees the slot."""
+    """Slot that holds a batch, in the process that reads it. Deleting this object frees the slot."""
 
     __slots__ = ("__weakref__", "number", "ring")
 
@@ -227,7 +227,7 @@ class Slot:
 
 
 def can_be_placed(leaf: Any) -> bool:
-    """Whether a leaf of a batch can lie in a slot: only a plain strided CPU tensor can."""
+    """Whether a leaf of a batch can be stored in a slot: it must be a plain strided CPU tensor without gradients."""
     return (
         type(leaf) is Tensor
         and leaf.is_cpu
@@ -237,21 +237,22 @@ def can_be_placed(leaf: Any) -> bool:
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of a copy: the tensor's own if it is dense, else those of a new tensor with the same order of dimensions."""
+    """Strides of a copy of ``tensor``: its strides if it is dense, else those of ``torch.empty_like``."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Bytes of a slot for all tensors of a batch that can be placed."""
-    seen: dict[int, Tensor] = {id(leaf): leaf for leaf in batches.tensors(batch) if can_be_placed(leaf) or _can_be_packed(leaf)}
-    sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in seen.values())
+    """Size in bytes of a slot for all tensors of a batch that can be stored in a slot."""
+    leaves = (leaf for leaf in batches.tensors(batch) if can_be_placed(leaf) or _can_be_packed(leaf))
+    unique: dict[int, Tensor] = {id(leaf): leaf for leaf in leaves}
+    sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
 
 
 def _can_be_packed(leaf: Tensor) -> bool:
-    """Whether a leaf of a type of torchvision's may be packed with others."""
+    """Whether a tensor of one of torchvision's classes may be packed with others."""
     return type(leaf) is not Tensor and are_packable((leaf,), any_size=True)
 
 

@@ -1,8 +1,8 @@
-"""Shared memory of tensors that workers send without the ring: anonymous files in place of ``/dev/shm``.
+"""Shared memory of tensors that workers send without the ring: anonymous files (memfd) instead of ``/dev/shm``.
 
-The first batches of an epoch, batches that fit into no slot, and all batches of a plain feed travel as torch sends tensors: in
-shared memory, whose descriptor is sent. torch takes that memory from ``/dev/shm``, which has 64 MB in a container by default,
-and a worker that cannot get memory there ends with a bus error. A memfd is the same kind of memory without that limit.
+The first batches of an epoch, batches that do not fit into a slot, and all batches of a plain feed are sent by torch in shared
+memory. torch allocates it in ``/dev/shm``, which has 64 MB in a container by default; a worker that exceeds it is killed by a
+bus error. A memfd is shared memory without that limit.
 """
 
 import os
@@ -21,37 +21,37 @@ _is_supported = sys.platform == "linux" and hasattr(os, "memfd_create") and hasa
 
 
 def use_memfd() -> None:
-    """Have this process, a worker, allocate shared tensors in memfds, and send others in them."""
+    """Make this process, a worker, allocate shared tensors in memfds and send other tensors in memfds."""
     if _is_supported:
-        ForkingPickler.register(UntypedStorage, _reduced)
+        ForkingPickler.register(UntypedStorage, _reduce_storage)
         UntypedStorage._new_using_fd_cpu = classmethod(_allocated)  # type: ignore[assignment,method-assign]
 
 
 @contextmanager
 def sending_memfd() -> Iterator[None]:
-    """A block in which this process sends tensors in memfds, such as the tensors of a dataset to spawned workers."""
+    """Context manager in which this process sends tensors in memfds, such as those of a dataset to spawned workers."""
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    own = reducers.get(UntypedStorage)
+    saved = reducers.get(UntypedStorage)
     if _is_supported:
-        ForkingPickler.register(UntypedStorage, _reduced)
+        ForkingPickler.register(UntypedStorage, _reduce_storage)
     try:
         yield
     finally:
-        if own is not None:
-            reducers[UntypedStorage] = own
+        if saved is not None:
+            reducers[UntypedStorage] = saved
 
 
 def _allocated(cls: Any, size: int) -> UntypedStorage:
-    """A storage of ``size`` bytes in a memfd, which torch takes for shared.
+    """Allocate a storage of ``size`` bytes in a memfd, which torch treats as shared memory.
 
     Raises:
-        GpuAugError: If the memory cannot be had.
+        GpuAugError: If the memory cannot be allocated.
     """
     try:
         fd = os.memfd_create("gpuaug-tensor")
         try:
             os.ftruncate(fd, size)
-            storage: UntypedStorage = cls._new_shared_fd_cpu(fd, size)  # with a copy of the descriptor
+            storage: UntypedStorage = cls._new_shared_fd_cpu(fd, size)  # duplicates the descriptor
             return storage
         finally:
             os.close(fd)
@@ -62,12 +62,12 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
         ) from error
 
 
-def _reduced(storage: Any) -> Any:
-    """Reduce a storage for pickling: to the descriptor of a memfd with its bytes, unless it is shared already."""
-    plain = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
-    if not plain or storage.is_shared():
+def _reduce_storage(storage: Any) -> Any:
+    """Reduce a storage for pickling: a storage that is not shared is copied to a memfd, whose descriptor is pickled."""
+    can_be_shared = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
+    if not can_be_shared or storage.is_shared():
         return reductions.reduce_storage(storage)
-    # Kept with the storage: a process that is spawned after this inherits the descriptor, which must be open until then.
+    # Stored with the original: a process that is spawned later inherits the descriptor, which must be open until then.
     copy = getattr(storage, "_gpuaug_copy", None)
     if copy is None:
         copy = storage._gpuaug_copy = _allocated(UntypedStorage, storage.nbytes())

@@ -1,4 +1,4 @@
-"""Errors of batches that a worker cannot send, because shared memory is full or they cannot be pickled."""
+"""Errors of batches that a worker cannot send, because shared memory is full or the batch cannot be pickled."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,14 +13,15 @@ from gpuaug.feed.shared_storage import sending_memfd, use_memfd
 
 
 class SendsErrors:
-    """A ``worker_init_fn`` after which the error of a batch that cannot be sent is sent in its place.
+    """``worker_init_fn`` that makes a worker send an error in place of a batch that cannot be sent.
 
-    The queue's thread would print it and go on, and the loader would wait for that batch for ever. Costs a batch nothing.
+    Otherwise the thread of the worker's queue would print the error, and the loader would wait for that batch forever. Batches
+    that can be sent cost no more.
 
     Args:
         init: The user's ``worker_init_fn``, or ``None``.
-        keeps_state: Whether workers send a batch, their number and their state, as those of torchdata do.
-        memory: The ring's, where there is one.
+        keeps_state: Whether workers send (batch, worker, state), as those of torchdata do, and not the batch only.
+        memory: Memory of the ring, or ``None`` without a ring.
     """
 
     def __init__(self, init: Callable[[int], None] | None, keeps_state: bool, memory: Memory | None) -> None:
@@ -34,16 +35,16 @@ class SendsErrors:
 
         def send(queue: Any, error: Exception, item: Any) -> None:
             if not (type(item) is tuple and len(item) == 2 and type(item[0]) is int):
-                print_error(error, item)  # of a queue of the user's
+                print_error(error, item)  # the item of a user's queue
                 return
             number, sent = item
             batch = sent[0] if self._keeps_state else sent
             if isinstance(batch, ExceptionWrapper):
-                os._exit(1)  # nothing can be sent, which DataLoader sees
+                os._exit(1)  # not even the error can be sent; DataLoader detects that the worker has ended
             if type(batch) is Described and self._memory is not None:
                 self._memory.map[self._memory.flag_at(*batch.number)] = 0
             wrapped = ExceptionWrapper((type(error), error, error.__traceback__), f"in DataLoader worker process {worker}")
-            # As put() does, but first in the queue, on whose own thread this is: after it may be the end of an epoch.
+            # Like put(), on the thread of the queue itself, but at the front: the end of the epoch may be queued behind.
             queue._sem.acquire()
             queue._buffer.appendleft((number, (wrapped, worker, None) if self._keeps_state else wrapped))
 
@@ -55,14 +56,14 @@ class SendsErrors:
 
 @contextmanager
 def sending_errors(loader: Any, keeps_state: bool, memory: Memory | None = None) -> Iterator[None]:
-    """A block in which ``loader`` starts workers that send their errors. Restores the loader afterwards."""
-    own = loader.worker_init_fn
-    if isinstance(own, SendsErrors):  # another thread is starting workers
+    """Context manager in which ``loader`` starts workers that send errors. Restores the loader at its end."""
+    user_init = loader.worker_init_fn
+    if isinstance(user_init, SendsErrors):  # another thread is starting workers
         yield
         return
     try:
-        loader.worker_init_fn = SendsErrors(own, keeps_state, memory)
+        loader.worker_init_fn = SendsErrors(user_init, keeps_state, memory)
         with sending_memfd():
             yield
     finally:
-        loader.worker_init_fn = own
+        loader.worker_init_fn = user_init

@@ -1,4 +1,4 @@
-"""Access to the wrapped loader: its state, epoch, worker processes and errors."""
+"""Functions on the wrapped loader: its state, epoch, worker processes and errors."""
 
 import copy
 import operator
@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpuaug.core.errors import ArgumentTypeError, add_note
 
-_SENT_BY_NO_WORKER = (None, None)
-"""(index, data) of no batch. A ``DataLoader`` that awaits a batch fails on it, and ignores it otherwise."""
+_WAKE_ITEM = (None, None)
+"""(index, data) without a batch. A ``DataLoader`` that waits for a batch raises on it, and ignores it otherwise."""
 
 
 _ENCODED = "files that are read but not decoded take collate_fn=gpuaug.collate_encoded"
@@ -28,14 +28,14 @@ _NOT_COLLATED = {
     "stack expects each tensor to be equal size": "images of several sizes, and target dicts, take "
     "collate_fn=gpuaug.collate_ragged",
 }
-"""What ``default_collate`` says of images, and the way out."""
+"""Part of an error message of ``default_collate`` → advice."""
 
 
 def checked(loader: Any) -> Any:
-    """``loader``, if batches can be read from it.
+    """Return ``loader`` after checking that it is an iterable of batches.
 
     Raises:
-        ArgumentTypeError: If not, or if it is a dataset, which gives samples.
+        ArgumentTypeError: If ``loader`` is not iterable, or is a dataset, whose items are samples.
     """
     iterates = callable(getattr(type(loader), "__iter__", None))
     refused = isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0
@@ -52,145 +52,150 @@ def checked(loader: Any) -> Any:
 
 
 def explain(error: BaseException) -> None:
-    """Add a note to an error of ``default_collate`` for which gpuaug has a way out."""
+    """Add advice to an error of ``default_collate`` about images, as a note."""
     if type(error) not in (TypeError, RuntimeError):
         return
-    for found, way_out in _NOT_COLLATED.items():
-        if found in str(error):
+    for part, way_out in _NOT_COLLATED.items():
+        if part in str(error):
             add_note(error, f"gpuaug: the DataLoader could not stack these samples: {way_out}.")
             return
 
 
 def has_persistent_workers(loader: Any) -> bool:
-    """Whether ``loader`` is a ``DataLoader`` that keeps its workers, and its one iterator, from epoch to epoch."""
+    """Whether ``loader`` is a ``DataLoader`` with persistent workers, which has one iterator for all epochs."""
     return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
 
 
 def without_workers(loader: Any) -> Any:
-    """``loader``, or a copy without the running workers of a ``DataLoader``, which can be pickled."""
+    """Return ``loader``, or for a ``DataLoader`` with running workers a copy without them, which can be pickled."""
     if getattr(loader, "_iterator", None) is None or not isinstance(loader, DataLoader):
         return loader
-    spare: Any = copy.copy(loader)
-    spare._iterator = None
-    return spare
+    loader_copy: Any = copy.copy(loader)
+    loader_copy._iterator = None
+    return loader_copy
 
 
 def end_workers(iterator: Any) -> None:
-    """End the worker processes behind a ``DataLoader``'s iterator now; others have none.
+    """End the worker processes of a ``DataLoader``'s iterator now. Other iterators have none.
 
-    An error that a worker raised holds the iterator, and itself, in a cycle. Left to the garbage collector, that may be found
-    in a worker that is forked later, where the iterator's finaliser would wait for processes that are not its own.
+    An error that a worker raised and the iterator form a reference cycle. The garbage collector might free it in a worker that
+    is forked later, where the iterator's finaliser would wait for processes that are not its children.
     """
     end = getattr(iterator, "_shutdown_workers", None)
     if end is not None:
         if getattr(iterator, "_worker_pids_set", False):
-            # A worker that ends may be aborted by its libraries. Torch's error about that would hide the dataset's.
+            # Libraries may abort a worker while it ends. Torch's error about that would hide the error of the dataset.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
         end()
 
 
 def wake(iterator: Any) -> None:
-    """End a ``DataLoader``'s wait for its workers, on another thread, with an error. It looks for dead ones every five seconds.
+    """End another thread's wait in ``next`` of a ``DataLoader``'s iterator with an error.
+
+    Otherwise the wait could last five seconds, the interval at which ``DataLoader`` checks for dead workers.
 
     Args:
-        iterator: Of any loader. Nothing is done where there is no such wait, or a worker is sending or died while it was.
+        iterator: Iterator of any loader. Nothing happens if it does not wait, or if a worker is sending or died while sending.
     """
     results: Any = getattr(iterator, "_data_queue", None)
-    if isinstance(results, queue.Queue):  # of the thread that page-locks
-        results.put(_SENT_BY_NO_WORKER)
+    if isinstance(results, queue.Queue):  # queue of the pin-memory thread
+        results.put(_WAKE_ITEM)
         return
     lock = getattr(results, "_wlock", None)
     writer = getattr(results, "_writer", None)
     if lock is None or writer is None:
         return
-    # Not put(): it starts a thread, which an interpreter that is ending cannot.
+    # Not put(): it starts a thread, which is impossible while the interpreter ends.
     with suppress(OSError, ValueError):  # the queue is closed
         try:
-            # Where there is no room, there is a batch to be read.
+            # If the pipe is full, it holds a batch, and next() does not wait.
             if lock.acquire(block=False) and select.select([], [writer], [], 0)[1]:
-                results._sem.acquire(block=False)  # which get() releases
-                writer.send_bytes(pickle.dumps(_SENT_BY_NO_WORKER))
+                results._sem.acquire(block=False)  # get() releases it
+                writer.send_bytes(pickle.dumps(_WAKE_ITEM))
         finally:
-            if lock._semlock._is_mine():  # also after an interrupt
+            if lock._semlock._is_mine():  # true after an interrupt, too
                 lock.release()
 
 
 def is_stateful(loader: Any) -> bool:
     """Whether ``loader`` has a state: ``state_dict`` and ``load_state_dict``."""
-    # Accelerate's loaders have the methods whether or not the one they prepared has a state.
+    # Accelerate's loaders have the methods even if the loader that they wrap has not.
     inner = getattr(loader, "base_dataloader", loader)
     return has_state(loader) and has_state(inner)
 
 
 def has_state(value: Any) -> bool:
-    """Whether an object has ``state_dict`` and ``load_state_dict``."""
+    """Whether ``value`` has the methods ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def iterated_as(loader: Any, kind: Any) -> bool:
-    """Whether ``loader``, of a subclass of ``kind``, is iterated as ``kind`` is."""
-    return type(loader).__iter__ is kind.__iter__ and type(loader)._get_iterator is kind._get_iterator
+def iterated_as(loader: Any, base: Any) -> bool:
+    """Whether the class of ``loader``, a subclass of ``base``, does not override how ``base`` is iterated."""
+    return type(loader).__iter__ is base.__iter__ and type(loader)._get_iterator is base._get_iterator
 
 
 StateReader = Callable[[bool], Any]
-"""Returns the loader's state. Argument: whether the iterator has ended. Called on the thread that reads it."""
+"""Function that returns the loader's state. Argument: whether the iterator has ended. Called on the thread that iterates."""
 
 
 def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
-    """A function that returns the loader's state, or ``None`` if it has none."""
+    """Return a function that reads the loader's state; it returns ``None`` for a loader without a state."""
     if not is_stateful(loader):
         return _no_state
-    # A loader knows of its newest iterator only.
+    # From the iterator if possible: the state of a loader is that of its newest iterator.
     holder: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
 
     def read(_ended: bool) -> Any:
         try:
-            return copy.deepcopy(holder.state_dict())  # a copy: it may go on changing as more is read
+            return copy.deepcopy(holder.state_dict())  # a copy: later batches may change the returned object
         except Exception as error:
-            return error  # raised by state_dict(); batches do not depend on it
+            return error  # raised by StreamedLoader.state_dict(), not by next()
 
     return read
 
 
-Begun = tuple[Iterator[Any], StateReader]
+IteratorAndReader = tuple[Iterator[Any], StateReader]
 """(iterator, state reader) of one iteration over a loader."""
 
-Begin = Callable[[Any], Begun]
+Begin = Callable[[Any], IteratorAndReader]
+"""Function that begins an iteration over a loader."""
 
 
-def begin_epoch(loader: Any) -> Begun:
-    """An iterator of ``loader``, and its state reader."""
+def begin_epoch(loader: Any) -> IteratorAndReader:
+    """Begin an iteration over ``loader``."""
     iterator = iter(loader)
     return iterator, state_reader(loader, iterator)
 
 
-def begin_later(loader: Any, skip: int) -> Begun:
-    """As ``begin_epoch``, without the first ``skip`` batches."""
+def begin_after(loader: Any, skip: int) -> IteratorAndReader:
+    """Begin an iteration over ``loader`` after its first ``skip`` batches."""
     iterator, state = begin_epoch(loader)
     return drop_first(iterator, skip), state
 
 
 def drop_first(iterator: Iterator[Any], batches: int) -> Iterator[Any]:
-    """``iterator`` without its first ``batches``, which the first ``next`` reads and drops."""
-    return _Later(iterator, batches) if batches else iterator
+    """Return ``iterator`` without its first ``batches`` items, which the first ``next`` reads and drops."""
+    return _SkippingIterator(iterator, batches) if batches else iterator
 
 
-class _Later(Iterator[Any]):
+class _SkippingIterator(Iterator[Any]):
+    """Iterator that drops the first batches. ``_data_queue`` and ``_shutdown_workers``: see ``wake`` and ``end_workers``."""
+
     def __init__(self, iterator: Iterator[Any], batches: int) -> None:
         self._iterator = iterator
         self._rest = islice(iterator, batches, None)
-        self._data_queue = getattr(iterator, "_data_queue", None)  # as a DataLoader's iterator has it
+        self._data_queue = getattr(iterator, "_data_queue", None)
 
     def __next__(self) -> Any:
         return next(self._rest)
 
-    def _shutdown_workers(self) -> None:  # likewise
+    def _shutdown_workers(self) -> None:
         end_workers(self._iterator)
 
 
-def tell_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader, or else of all its parts that have it."""
+def set_epoch_of(loader: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of the loader, or if it has no such method, of all its parts that have it."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
         return
@@ -199,14 +204,14 @@ def tell_epoch(loader: Any, epoch: int) -> None:
             part.set_epoch(epoch)
 
 
-def told_epoch(loader: Any) -> int:
-    """The largest epoch that samplers of ``loader`` were set to, or 0. Frameworks set it there, not in a ``StreamedLoader``."""
+def epoch_of(loader: Any) -> int:
+    """Largest epoch of the samplers of ``loader``, or 0. Frameworks call ``set_epoch`` of samplers only."""
     epochs = (as_int(getattr(part, "epoch", 0)) for part in parts(loader).values() if hasattr(part, "set_epoch"))
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 
 
 def as_int(value: Any) -> int | None:
-    """A whole number, NumPy's too, as an int; ``None`` for anything else."""
+    """Convert a whole number, including NumPy's, to an int; return ``None`` for any other value."""
     try:
         return operator.index(value)
     except TypeError:
@@ -214,15 +219,15 @@ def as_int(value: Any) -> int | None:
 
 
 def parts(loader: Any) -> dict[str, Any]:
-    """``loader`` and its samplers and dataset, each once, by the path from the loader."""
-    found: dict[str, Any] = {"": loader}
-    # Accelerate's batch sampler of one rank holds the batch sampler of all.
+    """Path from the loader → object, for the loader, its samplers and its dataset. No object occurs twice."""
+    result: dict[str, Any] = {"": loader}
+    # Accelerate's batch sampler of one rank wraps the batch sampler of all ranks.
     for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "batch_sampler.batch_sampler.sampler", "dataset"):
         with suppress(AttributeError):
             part = operator.attrgetter(path)(loader)
-            if not any(part is other for other in found.values()):
-                found[path] = part
-    return found
+            if not any(part is other for other in result.values()):
+                result[path] = part
+    return result
 
 
 def _no_state(_ended: bool) -> None:

@@ -1,1 +1,1 @@
-"""Code that training frameworks need beyond a recipe in the documentation. Each file imports one framework."""
+"""Integrations with training frameworks that need more than a recipe in the documentation. Each file imports one framework."""

@@ -1,4 +1,4 @@
-"""Accelerate's ``skip_first_batches``, which makes a loader anew, for a ``StreamedLoader``, which skips by itself."""
+"""``skip_first_batches`` of Accelerate, extended to ``StreamedLoader``."""
 
 from typing import Any
 
@@ -6,17 +6,20 @@ from gpuaug.loader.streamed_loader import StreamedLoader
 
 
 def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
-    """Accelerate's function of that name, for a ``StreamedLoader`` too.
+    """Skip the first batches of a loader.
+
+    Replaces ``accelerate.skip_first_batches``, which cannot skip batches of a ``StreamedLoader``.
 
     Args:
         dataloader: A ``StreamedLoader``, or a loader that Accelerate's function takes.
         num_batches: Number of batches to skip.
 
     Returns:
-        The same ``StreamedLoader``, whose next iterator skips them; for other loaders, the result of Accelerate's function.
+        For a ``StreamedLoader`` the same object, whose next iterator skips the batches; for other loaders the result of
+        Accelerate's function.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If ``num_batches`` is no whole number, or negative.
+        ArgumentError, ArgumentTypeError: If ``num_batches`` is not a whole number, or negative.
     """
     from accelerate import skip_first_batches
 

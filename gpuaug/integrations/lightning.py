@@ -1,4 +1,4 @@
-"""Lightning's Trainer: takes plain DataLoaders, prepares them, and has the prepared ones wrapped."""
+"""Callback for Lightning's Trainer that wraps the DataLoaders that the Trainer has prepared."""
 
 import sys
 import weakref
@@ -9,23 +9,24 @@ from typing import Any
 
 from gpuaug.loader.streamed_loader import StreamedLoader
 
-# Lightning is installed under two package names with separate classes: take the one that the program has imported.
+# Lightning is installed under two package names with separate classes. The package that the program has imported is used.
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
 _NAME = next((name for name in _NAMES if name in sys.modules), _NAMES[0])
 _Callback: Any = import_module(f"{_NAME}.callbacks").Callback
 
 
 class StreamLoaders(_Callback):  # type: ignore[misc]
-    """Wraps each loader of a Trainer in a ``StreamedLoader``, once the Trainer has prepared it.
+    """Wrap each loader of a Trainer in a ``StreamedLoader`` after the Trainer has prepared it.
 
-    A Trainer replaces the sampler of a ``DataLoader``, for its rank or for ``overfit_batches``, and leaves other loaders as
-    they are: so loaders are wrapped after that. The Trainer restores no loader state when a run is resumed at the start of an
-    epoch, so this callback calls ``set_epoch`` at each epoch, also on a ``StreamedLoader`` that the user gave to the Trainer.
+    A Trainer replaces the sampler of a ``DataLoader``, for the rank or for ``overfit_batches``, but does not prepare other
+    loaders. So loaders are wrapped afterwards. When a run is resumed at the start of an epoch, the Trainer restores no state of
+    a loader, so this callback calls ``set_epoch`` at each epoch, also of a ``StreamedLoader`` that the user passed to the
+    Trainer.
 
     Args:
-        train: Stages for training. Left out: training loaders are not wrapped.
-        validate: Stages for validation, within training too. Left out: as for ``train``.
-        test: Stages for testing. Left out: as for ``train``.
+        train: Stages for training. ``None``: training loaders are not wrapped.
+        validate: Stages for validation, also within training. ``None``: validation loaders are not wrapped.
+        test: Stages for testing. ``None``: test loaders are not wrapped.
         **settings: Further arguments of ``StreamedLoader`` for all loaders: ``depth``, ``seed``, ``feed`` …
 
     Example:
@@ -46,28 +47,28 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Wrap each loader after the strategy has processed it."""
         strategy = trainer.strategy
-        vars(strategy).pop("process_dataloader", None)  # left by an interrupted run
+        vars(strategy).pop("process_dataloader", None)  # an interrupted run has not called teardown
         strategy.process_dataloader = partial(self._wrapped, trainer, strategy.process_dataloader)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Restore the strategy's own method."""
+        """Restore the method of the strategy."""
         vars(trainer.strategy).pop("process_dataloader", None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the epoch of a resumed run, also if its checkpoint is of the last batch of the epoch before."""
+        """Set the epoch of a resumed run, also if its checkpoint is from the last batch of the previous epoch."""
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Key the draws by this epoch."""
+        """Set the epoch of the training loaders, on which their random numbers depend."""
         for loader in self._training:
             loader.set_epoch(trainer.current_epoch)
 
     def _wrapped(self, trainer: Any, process: Any, loader: Any) -> Any:
         loader = process(loader)
-        kind = "train" if trainer.training else "test" if trainer.testing else "validate"
-        stages = None if trainer.predicting else self._stages[kind]
+        phase = "train" if trainer.training else "test" if trainer.testing else "validate"
+        stages = None if trainer.predicting else self._stages[phase]
         if stages is not None and not isinstance(loader, StreamedLoader):
             loader = StreamedLoader(loader, stages, **{"device": trainer.strategy.root_device, **self._settings})
-        if kind == "train" and isinstance(loader, StreamedLoader):
+        if phase == "train" and isinstance(loader, StreamedLoader):
             self._training.add(loader)
         return loader

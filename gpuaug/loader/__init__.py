@@ -1,1 +1,1 @@
-"""The loader that the training loop iterates."""
+"""``StreamedLoader``, its iterator, and its state for checkpoints."""

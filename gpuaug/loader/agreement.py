@@ -1,4 +1,4 @@
-"""Comparison of a state with this run: loader, stages, decoders, seed and number of ranks."""
+"""Comparison of a saved state with the current run: loader, stages, decoders, seed and number of ranks."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ from gpuaug.stages.base import BoundStage, Stage
 WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
 Stages = Sequence[tuple[BoundStage, Stage]]
-"""(stage on its lane, stage as the user made it) for each stage."""
+"""(stage bound to its lane, the user's stage) for each stage."""
 
 
 def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, Any]:
-    """Settings that batches depend on besides the wrapped loader and the seed, as plain values.
+    """Settings other than the wrapped loader and the seed on which batches depend, as plain values.
 
     Args:
         stages: Stages of the loader.
-        resumable: Begins epochs of the wrapped loader at any batch, if that is possible.
+        resumable: The wrapped loader's state, if its epochs can begin at any batch; else ``None``.
     """
     ranks = resumable.ranks if resumable is not None else None
     decoders = {bound.name: bound.version for bound, _ in stages if bound.version}
@@ -36,10 +36,10 @@ def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, 
 def check_source(
     source: Any, batch: int, loader: Any, resumable: ResumableLoader | None, stateful: StatefulLoader | None
 ) -> None:
-    """Check that the wrapped loader's part of a state is of a loader of this kind, before anything acts on it.
+    """Check that the wrapped loader's part of a state belongs to a loader of the same type.
 
     Raises:
-        ArgumentError: If it is of another.
+        ArgumentError: If it belongs to another type of loader, or to another number of torchdata's workers.
     """
     accepted = resumable is None or resumable.accepts(source) or (source is None and not batch)
     if not (accepted and (stateful is None or stateful.accepts(source))):
@@ -47,90 +47,94 @@ def check_source(
     if resumable is None and is_state(source):
         raise ArgumentError(
             f"state['source'] must be that of a {type(loader).__name__}, got that of a plain DataLoader or a list. "
-            "Wrap such a one."
+            "Wrap a loader of that type."
         )
-    if resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # of torchdata
+    if resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # torchdata's
         main = source.get("_snapshot", {}).get("_main_snapshot", {})
         workers = main.get("_num_workers", 0) if isinstance(main, Mapping) else 0
         if source and workers != loader.num_workers:
             raise ArgumentError(
                 f"num_workers must be {workers}, with which the state was made, got {loader.num_workers}. "
-                "A StatefulDataLoader goes on with as many workers as before; a plain DataLoader with any number."
+                "A StatefulDataLoader resumes with the same number of workers only; a plain DataLoader with any number."
             )
 
 
 class Difference(NamedTuple):
-    """An entry of a state that is another one in this run."""
+    """An entry of a saved state whose value differs in the current run."""
 
     name: str
-    then: Any
-    here: Any
+    saved: Any
+    current: Any
     way_out: str
 
 
-def differences(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
-    """Differences between the run of a state and this one.
+def differences(state: Mapping[str, Any], current: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
+    """Differences between a saved state and the current run.
 
     Args:
-        state: The state.
-        now: The same entries of this run.
-        settings: What decides the batches of the wrapped loader besides their order, where that is known.
+        state: The saved state.
+        current: Values of the current run for the same keys.
+        settings: Current settings of the wrapped loader, other than the order, that decide its batches; empty if unknown.
     """
-    if state["seed"] != now["seed"]:
-        yield Difference("seed", state["seed"], now["seed"], "Leave it out to adopt the state's.")
-    if state["ranks"] != now["ranks"]:
-        way_out = "Samples of a batch, their order and their draws depend on it."
-        yield Difference("The number of ranks", state["ranks"], now["ranks"], way_out)
-    before = state["source"]["settings"] if settings else {}
-    for name in {**before, **settings}:
-        then = before.get(name)
-        here = settings.get(name)
-        if then != here:
-            yield Difference(f"The wrapped loader's {name}", then, here, "Make the loader as it was made then.")
-    stages = state["stages"]
-    own = now["stages"]
-    if list(stages) != list(own):
-        then, here = (", ".join(names) or "none" for names in (stages, own))
-        yield Difference("The names of stages", then, here, "Their draws are keyed by name: give the stages of then.")
-    for name in own:
-        if name in stages and stages[name] != own[name]:
-            yield Difference(f"Stage {name!r}", *_first_difference(stages[name], own[name]), "Give the stage of then.")
-    before = state.get("decoders", {})
-    decoders = now.get("decoders", {})
+    if state["seed"] != current["seed"]:
+        yield Difference("seed", state["seed"], current["seed"], "Leave seed out to use the seed of the state.")
+    if state["ranks"] != current["ranks"]:
+        way_out = "The samples of a batch, their order and their random numbers depend on the number of ranks."
+        yield Difference("The number of ranks", state["ranks"], current["ranks"], way_out)
+    saved_settings = state["source"]["settings"] if settings else {}
+    for name in {**saved_settings, **settings}:
+        saved_value = saved_settings.get(name)
+        current_value = settings.get(name)
+        if saved_value != current_value:
+            way_out = "Create the loader with the settings of the saved run."
+            yield Difference(f"The wrapped loader's {name}", saved_value, current_value, way_out)
+    saved_stages = state["stages"]
+    stages = current["stages"]
+    if list(saved_stages) != list(stages):
+        saved_names, current_names = (", ".join(names) or "none" for names in (saved_stages, stages))
+        way_out = "Random numbers are keyed by the name of the stage: pass the stages of the saved run."
+        yield Difference("The names of stages", saved_names, current_names, way_out)
+    for name in stages:
+        if name in saved_stages and saved_stages[name] != stages[name]:
+            arguments = _first_difference(saved_stages[name], stages[name])
+            yield Difference(f"Stage {name!r}", *arguments, "Pass the stage of the saved run.")
+    saved_decoders = state.get("decoders", {})
+    decoders = current.get("decoders", {})
     for name in decoders:
-        if name in before and before[name] != decoders[name]:
-            way_out = "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
-            yield Difference(f"The decoder of stage {name!r}", before[name], decoders[name], way_out)
+        if name in saved_decoders and saved_decoders[name] != decoders[name]:
+            way_out = "Pixels may differ by a few values; for equal pixels, resume with the decoder that made the checkpoint."
+            yield Difference(f"The decoder of stage {name!r}", saved_decoders[name], decoders[name], way_out)
 
 
-def _first_difference(then: str, here: str) -> tuple[str, str]:
-    """The first arguments of two definitions that differ, with the beginning of the line that they stand in."""
-    lines = [[*text.split("\n"), "nothing"] for text in (then, here)]
-    one, two = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (then, here))
-    some, others = (re.split(r", (?=\w+=)", line.strip()) for line in (one, two))
-    some = [*some, "nothing"]
-    others = [*others, "nothing"]
-    at = next((at for at, pair in enumerate(zip(some, others, strict=False)) if pair[0] != pair[1]), 0)
-    before = f"{some[0]}, …, " if at > 1 else f"{some[0]}, " if at else ""
-    was, is_now = (f"{before}{parts[at]}" if parts[at].strip(")") else "nothing" for parts in (some, others))
-    return was, is_now
+def _first_difference(saved: str, current: str) -> tuple[str, str]:
+    """First arguments in which two definitions differ, with the beginning of their line."""
+    lines = [[*text.split("\n"), "nothing"] for text in (saved, current)]
+    first_lines = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (saved, current))
+    saved_parts, current_parts = ([*re.split(r", (?=\w+=)", line.strip()), "nothing"] for line in first_lines)
+    pairs = enumerate(zip(saved_parts, current_parts, strict=False))
+    index = next((index for index, pair in pairs if pair[0] != pair[1]), 0)
+    prefix = f"{saved_parts[0]}, …, " if index > 1 else f"{saved_parts[0]}, " if index else ""
+    saved_text, current_text = (
+        f"{prefix}{parts[index]}" if parts[index].strip(")") else "nothing" for parts in (saved_parts, current_parts)
+    )
+    return saved_text, current_text
 
 
-def batches_had(state: Mapping[str, Any], now: Mapping[str, Any], settings: Mapping[str, Any], *, sharded: bool) -> int:
-    """The number of batches of this run that hold the samples the training loop has had, rounded down.
+def batches_done(state: Mapping[str, Any], current: Mapping[str, Any], settings: Mapping[str, Any], *, sharded: bool) -> int:
+    """Number of batches of the current run that hold as many samples as the saved run has processed, rounded down.
 
     Args:
-        state: The state.
-        now: The same entries of this run.
-        settings: Those of the wrapped loader.
-        sharded: Whether its samplers divide the dataset among the ranks.
+        state: The saved state.
+        current: Values of the current run for the same keys.
+        settings: Current settings of the wrapped loader.
+        sharded: Whether samplers of the wrapped loader divide the dataset among the ranks.
     """
     batch: int = state["batch"]
-    then = state["source"]["settings"].get("batch_size")
-    here = settings.get("batch_size")
-    if not (isinstance(then, int) and isinstance(here, int) and then > 0 and here > 0):
+    saved_size = state["source"]["settings"].get("batch_size")
+    current_size = settings.get("batch_size")
+    if not (isinstance(saved_size, int) and isinstance(current_size, int) and saved_size > 0 and current_size > 0):
         return batch
-    ranks_then = state["ranks"] if sharded else 1
-    ranks_here = now["ranks"] if sharded else 1
-    samples: int = batch * then * ranks_then
-    return samples // (here * ranks_here)
+    saved_ranks = state["ranks"] if sharded else 1
+    current_ranks = current["ranks"] if sharded else 1
+    samples: int = batch * saved_size * saved_ranks
+    return samples // (current_size * current_ranks)

@@ -1,4 +1,4 @@
-"""The position of the training loop, and its state for checkpoints."""
+"""Position of the training loop, and the state of a loader for checkpoints."""
 
 import copy
 import warnings
@@ -11,240 +11,253 @@ from torch.utils.data import DataLoader
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.prepared_loader import Place, PreparedLoader
+from gpuaug.feed.prepared_loader import PreparedLoader, RunPosition
 from gpuaug.feed.resumable import Resume
-from gpuaug.feed.wrapped_loader import is_stateful, tell_epoch, told_epoch
-from gpuaug.loader.agreement import WAY_OUT, batches_had, check_source, description, differences
-from gpuaug.loader.placement import Placement
+from gpuaug.feed.wrapped_loader import epoch_of, is_stateful, set_epoch_of
+from gpuaug.loader.agreement import WAY_OUT, batches_done, check_source, description, differences
+from gpuaug.loader.device_setup import DeviceSetup
 
-MOST_SEED = 2**64 - 1
-"""Largest seed: draws are keyed by words of 64 bits."""
+MAX_SEED = 2**64 - 1
+"""Largest seed: it is packed into 64 bits of the random-number key."""
 
-MOST_COUNT = 2**63 - 1
-"""Largest rank, batch, and epoch that is set."""
+MAX_COUNT = 2**63 - 1
+"""Largest rank, batch index and epoch that a user may pass."""
 
 VERSION = 2
-"""Version of the state. Raised when an older gpuaug could not read it, or decodes or draws otherwise."""
+"""Version of the state's format. Increased when an older gpuaug cannot read the state, or decodes or draws differently."""
 
 _READ_BY = {1: "0.2.0"}
-"""Release that reads states of each older version."""
+"""Older version of the format → release of gpuaug that reads it."""
 
 
 class Snapshot(NamedTuple):
-    """Position of the training loop."""
+    """Position of the training loop. The fields are keys of the state."""
 
     epoch: int
     batch: int
-    """Batches of the epoch that were handed over."""
+    """Number of batches of the epoch that were handed over."""
     ended: bool
-    """Whether the epoch's end was reached, not only its last batch."""
+    """Whether the end of the epoch was reached, and not only its last batch."""
     chosen: bool
-    """Whether ``set_epoch`` chose the epoch."""
+    """Whether the epoch was set by ``set_epoch``."""
     source: Any
-    """The wrapped loader's state, or the error of reading it; ``None`` before the first batch of all."""
+    """State of the wrapped loader, or the error of reading it; ``None`` before the first batch of the first epoch."""
+
+
+_POSITION_ATTRIBUTES = (
+    *("_seed", "_seed_is_set", "_snapshot"),
+    *("_epoch", "_fixed_epoch", "_chosen", "_first_batch", "_skip", "_loaded_source", "_resume"),
+)
+"""Attributes of ``Progress`` that hold the position of the training loop and of the next iterator."""
 
 
 class Progress:
-    """Counts epochs and batches, and keeps the wrapped loader's state as it was at the batch that was handed over last.
+    """Counter of epochs and batches, with the wrapped loader's state after the batch that was handed over last.
 
     Args:
         loader: The wrapped loader.
-        placement: Its stages.
-        seed: The user's seed for draws, or ``None``.
-        feed: Begins passes over the loader.
-        end_passes: Ends the passes over the loader that are open.
-        prepared: The loader as one of Accelerate's, if it is.
+        device_setup: Stages of the loader, on their device.
+        seed: The user's seed, or ``None``.
+        feed: Source of the loader's batches.
+        end_iterations: Function that ends all open iterations over the wrapped loader.
+        prepared: Access to the wrapped loader if Accelerate has prepared it; else ``None``.
     """
 
     def __init__(
         self,
         loader: Iterable[Any],
-        placement: Placement,
+        device_setup: DeviceSetup,
         seed: int | None,
         feed: Feed,
-        end_passes: Callable[[], None],
+        end_iterations: Callable[[], None],
         prepared: PreparedLoader | None = None,
     ) -> None:
-        self._placement = placement
+        self._device_setup = device_setup
         self._seed = rng.default_seed() if seed is None else seed
-        self._seed_given = seed is not None
+        self._seed_is_set = seed is not None
         self._loader = loader
         self._resumable = feed.resumable
         self._stateful = feed.stateful
-        self._end_passes = end_passes
+        self._end_iterations = end_iterations
         self._prepared = prepared
         self._epoch = -1
-        self._next: int | None = None
-        """Epoch of the next iterator, or ``None`` for the following one."""
+        self._fixed_epoch: int | None = None
+        """Epoch of the next iterator if it was set or loaded; ``None``: one after ``_epoch``."""
         self._chosen = False
-        self._first = 0
+        self._first_batch = 0
         self._skip = 0
         self._snapshot: Snapshot | None = None
-        self._given: Any = None
-        """State that the wrapped loader was given, until an iterator begins from it."""
+        self._loaded_source: Any = None
+        """State that was loaded into the wrapped loader, until an iterator begins from it."""
         self._resume: Resume | None = None
-        """Where the next iterator begins, if not at the first batch."""
+        """Position at which the next iterator begins; ``None``: the first batch."""
 
     @property
     def seed(self) -> int:
-        """Seed of the draws of stages."""
+        """Seed of the stages' random numbers."""
         return self._seed
 
     @seed.setter
     def seed(self, seed: int) -> None:
         self._seed = seed
-        self._seed_given = True
+        self._seed_is_set = True
 
     @property
-    def place(self) -> tuple[Any, ...]:
-        """Where the training loop is, and where the next iterator begins. Assign it to go on from there."""
-        begins = self._epoch, self._next, self._chosen, self._first, self._skip, self._given, self._resume
-        return self._seed, self._seed_given, self._snapshot, *begins
+    def position_state(self) -> tuple[Any, ...]:
+        """Position of the training loop and of the next iterator, as an opaque tuple. Assign the tuple to restore them."""
+        return tuple(getattr(self, name) for name in _POSITION_ATTRIBUTES)
 
-    @place.setter
-    def place(self, place: tuple[Any, ...]) -> None:
-        self._seed, self._seed_given, self._snapshot, *begins = place
-        self._epoch, self._next, self._chosen, self._first, self._skip, self._given, self._resume = begins
+    @position_state.setter
+    def position_state(self, value: tuple[Any, ...]) -> None:
+        for name, entry in zip(_POSITION_ATTRIBUTES, value, strict=True):
+            setattr(self, name, entry)
 
     @property
     def can_resume(self) -> bool:
-        """Whether the wrapped loader can go on from a batch."""
+        """Whether an iteration over the wrapped loader can begin at any batch."""
         return self._resumable is not None or is_stateful(self._loader)
 
     def choose(self, epoch: int) -> None:
-        """Make ``epoch`` that of the next iterator."""
-        if self._resumable is not None and epoch != self._following:
-            self._first = 0
+        """Set the epoch of the next iterator."""
+        if self._resumable is not None and epoch != self._next_epoch:
+            self._first_batch = 0
             self._resume = None  # the saved position belongs to another epoch
-        if self._stateful is not None and self._given is not None and epoch != self._following:
-            self._first = 0
-            self._given = None
+        if self._stateful is not None and self._loaded_source is not None and epoch != self._next_epoch:
+            self._first_batch = 0
+            self._loaded_source = None
             self._stateful.forget(self._loader if self._prepared is None else self._prepared.dataloader)
-        self._next = epoch
+        self._fixed_epoch = epoch
         self._chosen = True
-        tell_epoch(self._loader, epoch)
+        set_epoch_of(self._loader, epoch)
 
     def skip(self, batches: int) -> None:
-        """Have the next iterator leave out its first ``batches``."""
+        """Skip the first ``batches`` batches of the next iterator."""
         self._skip = batches
 
     def resume(self, rank: int) -> Resume | None:
-        """Where the next iterator begins, if not at the first batch of its epoch."""
+        """Position in its epoch at which the next iterator begins; ``None``: the first batch."""
         if self._resume is None:
             return Resume(self._skip, None, None, False) if self._skip else None
-        at = rng.Position(self._seed, self._following, rank, self._first + self._skip)
-        return self._resume._replace(batches=self._resume.batches + self._skip, seed=at.key("workers"))
+        position = rng.Position(self._seed, self._next_epoch, rank, self._first_batch + self._skip)
+        return self._resume._replace(batches=self._resume.batches + self._skip, seed=position.key("workers"))
 
     def prepare(self) -> None:
-        """Tell a loader of Accelerate's the epoch of the iterator that is about to begin."""
+        """Set the epoch of the iterator that is about to begin in a loader that Accelerate has prepared."""
         if self._prepared is None:
             return
-        place = self._prepared.loaded()
-        if place is not None and self._next in (None, place.epoch):
-            self._next = place.epoch
-            self._first = place.batch
-            self._seed = self._seed if self._seed_given else place.seed
-        self._prepared.prepare(self._following)
+        loaded = self._prepared.loaded_position()
+        if loaded is not None and self._fixed_epoch in (None, loaded.epoch):
+            self._fixed_epoch = loaded.epoch
+            self._first_batch = loaded.batch
+            self._seed = self._seed if self._seed_is_set else loaded.seed
+        self._prepared.prepare(self._next_epoch)
         in_sampler, by_loader = self._prepared.skipped
-        self._first = max(self._first, in_sampler)
+        self._first_batch = max(self._first_batch, in_sampler)
         self._skip = max(self._skip, by_loader)
 
     def begin(self, source: Any) -> Snapshot:
-        """Begin an iterator with ``source`` as the wrapped loader's state. Returns its position."""
-        self._epoch = self._following
-        begun = Snapshot(self._epoch, self._first + self._skip, False, self._chosen, source)
-        self._next = None
+        """Begin an iterator with ``source`` as the wrapped loader's state, and return the iterator's first position."""
+        self._epoch = self._next_epoch
+        start = Snapshot(self._epoch, self._first_batch + self._skip, False, self._chosen, source)
+        self._fixed_epoch = None
         self._chosen = False
-        self._first = 0
+        self._first_batch = 0
         self._skip = 0
-        self._given = None
+        self._loaded_source = None
         self._resume = None
         if self._prepared is not None:
             self._prepared.begin()
-        self.reach(begun)
-        return begun
+        self.reach(start)
+        return start
 
     @contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """A block whose iterators do not count: afterwards the training loop is where it was before.
+    def restored_at_end(self) -> Iterator[None]:
+        """Context manager that restores the position of the training loop at its end.
 
-        A wrapped loader that has a state gets it back, others begin their next pass as they would have. Where the loader is
-        no ``DataLoader``, its state may be in itself, and iterators that are open end.
+        The state of a wrapped loader that has one is restored too. If that loader is no ``DataLoader``, the state may be stored
+        in the loader object itself, so open iterators end.
         """
-        source = self._given
-        # A DataLoader's place is each iterator's own: the next one begins anew, unless it was given a state to begin from.
+        source = self._loaded_source
+        # The position of a DataLoader is in its iterators: the next one begins anew, unless a state was loaded for it.
         if is_stateful(self._loader) and not isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader):
-            self._end_passes()
+            self._end_iterations()
             source = self.state_dict()["source"] if self._snapshot is not None else None
             source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
-        prepared = nullcontext() if self._prepared is None else self._prepared.set_aside()
-        place = self.place
+        restored_prepared = nullcontext() if self._prepared is None else self._prepared.restored_at_end()
+        position_state = self.position_state
         try:
-            with prepared:
+            with restored_prepared:
                 yield
         finally:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
-            self.place = place
-            if self._chosen and self._next is not None:
-                tell_epoch(self._loader, self._next)
+            self.position_state = position_state
+            if self._chosen and self._fixed_epoch is not None:
+                set_epoch_of(self._loader, self._fixed_epoch)
 
     def reach(self, reached: Snapshot) -> None:
-        """Set the position to that of the iterator that was read last."""
+        """Set the position of the training loop to ``reached``, that of the iterator that was read last."""
         if self._prepared is not None:
             ended = reached.ended or reached.source.last
-            place = Place(self._seed, reached.epoch + ended, 0 if ended else reached.batch)
-            self._prepared.hand_over(reached.source, place)
+            next_position = RunPosition(self._seed, reached.epoch + ended, 0 if ended else reached.batch)
+            self._prepared.hand_over(reached.source, next_position)
             if reached.ended:
                 self._prepared.end(reached.epoch)
             reached = reached._replace(source=reached.source.state)
         self._snapshot = reached
 
     def leave(self) -> None:
-        """Note that an iterator was closed, at its end or before."""
+        """Record that an iterator was closed, at its end or before."""
         if self._prepared is not None:
             self._prepared.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """State after the batch that was handed over last. Batches that were loaded ahead do not count.
+        """Return the state after the batch that was handed over last. Batches that were loaded ahead do not count.
 
-        Holds the wrapped loader's own state after that batch, or the states of a ``DataLoader``'s generators as the epoch
-        began; what the draws of stages depend on: the seed, the epoch and the number of batches; and, to be compared, the
-        number of ranks, the stages and their decoders. Each rank has its own. Made of plain values and tensors, some
-        kilobytes, which ``torch.load(weights_only=True)`` reads.
+        The state holds
+
+        - the state of the wrapped loader after that batch, or for a ``DataLoader`` by index the states of its generators at the
+          beginning of the epoch;
+        - the seed, the epoch and the number of batches, on which the random numbers of stages depend;
+        - the number of ranks, the stages and their decoders, for comparison.
+
+        Save it on each rank. It consists of plain values and tensors, a few kilobytes, and ``torch.load(weights_only=True)``
+        reads it.
 
         Raises:
-            Exception: What the wrapped loader raised when it was asked for its state.
+            Exception: The error that the wrapped loader raised when its state was read.
         """
-        reached = self._snapshot or Snapshot(self._following, 0, False, self._chosen, None)
+        reached = self._snapshot or Snapshot(self._next_epoch, 0, False, self._chosen, None)
         if isinstance(reached.source, Exception):
             raise reached.source
         return {
             "version": VERSION,
             "seed": self._seed,
             **copy.deepcopy(reached._asdict()),
-            **description(self._placement.pairs, self._resumable),
+            **description(self._device_setup.pairs, self._resumable),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on from a state of ``state_dict``: the next iterator begins with the batch after it.
+        """Resume from a state: the next iterator begins with the batch after it.
 
-        Stages draw what they would have drawn. The seed is that of the state, unless one was given that differs. Iterators that
-        are open end. A ``FeatureStage`` runs the first batch of each shape without a graph, as in every iterator.
+        Stages draw the same random numbers as in an uninterrupted run. The seed is that of the state if the loader was created
+        without ``seed``. Open iterators end. A ``FeatureStage`` runs the first batch of each shape without a graph, as in every
+        iterator.
 
         Args:
-            state_dict: What ``state_dict`` returned, here or in an earlier run.
-            strict: ``False`` takes a state of another number of ranks, another seed, other stages, decoders or settings of the
-                ``DataLoader``, and warns of each. Batches are then not what they would have been. If a ``DistributedSampler``
-                divides the dataset among another number of ranks, or in other batches, the epoch goes on after the samples that
-                were had.
+            state_dict: A result of ``state_dict``, of this or an earlier run.
+            strict: If ``False``, a state with another number of ranks or another seed, or with other stages, decoders or
+                settings of the ``DataLoader``, is accepted with a warning per difference. The batches then differ from those of
+                an uninterrupted run. If a ``DistributedSampler`` divides the dataset among another number of ranks, or into
+                batches of another size, the epoch continues after the samples that were processed.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If it is no such state, or one that differs. Then nothing has changed.
-            Exception: What the wrapped loader raises about its own part. Iterators that were open have ended then.
+            ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, or differs from this run. The loader is
+                unchanged.
+            Exception: Any error of the wrapped loader about its part of the state. Open iterators have ended.
 
         Warns:
-            GpuAugWarning: If ``strict`` is false, of each difference.
+            GpuAugWarning: For each difference, if ``strict`` is false.
         """
         state = _checked(state_dict)
         reached = Snapshot(*(state[name] for name in Snapshot._fields))
@@ -253,66 +266,66 @@ class Progress:
         source = reached.source
         batch = reached.batch
         check_source(source, batch, self._loader, resumable, self._stateful)
-        seed = self._seed if self._seed_given else state["seed"]
-        now = {"seed": seed, **description(self._placement.pairs, self._resumable)}
+        seed = self._seed if self._seed_is_set else state["seed"]
+        current = {"seed": seed, **description(self._device_setup.pairs, self._resumable)}
         settings = resumable.settings() if resumable is not None and source is not None else {}
-        found = list(differences(state, now, settings))
-        if found and strict:
-            name, then, here, way_out = found[0]
+        all_differences = list(differences(state, current, settings))
+        if all_differences and strict:
+            name, saved_value, current_value, way_out = all_differences[0]
             raise ArgumentError(
-                f"{name} must be {then}, as in the state, got {here}. {way_out} "
+                f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
                 "To go on with other batches, pass strict=False to load_state_dict."
             )
         ended = reached.ended or _is_finished(source)
         if settings and not ended:
             sharded = resumable is not None and resumable.ranks is not None
-            batch = min(batches_had(state, now, settings, sharded=sharded), MOST_COUNT)
-        at = 0 if ended else batch
-        for name, then, here, way_out in found:
+            batch = min(batches_done(state, current, settings, sharded=sharded), MAX_COUNT)
+        first_batch = 0 if ended else batch
+        for name, saved_value, current_value, way_out in all_differences:
             warnings.warn(
-                f"Batches from {at} on are not those of an uninterrupted run, because {name[0].lower()}{name[1:]} "
-                f"was {then} in the state and is {here}. {way_out}",
+                f"Batches from {first_batch} on are not those of an uninterrupted run, because {name[0].lower()}{name[1:]} "
+                f"was {saved_value} in the state and is {current_value}. {way_out}",
                 GpuAugWarning,
                 stacklevel=2,
             )
-        self._end_passes()  # a thread that reads the loader must not see its state change
+        self._end_iterations()  # no thread may read the loader while its state changes
         if reached.chosen and not ended:
-            tell_epoch(self._loader, reached.epoch)
+            set_epoch_of(self._loader, reached.epoch)
         source = copy.deepcopy(source)
         self._resume = None
-        self._given = None
+        self._loaded_source = None
         if resumable is None:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
             if self._stateful is not None:
-                self._stateful.put_back(source, same_order=strict)
-            self._given = source
+                self._stateful.restore(source, same_order=strict)
+            self._loaded_source = source
         elif source is not None:
-            resumable.put_back(source, ended=ended)
+            resumable.restore(source, ended=ended)
             if not ended:
                 self._resume = Resume(batch, 0, source, strict)
             elif getattr(self._loader, "persistent_workers", False):
-                self._resume = Resume(0, 0, None, False)  # their seeds were drawn in an earlier epoch
+                self._resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
         self._seed = seed
         self._epoch = reached.epoch
-        self._next = None if ended else reached.epoch
+        self._fixed_epoch = None if ended else reached.epoch
         self._chosen = False if ended else reached.chosen
-        self._first = at
+        self._first_batch = first_batch
         self._skip = 0
         self._snapshot = reached._replace(batch=batch, source=source)
 
     @property
-    def _following(self) -> int:
-        if self._next is not None:
-            return self._next
-        return max(self._epoch + 1, told_epoch(self._loader) if self._prepared is None else self._prepared.epoch)
+    def _next_epoch(self) -> int:
+        if self._fixed_epoch is not None:
+            return self._fixed_epoch
+        return max(self._epoch + 1, epoch_of(self._loader) if self._prepared is None else self._prepared.epoch)
 
 
 def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state whose entries are of the types that they must have.
+    """Return the state after checking the types of its entries.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If it is no state.
+        ArgumentError, ArgumentTypeError: If ``state`` is not a state of a ``StreamedLoader``.
     """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {WAY_OUT}")
@@ -325,16 +338,19 @@ def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
     names = ("version", "seed", *Snapshot._fields, "ranks", "stages")
     if missing := [name for name in names if name not in state]:
         raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {WAY_OUT}")
-    most = {"seed": MOST_SEED, "epoch": MOST_SEED, "batch": MOST_COUNT, "ranks": MOST_COUNT}
-    numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=at_most) for name, at_most in most.items()}
+    limits = {"seed": MAX_SEED, "epoch": MAX_SEED, "batch": MAX_COUNT, "ranks": MAX_COUNT}
+    numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=limit) for name, limit in limits.items()}
     flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}
     for name in ("stages", "decoders"):
         entries = state.get(name, {})
-        if not isinstance(entries, Mapping) or not all(isinstance(each, str) for pair in entries.items() for each in pair):
+        if not isinstance(entries, Mapping) or not all(isinstance(text, str) for pair in entries.items() for text in pair):
             raise ArgumentTypeError(f"state[{name!r}] must be a mapping of names to text, got {shown(entries)}. {WAY_OUT}")
     return {**state, **numbers, **flags}
 
 
 def _is_finished(source: Any) -> bool:
-    """Whether torchdata's loader would start over. Under Accelerate, which reads one batch ahead, it would after its last."""
+    """Whether torchdata's loader would begin a new epoch from this state.
+
+    Under Accelerate, which reads one batch ahead, that is so already after the last batch.
+    """
     return isinstance(source, Mapping) and bool(source.get("_iterator_finished", False))

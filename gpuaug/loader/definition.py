@@ -1,4 +1,4 @@
-"""Definition of a stage as text: the arguments of the stage and of its pipeline, the same in each process."""
+"""Definition of a stage: a text of the arguments of the stage and of its pipeline that is equal in all processes."""
 
 import dataclasses
 import dis
@@ -18,14 +18,14 @@ from torch.distributions import Distribution
 from gpuaug.stages.base import Stage
 from gpuaug.stages.feature import FeatureStage
 
-_MOST_TEXT = 4000  # characters of a definition that a state keeps
-_MOST_VALUES = 16  # numbers of a tensor that are written out
+_MAX_TEXT = 4000  # largest number of characters of a definition in a state; longer text is cut
+_MAX_VALUES = 16  # largest number of elements of a tensor that is written out
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""The address in the ``repr`` of an object."""
+"""Pattern of the address in the ``repr`` of an object."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _LIBRARIES = ("kornia.", "torchvision.transforms.")
-"""Modules whose classes are described by all attributes; they may keep an argument under another name than its parameter's."""
+"""Packages whose classes are described by all attributes: an attribute's name may differ from that of the parameter."""
 
 _STATE = frozenset(
     {
@@ -40,40 +40,34 @@ _STATE = frozenset(
         *("_lazy_matrix_args", "_output_image", "input_dtype", "transform_op", "_valid_ops_for_transform_computation"),
     }
 )
-"""Attributes of modules that a run changes, or that no argument decides."""
+"""Attributes of modules that are left out: they change in a run, or do not depend on an argument."""
 
 _NO_ARGUMENTS = torch.device | torch.Generator | np.random.Generator
-"""Types of attributes that are left out: the place of a module, and states that a run changes."""
+"""Types of attributes that are left out: devices, and generators, whose state changes in a run."""
 
 
 def definition(stage: Stage) -> str:
-    """Arguments of a stage as text, the same in each process. Long text is cut and ends with its checksum.
+    """Arguments of a stage as text, equal in all processes. Long text is cut and ends with its checksum.
 
-    A pipeline is described by all that its modules were made with. Of a function the name and the values that it was given are
-    part of it, not its code. The encoder of a ``FeatureStage`` is described by its ``repr``, and weights of modules by nothing.
+    A pipeline is described by the constructor arguments of its modules; a function by its name, its defaults and the values it
+    closes over, without its code; the encoder of a ``FeatureStage`` by its ``repr``. Weights are left out.
 
     Cost:
-        A walk over the modules of the stage, some microseconds for each attribute. Tensors on a GPU are read.
+        A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.
     """
-    ignored = (
-        "name",
-        "selection",
-        "backend",
-        "captures",
-        "graph_bytes",
-        "threads",
-    )  # these change no batch, or are compared by themselves
-    own = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
-    arguments = {"on": stage.selection.on, "into": stage.selection.into, **own}
+    # Arguments that do not change batches, or are compared separately.
+    ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads")
+    attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
+    arguments = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
     write = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
     text = ", ".join(f"{name}={write(value)}" for name, value in arguments.items() if value is not ...)
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}… {_checksum(text.encode())}"
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… {_checksum(text.encode())}"
 
 
 def shown_text(value: Any) -> str:
-    """The ``repr`` of a value without addresses; the name of its class if it has no ``repr`` of its own."""
-    if not any("__repr__" in vars(kind) for kind in type(value).__mro__[:-1]):
-        return type(value).__qualname__  # without its module, which is called __main__ where it is the program
+    """``repr`` of a value without addresses; the name of its class if no class of it but ``object`` defines ``__repr__``."""
+    if not any("__repr__" in vars(cls) for cls in type(value).__mro__[:-1]):
+        return type(value).__qualname__  # without the module, whose name is __main__ in the program's own process only
     return ADDRESS.sub("", repr(value))
 
 
@@ -82,10 +76,10 @@ def _checksum(data: bytes) -> str:
 
 
 class _Writer:
-    """Writes values as text. An object within itself is written once.
+    """Converter of values to text. A reference of an object to itself is written as "…".
 
     Args:
-        modules_by_repr: Whether the ``repr`` of a module is all that is written of it.
+        modules_by_repr: Whether a module is written as its ``repr`` instead of its attributes.
     """
 
     def __init__(self, *, modules_by_repr: bool) -> None:
@@ -93,7 +87,7 @@ class _Writer:
         self._open: list[Any] = []
 
     def text(self, value: Any) -> str:
-        """The text of any value."""
+        """Text of any value."""
         if isinstance(value, Enum | np.generic) or type(value) in _PLAIN:
             return str(value) if isinstance(value, Enum) else repr(value.item() if isinstance(value, np.generic) else value)
         if any(value is other for other in self._open):
@@ -108,103 +102,107 @@ class _Writer:
         if isinstance(value, Tensor | np.ndarray):
             return _array(value)
         if isinstance(value, Mapping):
-            return f"{{{', '.join(f'{self.text(key)}: {self.text(each)}' for key, each in value.items())}}}"
+            return f"{{{', '.join(f'{self.text(key)}: {self.text(item)}' for key, item in value.items())}}}"
         if isinstance(value, list | tuple):
             items = list(map(self.text, value))
             return _on_lines("(", items) if any("=" in item for item in items) else f"({', '.join(items)})"
         if isinstance(value, set | frozenset):
-            return f"{{{', '.join(sorted(map(self.text, value)))}}}"  # in one order in all processes
+            return f"{{{', '.join(sorted(map(self.text, value)))}}}"  # sorted: the order of a set differs between processes
         if isinstance(value, functools.partial):
-            arguments = [self.text(each) for each in (value.func, *value.args)]
+            arguments = [self.text(argument) for argument in (value.func, *value.args)]
             return f"partial({', '.join([*arguments, *self._named(value.keywords)])})"
         if isinstance(value, type):
             return value.__qualname__
         if not isinstance(value, nn.Module) and isinstance(getattr(value, "__qualname__", None), str):
             return self._function(value)
-        described = getattr(value, "definition", None)  # of what fuse returns: the pipeline and the options
-        if isinstance(described, tuple):
-            return "\n".join(map(self.text, described))
+        pipeline_and_options = getattr(value, "definition", None)  # an attribute of Fused
+        if isinstance(pipeline_and_options, tuple):
+            return "\n".join(map(self.text, pipeline_and_options))
         if self._modules_by_repr and isinstance(value, nn.Module):
             return shown_text(value)
         return self._object(value)
 
     def _named(self, values: Mapping[str, Any]) -> list[str]:
-        """Arguments as text. Those on several lines come last."""
+        """Arguments as text. Texts of several lines come last."""
         return sorted((f"{name}={self.text(value)}" for name, value in values.items()), key=lambda text: "\n" in text)
 
     def _function(self, value: Any) -> str:
-        """A function by its name, and the values that it was given: its object, defaults, and what it closes over."""
-        held = getattr(value, "__self__", None)
-        given = [] if held is None or inspect.ismodule(held) else [self.text(held)]
+        """Text of a function: its name, the object of a method, defaults, and plain values that it closes over."""
+        method_object = getattr(value, "__self__", None)
+        arguments = [] if method_object is None or inspect.ismodule(method_object) else [self.text(method_object)]
         function = inspect.unwrap(getattr(value, "__func__", value))
         code = getattr(function, "__code__", None)
         if code is not None:
             names = code.co_varnames[: code.co_argcount]
             defaults = function.__defaults__ or ()
-            given += self._named(dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)))
-            given += self._named(function.__kwdefaults__ or {})
-            written = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_DEREF"}
+            arguments += self._named(dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)))
+            arguments += self._named(function.__kwdefaults__ or {})
+            instructions = dis.get_instructions(code)
+            assigned = {instruction.argval for instruction in instructions if instruction.opname == "STORE_DEREF"}
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-                found = getattr(cell, "cell_contents", ...)
-                if type(found) in _PLAIN and name not in written:
-                    given.append(f"{name}={self.text(found)}")
-        return f"{value.__qualname__}({', '.join(given)})" if given else str(value.__qualname__)
+                content = getattr(cell, "cell_contents", ...)
+                if type(content) in _PLAIN and name not in assigned:
+                    arguments.append(f"{name}={self.text(content)}")
+        return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 
     def _object(self, value: Any) -> str:
         attributes = dict(_attributes(value))
         children = {}
         if isinstance(value, nn.Module):
             children = dict(value.named_children())
-            if next(value.parameters(), None) is None:  # else they are weights, or statistics beside them
-                attributes |= {name: each for name, each in value._buffers.items() if each is not None}
+            if next(value.parameters(), None) is None:  # buffers of a module with parameters are weights or statistics
+                attributes |= {name: buffer for name, buffer in value._buffers.items() if buffer is not None}
         elif not attributes:
             return shown_text(value)
-        extra = value.extra_repr() if isinstance(value, nn.Module) and not _is_known(type(value)) else ""
-        parts = [*([extra] if extra else []), *(each for each in self._named(attributes) if each not in extra)]
+        extra = value.extra_repr() if isinstance(value, nn.Module) and not _is_of_library(type(value)) else ""
+        parts = [*([extra] if extra else []), *(text for text in self._named(attributes) if text not in extra)]
         begin = f"{type(value).__qualname__}({', '.join(parts)}"
-        return _on_lines(begin, [f"({name}): {self.text(each)}" for name, each in children.items()])
+        return _on_lines(begin, [f"({name}): {self.text(child)}" for name, child in children.items()])
 
 
 def _on_lines(begin: str, items: Sequence[str]) -> str:
-    """A bracket that was begun, with items on lines of their own, if there are any."""
+    """``begin``, an open parenthesis, followed by one indented line per item, and the closing parenthesis."""
     return "\n  ".join([begin, *(item.replace("\n", "\n  ") for item in items)]) + ("\n)" if items else ")")
 
 
 def _array(value: Any) -> str:
     array = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.ascontiguousarray(value))
-    if array.numel() <= _MOST_VALUES:
+    if array.numel() <= _MAX_VALUES:
         return f"tensor({array.tolist()})"
     whole = array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"tensor(shape={tuple(array.shape)}, checksum={_checksum(whole)})"
 
 
-def _is_known(kind: type) -> bool:
-    return f"{kind.__module__}.".startswith(_LIBRARIES)
+def _is_of_library(cls: type) -> bool:
+    return f"{cls.__module__}.".startswith(_LIBRARIES)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes that describe an object: all of a library's, and what others were made with."""
-    held = getattr(value, "__dict__", {})
+    """(name, value) of the attributes that describe an object.
+
+    All attributes of objects of Kornia and torchvision; of other objects those with the name of a constructor parameter.
+    """
+    instance_attributes = getattr(value, "__dict__", {})
     if dataclasses.is_dataclass(value):
         yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
         return
-    kinds: tuple[Any, ...] = type(value).__mro__
-    names = _parameters(kinds[0])
-    known = any(map(_is_known, kinds))
-    kornias = any(kind.__module__.startswith("kornia.") for kind in kinds)
-    for name, each in held.items():
-        if name in _STATE or isinstance(each, _NO_ARGUMENTS) or not (known or name.strip("_") in names):
+    classes: tuple[Any, ...] = type(value).__mro__
+    names = _parameters(classes[0])
+    of_library = any(map(_is_of_library, classes))
+    of_kornia = any(cls.__module__.startswith("kornia.") for cls in classes)
+    for name, attribute in instance_attributes.items():
+        if name in _STATE or isinstance(attribute, _NO_ARGUMENTS) or not (of_library or name.strip("_") in names):
             continue
-        # Kornia's modules have the dtype that .to() gave them, and samplers made of their other attributes.
-        if not (kornias and (name == "dtype" or isinstance(each, Distribution))):
-            yield name, each
+        # Kornia's modules store the dtype set by .to(), and distributions that follow from other attributes.
+        if not (of_kornia and (name == "dtype" or isinstance(attribute, Distribution))):
+            yield name, attribute
 
 
 @functools.cache
-def _parameters(kind: type) -> frozenset[str]:
-    """Names of the parameters of all constructors of a class."""
-    found: set[str] = set()
-    for each in kind.__mro__[:-1]:
-        if "__init__" in vars(each):
-            found.update(inspect.signature(vars(each)["__init__"]).parameters)
-    return frozenset(name.strip("_") for name in found) - {"self", "args", "kwargs"}
+def _parameters(cls: type) -> frozenset[str]:
+    """Names of the parameters of the constructors of a class and its base classes."""
+    names: set[str] = set()
+    for base in cls.__mro__[:-1]:
+        if "__init__" in vars(base):
+            names.update(inspect.signature(vars(base)["__init__"]).parameters)
+    return frozenset(name.strip("_") for name in names) - {"self", "args", "kwargs"}

@@ -1,4 +1,4 @@
-"""Calls at each part of the work on a batch: names ranges for profilers, or records in a subclass."""
+"""Hooks that an iterator calls as it works on a batch. They open named ranges for profilers; subclasses record."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -9,35 +9,39 @@ from torch.autograd import profiler
 
 from gpuaug.core.streams import Lane
 
-# Variables that Nsight Systems and other readers of NVTX set in the process that they watch.
-_NVTX_LISTENS = torch.backends.cuda.is_built() and any(
+# Environment variables that Nsight Systems and other readers of NVTX set in the profiled process.
+_NVTX_IS_READ = torch.backends.cuda.is_built() and any(
     name in os.environ for name in ("NVTX_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 )
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Hooks:
-    """Names ranges for profilers. Subclasses record: ``Inspection(loader).watched_by(hooks)``."""
+    """Hooks that open named ranges for profilers. Install a subclass with ``Inspection(loader).watched_by(hooks)``."""
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
-        """A block of work on ``batch``: on the training thread, and on ``lane`` if it queues work there. ``waits``: a wait.
+        """Context manager around work on a batch: a named range in traces of ``torch.profiler`` and for readers of NVTX.
 
-        A named range in traces of ``torch.profiler`` and for tools that read NVTX.
+        Args:
+            name: Name of the range.
+            batch: Index of the batch.
+            lane: Lane on which the work is queued, if any.
+            waits: Whether the training thread waits in the context instead of working.
         """
         if profiler._is_profiler_enabled:
-            return torch.profiler.record_function(name)  # which also is an NVTX range within emit_nvtx()
-        if _NVTX_LISTENS:
+            return torch.profiler.record_function(name)  # within emit_nvtx() also an NVTX range
+        if _NVTX_IS_READ:
             return torch.cuda.nvtx.range(name)
         return _NOTHING
 
     def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
-        """The wrapped loader made ``batch`` between two times of ``time.perf_counter``."""
+        """The wrapped loader returned ``batch``; its ``next`` ran between the two times of ``time.perf_counter``."""
 
     def held_back(self, batch: int, waited_s: float) -> None:
-        """The training thread has just waited for the device, which is ``depth + 2`` batches behind."""
+        """The training thread has waited ``waited_s`` seconds for the device, which was ``depth + 2`` batches behind."""
 
     def asked(self, consumer: Lane) -> None:
-        """The training loop asks for its next batch: its step has been queued."""
+        """The training loop calls ``next``: all work of its training step is queued."""
 
     def handed_over(self, batch: int, consumer: Lane) -> None:
-        """The training loop is given ``batch``."""
+        """``next`` is about to return ``batch``."""

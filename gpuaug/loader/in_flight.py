@@ -1,12 +1,12 @@
-"""A batch between the wrapped loader and the training loop, with what is known of it at each point.
+"""Objects that hold a batch between the wrapped loader and the training loop.
 
     wrapped loader
       next()    ──▶ Pulled       batch on the host, an error or the end
-      _submit() ──▶ Submitted    with the work of other threads on it, such as decoding
-      _launch() ──▶ Launched     batch on the device and its event, or the error in its place
+      _submit() ──▶ Submitted    with the work of other threads, such as decoding
+      _launch() ──▶ Launched     batch on the device and its event, or an error
       pop()     ──▶ training loop
 
-``Pulled`` is in ``gpuaug.feed.mailbox``, because the thread that pulls makes it and ``feed`` does not import ``loader``.
+``Pulled`` is in ``gpuaug.feed.mailbox``, because the thread that pulls creates it and ``feed`` does not import ``loader``.
 """
 
 from collections.abc import Sequence
@@ -23,31 +23,31 @@ from gpuaug.stages.base import Pending
 
 @dataclass(slots=True)
 class Launched:
-    """A batch whose work has been queued, or the error that stands in its place."""
+    """A batch whose work has been queued on the device, or the error that is raised instead of it."""
 
     batch: Batch = None
     ready: Event | None = None
     resident: Sequence[torch.Tensor] = ()
     source: Lane | None = None
-    """The stream on which objects were made that were on the device already and hide their tensors."""
+    """Stream on which the wrapped loader wrote objects with hidden tensors on the device."""
     error: BaseException | None = None
     state: Any = None
-    """The wrapped loader's state after this batch."""
+    """State of the wrapped loader after this batch."""
 
 
 @dataclass(slots=True)
 class Submitted:
-    """A batch that was pulled, and the work of other threads on it before it can be launched."""
+    """A batch that was pulled, and the work of other threads that must end before the batch is launched."""
 
     pulled: Pulled
     pending: list[tuple[str, Pending]] = field(default_factory=list)
     error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether launching it would not wait for other threads."""
+        """Whether the batch can be launched without waiting for other threads."""
         return all(work.done() for _, work in self.pending)
 
     def abandon(self) -> None:
-        """Wait for other threads, which may be reading the batch."""
+        """Cancel the work of other threads, and wait until they no longer read the batch."""
         for _, work in self.pending:
             work.abandon()

@@ -1,4 +1,4 @@
-"""The profiler's and the viewer's access to a loader, which is restored afterwards."""
+"""Access of the profiler and the viewer to the internals of a loader, which is restored afterwards."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -21,10 +21,10 @@ from gpuaug.stages.base import BoundStage, Stage
 
 
 class Inspection:
-    """Access to internals of a loader, for the profiler and the viewer.
+    """Access to the internals of a loader, for the profiler and the viewer.
 
     Args:
-        loader: Iterators made here change its counters and its epoch. ``left_as_it_was`` restores them.
+        loader: Iterators of ``begin`` change its counters and its epoch. ``restored_at_end`` restores them.
     """
 
     def __init__(self, loader: StreamedLoader) -> None:
@@ -33,30 +33,35 @@ class Inspection:
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes of the loader."""
+        """Lanes of the loader."""
         return self._shared.lanes
 
     @property
     def feed(self) -> Feed:
-        """The loader's feed."""
+        """Feed of the loader."""
         return self._shared.feed
 
     @property
     def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """(stage on its lane, stage as the user made it) for each stage."""
-        return self._shared.placement.pairs
+        """(stage bound to its lane, the user's stage) for each stage."""
+        return self._shared.device_setup.pairs
 
     def begin(self, depth: int, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
-        """Begin an iterator that works ``depth`` batches ahead, with the stages ``bound`` instead of the loader's, if given."""
+        """Begin an iterator that works ``depth`` batches ahead.
+
+        Args:
+            depth: Number of batches.
+            bound: Stages to run; ``None``: the stages of the loader.
+        """
         return self.loader._begin(depth, bound)
 
     def copy(self, host_batch: Batch) -> Batch:
-        """Copy a batch to the device, on the lane that is current."""
-        return self._shared.placement.copier.copy(host_batch).batch
+        """Copy a batch to the device, on the current lane."""
+        return self._shared.device_setup.copier.copy(host_batch).batch
 
     @contextmanager
     def watched_by(self, hooks: Hooks) -> Iterator[None]:
-        """A block in which iterators call ``hooks``."""
+        """Context manager in which iterators of the loader call ``hooks``."""
         before, self._shared.hooks = self._shared.hooks, hooks
         try:
             yield
@@ -65,22 +70,22 @@ class Inspection:
 
 
 def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
-    """Check that ``loader`` can be profiled or shown, and restored afterwards. Returns it.
+    """Check that ``loader`` can be profiled or shown, and restored afterwards, and return it.
 
     Args:
         loader: The user's argument.
-        doing: The participle in error texts, such as ``"profiled"``.
-        otherwise: The way out in the error text for objects that cannot be iterated.
+        doing: Participle for error messages, such as ``"profiled"``.
+        otherwise: Advice in the error message about objects that cannot be iterated.
 
     Raises:
-        ArgumentTypeError: If it is no ``StreamedLoader``.
-        ArgumentError: If it can be read once, or an iterator would end.
+        ArgumentTypeError: If ``loader`` is not a ``StreamedLoader``.
+        ArgumentError: If it can be iterated only once, or if an open iterator would end.
     """
     if not isinstance(loader, StreamedLoader):
         way_out = "Wrap it: gpuaug.StreamedLoader(loader)." if hasattr(loader, "__iter__") else otherwise
         raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
     if isinstance(loader.loader, Iterator):
-        raise read_once(loader.loader)  # now, before a batch is taken that cannot be given back
+        raise read_once(loader.loader)  # before a batch is read: it could not be restored
     if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feed_iterators):
         raise ArgumentError(
             f"loader must have no iterator open on persistent workers while it is {doing}, got one, which would end. "
@@ -90,55 +95,55 @@ def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
 
 
 @contextmanager
-def left_as_it_was(loader: StreamedLoader) -> Iterator[None]:
-    """A block after which the loader's epoch, state and counters, and torch's generators, are restored."""
+def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
+    """Context manager that restores the epoch, state and counters of a loader, and torch's generators, at its end."""
     shared = loader._shared
-    counted = loader._shared.stats
+    stats = loader._shared.stats
     generators = (getattr(part, "generator", None) for part in parts(loader.loader).values())
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
-    places = [(part, copy.deepcopy(part.state_dict())) for part in _in_this_process(loader.loader)]
+    dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]
     no_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
     try:
-        with shared.progress.set_aside(), _generators_kept(loader.device):
+        with shared.progress.restored_at_end(), _generators_restored_at_end(loader.device):
             yield
     finally:
-        shared.stats = counted
+        shared.stats = stats
         if no_workers:
             loader.close()  # workers draw their seeds when they start, so the user's loop must start them
         for generator, state in states:
             generator.set_state(state)
-        for part, place in places:
-            part.load_state_dict(place)
+        for dataset, state_dict in dataset_states:
+            dataset.load_state_dict(state_dict)
 
 
 @contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    """A block after which torch's global generators, of the host and of ``device``, are restored."""
+def _generators_restored_at_end(device: torch.device) -> Iterator[None]:
+    """Context manager that restores torch's global generators, of the host and of ``device``, at its end."""
     module = None if device.type == "cpu" else getattr(torch, device.type)
-    where = (device,) if device.type in ("cuda", "xpu") else ()
+    arguments = (device,) if device.type in ("cuda", "xpu") else ()
     with generator_lock:
-        states = torch.get_rng_state(), None if module is None else module.get_rng_state(*where)
+        states = torch.get_rng_state(), None if module is None else module.get_rng_state(*arguments)
     try:
         yield
     finally:
         with generator_lock:
             torch.set_rng_state(states[0])
             if module is not None:
-                module.set_rng_state(states[1], *where)
+                module.set_rng_state(states[1], *arguments)
 
 
 def read_once(source: object) -> ArgumentError:
-    """The error for a source that can be read once."""
+    """Error for a source that can be iterated only once."""
     return ArgumentError(
         f"loader must wrap what can be iterated again and again, got {type(source).__name__}, which can be read once. "
         "Wrap a list, a DataLoader, or an object whose __iter__ begins anew."
     )
 
 
-def _in_this_process(loader: Any) -> Iterator[Any]:
-    """The dataset, if it has a state of its own and is read in this process, not in workers."""
+def _stateful_datasets(loader: Any) -> Iterator[Any]:
+    """Yield the dataset if it has ``state_dict`` and ``load_state_dict`` and is read in this process, not in workers."""
     dataset = getattr(loader, "dataset", None)
-    known = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
-    if known and getattr(loader, "num_workers", 0) == 0:
+    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    if has_state and getattr(loader, "num_workers", 0) == 0:
         yield dataset

@@ -1,4 +1,4 @@
-"""The batches of one iterator between the wrapped loader and the training loop."""
+"""``PipelinedIterator``: pulls, submits and launches batches ahead of the training loop, and hands them over."""
 
 import os
 import time
@@ -27,15 +27,15 @@ from gpuaug.stages.base import BoundStage
 
 
 class PipelinedIterator:
-    """The batches of one iterator.
+    """One iteration of the training loop over a ``StreamedLoader``.
 
     Args:
         shared: State that the loader's iterators share.
         feed_iterator: The iteration over the wrapped loader.
-        bound: The stages on their lanes.
-        begun: Epoch and batch at which the training loop begins.
-        first_position: Random-number key of the first batch.
-        depth: Number of batches launched ahead of the one that is handed over. May be set between two batches.
+        bound: Stages, bound to their lanes.
+        begun: Position at which the training loop begins.
+        first_position: Random-number position of the first batch.
+        depth: Number of batches launched ahead of the batch that is handed over. May be set between two batches.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PipelinedIterator:
     ) -> None:
         self._shared = shared
         self._lanes = shared.lanes
-        self._copier = shared.placement.copier
+        self._copier = shared.device_setup.copier
         self._bound = bound
         self.feed_iterator = feed_iterator
         self._launch_position = first_position
@@ -65,24 +65,24 @@ class PipelinedIterator:
         self.waiting: deque[Launched] = deque()
         self.depth = depth
         self._process = os.getpid()
-        # Also runs when the interpreter ends, before it takes the modules away.
+        # Also runs when the interpreter ends, before it unloads modules.
         self._end_threads = weakref.finalize(self, _end_threads, self._process, self._submitted, bound, self._memory)
 
     @property
     def position(self) -> Position:
-        """Random-number key (seed, epoch, rank, batch index) of the next batch to launch."""
+        """Random-number position (seed, epoch, rank, batch index) of the next batch to launch."""
         return self._launch_position
 
     @property
     def ended(self) -> bool:
-        """Whether the wrapped loader has ended, or an error has."""
+        """Whether no further batch will be pulled: the wrapped loader has ended, or an error was raised."""
         return self._ended
 
     def check_process(self) -> None:
-        """Refuse a forked process, which cannot use CUDA. Call before any CUDA call.
+        """Raise in a forked process, which cannot use CUDA. Call before any CUDA call.
 
         Raises:
-            IteratorEndedError: In a process that was forked from the one that began the iterator.
+            IteratorEndedError: If this process was forked from the process that began the iterator.
         """
         if os.getpid() != self._process:
             raise IteratorEndedError(
@@ -91,10 +91,10 @@ class PipelinedIterator:
             )
 
     def fill(self, consumer: Lane) -> None:
-        """Launch batches until ``depth + 1`` are launched, or the wrapped loader has none ready.
+        """Launch batches until ``depth + 1`` are launched, or the wrapped loader has no batch ready.
 
-        May wait for the run-ahead limit, for another thread's launch and for a stage's Python; for the loader or the decoder
-        only if no batch is launched, or if images have to be decoded again.
+        May wait for the run-ahead limit, for another thread's launch and for a stage's Python code. Waits for the wrapped
+        loader or the decoder only if no batch is launched, or if images have to be decoded again.
         """
         stats = self._shared.stats
         hooks = self._shared.hooks
@@ -107,23 +107,23 @@ class PipelinedIterator:
             stats.held_back += 1
             stats.held_back_ms += waited_s * 1e3
             hooks.held_back(self._handed_over.batch, waited_s)
-        # In line nothing overlaps: launching ahead would only delay the batch that is wanted.
-        most = 1 if self._lanes.in_line else depth + 1
+        # In line nothing overlaps: launching ahead would only delay the next batch.
+        max_launched = 1 if self._lanes.in_line else depth + 1
         ahead = min(depth, self._ahead)
         consumer_event: Event | None = done
-        while (step := self._next_step(most, ahead)) is not None:
-            self._shared.launching.run(partial(self._run, step, consumer, consumer_event))
+        while (action := self._next_action(max_launched, ahead)) is not None:
+            self._shared.launching.run(partial(self._run, action, consumer, consumer_event))
             consumer_event = None
 
     def pop(self, consumer: Lane) -> Batch:
-        """The next batch, for which ``consumer`` waits on the device. Raises the error that takes its place, if one does."""
+        """Return the next batch, for which ``consumer`` waits on the device, or raise the error that occurred in its place."""
         launched = self.waiting.popleft()
         if launched.error is not None:
             self._ended = True
             try:
                 raise launched.error
             finally:
-                del launched  # or the error would hold itself through its traceback, and the batch with it
+                del launched  # otherwise a reference cycle through the traceback would keep the error and the batch alive
         assert launched.ready is not None
         stats = self._shared.stats
         hooks = self._shared.hooks
@@ -142,19 +142,19 @@ class PipelinedIterator:
         return launched.batch
 
     def end(self) -> None:
-        """Note that all batches have been handed over and the epoch has ended."""
+        """Record that all batches have been handed over and the epoch has ended."""
         self._reach(self._handed_over._replace(ended=True, source=self._state_at_end))
 
     def close(self) -> None:
         """End the iteration over the wrapped loader, and drop batches that were not handed over."""
         if not self._end_threads.alive:
-            return  # closed before, or the interpreter ends: threads have ended, and modules may be gone
+            return  # closed before, or the interpreter is ending: threads have ended, and modules may be unloaded
         if os.getpid() != self._process:
-            _kept_in_children.append(self)
+            _iterators_of_parent.append(self)
             return
         self.feed_iterator.close()
         self._end_threads()
-        for launched in self.waiting:  # they are dropped while lanes may still be reading them
+        for launched in self.waiting:  # lanes may still be reading the batches that are dropped here
             if launched.source is not None and launched.ready is not None:
                 launched.source.wait(launched.ready)
         self.waiting.clear()
@@ -162,9 +162,9 @@ class PipelinedIterator:
         self._shared.reclaim()
 
     def release(self) -> None:
-        """End the work of other threads on submitted batches. Each becomes an error at its place. The feed has been closed.
+        """End the work of other threads on submitted batches. ``next`` then raises in place of these batches.
 
-        May be called while another thread is inside ``fill``: waits for its launch.
+        The feed must have been closed. May be called while another thread is inside ``fill``: waits for the end of its launch.
         """
 
         def abandon() -> None:
@@ -177,16 +177,22 @@ class PipelinedIterator:
         if self._ahead and self._process == os.getpid():
             self._shared.launching.try_run(abandon, STOP_S)
 
-    def _run(self, step: Callable[[], None], consumer: Lane, done: Event | None) -> None:
-        """Run one step with the lanes current. With ``done``, free read slots, and have the copy lane wait for that event."""
+    def _run(self, action: Callable[[], None], consumer: Lane, done: Event | None) -> None:
+        """Call ``action``, which makes lanes current; afterwards ``consumer`` is current again.
+
+        Args:
+            action: The next action.
+            consumer: The stream that trains.
+            done: Event of ``consumer`` for which the copy lane has to wait, with the first action of a ``fill``; else ``None``.
+        """
         if done is not None:
             self._shared.feed.free_read_slots()
             self._lanes.wait_for_consumers(consumer, done)
         block = self._lanes.launching(consumer)
         try:
             with block:
-                step()
-        except BaseException:  # an interrupt, perhaps at its first line, or before an event keeps a launch's memory
+                action()
+        except BaseException:  # an interrupt: __exit__ may not have run, and a launch may have recorded no event
             block.__exit__(None, None, None)
             self._lanes.settle()
             raise
@@ -195,33 +201,34 @@ class PipelinedIterator:
         self._handed_over = reached
         self._shared.progress.reach(reached)
 
-    def _note(self, error: BaseException, where: str, batch: int) -> None:
-        raised = f"gpuaug: raised {where}, at batch "
-        add_note(error, f"{raised}{batch} of epoch {self._launch_position.epoch}.", replaces=raised)
+    def _add_note(self, error: BaseException, where: str, batch: int) -> None:
+        """Add the position of the batch to an error, and advice to an error about memory."""
+        prefix = f"gpuaug: raised {where}, at batch "
+        add_note(error, f"{prefix}{batch} of epoch {self._launch_position.epoch}.", replaces=prefix)
         if isinstance(error, torch.OutOfMemoryError):
             depth = 0 if self._lanes.in_line else self.depth
             way_out = "Lower depth, or batch_size of the DataLoader." if depth else "Lower batch_size of the DataLoader."
             at_once = f"{depth + 2} batches are on {self._lanes.device} at once (depth={depth})"
             add_note(error, f"gpuaug: up to {at_once}. {way_out}", replaces="gpuaug: up to ")
 
-    def _next_step(self, most: int, ahead: int) -> Callable[[], None] | None:
-        """The next action, or ``None`` where there is none without waiting.
+    def _next_action(self, max_launched: int, ahead: int) -> Callable[[], None] | None:
+        """Return the next action, or ``None`` if there is no action that need not wait.
 
-        Launch the oldest submitted batch if its decoding is done; else pull one, while fewer than ``most + ahead`` are
-        launched or submitted; else, if none is launched, launch the oldest submitted batch and wait for its decoding.
+        Launch the oldest submitted batch if its decoding is done; else pull a batch, while fewer than ``max_launched + ahead``
+        are launched or submitted; else, if none is launched, launch the oldest submitted batch and wait for its decoding.
         """
         submitted = self._submitted
-        if submitted and len(self.waiting) < most and submitted[0].done():
+        if submitted and len(self.waiting) < max_launched and submitted[0].done():
             return self._launch_next
-        if not self._ended and len(self.waiting) + len(submitted) < most + ahead:
+        if not self._ended and len(self.waiting) + len(submitted) < max_launched + ahead:
             pulled = self._pull()
             if pulled is not None and not (pulled.ended and pulled.error is None):
                 return partial(self._submit, pulled)
-        # Only the batch that is wanted now may make the training thread wait.
+        # The training thread may wait only for the batch that is handed over next.
         return self._launch_next if submitted and not self.waiting else None
 
     def _pull(self) -> Pulled | None:
-        """The next batch of the wrapped loader. ``None`` if it has none yet while others are launched or submitted."""
+        """Pull the next batch of the wrapped loader; ``None`` if it has none ready while others are launched or submitted."""
         stats = self._shared.stats
         hooks = self._shared.hooks
         pulled = self.feed_iterator.get(block=False)
@@ -233,7 +240,7 @@ class PipelinedIterator:
                 pulled = self.feed_iterator.get(block=True)
             waited_s = time.perf_counter() - start
             stats.starved += 1
-            stats.starved_ms += waited_s * 1e3  # no call within: another thread may count, too
+            stats.starved_ms += waited_s * 1e3  # without a call in the expression: another thread may change the counter
             assert pulled is not None
         self._ended = pulled.ended
         self._state_at_end = pulled.state
@@ -244,7 +251,7 @@ class PipelinedIterator:
         self._submitted.append(submitted := Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
             explain(pulled.error)
-            self._note(pulled.error, "by the wrapped loader", batch_index)
+            self._add_note(pulled.error, "by the wrapped loader", batch_index)
         else:
             self._shared.hooks.pulled(batch_index, *pulled.took_s)
         if not self._ahead:
@@ -253,7 +260,7 @@ class PipelinedIterator:
             submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, batch_index)
 
     def _begin_stages(self, submitted: Submitted, batch_index: int) -> Exception | None:
-        """Begin the stages' work on other threads. Returns the error that a stage raised, or ``None``."""
+        """Begin the stages' work on other threads. Return the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
         position = self._launch_position._replace(batch=batch_index)
@@ -261,7 +268,7 @@ class PipelinedIterator:
             try:
                 submitted.pulled.batch, pending = bound.submit(submitted.pulled.batch, self._memory, position, self._bound)
             except Exception as error:
-                self._note(error, f"in stage {bound.name!r}", batch_index)
+                self._add_note(error, f"in stage {bound.name!r}", batch_index)
                 return error
             submitted.pending += [(bound.name, pending)] if pending is not None else []
         return None
@@ -271,7 +278,7 @@ class PipelinedIterator:
         if submitted.error is None:
             self._launch(submitted)
             self._launch_position = self._launch_position.after()
-        else:  # raised at its own batch, after earlier batches have been handed over
+        else:  # raised by next() in place of this batch, after earlier batches have been handed over
             submitted.abandon()
             self._fail(submitted.error)
 
@@ -283,7 +290,7 @@ class PipelinedIterator:
 
     @contextmanager
     def _decode_wait(self, batch: int) -> Iterator[None]:
-        """A block in which the training thread waits until other threads have decoded ``batch``: counted, and a span."""
+        """Context manager around a wait of the training thread for the decoding of ``batch``: counts it and opens a span."""
         stats = self._shared.stats
         start = time.perf_counter()
         try:
@@ -302,7 +309,7 @@ class PipelinedIterator:
         batch_index = self._launch_position.batch
         read_by_stages: list[Any] = []
         lane = self._lanes.copy
-        doing = "its copy"
+        part = "its copy"
         source = None
         end = None
         branches = None
@@ -310,11 +317,11 @@ class PipelinedIterator:
             self._lanes.reclaim()
             lane.make_current()
             for name, work in submitted.pending:
-                doing = f"stage {name!r}"
+                part = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
                 stats.replaced += work.replaced
                 stats.undecoded_pixels += work.undecoded
-            doing = "its copy"
+            part = "its copy"
             feed.prepare(pulled)
             if pulled.slot is not None:
                 stats.slot_batches += 1
@@ -323,16 +330,16 @@ class PipelinedIterator:
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
             if copied.resident or copied.resident_objects:
-                followed = self._lanes.follow(pulled.stream)
-                source = followed if copied.resident_objects else None
+                source_lane = self._lanes.follow(pulled.stream)
+                source = source_lane if copied.resident_objects else None
             batch = copied.batch
             ready = lane.record_event()
             feed.read_until(pulled, ready)
             branches = Branches(ready, side_by_side=self._side_by_side and not self._first)
             for bound in self._bound:
-                doing = f"stage {bound.name!r}"
+                part = f"stage {bound.name!r}"
                 values = bound.read(batch)
-                read_by_stages.extend(batches.kept(values))
+                read_by_stages.extend(batches.objects_to_keep(values))
                 ready = branches.wait(bound, batch, values)
                 lane = bound.lane
                 with hooks.span(bound.range_name, batch_index, lane):
@@ -351,11 +358,11 @@ class PipelinedIterator:
             end = ready
             self.waiting.append(Launched(batch, ready, copied.resident, source, state=pulled.state))
         except Exception as error:
-            self._note(error, f"in {doing}", batch_index)
+            self._add_note(error, f"in {part}", batch_index)
             self._fail(error)
         finally:
-            if end is None:  # an error or an interrupt, after which the lane may hold work without an event
-                submitted.abandon()  # or threads may read from the slot when it is free
+            if end is None:  # after an error or an interrupt the lane may hold work without an event
+                submitted.abandon()  # otherwise threads could read from the slot after it was freed
                 end = lane.record_event() if branches is None else branches.join(lane, again=True)
                 feed.read_until(pulled, end)
                 if source is not None:
@@ -364,7 +371,7 @@ class PipelinedIterator:
                 self._lanes.retire(read_by_stages, end)
 
 
-_kept_in_children: list[PipelinedIterator] = []
+_iterators_of_parent: list[PipelinedIterator] = []
 """Iterators of the parent process, kept alive: destroying their events would abort a process that cannot reach the device."""
 
 
@@ -375,7 +382,7 @@ def _abandon(submitted: deque[Submitted]) -> None:
 
 def _end_threads(process: int, submitted: deque[Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
     if os.getpid() != process:
-        return  # a forked process does not have the threads
+        return  # the threads do not exist in a forked process
     _abandon(submitted)
-    for each in bound:
-        each.close(memory)
+    for stage in bound:
+        stage.close(memory)

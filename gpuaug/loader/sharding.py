@@ -1,4 +1,4 @@
-"""The ranks that train together, and whether they read the same samples."""
+"""Number of ranks, and whether all ranks read the same samples."""
 
 from operator import length_hint
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 from torch import distributed
 from torch.utils.data import DataLoader, Subset
 
-_OF_A_RANK = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
-"""Attributes of datasets that hold one rank's share."""
+_SHARDING_ATTRIBUTES = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
+"""Names of attributes of datasets that give each rank a part of the samples."""
 
 
 def count_ranks() -> int:
-    """Number of processes that train together."""
+    """Number of processes in ``torch.distributed``, or 1 if that is not initialized."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:
-    """Whether every rank reads the whole dataset, for certain: through samplers that ``DataLoader`` itself makes.
+    """Whether it is certain that every rank reads the whole dataset.
 
-    A sampler of the user's or of a framework's may know of ranks. So may a subclass that is iterated in a way of its own, and
-    a dataset.
+    That is so with the samplers that ``DataLoader`` itself creates. Samplers of users and frameworks, subclasses that override
+    iteration, and datasets may take the rank into account.
     """
     if not isinstance(loader, DataLoader) or not _is_torchs(type(loader).__iter__):
         return False
@@ -35,10 +35,10 @@ def reads_whole_dataset(loader: Any, ranks: int) -> bool:
     if getattr(sampler, "replacement", False) or sampler.data_source is not dataset or len(sampler) != len(dataset):
         return False
     if isinstance(dataset, Subset) and (len(dataset) - 1) * ranks < length_hint(dataset.dataset):
-        return False  # no more than a rank's share
-    return not any(name.lstrip("_") in _OF_A_RANK for name in getattr(dataset, "__dict__", ()))
+        return False  # the subset is at most one rank's part of the dataset
+    return not any(name.lstrip("_") in _SHARDING_ATTRIBUTES for name in getattr(dataset, "__dict__", ()))
 
 
-def _is_torchs(named: Any) -> bool:
-    # torchdata's loaders have samplers of their own.
-    return named.__module__.split(".")[0] in ("torch", "torchdata")
+def _is_torchs(class_or_function: Any) -> bool:
+    # torchdata's loaders use samplers of torchdata.
+    return class_or_function.__module__.split(".")[0] in ("torch", "torchdata")

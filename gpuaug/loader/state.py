@@ -1,4 +1,4 @@
-"""State that the iterators of one loader share, in one thread or in several."""
+"""State that the iterators of one loader share, on one thread or several."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ from gpuaug.core.errors import GpuAugError
 from gpuaug.core.streams import Event, Lanes
 from gpuaug.feed.feed import Feed
 from gpuaug.loader.checkpoint import Progress
+from gpuaug.loader.device_setup import DeviceSetup
 from gpuaug.loader.hooks import Hooks
-from gpuaug.loader.placement import Placement
 from gpuaug.loader.stats import Stats
 
 
 class LaunchLock:
-    """Held by the thread that launches a batch. Not re-entrant."""
+    """Lock of the thread that launches a batch. Not re-entrant."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -28,7 +28,7 @@ class LaunchLock:
         """Call ``work`` when no other thread launches.
 
         Raises:
-            GpuAugError: Within this thread's own launch, whose stage has called what leads here.
+            GpuAugError: If this thread is launching: the stage that is running reads the loader that runs it.
         """
         if not self.try_run(work, -1):
             raise GpuAugError(
@@ -37,8 +37,12 @@ class LaunchLock:
             )
 
     def try_run(self, work: Callable[[], object], timeout_s: float) -> bool:
-        """Call ``work`` unless this thread launches, or another does for over ``timeout_s``. Returns whether it was called."""
-        # Not a block of ``with``: an interrupt may arrive at the first line of __exit__, which then does not release.
+        """Call ``work``, unless this thread is launching or another one does not finish its launch within ``timeout_s``.
+
+        Returns:
+            Whether ``work`` was called.
+        """
+        # Not ``with self._lock``: an interrupt may arrive at the first line of __exit__, and the lock would not be released.
         this = threading.get_ident()
         if self._holder == this:
             return False
@@ -51,30 +55,31 @@ class LaunchLock:
         finally:
             if self._holder == this:
                 self._holder = None
-            try:  # noqa: SIM105 - suppress() has an __exit__ in Python, too
+            try:  # noqa: SIM105 - suppress() too has an __exit__ in Python
                 self._lock.release()
-            except RuntimeError:  # it was not acquired
+            except RuntimeError:  # the lock was not acquired
                 pass
 
 
 class RunAheadLimit:
-    """Holds the host back when it runs too many batches ahead of the consumer's work on the device.
+    """Limit of the number of batches that the host may be ahead of the consumer's work on the device.
 
-    Without a bound, a host that queues faster than the device works piles up launches and page-locked batches without end.
+    Without a limit, a host that is faster than the device would queue launches and fill page-locked memory without bound.
     """
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
 
     def keep(self, event: Event, ahead: int) -> float | None:
-        """Append the consumer's event. If more than ``ahead`` are stored, wait on the host for the newest one removed.
+        """Append the consumer's event. If more than ``ahead`` events are stored, remove the oldest and wait for it.
 
         Returns:
-            Seconds waited, or ``None`` without a wait. The caller counts it: ``torch.cuda.set_sync_debug_mode`` cannot.
+            Seconds waited, or ``None`` without a wait. Counted by the caller: ``torch.cuda.set_sync_debug_mode`` does not see
+            it.
         """
         self._events.append(event)
         oldest = None
-        while len(self._events) > ahead:  # several, if ``ahead`` has become smaller
+        while len(self._events) > ahead:  # more than once if ``ahead`` has become smaller
             oldest = self._events.popleft()
         if oldest is None or oldest.query():
             return None
@@ -87,7 +92,7 @@ class RunAheadLimit:
 class LoaderState:
     """State that the iterators of one loader share."""
 
-    placement: Placement
+    device_setup: DeviceSetup
     feed: Feed
     progress: Progress
     stats: Stats = field(default_factory=Stats)
@@ -97,33 +102,33 @@ class LoaderState:
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes on the loader's device."""
-        return self.placement.lanes
+        """Lanes on the loader's device."""
+        return self.device_setup.lanes
 
     def reclaim(self) -> None:
-        """Drop what batches have left, unless a launch is under way: intermediate tensors, and slots that have been read."""
+        """Drop intermediate tensors and free slots that have been read, unless a launch is under way."""
 
         def reclaim() -> None:
             self.lanes.reclaim(keep=0)
             self.feed.free_read_slots()
 
-        # An abandoned iterator is closed wherever the garbage collector runs, in the middle of a launch too. The lane of that
-        # launch has not waited for the readers of the tensors that would be dropped here.
+        # The garbage collector may close an abandoned iterator in the middle of a launch, whose lane has not yet waited for the
+        # readers of the tensors that would be dropped here.
         self.launching.try_run(reclaim, 0)
 
 
 class OneThreadIterator(Iterator[Batch]):
-    """The batches of a generator, for one thread at a time."""
+    """Iterator over a generator's batches that one thread may use at a time."""
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
         self.throw = batches.throw
 
     def __next__(self) -> Batch:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
-            GpuAugError: If another call of it has not returned.
+            GpuAugError: If another call of ``next`` has not returned.
         """
         nested = rng.generator_lock.in_a_block
         try:
@@ -159,5 +164,5 @@ class OneThreadIterator(Iterator[Batch]):
 
 
 def _is_of_a_stage(error: ValueError) -> bool:
-    """Whether a stage raised the error, and not the generator because another call of it is running."""
+    """Whether a stage raised the error. Otherwise the generator raised it, because another call of it is running."""
     return error.__traceback__ is None or error.__traceback__.tb_next is not None

@@ -8,42 +8,42 @@ class Stats:
     """Running counters of one loader, for a training log."""
 
     batches: int = 0
-    """Batches handed over."""
+    """Number of batches handed over."""
     copied_bytes: int = 0
-    """Bytes copied to the device."""
+    """Number of bytes copied to the device."""
     depth: int = 0
-    """Batches that may be launched ahead now. 0 is in line."""
+    """Current limit of batches launched ahead. 0: in line."""
     ready: int = 0
-    """Batches launched besides the last one when that was handed over. 0 on a CPU; loaded batches on the host do not count."""
+    """Number of batches that were launched when the last batch was handed over, without that batch. 0 on a CPU."""
     starved: int = 0
-    """Waits of the training thread for the wrapped loader, while no batch was launched or being decoded."""
+    """Number of waits of the training thread for the wrapped loader, while no batch was launched or being decoded."""
     starved_ms: float = 0.0
-    """Milliseconds of these waits, in all."""
+    """Total time of the waits counted by ``starved``, in milliseconds."""
     slot_batches: int = 0
-    """Batches that came through a page-locked slot."""
+    """Number of batches that came through a page-locked slot."""
     other_batches: int = 0
-    """Batches that came without a slot."""
+    """Number of batches that came without a slot."""
     held_back: int = 0
-    """Waits of the training thread for the device, because ``depth + 2`` batches were queued. Healthy."""
+    """Number of waits of the training thread for the device, because ``depth + 2`` batches were queued. Healthy."""
     held_back_ms: float = 0.0
-    """Milliseconds of these waits, in all."""
+    """Total time of the waits counted by ``held_back``, in milliseconds."""
     replaced: int = 0
-    """Samples whose image could not be decoded, replaced by another sample of the batch."""
+    """Number of samples whose image could not be decoded, replaced by another sample of the batch."""
     undecoded_pixels: int = 0
-    """Pixels of images that were not decoded, because the fused stage behind reads a window of each image alone."""
+    """Number of pixels that were not decoded, because the next fused stage reads only a window of each image."""
     decode_waits: int = 0
-    """Waits of the training thread for images to be decoded."""
+    """Number of waits of the training thread for decoding."""
     decode_wait_ms: float = 0.0
-    """Milliseconds of these waits, in all."""
+    """Total time of the waits counted by ``decode_waits``, in milliseconds."""
     pinned_bytes: int = 0
-    """Page-locked bytes of slots, of images that are being decoded and of decoders, when ``stats()`` was called."""
+    """Bytes of page-locked memory in slots, images being decoded and decoders, when ``stats()`` was called."""
     decode_bytes: int = 0
-    """Bytes on the device for decoded pixels of batches that were not freed, and of decoders, when ``stats()`` was called."""
+    """Bytes of device memory of decoded pixels that were not freed, and of decoders, when ``stats()`` was called."""
     captured: int = 0
-    """CUDA graphs of encoders captured. With several encoders, each counts here and in the next two."""
+    """Number of CUDA graphs of encoders captured. With several encoders, the runs of each count here and in the next two."""
     replayed: int = 0
-    """Batches that an encoder ran on from a CUDA graph."""
+    """Number of batches that an encoder ran on from a CUDA graph."""
     eager: int = 0
-    """Batches that an encoder ran on with its kernels launched one by one."""
+    """Number of batches that an encoder ran on with its kernels launched one by one."""
     graph_bytes: int = 0
-    """Bytes on the device for CUDA graphs of encoders, when ``stats()`` was called."""
+    """Bytes of device memory for CUDA graphs of encoders, when ``stats()`` was called."""

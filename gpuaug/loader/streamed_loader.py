@@ -1,4 +1,4 @@
-"""``StreamedLoader``: batches that are on the device, transformed and encoded, when the training loop asks for them."""
+"""``StreamedLoader``: copies, transforms and encodes batches on the device ahead of the training loop."""
 
 import warnings
 import weakref
@@ -14,13 +14,13 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, GpuAugWarning, whole_number
 from gpuaug.core.machine import memory_share_bytes
 from gpuaug.core.rng import Position
-from gpuaug.feed.feed import Feed, Kind
+from gpuaug.feed.feed import Feed
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.prepared_loader import as_prepared, warn_if_never_stepped
 from gpuaug.feed.wrapped_loader import checked, without_workers
-from gpuaug.loader.checkpoint import MOST_COUNT, MOST_SEED, Progress
+from gpuaug.loader.checkpoint import MAX_COUNT, MAX_SEED, Progress
+from gpuaug.loader.device_setup import DeviceSetup
 from gpuaug.loader.iterator import PipelinedIterator
-from gpuaug.loader.placement import Placement
 from gpuaug.loader.sharding import count_ranks, reads_whole_dataset
 from gpuaug.loader.state import LoaderState, OneThreadIterator
 from gpuaug.loader.stats import Stats
@@ -30,42 +30,45 @@ DEFAULT_DEPTH = 2
 
 
 class StreamedLoader:
-    """Iterates over a loader's batches on the device, each ready on the stream that is current when it is handed over.
+    """Iterate over a loader's batches on the device, copied, transformed and encoded ahead of the training loop.
 
-    Copies run on a copy lane and every stage on a lane of its own, up to ``depth`` batches ahead of the training loop. What
-    comes out is bit for bit what ``depth=0`` gives, which runs the same work with an immediate wait.
+    Copies run on a copy lane and each stage on a lane of its own, up to ``depth`` batches ahead of the training loop. A batch
+    is ready on the stream that is current when it is handed over. Batches are equal, bit for bit, to those of ``depth=0``,
+    which runs the same work in line.
 
-    Around a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``, such as
-    torchdata's ``StatefulDataLoader``, it has these two methods as well, of ``gpuaug.loader.checkpoint.Progress``.
+    If ``loader`` is a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``
+    such as torchdata's ``StatefulDataLoader``, the ``StreamedLoader`` has these two methods too. They are documented at
+    ``gpuaug.loader.checkpoint.Progress``.
 
-    It can be pickled, as for a spawned process, if the wrapped loader and the stages can. The copy goes on as this one would.
+    It can be pickled, for instance for a spawned process, if the wrapped loader and the stages can. The copy continues from the
+    same position.
 
     Args:
-        loader: Any iterable of batches: a ``DataLoader``, a list, a generator function's result. Batches may be any nesting of
-            tensors in tuples, lists, mappings, named tuples and dataclasses. An iterator that can be read once (a generator)
-            has been read ahead when a loop is left early.
-        stages: What is done to a batch after its copy, in order: ``TransformStage``, ``FeatureStage``, or any
-            callable on the images. May be replaced between epochs.
-        device: Where batches go. Left out: Accelerate's, for a loader that it has prepared, else this machine's accelerator or
-            CPU. Without an index, as ``"cuda"``: the GPU that is current when the first batch is asked for.
-        depth: How many batches are worked on ahead of the one that is handed over. ``"auto"`` is deprecated and is 2.
-        seed: What the draws of stages depend on. Left out: ``torch.initial_seed()``, which consumes nothing, or that of the
-            state that is loaded.
-        rank: The data-parallel rank, which makes ranks draw differently. Left out: ``torch.distributed``'s, or 0, and the first
-            iterator warns if every rank reads the whole dataset.
-        feed: How batches come from the loader. ``"auto"``: where the device is a GPU, a ``DataLoader``'s workers collate into
-            page-locked slots, and batches of other sources are copied into such in the background. ``"ring"`` insists on slots,
-            ``"plain"`` has none. ``repr`` says which it is, and why.
-        feed_bytes: How much memory the slots may take, at most all that this process may use: the machine's or the container's,
-            divided by the number of ranks on this machine (``LOCAL_WORLD_SIZE``). Left out: an eighth of it.
+        loader: Any iterable of batches: a ``DataLoader``, a list, a generator. A batch is any nesting of tuples, lists,
+            mappings, named tuples and dataclasses with tensors. An iterator that can be read only once, such as a generator,
+            loses the batches that were read ahead when a loop ends early.
+        stages: Stages that run after the copy, in order: ``TransformStage``, ``FeatureStage``, or any callable on the images.
+            May be replaced between epochs.
+        device: Device to copy batches to. Default: the device of Accelerate for a loader that it has prepared, else the
+            machine's accelerator, or the CPU. ``"cuda"`` without an index is the GPU that is current at the first ``next``.
+        depth: Number of batches to work on ahead of the batch that is handed over. ``"auto"`` is deprecated and means 2.
+        seed: Seed of the stages' random numbers. Default: the seed of a loaded state, else ``torch.initial_seed()``, which
+            advances no generator.
+        rank: Data-parallel rank. Ranks draw different random numbers. Default: the rank in ``torch.distributed``, or 0; the
+            first iterator then warns if every rank reads the whole dataset.
+        feed: How batches travel from the loader. ``"auto"``: for a GPU, workers of a ``DataLoader`` collate into page-locked
+            slots, and batches of other sources are copied into slots in the background. ``"ring"`` raises if slots cannot be
+            used, ``"plain"`` uses none. ``repr(loader)`` shows the choice and its reason.
+        feed_bytes: Limit of the memory of all slots. At most the memory of the machine or the container, divided by the number
+            of ranks on this machine (``LOCAL_WORLD_SIZE``). Default: an eighth of that.
 
     Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: At once, for arguments that cannot work; with the first batch, where that
-            follows from which GPU is then current.
+        ArgumentError, ArgumentTypeError, DeviceError: For arguments that cannot work; at the first batch if that depends on the
+            GPU that is current then.
 
     Cost:
-        A batch of two tensors and no stages costs the training thread two copies, three events and three waits. Memory on the
-        device: the batches on their way (``depth + 1``) and two batches' intermediates.
+        A batch of two tensors without stages costs the training thread two copies, three events and three waits. Device memory:
+        ``depth + 1`` batches, and the intermediate tensors of two batches.
 
     Examples:
         >>> loader = StreamedLoader([torch.ones(2), torch.zeros(1)], [lambda x: x * 3], device="cpu")
@@ -82,7 +85,7 @@ class StreamedLoader:
         depth: int | Literal["auto"] = DEFAULT_DEPTH,
         seed: int | None = None,
         rank: int | None = None,
-        feed: Kind = "auto",
+        feed: Literal["auto", "ring", "plain"] = "auto",
         feed_bytes: int | None = None,
     ) -> None:
         self._loader = checked(loader)
@@ -90,7 +93,7 @@ class StreamedLoader:
         self._depth = _depth(depth)
         seed = None if seed is None else _seed(seed)
         way_out = "Leave it out for torch.distributed's."
-        self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MOST_COUNT)
+        self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MAX_COUNT)
         self._warned_of_ranks = False
         prepared = as_prepared(loader)
         device = prepared.device if prepared is not None and device is None else device
@@ -98,15 +101,15 @@ class StreamedLoader:
         budget = None if feed_bytes is None else _budget(feed_bytes)
         source = loader if prepared is None else prepared.dataloader
         begin_with = None if prepared is None else prepared.open
-        own_feed = Feed(source, feed, budget, requested, begin_with)
-        placement = Placement(device, warns=bool(own_feed.reason))
+        batch_feed = Feed(source, feed, budget, requested, begin_with)
+        device_setup = DeviceSetup(device, warns=bool(batch_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
-        end_passes = partial(_close_all, self._feed_iterators)
-        progress = Progress(loader, placement, seed, own_feed, end_passes, prepared)
-        self._shared = LoaderState(placement, own_feed, progress)
+        end_iterations = partial(_close_all, self._feed_iterators)
+        progress = Progress(loader, device_setup, seed, batch_feed, end_iterations, prepared)
+        self._shared = LoaderState(device_setup, batch_feed, progress)
         if progress.can_resume:
-            # Here, not on the class: frameworks look for these two names, and put the state into checkpoints.
+            # On the instance, not on the class: frameworks save the state of every object that has these two methods.
             self.state_dict = progress.state_dict
             self.load_state_dict = progress.load_state_dict
         self.stages = stages
@@ -115,12 +118,12 @@ class StreamedLoader:
         return OneThreadIterator(self._batches())
 
     def _batches(self) -> Generator[Batch, None, None]:
-        # A generator: nothing starts before the first next(), and frameworks call iter() more often than they iterate.
+        # A generator, so that nothing starts before the first next(): frameworks call iter() more often than they iterate.
         with closing(self._begin()) as pipelined:
             lanes = self._shared.lanes
             while True:
                 pipelined.check_process()
-                consumer = lanes.consumer()  # the stream that is current now, on this thread
+                consumer = lanes.consumer()  # read at every next(): the current stream may have changed
                 pipelined.fill(consumer)
                 if not pipelined.waiting:
                     pipelined.end()
@@ -133,19 +136,20 @@ class StreamedLoader:
     def __repr__(self) -> str:
         feed = self._shared.feed
         size = f" ({feed.size})" if feed.size else ""
-        settings = f"{self._shared.placement!r}, depth={self._depth!r}, feed={feed!r}{size}"
+        settings = f"{self._shared.device_setup!r}, depth={self._depth!r}, feed={feed!r}{size}"
         return f"StreamedLoader({type(self.loader).__name__}, {settings})"
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """Settings and position, with which another process gives the same batches. No threads, workers or memory."""
+        """Settings and position, from which another process continues with the same batches. No threads, workers or memory."""
         settings = {**self._settings, "loader": without_workers(self._loader), "stages": self.stages, "depth": self.depth}
-        return settings, self._shared.progress.place, {name: vars(self)[name] for name in vars(self).keys() - _MADE}
+        user_attributes = {name: vars(self)[name] for name in vars(self).keys() - _OWN_ATTRIBUTES}
+        return settings, self._shared.progress.position_state, user_attributes
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        settings, place, others = state
+        settings, position_state, user_attributes = state
         StreamedLoader.__init__(self, **settings)
-        self._shared.progress.place = place
-        vars(self).update(others)
+        self._shared.progress.position_state = position_state
+        vars(self).update(user_attributes)
 
     def __enter__(self) -> Self:
         return self
@@ -155,15 +159,15 @@ class StreamedLoader:
 
     @property
     def loader(self) -> Any:
-        """The wrapped loader. It cannot be replaced: feed, slots and state are made for it."""
+        """The wrapped loader. It cannot be replaced."""
         return self._loader
 
     @loader.setter
     def loader(self, value: object) -> None:
-        """Refuse another loader.
+        """Raise: the wrapped loader cannot be replaced, because feed, slots and state belong to it.
 
         Raises:
-            ArgumentError: In any case.
+            ArgumentError: Always.
         """
         raise ArgumentError(
             f"loader must stay the {type(self._loader).__name__} that was wrapped, got another {type(value).__name__}. "
@@ -172,14 +176,14 @@ class StreamedLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where batches go: until the first iterator begins, where they would go if it began now."""
-        return self._shared.placement.device
+        """Device that batches are copied to. Before the first iterator: the device if the iterator began now."""
+        return self._shared.device_setup.device
 
     @property
     def depth(self) -> int:
-        """How many batches are worked on ahead.
+        """Number of batches to work on ahead.
 
-        Assign between epochs to change it: the next iterator has that depth, and as many slots in the ring as that needs.
+        Assign between epochs to change it: the next iterator uses the new depth, and the ring has slots for it.
         """
         return self._depth
 
@@ -189,7 +193,7 @@ class StreamedLoader:
 
     @property
     def seed(self) -> int:
-        """Seed of the draws of stages, which depend on the epoch, the rank and the batch besides."""
+        """Seed of the stages' random numbers, which also depend on the epoch, the rank and the batch index."""
         return self._shared.progress.seed
 
     @seed.setter
@@ -198,31 +202,31 @@ class StreamedLoader:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of a batch after its copy. Assign a new sequence between epochs to change them."""
-        return self._shared.placement.stages
+        """Stages that run after the copy, in order. Assign a new sequence between epochs to change them."""
+        return self._shared.device_setup.stages
 
     @stages.setter
     def stages(self, value: Sequence[Any]) -> None:
-        self._shared.placement.stages = value
+        self._shared.device_setup.stages = value
 
     @property
     def dataset(self) -> Any:
-        """The wrapped loader's dataset."""
+        """Dataset of the wrapped loader."""
         return self.loader.dataset
 
     @property
     def batch_size(self) -> Any:
-        """The wrapped loader's batch size."""
+        """Batch size of the wrapped loader."""
         return self.loader.batch_size
 
     @property
     def sampler(self) -> Any:
-        """The wrapped loader's sampler."""
+        """Sampler of the wrapped loader."""
         return self.loader.sampler
 
     @property
     def batch_sampler(self) -> Any:
-        """The wrapped loader's batch sampler."""
+        """Batch sampler of the wrapped loader."""
         return self.loader.batch_sampler
 
     @property
@@ -231,39 +235,40 @@ class StreamedLoader:
         return self.loader.drop_last
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iterator, here and in the wrapped loader.
+        """Set the epoch of the next iterator, here and in the wrapped loader.
 
-        Calls ``set_epoch`` of the loader if it has one, otherwise of its sampler, its batch sampler, the batch sampler's
-        sampler and its dataset, those that have one. Without a call each iterator takes the next epoch, or that of one of these
-        if it was told a later one.
+        Calls ``set_epoch`` of the wrapped loader if it has that method; otherwise of its sampler, its batch sampler, the batch
+        sampler's sampler and its dataset, as far as they have it. If ``set_epoch`` is not called, the epoch increases by one
+        per iterator, or to the epoch of one of these objects if that is later.
 
         Args:
-            epoch: Counted from 0.
+            epoch: Epoch, from 0.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``epoch`` is no whole number, negative, or 2**63 or more.
+            ArgumentError, ArgumentTypeError: If ``epoch`` is not a whole number, negative, or 2**63 or more.
         """
-        self._shared.progress.choose(whole_number("epoch", epoch, "Count epochs from 0.", most=MOST_COUNT))
+        self._shared.progress.choose(whole_number("epoch", epoch, "Count epochs from 0.", most=MAX_COUNT))
 
     def skip(self, batches: int) -> None:
-        """Have the next iterator leave out its first batches, whose draws are left out too.
+        """Skip the first batches of the next iterator, with their random numbers.
 
-        Around a ``DataLoader`` of a map-style dataset they are not loaded. Other loaders give them, and they are dropped.
+        A ``DataLoader`` of a map-style dataset does not load the skipped batches. Other loaders load them, and they are
+        dropped.
 
         Args:
-            batches: How many.
+            batches: Number of batches to skip.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``batches`` is no whole number, or negative.
+            ArgumentError, ArgumentTypeError: If ``batches`` is not a whole number, or negative.
         """
-        self._shared.progress.skip(whole_number("batches", batches, "Count those that are left out.", most=MOST_COUNT))
+        self._shared.progress.skip(whole_number("batches", batches, "Count those that are left out.", most=MAX_COUNT))
 
     @property
     def multiprocessing_context(self) -> Any:
-        """It has none. Frameworks that make a ``DataLoader`` again ask for it, and would make one without the stages.
+        """Raise: frameworks that read this attribute would create a ``DataLoader`` without the stages.
 
         Raises:
-            ArgumentError: In any case.
+            ArgumentError: Always.
         """
         raise ArgumentError(
             "A StreamedLoader has no multiprocessing_context, because a framework that asks for it would make a DataLoader "
@@ -273,21 +278,21 @@ class StreamedLoader:
         )
 
     def stats(self) -> Stats:
-        """The counters so far. The object is live, numbers of bytes held apart: copy values that you keep."""
+        """Return the counters. Later batches change the returned object, except its numbers of bytes: copy values to keep."""
         stats = self._shared.stats
-        stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.placement.pinned_bytes
-        stats.decode_bytes = self._shared.placement.decode_bytes
-        stats.graph_bytes = self._shared.placement.graph_bytes
+        stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.device_setup.pinned_bytes
+        stats.decode_bytes = self._shared.device_setup.decode_bytes
+        stats.graph_bytes = self._shared.device_setup.graph_bytes
         return stats
 
     def close(self) -> None:
-        """End iterators that are still open, and a wrapped ``DataLoader``'s persistent workers.
+        """End open iterators, and the persistent workers of a wrapped ``DataLoader``.
 
-        The loader can be iterated again: workers are then started anew. Also called on leaving a ``with`` block.
+        The loader can be iterated again, which starts new workers. Also called at the end of a ``with`` block.
         """
         _close_all(self._feed_iterators)
         for pipelined in list(self._iterators):
-            pipelined.release()  # before the ring, which threads may be reading from
+            pipelined.release()  # before the ring is closed: threads may be reading from it
         self._shared.feed.close()
         self._shared.reclaim()
 
@@ -295,11 +300,11 @@ class StreamedLoader:
         self._warn_if_ranks_read_the_same()
         warn_if_never_stepped(self.loader)
         shared = self._shared
-        # One thread at a time, because passes share lanes, a ring, workers and the count of epochs; and none while another is
-        # in a stage, because a DataLoader draws its workers' seed from the user's generator.
+        # One thread at a time, because iterators share lanes, a ring, workers and the epoch counter; and not while another
+        # thread is in a stage, because a DataLoader draws the seed of its workers from the user's generator.
         with rng.generator_lock:
-            shared.placement.settle()
-            bound = shared.placement.bound if bound is None else bound
+            shared.device_setup.settle()
+            bound = shared.device_setup.bound if bound is None else bound
             ahead = max((stage.ahead for stage in bound), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
@@ -347,14 +352,14 @@ def _budget(feed_bytes: int) -> int:
 
 
 def _seed(value: int) -> int:
-    return whole_number("seed", value, "Leave it out for torch's own.", most=MOST_SEED)
+    return whole_number("seed", value, "Leave it out for torch's own.", most=MAX_SEED)
 
 
-_MADE = {
+_OWN_ATTRIBUTES = {
     *("_loader", "_settings", "_depth", "_rank", "_warned_of_ranks", "_feed_iterators", "_iterators", "_shared"),
     *("state_dict", "load_state_dict"),
 }
-"""Attributes that ``StreamedLoader`` itself makes; others are the user's."""
+"""Attributes that ``StreamedLoader`` sets itself. Any other attribute was set by the user."""
 
 
 def _close_all(feeds: Iterable[FeedIterator]) -> None:

@@ -1,1 +1,1 @@
-"""Where a step's time goes."""
+"""``gpuaug.profile``: times of the parts of a training step, and the bound of the loop."""

@@ -1,4 +1,4 @@
-"""Measurements of one piece of work: its time alone, its work on the device, and its host synchronisations."""
+"""Measurements of a callable: its time, its work on the device, and its host synchronisations."""
 
 import json
 import os
@@ -18,36 +18,38 @@ from torch.profiler import ProfilerActivity
 from gpuaug.core.streams import Lanes, ms_between
 
 Work = Callable[[], Any]
-"""Queues one batch's work on the device."""
+"""Function that queues the work of one batch on the device."""
 
 _LINK_BYTES, _LINK_COPIES = 64_000_000, 12
-_PROFILED = 3
+_TRACED_CALLS = 3
 _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
-_NOT_THE_USERS = (*_PACKAGES, warnings.__file__, "<")
+_LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
+"""Beginnings of the file names of code that is not the user's."""
 
 
 def figure(value: float) -> str:
-    """Three digits of a figure, for people."""
+    """Text of a number with three significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and most of several measurements, in milliseconds a batch.
+    """Median, minimum and maximum of several measurements, in milliseconds per batch.
 
-    A measurement is a window's mean over its batches, or one call of a part on the host: not the spread of single batches.
+    A measurement is the mean over the batches of a window, or one call of a part on the host. It is not the spread of single
+    batches.
     """
 
     median: float
-    """The middle measurement, in milliseconds a batch."""
+    """Median, in milliseconds per batch."""
     low: float
-    """The fastest measurement."""
+    """Fastest measurement, in milliseconds per batch."""
     high: float
-    """The slowest measurement."""
+    """Slowest measurement, in milliseconds per batch."""
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """From one value or more."""
+        """Spread of one or more measurements."""
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:
@@ -55,13 +57,13 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class OnDevice:
-    """Work on a GPU, as ``torch.profiler`` sees it."""
+class DeviceWork:
+    """Work of one call on a GPU, as recorded by ``torch.profiler``."""
 
     busy_ms: float
-    """Milliseconds in which the device is busy with it, without gaps between kernels."""
+    """Time in which the device is busy, without gaps between kernels, in milliseconds."""
     launches: int
-    """Launches by the host: kernels, copies, graphs."""
+    """Number of launches by the host: kernels, copies, graphs."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -70,8 +72,12 @@ def synchronize(device: torch.device) -> None:
         getattr(torch, device.type).synchronize(device)
 
 
-def alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Spread]:
-    """(wall, host) of repeated calls: time from one call to the next, and the host's time to queue one on an idle device."""
+def time_alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Spread]:
+    """Time repeated calls of ``work``, with nothing else running.
+
+    Returns:
+        (wall, host): time from one call to the next, and time of the host to queue a call on an idle device.
+    """
     host = []
     for _ in range(repeats):
         synchronize(device)
@@ -91,73 +97,73 @@ def alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, Sprea
     return Spread.of(walls), Spread.of(host)
 
 
-def on_device(work: Work, device: torch.device) -> OnDevice | None:
-    """Work of one call on a GPU; ``None`` elsewhere, or if another profiler is running."""
+def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
+    """Trace the device's work for one call; ``None`` for other devices than a GPU, or if another profiler is running."""
     if device.type != "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     synchronize(device)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
-        for _ in range(_PROFILED):
+        for _ in range(_TRACED_CALLS):
             work()
         synchronize(device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return read_trace(json.loads(path.read_text())["traceEvents"], _PROFILED)
+        return read_trace(json.loads(path.read_text())["traceEvents"], _TRACED_CALLS)
 
 
-def can_look(device: torch.device) -> bool:
-    """Whether ``torch.profiler`` sees the device's work. Another profiler, or the driver's settings, may prevent it."""
-    did = on_device(lambda: torch.ones(1, device=device), device)
-    return did is not None and did.busy_ms > 0
+def can_trace(device: torch.device) -> bool:
+    """Whether ``torch.profiler`` can trace the device. Another profiler, or settings of the driver, may prevent that."""
+    device_work = trace_device_work(lambda: torch.ones(1, device=device), device)
+    return device_work is not None and device_work.busy_ms > 0
 
 
-def read_trace(events: list[dict[str, Any]], calls: int) -> OnDevice:
-    """The device's work for one of ``calls`` calls, from the events of a Chrome trace."""
+def read_trace(events: list[dict[str, Any]], calls: int) -> DeviceWork:
+    """Device's work per call, from the events of a Chrome trace of ``calls`` calls."""
     busy_us, end = 0.0, 0.0
-    kinds = {"kernel", "gpu_memcpy", "gpu_memset"}
-    for event in sorted((event for event in events if event.get("cat") in kinds), key=lambda event: float(event["ts"])):
-        last = event["ts"] + event["dur"]
-        busy_us += max(0.0, last - max(end, event["ts"]))
-        end = max(end, last)
+    categories = {"kernel", "gpu_memcpy", "gpu_memset"}
+    for event in sorted((event for event in events if event.get("cat") in categories), key=lambda event: float(event["ts"])):
+        event_end = event["ts"] + event["dur"]
+        busy_us += max(0.0, event_end - max(end, event["ts"]))
+        end = max(end, event_end)
     launches = sum(
-        event.get("cat") in {"cuda_runtime", "cuda_driver"} and any(kind in event["name"] for kind in ("Launch", "Async"))
+        event.get("cat") in {"cuda_runtime", "cuda_driver"} and any(word in event["name"] for word in ("Launch", "Async"))
         for event in events
     )
-    return OnDevice(busy_us / 1e3 / calls, round(launches / calls))
+    return DeviceWork(busy_us / 1e3 / calls, round(launches / calls))
 
 
 def waits_at(work: Work, device: torch.device) -> str | None:
-    """First line of the user's code, ``file:line``, at which a call makes the host wait for a GPU; ``None`` without one.
+    """First line of the user's code, as ``file:line``, at which a call makes the host wait for a GPU; ``None`` without one.
 
-    Explicit waits for an event or a stream cannot be seen.
+    Explicit waits for an event or a stream are not detected.
     """
     if device.type != "cuda":
         return None
-    found: list[str] = []
-    before = torch.cuda.get_sync_debug_mode()
+    lines: list[str] = []
+    saved_mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("warn")  # which itself warns, that it is a prototype
+        torch.cuda.set_sync_debug_mode("warn")  # warns itself that it is a prototype
         warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
-        # Called in the middle of the operation that waits, so the stack says whose it is.
-        warnings.showwarning = lambda *_args, **_kwargs: found.append(place(traceback.extract_stack()[:-1]))
+        # Called within the operation that waits, so the stack shows the user's line.
+        warnings.showwarning = lambda *_args, **_kwargs: lines.append(user_line(traceback.extract_stack()[:-1]))
         try:
             work()
         finally:
-            torch.cuda.set_sync_debug_mode(before)
-    return found[0] if found else None
+            torch.cuda.set_sync_debug_mode(saved_mode)
+    return lines[0] if lines else None
 
 
-def place(stack: Sequence[traceback.FrameSummary]) -> str:
-    """``file:line`` of the innermost code in a stack that is neither torch's nor this package's."""
-    outside = [frame for frame in stack if not frame.filename.startswith(_NOT_THE_USERS)]
-    found = (outside or stack)[-1]
-    return f"{found.filename}:{found.lineno}"
+def user_line(stack: Sequence[traceback.FrameSummary]) -> str:
+    """``file:line`` of the innermost frame whose code is neither torch's nor this package's."""
+    user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARY_FILES)]
+    innermost = (user_frames or stack)[-1]
+    return f"{innermost.filename}:{innermost.lineno}"
 
 
 def link_gb_per_s(lanes: Lanes) -> float | None:
-    """GB/s of 64 MB copies from page-locked memory, alone on the copy lane; ``None`` without a GPU."""
+    """Bandwidth of 64 MB copies from page-locked memory on the copy lane, in GB/s; ``None`` without a GPU."""
     if lanes.in_line:
         return None
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()

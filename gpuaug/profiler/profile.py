@@ -1,7 +1,7 @@
 """``profile``: measures real training steps to find their bound.
 
-Everything is measured in one run on one pass over the loader: the wrapped loader by itself, the loop streamed and in line, and
-the step on a batch that is there, in windows that take turns; then each part alone. Nothing is synchronised inside a window.
+All measurements are made in one run: alternating windows of the wrapped loader alone, of the loop streamed and in line, and of
+the step on a batch that is on the device already; then each part alone. Nothing is synchronised inside a window.
 """
 
 import sys
@@ -20,10 +20,10 @@ from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
-from gpuaug.loader.inspection import Inspection, check, left_as_it_was
+from gpuaug.loader.inspection import Inspection, check, restored_at_end
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.loader.streamed_loader import DEFAULT_DEPTH, StreamedLoader
-from gpuaug.profiler.isolated import measured
+from gpuaug.profiler.isolated import measure_parts
 from gpuaug.profiler.measure import Spread, link_gb_per_s, synchronize
 from gpuaug.profiler.recorder import THREAD, Recorder
 from gpuaug.profiler.repeated_batch import RepeatedBatch
@@ -34,39 +34,42 @@ from gpuaug.profiler.verdict import verdict
 from gpuaug.stages.copy import PAGEABLE_WARN_BYTES
 
 Step = Callable[[Batch], Any]
-"""One step of training on a batch as the loader yields it."""
+"""One training step, called with a batch of the loader."""
 
-SHOWN, FEWEST = 10, 8
-"""Batches that the timeline shows, and that a window needs."""
+TIMELINE_BATCHES, MIN_WINDOW_BATCHES = 10, 8
+"""Number of batches in the timeline, and smallest number in a window."""
 
 WINDOW_S = 5.0
-"""Seconds after which a window ends, if it has the fewest batches by then."""
+"""Seconds after which a window ends, once it has ``MIN_WINDOW_BATCHES``."""
 
 
-def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: int = 3, show: bool = True) -> Report:
-    """Find out where a step's time goes, what bounds it, and whether overlap pays here.
+def profile(
+    loader: StreamedLoader, step: Callable[[Batch], Any], *, batches: int = 40, rounds: int = 3, show: bool = True
+) -> Report:
+    """Measure the parts of a training step, and find the bound of the loop and the gain from overlap.
 
     Runs real training steps: about ``10 * batches``, and about 40 more. Pass a model that may be thrown away, or a copy. The
-    loader is left as it was found: its epoch, its state and torch's generators. An iterator that is open goes on, but for one
-    on a source that is no ``DataLoader`` and has a state.
+    epoch and the state of the loader, and torch's generators, are restored. Open iterators can be continued, except iterators
+    over a source with a state that is not a ``DataLoader``.
 
     Args:
-        loader: What the training loop iterates over.
-        step: One step of training, called with a batch as the loader yields it: ``lambda batch: train_step(*batch)``.
-        batches: How many a window counts.
-        rounds: How many windows there are of each kind. Their median is shown, and their range.
-        show: Whether to print the report too, with rich if that is installed.
+        loader: The loader that the training loop iterates over.
+        step: One training step, called with a batch of the loader: ``lambda batch: train_step(*batch)``.
+        batches: Number of batches per window.
+        rounds: Number of windows per measure_parts loop. The report shows their median and range.
+        show: Whether to print the report, with rich if it is installed.
 
     Returns:
-        The report. ``print`` it, look at ``report.timeline``, or read its figures.
+        The report. ``print`` it, look at ``report.timeline``, or read its attributes.
 
     Raises:
-        ArgumentError, ArgumentTypeError: For arguments that cannot work, and a loader without batches or that is read once.
-        Exception: What the wrapped loader, a stage or the step raises.
+        ArgumentError, ArgumentTypeError: For arguments that cannot work, and for a loader that has no batches or can be
+            iterated only once.
+        Exception: Any error of the wrapped loader, a stage or the step.
 
     Cost:
-        ``rounds`` windows of the loader alone, of three loops, and some calls of each part. The streamed windows are not
-        instrumented: the timeline and the training thread's times come from one that is not counted.
+        ``rounds`` windows of the loader alone and of three loops, and some calls of each part. The streamed windows are not
+        instrumented: the timeline and the training thread's times come from a further window.
 
     Examples:
         >>> loader = StreamedLoader([torch.ones(4)] * 10, device="cpu")
@@ -78,18 +81,18 @@ def profile(loader: StreamedLoader, step: Step, *, batches: int = 40, rounds: in
     if not callable(step):
         raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
     way_out = "Leave it out for 40: fewer say little about a steady loop."
-    batches = whole_number("batches", batches, way_out, least=FEWEST)
+    batches = whole_number("batches", batches, way_out, least=MIN_WINDOW_BATCHES)
     rounds = whole_number("rounds", rounds, "Leave it out for 3, which show how much windows differ.", least=1)
     show = flag("show", show, "False returns the report alone.")
-    with left_as_it_was(loader):
-        report = _Profile(loader, _noted(step), batches, rounds).run()
+    with restored_at_end(loader):
+        report = _Profile(loader, _with_note(step), batches, rounds).run()
     if show:
         _print(report)
     return report
 
 
 class _Profile:
-    """The measurements of one profile."""
+    """Measurements of one call of ``profile``."""
 
     def __init__(self, loader: StreamedLoader, step: Step, count: int, rounds: int) -> None:
         self._loader, self._step, self._count, self._rounds = loader, step, count, rounds
@@ -98,35 +101,39 @@ class _Profile:
         self._device = loader.device
         depth = loader.depth
         self._ahead = depth or DEFAULT_DEPTH
-        self._said_depth = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
+        self._depth_text = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
         self._done = 1
         """Number of batches of the last window."""
         self._starting_ms: list[float] = []
-        """Milliseconds a batch of beginning epochs, for each streamed window."""
+        """For each streamed window, the time of beginning epochs in milliseconds per batch."""
         self._waits_ms: list[float] = []
-        self._passes = EndlessBatches(loader)
+        """For each batch of the streamed windows, the wait of the training thread for the loader, in milliseconds."""
+        self._batches = EndlessBatches(loader)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
 
     def run(self) -> Report:
-        with self._passes:
-            self._settle(self._ahead, self._queued + 4)
-            given = self._one()
+        with self._batches:
+            self._warm_up(self._ahead, self._queued + 4)
+            repeated = self._repeated_batch()
             windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "in line", "cached")}
             for _ in range(self._rounds):
                 windows["load"].append(self._loading())
                 windows["streamed"].append(self._loop(self._ahead))
                 windows["in line"].append(self._loop(0))
-                windows["cached"].append(self._timed(lambda: self._step(given())))
-            host_batch, pageable = self._kept()
-            spans = self._recorded()
+                windows["cached"].append(self._time_on_device(lambda: self._step(repeated())))
+            host_batch, pageable = self._cloned_host_batch()
+            spans = self._record_spans()
         synchronize(self._device)
-        parts = [Part(LOAD, Spread.of(windows["load"])), *measured(self._loader, host_batch, lambda: self._step(given()))]
-        # Of the step there are whole windows, which say more than some calls.
+        isolated = measure_parts(self._loader, host_batch, lambda: self._step(repeated()))
+        parts = [Part(LOAD, Spread.of(windows["load"])), *isolated]
+        # The step was also measure_parts in whole windows, which are more accurate than some calls.
         step = Spread.of(windows["cached"])
         parts[-1] = replace(parts[-1], wall=step, host=step if self._lanes.in_line else parts[-1].host)
         first = spans[0].batch if spans else 0
-        shown = tuple(span for span in spans if first + self._ahead + 2 <= span.batch < first + self._ahead + 2 + SHOWN)
+        shown = tuple(
+            span for span in spans if first + self._ahead + 2 <= span.batch < first + self._ahead + 2 + TIMELINE_BATCHES
+        )
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device.type.upper()
         report = Report(
             parts=tuple(parts),
@@ -142,7 +149,7 @@ class _Profile:
             lanes=not self._lanes.in_line,
             settings={
                 "device": name,
-                "depth": "in line" if self._lanes.in_line else self._said_depth,
+                "depth": "in line" if self._lanes.in_line else self._depth_text,
                 "feed": self._feed(),
                 "workers": getattr(self._loader.loader, "num_workers", 0),
                 "batches": self._count,
@@ -153,52 +160,52 @@ class _Profile:
         )
         return replace(report, verdict=tuple(verdict(report)))
 
-    def _one(self) -> RepeatedBatch:
-        """A batch on the device, as the step is given it."""
-        again = RepeatedBatch(self._passes.next(self._ahead))
-        self._step(again())
-        return again
+    def _repeated_batch(self) -> RepeatedBatch:
+        """A batch on the device, for repeated steps."""
+        repeated = RepeatedBatch(self._batches.next(self._ahead))
+        self._step(repeated())
+        return repeated
 
-    def _settle(self, depth: int, count: int = 4) -> None:
-        """Train on batches until none is left that an earlier form of the loop launched."""
+    def _warm_up(self, depth: int, count: int = 4) -> None:
+        """Train on batches until all batches that the previous window launched have been used."""
         for _ in range(self._ahead + count):
-            self._step(self._passes.next(depth))
+            self._step(self._batches.next(depth))
 
     def _loop(self, depth: int) -> float:
-        """Milliseconds a batch of the loop."""
-        self._settle(depth)
-        before_s = self._passes.starting_s
-        took_ms = self._timed(self._streamed_step if depth else lambda: self._step(self._passes.next(0)))
+        """Time of the loop in milliseconds per batch."""
+        self._warm_up(depth)
+        before_s = self._batches.starting_s
+        took_ms = self._time_on_device(self._streamed_step if depth else lambda: self._step(self._batches.next(0)))
         if depth:
-            self._starting_ms.append((self._passes.starting_s - before_s) * 1e3 / self._done)
+            self._starting_ms.append((self._batches.starting_s - before_s) * 1e3 / self._done)
         return took_ms
 
     def _streamed_step(self) -> None:
-        """A step of the streamed loop. Keeps how long its batch was waited for, unless it began an epoch."""
+        """Run a step of the streamed loop, and store the wait for its batch, unless the batch began an epoch."""
         stats = self._loader.stats()
-        passes = self._passes
-        starved_ms, starting_s = stats.starved_ms, passes.starting_s
-        batch = passes.next(self._ahead)
-        if passes.starting_s == starting_s:
+        starved_ms = stats.starved_ms
+        starting_s = self._batches.starting_s
+        batch = self._batches.next(self._ahead)
+        if self._batches.starting_s == starting_s:
             self._waits_ms.append(stats.starved_ms - starved_ms)
         self._step(batch)
 
     def _loading(self) -> float:
-        """Milliseconds a batch of the wrapped loader by itself, within an epoch, after its queue has been emptied."""
+        """Time of the wrapped loader alone, within epochs and after its queue was emptied, in milliseconds per batch."""
         for _ in range(self._queued):
-            self._passes.pull()
-        before_s = self._passes.starting_s
-        took_ms = self._waited_for(self._passes.pull)
-        return took_ms - (self._passes.starting_s - before_s) * 1e3 / self._done
+            self._batches.pull()
+        before_s = self._batches.starting_s
+        took_ms = self._time_on_host(self._batches.pull)
+        return took_ms - (self._batches.starting_s - before_s) * 1e3 / self._done
 
-    def _timed(self, once: Callable[[], Any]) -> float:
-        """Milliseconds a batch of the stream that trains.
+    def _time_on_device(self, once: Callable[[], Any]) -> float:
+        """Time of a window on the stream that trains, in milliseconds per batch.
 
-        From event to event, so that a steady loop is timed: as many batches are ahead when the window begins as when it ends.
-        Synchronising at the edges would drain the pipeline and time its refill.
+        Measured between events, so that the loop is in a steady state: the number of batches ahead is the same at the beginning
+        and the end of the window. Synchronising there would drain the pipeline, and the time would include filling it again.
         """
         if self._lanes.in_line:
-            return self._waited_for(once)
+            return self._time_on_host(once)
         consumer = self._lanes.consumer()
         first = consumer.record_event(timed=True)
         self._repeat(once)
@@ -206,8 +213,8 @@ class _Profile:
         synchronize(self._device)
         return ms_between(first, last) / self._done
 
-    def _waited_for(self, once: Callable[[], Any]) -> float:
-        """Milliseconds a batch by the host's clock, between two waits for the device."""
+    def _time_on_host(self, once: Callable[[], Any]) -> float:
+        """Time of a window by the host's clock, with the device synchronised at both ends, in milliseconds per batch."""
         synchronize(self._device)
         start = time.perf_counter()
         self._repeat(once)
@@ -215,23 +222,23 @@ class _Profile:
         return (time.perf_counter() - start) * 1e3 / self._done
 
     def _repeat(self, once: Callable[[], Any]) -> None:
-        """Call ``once`` for each batch of a window, or until its time is over."""
-        # Processes that train together wait for one another in every step, so all of them have to make as many.
-        most_s = WINDOW_S if count_ranks() == 1 else float("inf")
+        """Call ``once`` for each batch of a window, until the window has all its batches or its time is over."""
+        # Ranks wait for one another in every step, so all must run the same number of steps: no limit of time.
+        limit_s = WINDOW_S if count_ranks() == 1 else float("inf")
         start = time.perf_counter()
         self._done = 0
-        while self._done < self._count and (self._done < FEWEST or time.perf_counter() - start < most_s):
+        while self._done < self._count and (self._done < MIN_WINDOW_BATCHES or time.perf_counter() - start < limit_s):
             once()
             self._done += 1
 
-    def _kept(self) -> tuple[Batch, int]:
-        """(host batch to copy repeatedly, in memory like the loader's; its pageable bytes)."""
-        pulled = self._passes.pull()
+    def _cloned_host_batch(self) -> tuple[Batch, int]:
+        """(clone of a host batch, its pageable bytes). Tensors are page-locked if those of the batch are."""
+        pulled = self._batches.pull()
         on_gpu = self._device.type == "cuda"
         slot = pulled.slot
         locked = 0
 
-        def own(leaf: Any) -> Any:
+        def cloned(leaf: Any) -> Any:
             nonlocal locked
             if not can_be_placed(leaf):
                 return leaf
@@ -240,47 +247,49 @@ class _Profile:
                 return leaf.clone().pin_memory()
             return leaf.clone()
 
-        kept = batches.map_leaves(batches.once_each(own), pulled.batch)
-        whole = sum(tensor.nbytes for tensor in batches.tensors(kept) if can_be_placed(tensor)) if on_gpu else 0
-        pageable = whole - locked
-        return kept, pageable if pageable > PAGEABLE_WARN_BYTES else 0
+        clone = batches.map_leaves(batches.cached_by_id(cloned), pulled.batch)
+        num_bytes = sum(tensor.nbytes for tensor in batches.tensors(clone) if can_be_placed(tensor)) if on_gpu else 0
+        pageable = num_bytes - locked
+        return clone, pageable if pageable > PAGEABLE_WARN_BYTES else 0
 
     def _feed(self) -> str:
-        """The feed by name. Differs from the loader's usual one while another iterator has the slots."""
+        """Text about the feed. It differs from the loader's ``repr`` while another iterator uses the slots."""
         feed = self._inspection.feed
         stats = self._loader.stats()
         if not feed.reason and feed.workers and not stats.slot_batches:
             return ANOTHER_ITERATOR
         return repr(feed)
 
-    def _recorded(self) -> tuple[Span, ...]:
-        """Spans of a streamed window whose time is not counted."""
-        self._settle(self._ahead)
+    def _record_spans(self) -> tuple[Span, ...]:
+        """Spans of a streamed window whose time does not enter the report."""
+        self._warm_up(self._ahead)
         recorder = Recorder(self._lanes)
         with self._inspection.watched_by(recorder):
-            for _ in range(2 * (self._ahead + 2) + SHOWN):
-                self._step(self._passes.next(self._ahead))
+            for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):
+                self._step(self._batches.next(self._ahead))
         synchronize(self._device)
         return recorder.spans()
 
 
 def _by_part(spans: tuple[Span, ...]) -> dict[str, float]:
-    """Milliseconds a batch of the training thread, by part."""
+    """Part → time of the training thread, in milliseconds per batch."""
     counted = {span.batch for span in spans if span.lane == THREAD and span.name == STEP}
-    found: dict[str, float] = {}
+    thread_ms: dict[str, float] = {}
     for span in spans:
         if span.lane == THREAD and span.batch in counted:
-            found[span.name] = found.get(span.name, 0.0) + (span.end_ms - span.start_ms) / len(counted)
-    return found
+            thread_ms[span.name] = thread_ms.get(span.name, 0.0) + (span.end_ms - span.start_ms) / len(counted)
+    return thread_ms
 
 
 def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """Tensors of a batch, and tensors visible in objects with their own ``to``."""
+    """Tensors of a batch, including tensors that are attributes or items of objects with a ``to`` method."""
     for leaf in batches.leaves(batch):
         yield from batches.tensors([leaf] if isinstance(leaf, torch.Tensor) else batches.members(leaf))
 
 
-def _noted(step: Step) -> Step:
+def _with_note(step: Step) -> Step:
+    """Wrap ``step`` so that its errors get a note about its argument."""
+
     def run(batch: Batch) -> Any:
         try:
             return step(batch)
@@ -301,5 +310,5 @@ def _print(report: Report) -> None:
     except ImportError:
         sys.stdout.write(f"{report}\n")
     else:
-        # A pipe or file has no width of its own.
+        # A pipe or a file has no width.
         Console(width=None if sys.stdout.isatty() else 140).print(report)

@@ -1,4 +1,4 @@
-"""One batch for repeated calls, restored if a call changes it."""
+"""One batch for repeated calls, restored before each call."""
 
 import copy
 from collections.abc import Mapping
@@ -11,29 +11,31 @@ from gpuaug.core.batch import Batch
 
 
 class RepeatedBatch:
-    """Gives a batch again and again: its containers made anew each time, its tensors too if a call writes to them.
+    """Batch that is returned for every call with new containers, and with new tensors if calls write to them.
 
-    A training step may take labels out of a dictionary, or change them in place. With the same objects, the second call would
-    see the changes of the first.
+    A training step may remove labels from a dictionary, or change them in place. With the same objects, the second call would
+    get the changes of the first.
 
     Cost:
-        Some microseconds of host time. One copy of the tensors on the current stream; one a call where calls write to them.
+        A few microseconds of host time per call. One copy of the tensors on the current stream; one per call if calls write to
+        them.
     """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._given: list[tuple[torch.Tensor, int]] | None = None
-        self._copies = True  # the first time, to see whether it is written to
+        self._returned: list[tuple[torch.Tensor, int]] | None = None
+        """(tensor, its version) of the last returned copies."""
+        self._copies = True  # for the first call, to detect whether it writes to the tensors
 
     def __call__(self) -> Batch:
-        """The batch, for one more call."""
-        if self._given:
-            self._copies = any(_version(tensor) != version for tensor, version in self._given)
-        boxed = batches.map_leaves(batches.once_each(self._boxed), self._batch)
-        # Through boxes: containers whose leaves are the same objects would be the same, too.
-        given = batches.map_leaves(lambda box: box.leaf, boxed)
-        self._given = [(tensor, _version(tensor)) for tensor in batches.tensors(given)] if self._copies else None
-        return given
+        """Return the batch for one more call."""
+        if self._returned:
+            self._copies = any(_version(tensor) != version for tensor, version in self._returned)
+        # Leaves are boxed and unboxed, because map_leaves returns a container whose leaves did not change as the same object.
+        boxed = batches.map_leaves(batches.cached_by_id(self._boxed), self._batch)
+        batch = batches.map_leaves(lambda box: box.leaf, boxed)
+        self._returned = [(tensor, _version(tensor)) for tensor in batches.tensors(batch)] if self._copies else None
+        return batch
 
     def _boxed(self, leaf: Any) -> "_Box":
         if isinstance(leaf, torch.Tensor):
@@ -42,7 +44,7 @@ class RepeatedBatch:
 
 
 class _Box:
-    """Stands for a leaf. No dataclass: those are containers."""
+    """Box around a leaf. Not a dataclass, because dataclasses are containers."""
 
     def __init__(self, leaf: Any) -> None:
         self.leaf = leaf

@@ -1,4 +1,4 @@
-"""The report of ``gpuaug.profile``: times of the parts of a batch, and the bounds that follow."""
+"""Report of ``gpuaug.profile``: times of the parts of the work on a batch, and the bounds that follow from them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,169 +10,168 @@ from gpuaug.profiler.measure import Spread, figure
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
-Kind = Literal[
-    "",
-    "fused",
-    "kornia",
-    "captured",
-    "eager encoder",
-    "engines",
-    "beside engines",
-    "hybrid decoder",
-    "cpu decoder",
-    "video engines",
-    "clip decoder",
-]
-"""Kind of a stage, where the advice depends on it."""
+DecodeKind = Literal["engines", "hybrid decoder", "cpu decoder", "video engines", "clip decoder"]
 
-DECODERS: Final[Mapping[str, Kind]] = {
+DECODERS: Final[Mapping[str, DecodeKind]] = {
     "engines": "engines",
     "hybrid": "hybrid decoder",
     "cpu": "cpu decoder",
     "nvdec": "video engines",
     "pyav": "clip decoder",
 }
-"""Kind of a part that decodes, by the name of the decoder that its batches wait for longest."""
+"""Name of the decoder for which batches wait longest → ``Part.kind``."""
 
 BESIDE_ENGINES: Final = "beside engines"
-"""Kind of a part that decodes where engines are used and batches wait for another decoder."""
+"""``Part.kind`` of a decoding stage that uses engines and whose batches wait longest for another decoder."""
 DECODING = (*DECODERS.values(), BESIDE_ENGINES)
-"""Kinds of parts that decode."""
+"""Values of ``Part.kind`` of decoding stages."""
 ANOTHER_ITERATOR = "plain (another iterator has the slots)"
-"""The feed of a loader that is profiled while it is iterated over."""
+"""Feed of a loader that is profiled while another iterator of it is open."""
 
 _WAITS = {
     "wait for loader": "for the loader",
     "wait for decoding": "for images to be decoded",
     "hold back": "for the device, to which it was ahead",
 }
-"""Spans in which the training thread waits, and the words for each."""
+"""Name of a span in which the training thread waits → text for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the work on a batch, measured by itself."""
+    """One part of the work on a batch, measured alone."""
 
     name: str
     """``load``, ``copy``, ``stage/<name>`` or ``step``."""
     wall: Spread
-    """Milliseconds from one call to the next."""
+    """Time from one call to the next, in milliseconds."""
     host: Spread | None = None
-    """Milliseconds of the training thread to queue it on an idle device. ``None``: work of other threads."""
+    """Time of the training thread to queue the part on an idle device, in milliseconds. ``None``: other threads do the work."""
     device_ms: float | None = None
-    """Milliseconds in which the device is busy with it. ``None``: work of the host, or not measured."""
+    """Time in which the device is busy with the part, in milliseconds. ``None``: no work on a device, or not measured."""
     launches: int | None = None
-    """Launches that queue it."""
+    """Number of launches. ``None``: not measured."""
     waits_at: str | None = None
-    """``file:line`` at which the training thread waits for the device in it, or ``None``."""
-    kind: Kind = ""
-    """Kind of the stage, where the advice depends on it."""
+    """``file:line`` at which the part makes the training thread wait for the device; ``None`` if it does not."""
+    kind: Literal[
+        "",
+        "fused",
+        "kornia",
+        "captured",
+        "eager encoder",
+        "engines",
+        "beside engines",
+        "hybrid decoder",
+        "cpu decoder",
+        "video engines",
+        "clip decoder",
+    ] = ""
+    """Kind of the stage, on which the advice depends."""
     runs: str = ""
-    """Name of the transform that an unnamed stage runs."""
+    """Name of the transform of a stage without a name."""
     eager: "Part | None" = None
-    """The same encoder without its CUDA graph, if it has one."""
+    """Times of the same encoder without its CUDA graph, if it has a graph."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where a step's time goes, what bounds it, and whether overlap pays here. Times are milliseconds a batch."""
+    """Times of the parts of a training step, the bound of the loop, and the gain from overlap. Times are per batch."""
 
     parts: tuple[Part, ...]
-    """In the order of the work: load, copy, stages, step."""
+    """Parts in the order of the work: load, copy, stages, step."""
     in_line: Spread
-    """The loop with an immediate wait for everything but the wrapped loader, ``depth=0``."""
+    """Time of the loop with ``depth=0``: copy, stages and step run one after the other."""
     streamed: Spread
-    """The loop with batches on their way ahead."""
+    """Time of the loop with batches launched ahead."""
     cached: Spread
-    """The step alone, on one batch that is on the device: no loader can be faster."""
+    """Time of the step alone, on one batch that is on the device: a lower limit for every loader."""
     thread_ms: dict[str, float]
-    """Milliseconds a batch of the training thread in the streamed loop, by part and by wait, such as ``wait for loader``."""
+    """Part or wait, such as ``wait for loader`` → time of the training thread in the streamed loop, in milliseconds."""
     batch_bytes: int
-    """Bytes of a batch's tensors. Tensors hidden in objects of other kinds are not counted."""
+    """Size of a batch's tensors in bytes. Tensors within objects with a ``to`` method are counted if they are visible."""
     pageable_bytes: int
-    """Of these, bytes in memory that is not page-locked."""
+    """Part of ``batch_bytes`` in memory that is not page-locked."""
     link_gb_per_s: float | None
-    """GB/s of this machine's link alone; ``None`` without a GPU."""
+    """Bandwidth of the link from host to device, in GB/s; ``None`` without a GPU."""
     lanes: bool
-    """Whether the device has lanes. Without, as on a CPU, all is done in line on the training thread."""
+    """Whether the device has lanes. Without lanes, as on a CPU, all work runs in line on the training thread."""
     settings: dict[str, Any]
     """``device``, ``depth``, ``feed``, ``workers``, ``batches``, ``rounds``."""
     timeline: Timeline = field(repr=False)
-    """Some ten batches of the streamed loop."""
+    """About ten batches of the streamed loop."""
     epoch_ms: float = 0.0
-    """Part of ``streamed`` for beginning epochs: starting workers, and waiting for the first batch."""
+    """Part of ``streamed`` that is spent on beginning epochs: starting workers, and waiting for the first batch."""
     verdict: tuple[str, ...] = ()
-    """What bounds the loop, in words, with what to do next; the most important first."""
+    """Sentences about the bound of the loop, with advice, the most important first."""
     waits_for_loader_ms: tuple[float, ...] = field(default=(), repr=False)
-    """Wait of the training thread for the loader, for each batch of the streamed windows but the first of an epoch."""
+    """Wait of the training thread for the loader, per batch of the streamed windows, without the first batch of an epoch."""
     plain_torch: str | None = None
-    """Why ``gpuaug.fuse`` runs without Triton on the device, which is slow, and what to install; ``None`` where it does not."""
+    """Why ``gpuaug.fuse`` runs without Triton on the device, which is slow, and what to install; ``None`` if it uses Triton."""
 
     def part(self, name: str) -> Part:
-        """One part of the work on a batch.
+        """Return the part with a given name.
 
         Args:
             name: ``load``, ``copy``, ``stage/<name>`` or ``step``.
 
         Returns:
-            The part of that name.
+            The part.
 
         Raises:
-            ArgumentError: If there is none.
+            ArgumentError: If no part has this name.
         """
-        found = [part for part in self.parts if isinstance(name, str) and part.name == name]
-        if not found:
-            known = ", ".join(part.name for part in self.parts)
-            raise ArgumentError(f"name must be that of a part, got {shown(name)}. This report has {known}.")
-        return found[0]
+        matches = [part for part in self.parts if isinstance(name, str) and part.name == name]
+        if not matches:
+            names = ", ".join(part.name for part in self.parts)
+            raise ArgumentError(f"name must be that of a part, got {shown(name)}. This report has {names}.")
+        return matches[0]
 
     @property
     def load_ms(self) -> float:
-        """The wrapped loader by itself."""
+        """Time of the wrapped loader alone."""
         return self.part(LOAD).wall.median
 
     @property
     def copy_ms(self) -> float:
-        """The copy on the link; 0 where it is the training thread's work, as on a CPU."""
+        """Time of the copy on the link; 0 if the training thread copies, as on a CPU."""
         return self.part(COPY).device_ms or 0.0
 
     @property
     def host_ms(self) -> float:
-        """Work of the training thread for a batch: launches, and its own computation."""
+        """Time of the training thread: launches and computation on the host."""
         return sum(part.host.median for part in self.parts if part.host is not None)
 
     @property
     def device_ms(self) -> float:
-        """Busy time of the device for the stages and the step, added up."""
+        """Sum of the device's busy times for the stages and the step."""
         return sum(part.device_ms or 0.0 for part in self.parts if part.name != COPY)
 
     @property
     def decode_ms(self) -> float:
-        """Time of the decoders for a batch, on their own threads."""
+        """Time of the decoders, on their own threads."""
         return max((part.wall.median for part in self.parts if part.kind in DECODING), default=0.0)
 
     @property
     def serial_ms(self) -> float:
-        """``T_serial``: the parts by themselves, one after the other."""
+        """``T_serial``: sum of the times of all parts."""
         return sum(part.wall.median for part in self.parts)
 
     @property
     def bound_ms(self) -> float:
-        """``T_bound``: the longest of the loader, the link, the decoders, the training thread and each stage on the device.
+        """``T_bound``: maximum of the times of the loader, link, decoders, training thread, and of each part on the device.
 
-        No overlap can be faster.
+        A lower limit, whatever overlaps.
         """
         devices = (part.device_ms or 0.0 for part in self.parts)
         return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, *devices)
 
     @property
     def full_ms(self) -> float:
-        """``T_full``: the same if stages and step share a device that one of them fills, so that their times add up."""
+        """``T_full``: ``T_bound`` if each stage and the step fill the device, so that their times add up."""
         return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, self.device_ms)
 
     @property
     def overlap_efficiency(self) -> float | None:
-        """Share of the time that overlap could save that it saved, from 0 to 1; ``None`` if it could save none."""
+        """Time saved by overlap as a fraction, in [0, 1], of the time that it can save; ``None`` if that is less than 2 %."""
         possible = self.serial_ms - self.bound_ms
         if possible < 0.02 * self.serial_ms:
             return None
@@ -180,21 +179,21 @@ class Report:
 
     @property
     def exposed_ms(self) -> float:
-        """Time of a batch beyond the step alone: not hidden behind training."""
+        """Time of the streamed loop beyond that of the step alone, which is not hidden behind training."""
         return max(0.0, self.streamed.median - self.cached.median)
 
     @property
     def headspace(self) -> float:
-        """The streamed loop's time over that of the step alone: 1 is all that a loader can give."""
+        """Ratio of the time of the streamed loop to that of the step alone. 1 is the optimum."""
         return self.streamed.median / self.cached.median
 
     @property
     def copy_gb_per_s(self) -> float | None:
-        """GB/s of the copies of batches."""
+        """Bandwidth of the copies of batches, in GB/s; ``None`` if it is not known."""
         return self.batch_bytes / self.copy_ms / 1e6 if self.copy_ms and self.batch_bytes else None
 
     def figures(self) -> dict[str, float | None]:
-        """The figures of the whole, by name, with their units."""
+        """Name, with its unit → figure of the whole loop."""
         return {
             "streamed_ms": self.streamed.median,
             "in_line_ms": self.in_line.median,
@@ -211,11 +210,11 @@ class Report:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The report as rows of a result file: the parts, the loops, and the figures of the whole."""
+        """Rows of a result file: the parts, the loops, and the figures of the whole loop."""
         rows: list[dict[str, Any]] = []
         for part in self.parts:
             row = {"name": part.name, "wall_ms": part.wall.median, "low_ms": part.wall.low, "high_ms": part.wall.high}
-            more = {
+            optional = {
                 "host_ms": part.host and part.host.median,
                 "device_ms": part.device_ms,
                 "launches": part.launches,
@@ -223,7 +222,7 @@ class Report:
                 "eager_ms": part.eager and part.eager.wall.median,
                 "eager_host_ms": part.eager and part.eager.host and part.eager.host.median,
             }
-            rows.append(row | {key: value for key, value in more.items() if value is not None})
+            rows.append(row | {key: value for key, value in optional.items() if value is not None})
         for name, loop in self._loops():
             rows.append({"name": name, "wall_ms": loop.median, "low_ms": loop.low, "high_ms": loop.high})
         rows.append({"name": "bounds"} | {key: value for key, value in self.figures().items() if value is not None})
@@ -233,7 +232,7 @@ class Report:
         return ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """The table, heading first: a part or a loop, its time with its spread, and its share of thread and device."""
+        """Lines of the table, heading first: part or loop, time with its spread, and times of thread and device."""
         yield ("ms a batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
             yield (
@@ -248,7 +247,7 @@ class Report:
             yield (name, str(loop), "", "", "", "")
 
     def summary(self) -> Iterator[str]:
-        """The figures of the whole, a line each."""
+        """Lines of text with the figures of the whole loop."""
         yield (
             f"bounds: {figure(self.bound_ms)} ms if all overlaps, {figure(self.full_ms)} if stages and step fill the device, "
             f"{figure(self.serial_ms)} one after the other"
@@ -269,7 +268,7 @@ class Report:
         lines = list(self.lines())
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         table = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
-        return "\n".join([*table, "", *self.summary(), "", *(f"- {said}" for said in self.verdict)])
+        return "\n".join([*table, "", *self.summary(), "", *(f"- {sentence}" for sentence in self.verdict)])
 
     def _repr_html_(self) -> str:
         return html_table(self.lines()) + html_lines((*self.verdict, *self.summary()))
@@ -285,12 +284,12 @@ class Report:
             table.add_column(title, justify="right" if index else "left", no_wrap=index > 0, overflow="fold")
         for line in lines:
             table.add_row(*map(Text, line))
-        said = (Text(f"- {text}", style="bold" if index == 0 else "") for index, text in enumerate(self.verdict))
-        return Group(table, Text(), *map(Text, self.summary()), Text(), *said)
+        sentences = (Text(f"- {text}", style="bold" if index == 0 else "") for index, text in enumerate(self.verdict))
+        return Group(table, Text(), *map(Text, self.summary()), Text(), *sentences)
 
 
 def size_of(num_bytes: float) -> str:
-    """A number of bytes for people."""
+    """Text of a number of bytes, in GB, MB, kB or bytes."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{figure(num_bytes / size)} {unit}"

@@ -1,6 +1,6 @@
-"""Iterates a loader endlessly, restarting it at each epoch's end, so that the profiler can time windows of batches.
+"""Endless iteration over a loader, restarted at the end of each epoch, so that the profiler can time windows of batches.
 
-Three forms: streamed, in line (``depth=0``), and the wrapped loader alone.
+Batches come streamed, in line (``depth=0``), or from the wrapped loader alone.
 """
 
 import time
@@ -16,14 +16,14 @@ from gpuaug.loader.streamed_loader import StreamedLoader
 
 
 class EndlessBatches:
-    """Batches of the loader, streamed or in line, or of the wrapped loader alone, without an end."""
+    """Endless batches of a loader, streamed or in line, or of the wrapped loader alone."""
 
     def __init__(self, loader: StreamedLoader) -> None:
         self._inspection = Inspection(loader)
         self._iterator: PipelinedIterator | None = None
         self._had_any = False
         self.starting_s = 0.0
-        """Seconds spent in beginning epochs, each until its first batch was ready."""
+        """Seconds spent on beginning epochs, until the first batch was ready."""
 
     def __enter__(self) -> None:
         self._begin()
@@ -33,23 +33,23 @@ class EndlessBatches:
             self._iterator.close()
 
     def next(self, depth: int) -> Batch:
-        """The next batch, with ``depth`` launched ahead."""
+        """Return the next batch, with ``depth`` batches launched ahead."""
         consumer = self._inspection.lanes.consumer()
-        self._begun().depth = depth
-        self._begun().fill(consumer)
-        if not self._begun().waiting:
+        self._current().depth = depth
+        self._current().fill(consumer)
+        if not self._current().waiting:
             with self._starting():
                 self._begin(depth)
-                self._begun().fill(consumer)
-            if not self._begun().waiting:
+                self._current().fill(consumer)
+            if not self._current().waiting:
                 raise self._no_batches()
         self._had_any = True
-        return self._begun().pop(consumer)
+        return self._current().pop(consumer)
 
     def pull(self) -> Pulled:
-        """The next batch of the wrapped loader alone, without copy and stages."""
-        # After an end that was read ahead there are no more batches.
-        pulled = None if self._begun().ended else self._pulled()
+        """Return the next batch of the wrapped loader, without copy and stages."""
+        # If the end of the epoch was read ahead, there are no more batches.
+        pulled = None if self._current().ended else self._pulled()
         if pulled is None:
             with self._starting():
                 self._begin()
@@ -59,7 +59,7 @@ class EndlessBatches:
         return pulled
 
     def _pulled(self) -> Pulled | None:
-        feed = self._begun().feed_iterator
+        feed = self._current().feed_iterator
         pulled = feed.get(block=True)
         feed.refill()
         assert pulled is not None
@@ -74,7 +74,7 @@ class EndlessBatches:
         yield
         self.starting_s += time.perf_counter() - start
 
-    def _begun(self) -> PipelinedIterator:
+    def _current(self) -> PipelinedIterator:
         assert self._iterator is not None
         return self._iterator
 

@@ -1,4 +1,4 @@
-"""A profile in words: the bound of the loop, and what to change."""
+"""Sentences about a profile: the bound of the loop, and advice."""
 
 from collections.abc import Iterator
 from statistics import fmean
@@ -7,15 +7,15 @@ from gpuaug.profiler.measure import figure
 from gpuaug.profiler.report import ANOTHER_ITERATOR, BESIDE_ENGINES, COPY, DECODING, LOAD, STEP, Part, Report, size_of
 
 SLACK = 0.1
-"""Relative difference below which two times count as equal: windows differ by as much."""
+"""Relative difference below which two times count as equal, because windows of one loop differ by as much."""
 ENCODERS = ("captured", "eager encoder")
-"""Kinds of parts that encode."""
-LEAST_MS = 0.5
-"""Shortest time in milliseconds that is worth a sentence."""
+"""Values of ``Part.kind`` of encoders."""
+MIN_MS = 0.5
+"""Shortest time, in milliseconds, that is reported in a sentence."""
 
 
 def verdict(report: Report) -> Iterator[str]:
-    """Sentences about a report, the one that matters most first."""
+    """Sentences about a report, the most important first."""
     if report.plain_torch is not None:
         yield report.plain_torch
     yield _bound(report)
@@ -25,7 +25,7 @@ def verdict(report: Report) -> Iterator[str]:
     took = report.streamed.median
     waited = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
     unexplained = took - report.full_ms - report.epoch_ms - waited
-    if unexplained > max(2 * SLACK * took, LEAST_MS):
+    if unexplained > max(2 * SLACK * took, MIN_MS):
         fewer = report.settings["workers"] > 1 and _longest(report) != LOAD
         yield (
             f"{figure(unexplained)} of the {figure(took)} ms are in none of the parts alone: together they slow each other "
@@ -35,7 +35,7 @@ def verdict(report: Report) -> Iterator[str]:
 
 
 def _longest(report: Report) -> str:
-    loads = {
+    times_ms = {
         LOAD: report.load_ms,
         COPY: report.copy_ms,
         "decode": report.decode_ms,
@@ -43,14 +43,14 @@ def _longest(report: Report) -> str:
         "device": report.device_ms,
         "epoch": report.epoch_ms,
     }
-    return max(loads, key=lambda name: loads[name])
+    return max(times_ms, key=lambda name: times_ms[name])
 
 
 def _long_waits(report: Report) -> list[float]:
-    """Waits for the loader that are longer than a step, in milliseconds, where the loader is not the bound on average."""
+    """Waits for the loader that are longer than a step, in milliseconds. Empty if the loader is the bound on average."""
     if _longest(report) in (LOAD, "epoch"):
         return []
-    return [ms for ms in report.waits_for_loader_ms if ms > max(report.cached.median, LEAST_MS)]
+    return [ms for ms in report.waits_for_loader_ms if ms > max(report.cached.median, MIN_MS)]
 
 
 def _bound(report: Report) -> str:
@@ -77,11 +77,10 @@ def _by_device(report: Report) -> str:
     longest, step = most.device_ms or 0.0, report.part(STEP).device_ms or 0.0
     stages = report.device_ms - step
     if stages <= SLACK * step:
-        return (
-            f"Bounded by the training step: it takes {figure(step)} ms of the device, and {takes}. "
-            + ("A" if _long_waits(report) else "There is nothing left for a loader to give; a")
-            + " faster step is what would help."
-        )
+        advice = "A faster loader cannot speed it up further; only a faster step can."
+        if _long_waits(report):
+            advice = "A faster step would help."
+        return f"Bounded by the training step: it takes {figure(step)} ms of the device, and {takes}. {advice}"
     if report.streamed.median < (1 - SLACK) * report.device_ms:
         return (
             f"Bounded by {_named(most)} on the device: it takes {figure(longest)} ms of it, and {takes}; "
@@ -89,7 +88,7 @@ def _by_device(report: Report) -> str:
         )
     return (
         f"GPU saturated: stages ({figure(stages)} ms) and the step ({figure(step)} ms) need {figure(report.device_ms)} ms "
-        f"of the device, and {takes}. Streams have nothing left to give; only cheaper kernels do."
+        f"of the device, and {takes}. Streams cannot speed it up further; only cheaper kernels can."
     )
 
 
@@ -154,7 +153,7 @@ def _obstacles(report: Report) -> Iterator[str]:
             f"{who} waited {figure(min(waits))} ms or more for the loader, which gives one every {figure(report.load_ms)} ms "
             f"on average: look for slow samples, or {way_out}."
         )
-    if report.epoch_ms > max(SLACK * report.streamed.median, LEAST_MS) and _longest(report) != "epoch":
+    if report.epoch_ms > max(SLACK * report.streamed.median, MIN_MS) and _longest(report) != "epoch":
         yield f"Short epochs: a new one begins again and again, {_epochs(report)}"
     for part in report.parts:
         if part.waits_at is not None and part.host is not None:
@@ -193,7 +192,7 @@ def _encoders(report: Report) -> Iterator[str]:
     encoding = sum(part.wall.median for part in encoders)
     step = report.cached.median
     shorter = min(encoding, step)
-    if _longest(report) not in (LOAD, COPY, "decode", "epoch") and shorter >= LEAST_MS:
+    if _longest(report) not in (LOAD, COPY, "decode", "epoch") and shorter >= MIN_MS:
         who = " and ".join(part.name.removeprefix("stage/").join("''") for part in encoders)
         hidden = min(1.0, (report.in_line.median - streamed) / shorter)
         took = f"{figure(encoding)} and {figure(step)} ms alone"
@@ -237,5 +236,5 @@ def _cheaper_on_cpu(part: Part, report: Report) -> str:
     if part.kind == "kornia":
         return "gpuaug.fuse makes a Kornia pipeline cheaper; workers of the DataLoader could run it beside the step."
     if part.name == STEP:
-        return "" if _long_waits(report) else "There is nothing left for a loader to give."
+        return "" if _long_waits(report) else "A faster loader cannot speed it up further."
     return "Workers of the DataLoader could run it beside the step."

@@ -1,4 +1,4 @@
-"""Stages: the work on a batch between its copy and the training loop."""
+"""Stages: work on a batch on the device, between its copy and the training loop."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -18,15 +18,16 @@ from gpuaug.stages.selection import Into, On, Selection
 
 
 class Stage(ABC):
-    """One step of the work on a batch, independent of the loader that runs it.
+    """Base class of stages. A stage does not depend on the loader that runs it.
 
     Args:
-        on: The members of a batch that the stage works on.
-        into: The members of a batch that it replaces or adds.
-        name: Names the stage in errors and traces, and keys its draws. ``None``: the loader names it after ``kind``.
+        on: Members of a batch that the stage reads.
+        into: Members of a batch that the stage replaces or adds.
+        name: Name of the stage in errors and traces. Its random numbers depend on the name. ``None``: the loader derives the
+            name from ``kind``.
 
     Raises:
-        ArgumentError: If ``name`` is no string or empty, or ``on`` and ``into`` do not go together.
+        ArgumentError: If ``name`` is not a string or is empty, or if ``on`` and ``into`` cannot be combined.
     """
 
     kind: ClassVar[str]
@@ -40,40 +41,40 @@ class Stage(ABC):
 
     @abstractmethod
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
-        """Prepare to run on the lanes of one loader.
+        """Bind the stage to a lane of a loader.
 
         Args:
             name: Name of the stage in the loader.
             lanes: Lanes of the loader.
 
         Returns:
-            The stage on a lane of its own.
+            The stage, bound to a lane of its own.
         """
 
 
 class Pending(Protocol):
-    """Work on one host batch that is done on other threads."""
+    """Work of other threads on one host batch."""
 
     replaced: int
-    """Samples replaced by others because their image could not be decoded."""
+    """Number of samples that were replaced by others because their image could not be decoded."""
     undecoded: int
-    """Pixels that are not decoded, because a later stage reads a window of each image alone."""
+    """Number of pixels that are not decoded, because a later stage reads only a window of each image."""
 
     def done(self) -> bool:
-        """Whether ``collect`` will not wait for other threads."""
+        """Whether ``collect`` would return without waiting for other threads."""
         ...
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Wait for the work, order the copy lane, which is current, after it, and return the batch to copy.
+        """Wait for the work, make the copy lane, which is current, wait for it, and return the batch to copy.
 
         Args:
             batch: The batch that ``submit`` returned.
-            waiting: Makes the block in which this thread blocks. Not called if the work is done.
+            waiting: Function that returns a context manager, entered while this thread waits. Not called if the work is done.
         """
         ...
 
     def abandon(self) -> None:
-        """Wait for the work. Its result is not needed."""
+        """Cancel the work as far as possible and wait for its end. Its result is dropped."""
         ...
 
 
@@ -92,7 +93,7 @@ _NO_RUNS = EncoderRuns()
 
 
 class BoundStage(ABC):
-    """A stage on a lane of one loader."""
+    """A stage, bound to a lane of one loader."""
 
     def __init__(self, name: str, selection: Selection, lanes: Lanes) -> None:
         self.name = name
@@ -103,11 +104,11 @@ class BoundStage(ABC):
         self._selection = selection
 
     ahead: ClassVar[int] = 0
-    """Batches that are submitted besides those that are launched."""
+    """Number of batches that are submitted in addition to those that are launched."""
     reads_only: ClassVar[bool] = False
-    """Whether the stage leaves its input as it is, so that others may read the same members meanwhile."""
+    """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
     version = ""
-    """Decoder, library and version that decide the last bits of the results. Empty without one."""
+    """Decoder, library and version on which the last bits of the results depend. Empty for stages without a decoder."""
 
     def submit(
         self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
@@ -115,24 +116,24 @@ class BoundStage(ABC):
         """Begin the stage's work on a host batch on other threads, if it has such work. The copy lane is current.
 
         Args:
-            batch: As it came from the wrapped loader, or from another stage's ``submit``.
-            memory: State that stages keep for the length of one iterator.
-            position: Random-number key of the batch.
+            batch: Batch from the wrapped loader, or from the ``submit`` of an earlier stage.
+            memory: State of the stages for the duration of one iterator.
+            position: Random-number position of the batch.
             stages: All stages that will run on the batch, in order.
 
         Returns:
-            The batch to copy or to pass on, and the work, or ``None``.
+            The batch for the next stage's ``submit`` or for the copy, and the work, or ``None`` without such work.
         """
         return batch, None
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes that the stage holds now."""
+        """Bytes of page-locked memory that the stage holds."""
         return 0
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes on the device for decoded pixels of batches that have not been freed, and of decoders."""
+        """Bytes of device memory for decoded pixels that have not been freed, and of decoders."""
         return 0
 
     @property
@@ -145,10 +146,10 @@ class BoundStage(ABC):
         return _NO_RUNS
 
     def close(self, memory: dict[str, Any]) -> None:
-        """End threads and work that the stage has begun for one iterator."""
+        """End the threads and the work of the stage for one iterator."""
 
     def selected(self, batch: Batch) -> tuple[Any, ...]:
-        """The values in ``batch`` that ``on`` names.
+        """Values of the members of ``batch`` that ``on`` names.
 
         Raises:
             SelectionError: If ``on`` does not fit ``batch``.
@@ -156,66 +157,66 @@ class BoundStage(ABC):
         return self._selection.read(batch)
 
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
-        """The part of each image that the stage reads, known before the images are.
+        """Part of each image that the stage will read, computed before the images are decoded.
 
         Args:
             batch: Batch whose images are not decoded.
-            member: Member of the batch that stands for the images. The stage reads it.
+            member: Value in the batch that will be replaced by the decoded images.
             shapes: Sizes of the decoded images.
-            position: Random-number key of the batch.
+            position: Random-number position of the batch.
 
         Returns:
-            The windows. ``None`` if the stage reads whole images, or leaves the images in the batch.
+            The windows; ``None`` if the stage reads whole images, or does not replace the images in the batch.
         """
         return None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        """The values in ``batch`` that the stage works on."""
+        """Values of the members of ``batch`` that the stage reads."""
         return self._selection.read(batch)
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        """A batch with ``result`` in its place."""
+        """Copy of ``batch`` with ``result`` in the members that ``into`` names."""
         return self._selection.write(batch, result)
 
     @abstractmethod
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
-        """Queue the stage's work. Its lane has been made to wait for ``ready``.
+        """Queue the stage's work on its lane, which already waits for ``ready``.
 
         Args:
-            values: The result of ``read``.
-            ready: Event after the last write to ``values``, for further lanes of the stage.
-            position: Random-number key of the batch.
-            memory: State that stages keep for the length of one iterator.
+            values: Result of ``read``.
+            ready: Event after the last write to ``values``. Further lanes of the stage have to wait for it.
+            position: Random-number position of the batch.
+            memory: State of the stages for the duration of one iterator.
         """
 
 
 class TransformStage(Stage):
-    """Any callable on device tensors, on a lane of its own: an augmentation pipeline, a tokeniser, a function.
+    """Run a callable on device tensors, on a lane of its own: an augmentation pipeline, a tokeniser, a function.
 
-    It is called as it is: never moved, compiled or put into another mode. It may draw from the global generators of torch,
-    NumPy and Python, whose states then depend on the batch's position alone and are put back afterwards. It must not write to
-    its input where ``into`` keeps that, or where the loader yields the same tensors again; and what it keeps of its input for a
-    later call it must clone.
+    The callable is not moved, compiled or put into another mode. It may draw from the global generators of torch, NumPy and
+    Python: their states depend on the batch's position only and are restored afterwards. It must not write to its input if
+    ``into`` keeps the input in the batch, or if the wrapped loader yields the same tensors again. It must clone any part of its
+    input that it stores for a later call.
 
     Args:
-        transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and with ``data_keys=``
-            where ``on`` is a mapping, as Kornia's containers want it.
-        on: What it works on: a selector, several, or ``None`` for the whole batch. Left out: the batch if it is a tensor
-            or a ``Ragged``, index 0 if it is a tuple or list. To a fused pipeline the stage also hands the members that hold
-            torchvision's ``Mask``, ``BoundingBoxes`` or ``KeyPoints``, unless ``into`` is passed.
-        into: Where the result goes. Left out: where the input came from.
-        name: Names the stage in errors and traces, and keys its draws.
+        transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and, if ``on`` is a mapping,
+            with ``data_keys=`` as Kornia's containers expect it.
+        on: Members to read: a selector, a tuple or mapping of selectors, or ``None`` for the whole batch. Default: the batch if
+            it is a tensor or a ``Ragged``, index 0 if it is a tuple or list. A fused pipeline also gets the members that
+            contain torchvision's ``Mask``, ``BoundingBoxes`` or ``KeyPoints``, unless ``into`` is passed.
+        into: Members to write the result to. Default: those of ``on``.
+        name: Name of the stage in errors and traces. Its random numbers depend on the name.
 
     Raises:
-        ArgumentTypeError: If ``transform`` cannot be called.
+        ArgumentTypeError: If ``transform`` is not callable.
 
     Warns:
-        GpuAugWarning: If ``transform`` has random ones of torchvision in it, which draw once for the whole batch; at the first
-            batch, if it moves images and boxes, masks or keypoints beside them stay.
+        GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch. At the
+            first batch, if it moves images but not the boxes, masks or keypoints beside them.
 
     Cost:
-        The transform's own launches, from the training thread: lanes overlap kernels, not Python. No copy and no
-        host synchronisation is added.
+        The launches of the transform, on the training thread: lanes overlap kernels, not Python. No further copy or host
+        synchronisation.
 
     Examples:
         >>> loader = [(torch.zeros(2, 3, 4, 4), torch.tensor([0, 1]))]
@@ -235,12 +236,12 @@ class TransformStage(Stage):
         if not callable(transform):
             raise ArgumentTypeError(
                 f"transform must be a callable or nn.Module, got {type(transform).__name__}. "
-                "Wrap what you want to be done in a function of the tensors."
+                "Wrap the operation in a function of the tensors."
             )
-        once = drawn_once(transform)
-        if once:
+        names = drawn_once(transform)
+        if names:
             warnings.warn(
-                f"All images get one draw, because torchvision's {', '.join(once)} draws once for the whole batch. "
+                f"All images get one draw, because torchvision's {', '.join(names)} draws once for the whole batch. "
                 "Pass gpuaug.fuse(transform), which draws for each image, or keep it in the dataset. If one draw for all is "
                 "meant, pass lambda images: transform(images).",
                 GpuAugWarning,
@@ -252,7 +253,7 @@ class TransformStage(Stage):
         return f"TransformStage({getattr(self.transform, '__name__', type(self.transform).__name__)})"
 
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
-        """Prepare to run on the lanes of one loader."""
+        """Bind the stage to a lane of a loader."""
         return _BoundTransform(name, self, lanes)
 
 
@@ -262,19 +263,19 @@ class _BoundTransform(BoundStage):
         self._transform = stage.transform
         draws_by_itself = getattr(stage.transform, "draws_by_itself", False)
         self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
-        # What stays beside the result still fits its image where the result goes elsewhere.
+        # With ``into`` the images stay in the batch, and its targets still belong to them.
         self._follows_types = getattr(stage.transform, "follows_types", False) and stage.selection.into is ...
         self._typed: list[Any] = []
-        """Members of the batch that the stage works on because torchvision's tensors are in them."""
-        self._unseen = True
+        """Names of members that the stage reads because they contain torchvision's tensors."""
+        self._is_first = True
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         values = self._selection.read(batch)
         self._typed = self._members_by_type(batch) if self._follows_types else []
         values = (*values, *(batches.member(batch, name) for name in self._typed))
-        if self._unseen:
+        if self._is_first:
             hints.check_first(self._transform, batch, values, self._selection, self.others)
-            self._unseen = False
+            self._is_first = False
         return values
 
     def _members_by_type(self, batch: Batch) -> list[Any]:
@@ -286,18 +287,18 @@ class _BoundTransform(BoundStage):
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
         windows_read = getattr(self._transform, "windows_read", None)
         values = self.selected(batch)
-        places = [place for place, value in enumerate(values) if value is member]
+        indices = [index for index, value in enumerate(values) if value is member]
         keys = self._selection.data_keys or ["input"]
-        if windows_read is None or self._selection.into is not ... or len(places) != 1:
+        if windows_read is None or self._selection.into is not ... or len(indices) != 1:
             return None
-        if places[0] >= len(keys) or keys[places[0]] not in ("input", "image"):
+        if indices[0] >= len(keys) or keys[indices[0]] not in ("input", "image"):
             return None
         with Calls(position, self.name):
-            found: Windows | None = windows_read(shapes)
-        if found is None:
+            windows: Windows | None = windows_read(shapes)
+        if windows is None:
             return None
-        followed = len(values) > 1 or (self._follows_types and bool(self._members_by_type(batch)))
-        return found._replace(alone=found.alone and not followed)
+        has_targets = len(values) > 1 or (self._follows_types and bool(self._members_by_type(batch)))
+        return windows._replace(alone=windows.alone and not has_targets)
 
     def write(self, batch: Batch, result: Any) -> Batch:
         if not self._typed:
@@ -326,20 +327,20 @@ class _BoundTransform(BoundStage):
 
 
 def as_stages(stages: Any) -> list[Stage]:
-    """Check what was given as ``stages`` and wrap bare callables.
+    """Check the argument ``stages`` and wrap callables in a ``TransformStage``.
 
     Raises:
-        ArgumentTypeError: If it is not a sequence of stages and callables.
-        ArgumentError: If two stages were given one name.
+        ArgumentTypeError: If ``stages`` is not a sequence of stages and callables.
+        ArgumentError: If two stages have the same name.
     """
     if not isinstance(stages, Sequence) or isinstance(stages, str | bytes):
         raise ArgumentTypeError(
             f"stages must be a sequence of stages, got {type(stages).__name__}. Put it into a list: stages=[…]."
         )
     wrapped = [stage if isinstance(stage, Stage) else TransformStage(stage) for stage in stages]
-    given = [stage.name for stage in wrapped if stage.name is not None]
-    for name in given:
-        if given.count(name) > 1:
+    user_names = [stage.name for stage in wrapped if stage.name is not None]
+    for name in user_names:
+        if user_names.count(name) > 1:
             raise ArgumentError(
                 f"The names of stages must differ, got {name!r} twice. Their draws are keyed by name: give each its own."
             )
@@ -347,15 +348,15 @@ def as_stages(stages: Any) -> list[Stage]:
 
 
 def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
-    """Give every stage a name and a lane."""
-    bound = [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
-    for each in bound:
-        each.others = [stage.selection for stage, other in zip(stages, bound, strict=True) if other is not each]
-    return bound
+    """Bind each stage to a lane, under its name in the loader."""
+    all_bound = [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+    for bound in all_bound:
+        bound.others = [stage.selection for stage, other in zip(stages, all_bound, strict=True) if other is not bound]
+    return all_bound
 
 
 def names_of(stages: Sequence[Stage]) -> list[str]:
-    """The name of each stage: ``transform``, ``transform_2``, … where the user gave none."""
+    """Name of each stage in the loader: the user's, or ``transform``, ``transform_2``, … after the stage's ``kind``."""
     taken = {stage.name for stage in stages if stage.name is not None}
     names = []
     for stage in stages:

@@ -1,4 +1,4 @@
-"""The copy of a batch from the host to the device: each leaf by itself, many small ones together."""
+"""Copy of a batch from the host to the device: small tensors are packed into one copy, others are copied one by one."""
 
 import copy
 import inspect
@@ -19,19 +19,19 @@ from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Shapes
 
 SMALL_BYTES = 32 * 1024
-"""Most bytes of a leaf that is packed. A larger leaf's own copy costs less than packing it on the host."""
+"""Largest size of a packed leaf. For a larger leaf, a copy of its own costs less than packing on the host."""
 
-FEWEST_TO_PACK = 8
-"""Fewest small leaves that are packed. With twelve, packing costs the training thread as much as single copies."""
+MIN_PACKED_LEAVES = 8
+"""Smallest number of leaves that are packed. For twelve, packing costs the training thread as much as single copies."""
 
 ALIGN_BYTES = 256
-"""Start of each dtype's tensors in a packed buffer, aligned for any of them."""
+"""Alignment of each dtype's tensors in a packed buffer."""
 
 PAGEABLE_WARN_BYTES = 64 * 1024
-"""Pageable bytes above which a warning says so. The driver stages smaller copies without waiting."""
+"""Pageable bytes per batch above which a warning is raised. The driver stages smaller copies without waiting."""
 
-MOST_NAMED = 8
-"""Leaves that a log line names before it only counts."""
+MAX_NAMED = 8
+"""Largest number of leaves that a log line names; further ones are counted."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -43,31 +43,31 @@ class Copied:
     batch: Batch
     num_bytes: int = 0
     resident: list[torch.Tensor] = field(default_factory=list)
-    """Leaves that were on the device already. Their memory belongs to another stream."""
+    """Tensors that were on the device already. Their memory was allocated on another stream."""
     resident_objects: bool = False
-    """Whether an object with a ``to`` method was, or may have been, on the device already."""
+    """Whether an object with a ``to`` method was on the device already, or may have been."""
 
 
 class Copier:
-    """Moves batches to ``device``.
+    """Copy batches to ``device``.
 
-    A tensor keeps its type, strides and place. An object with a ``to`` method is moved by it. Any other leaf stays on the host,
-    and the first batch logs which.
+    Tensors keep their class and strides, and their position in the batch. The ``to`` method of any other object moves it.
+    Leaves without such a method stay on the host; they are logged at the first batch.
 
     Args:
         device: The target device.
-        warns: Whether batches are expected in page-locked memory, so that others are warned about.
+        warns: Whether to warn about batches in pageable memory.
 
     Cost:
-        For each tensor one asynchronous copy (``bench run handover``); eight or more small ones share one copy, and those
-        under one key of a list of dicts. The host
-        waits only for memory that is not page-locked, which is warned about once.
+        One asynchronous copy per tensor (``bench run handover``). Eight or more small tensors share one copy, as do the tensors
+        of one key in a list of dicts. The host waits only for copies from pageable memory, about which a warning is raised
+        once.
     """
 
     def __init__(self, device: torch.device, *, warns: bool = True) -> None:
         self._device = device
         self._non_blocking = device.type == "cuda"
-        self._examined = False
+        self._checked_first = False
         self._warns = warns
         self._takes_non_blocking: dict[type, bool] = {}
 
@@ -77,14 +77,14 @@ class Copier:
         Raises:
             DeviceError: If a leaf is on another accelerator.
         """
-        if not self._examined:
-            self._examine(unpack_targets(batch))
-            self._examined = True
-        # Masks are large: their own copies cost less than packing them on this thread.
+        if not self._checked_first:
+            self._check_first(unpack_targets(batch))
+            self._checked_first = True
+        # Masks are large: copying them one by one costs less than packing them on this thread.
         batch = pack_targets(batch, _page_locked, masks=False) if self._non_blocking else batch
         copied = Copied(None)
-        # One tensor that stands in two places of a batch stays one tensor. The leaf is kept beside its copy: some
-        # mappings make their values when asked, and another object may get the id of one that has gone.
+        # A tensor that occurs twice in a batch stays one tensor. The leaf is stored beside its copy: some mappings create their
+        # values when they are read, and a later object may get the id of one that was freed.
         moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
 
         packed = False
@@ -92,10 +92,10 @@ class Copier:
         def move(leaf: Any) -> Any:
             nonlocal packed
             packed |= type(leaf) is TargetsLayout
-            found = moved.get(id(leaf))
-            if found is None:
-                found = moved[id(leaf)] = leaf, self._move(leaf, copied)
-            return found[1]
+            leaf_and_copy = moved.get(id(leaf))
+            if leaf_and_copy is None:
+                leaf_and_copy = moved[id(leaf)] = leaf, self._move(leaf, copied)
+            return leaf_and_copy[1]
 
         copied.batch = batches.map_leaves(move, batch)
         if packed:
@@ -117,16 +117,16 @@ class Copier:
             copied.num_bytes += _num_bytes(leaf)
             return leaf.to(self._device, non_blocking=self._non_blocking)
         if batches.moves_itself(leaf):
-            kind = type(leaf)
-            if kind not in self._takes_non_blocking:
-                self._takes_non_blocking[kind] = _accepts_non_blocking(leaf.to)
-            asynchronous = self._non_blocking and self._takes_non_blocking[kind]
-            # A mapping's ``to`` may change it in place, and the loader may still be using it.
+            cls = type(leaf)
+            if cls not in self._takes_non_blocking:
+                self._takes_non_blocking[cls] = _accepts_non_blocking(leaf.to)
+            asynchronous = self._non_blocking and self._takes_non_blocking[cls]
+            # The ``to`` of a mapping may change the mapping in place, and the wrapped loader may use it again.
             mover: Any = copy.copy(leaf) if isinstance(leaf, Mapping) else leaf
             moved = mover.to(self._device, non_blocking=True) if asynchronous else mover.to(self._device)
             if moved is None:
                 raise ArgumentTypeError(
-                    f"The to(device) method of {kind.__name__}, a member of the batch, must return the moved object, got None. "
+                    f"The to(device) method of {cls.__name__}, a member of the batch, must return the moved object, got None. "
                     "End the method with: return self."
                 )
             copied.resident_objects |= moved is mover or any(
@@ -137,10 +137,10 @@ class Copier:
 
     def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:
         leaves = batches.leaves(batch)
-        if len(leaves) < FEWEST_TO_PACK:
+        if len(leaves) < MIN_PACKED_LEAVES:
             return {}
         small = {id(leaf): leaf for leaf in leaves if _can_be_packed(leaf)}
-        if len(small) < FEWEST_TO_PACK:
+        if len(small) < MIN_PACKED_LEAVES:
             return {}
         layout = Layout(list(small.values()))
         packed = layout.pack(pin=True)
@@ -148,16 +148,16 @@ class Copier:
         parts = layout.unpack(packed.to(self._device, non_blocking=True))
         return {number: (leaf, parts[number]) for number, leaf in small.items()}
 
-    def _examine(self, batch: Batch) -> None:
-        """Log and warn at the first batch: leaves that stay on the host, and pageable memory, for which the host waits."""
+    def _check_first(self, batch: Batch) -> None:
+        """Log the leaves of the first batch that stay on the host, and warn about pageable memory, for which the host waits."""
         staying = [
             f"{path or 'the batch'} ({type(leaf).__name__})"
             for path, leaf in batches.named_leaves(batch)
-            if not isinstance(leaf, torch.Tensor | Shapes) and not batches.moves_itself(leaf)  # sizes belong to the host
+            if not isinstance(leaf, torch.Tensor | Shapes) and not batches.moves_itself(leaf)  # sizes are meant for the host
         ]
         if staying:
-            more = f" and {len(staying) - MOST_NAMED} more" if len(staying) > MOST_NAMED else ""
-            _log.info("These leaves of a batch stay on the host, as they are: %s%s", ", ".join(staying[:MOST_NAMED]), more)
+            more = f" and {len(staying) - MAX_NAMED} more" if len(staying) > MAX_NAMED else ""
+            _log.info("These leaves of a batch stay on the host, as they are: %s%s", ", ".join(staying[:MAX_NAMED]), more)
         if self._device.type != "cuda" or not self._warns:
             return
         pageable = sum(
@@ -175,18 +175,18 @@ class Copier:
 
 
 def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    # PyTorch keeps it until copies from it have ended.
+    # PyTorch does not reuse the memory before copies from it have ended.
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
 class Layout:
-    """Positions of small tensors in one buffer of bytes, grouped by dtype.
+    """Offsets of small tensors in one buffer of bytes, grouped by dtype.
 
     Args:
         leaves: CPU tensors.
 
     Cost:
-        About ten tensor operations on the host, and one for each leaf.
+        About ten tensor operations on the host, and one per leaf.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
@@ -202,17 +202,17 @@ class Layout:
             self._num_bytes += math.ceil(size / ALIGN_BYTES) * ALIGN_BYTES
 
     def pack(self, *, pin: bool) -> torch.Tensor:
-        """The leaves in one new buffer, which is page-locked if ``pin``. PyTorch keeps it until copies from it have ended."""
+        """Copy the leaves into a new buffer, page-locked if ``pin``. PyTorch reuses it only after copies from it have ended."""
         buffer = torch.empty(self._num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         for dtype, start, end, members in self._groups:
             buffer[start:end].view(dtype).copy_(_flatten_dense_tensors(members))
         return buffer
 
     def unpack(self, buffer: torch.Tensor) -> dict[int, torch.Tensor]:
-        """The tensors in ``buffer``, a copy of the packed one, by the ``id`` of the leaf that each stands for.
+        """``id`` of a leaf → its tensor in ``buffer``, a copy of the packed buffer on the device.
 
-        They share the buffer's memory, and nothing else: ``data`` gives each a version counter of its own. As plain views,
-        changing the labels in place would make autograd refuse a backward pass that has saved the weights.
+        The tensors share the memory of the buffer, but not its version counter: ``data`` gives each one of its own. Otherwise,
+        changing labels in place would make autograd refuse a backward pass that has saved sample weights.
         """
         parts: dict[int, torch.Tensor] = {}
         for dtype, start, end, members in self._groups:
@@ -234,13 +234,13 @@ def _can_be_packed(leaf: Any) -> bool:
 
 
 def _num_bytes(leaf: torch.Tensor) -> int:
-    """Bytes of a tensor's values; 0 for a sparse one."""
+    """Bytes of a tensor's values; 0 for a sparse tensor."""
     return leaf.nbytes if leaf.layout is torch.strided else 0
 
 
 def _accepts_non_blocking(to: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(to).parameters.values()
-    except (TypeError, ValueError):  # a C function that does not say what it takes
+    except (TypeError, ValueError):  # a C function without a signature
         return False
     return any(p.name == "non_blocking" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

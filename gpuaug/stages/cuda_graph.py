@@ -132,7 +132,7 @@ class GraphRunner:
             return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
         # The next replay writes the same addresses, and the user may keep a batch for ever.
-        return batches.map_leaves(batches.once_each(copied), outputs)
+        return batches.map_leaves(batches.cached_by_id(copied), outputs)
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
         """Capture a graph for inputs like these, unless there is one, or it cannot be, or there is no room for it.

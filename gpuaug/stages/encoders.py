@@ -104,7 +104,7 @@ class EncoderCall:
         def own(leaf: Any) -> Any:
             return leaf.clone() if isinstance(leaf, torch.Tensor) and _address(leaf) in taken else leaf
 
-        return batches.map_leaves(batches.once_each(own), result)
+        return batches.map_leaves(batches.cached_by_id(own), result)
 
 
 def _part(result: Any, output: Output) -> Any:

@@ -1,4 +1,4 @@
-"""Warnings, errors and notes for transforms that do not fit the batches."""
+"""Warnings, errors and notes about transforms that do not fit the batches."""
 
 import re
 import warnings
@@ -17,24 +17,24 @@ from gpuaug.core.torchvision_types import TARGET_TYPES, all_parts, torchvision_c
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
-"""Keys of targets that move with their image, and Kornia's data keys for them."""
+"""Key of a target that is moved along with its image → Kornia's data key."""
 
 _GEOMETRY = (
     "kornia.augmentation._2d.geometric",
     "torchvision.transforms.v2._geometry",
     "torchvision.transforms.v2._auto_augment",
 )
-"""Modules whose classes move pixels."""
+"""Python modules of transforms that move pixels."""
 
 _MIXES_LABELS = (
     "kornia.augmentation._2d.mix.mixup",
     "kornia.augmentation._2d.mix.cutmix",
     "torchvision.transforms.v2._augment._BaseMixUpCutMix",
 )
-"""Modules and classes that mix images, and their labels with them."""
+"""Python modules and classes of transforms that mix images and their labels."""
 
 _MIXES = ("kornia.augmentation._2d.mix", "torchvision.transforms.v2._augment._BaseMixUpCutMix")
-"""Modules and classes that put pixels of one image into another, or elsewhere, but not boxes, masks or keypoints."""
+"""Python modules and classes of transforms that move pixels within or between images, but no boxes, masks or keypoints."""
 
 _MEANT = "If that is meant, pass lambda images: transform(images)."
 
@@ -42,21 +42,21 @@ _MEANT = "If that is meant, pass lambda images: transform(images)."
 def check_first(
     transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection, others: Iterable[Selection] = ()
 ) -> None:
-    """Look at the first batch of a stage.
+    """Check the first batch of a stage.
 
     Args:
         transform: The stage's transform.
         batch: The whole batch.
         values: Arguments of ``transform``.
         selection: The stage's ``on`` and ``into``.
-        others: Those of the other stages of the loader. Members that these take for images, or make of images, are no targets.
+        others: Selections of the loader's other stages. Members that they read as images, or write, are not targets.
 
     Raises:
-        ArgumentTypeError: If ``transform`` cannot take images of different sizes, and these have.
+        ArgumentTypeError: If the images differ in size and ``transform`` cannot take such images.
 
     Warns:
-        GpuAugWarning: If ``transform`` moves or mixes images and leaves boxes, masks or keypoints beside them, or mixes them
-            and leaves their labels; if it is fused, and images seem to have their channels last.
+        GpuAugWarning: If ``transform`` moves or mixes images without the boxes, masks or keypoints beside them, or mixes images
+            without their labels; if it is fused, and images seem to have their channels last.
     """
     if any(isinstance(value, Ragged) for value in values):
         _refuse_ragged(transform)
@@ -66,7 +66,7 @@ def check_first(
         images = values[keys.index("input") if "input" in keys else 0]
         _warn_of_layout(images)
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
-        return  # targets that stay beside the result still fit their images
+        return  # the images stay in the batch, and targets still belong to them
     names = _names(parts, _GEOMETRY), _names(parts, _MIXES), _names(parts, _MIXES_LABELS)
     moving, mixing, mixing_labels = names
     if not any(names):
@@ -80,7 +80,7 @@ def check_first(
 
 
 def _warn_of_layout(images: Any) -> None:
-    """Warn of images that would be taken for some of more channels than they seem to have."""
+    """Warn if the axis that is read as channels seems to be another axis."""
     if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4) or images.shape[-3] <= 4:
         return
     last = images.shape[-1] in (3, 4)
@@ -109,21 +109,21 @@ def _warn_of_targets(
     unnamed: dict[Any, None] = {}
     is_typed = False
     for name, member in members.items():
-        found = [target for target in search.targets(member, name) if id(target.value) not in passed]
-        remaining.update(dict.fromkeys(target.what for target in found))
-        is_typed |= any(type_name(target.value) for target in found)
-        keys = {target.data_key(member) for target in found if not type_name(target.value)}
+        targets = [target for target in search.targets(member, name) if id(target.value) not in passed]
+        remaining.update(dict.fromkeys(target.label for target in targets))
+        is_typed |= any(type_name(target.value) for target in targets)
+        keys = {target.data_key(member) for target in targets if not type_name(target.value)}
         if len(keys) == 1 and None not in keys:
             on[name] = str(keys.pop())
         elif keys:
             unnamed[name] = None
     if not remaining:
         return
-    targets = ", ".join(remaining)
+    listed_targets = ", ".join(remaining)
     if mixing:
         warnings.warn(
-            f"{targets} beside images no longer belong to the pixels, because {mixing} mixes the images alone. Leave {mixing} "
-            f"out where batches have {targets}, or mix both in the dataset. {_MEANT}",
+            f"{listed_targets} beside images no longer belong to the pixels, because {mixing} mixes the images alone. Leave "
+            f"{mixing} out where batches have {listed_targets}, or mix both in the dataset. {_MEANT}",
             GpuAugWarning,
             stacklevel=3,
         )
@@ -138,7 +138,8 @@ def _warn_of_targets(
             "follow in gpuaug.fuse(…) by their type."
         )
     warnings.warn(
-        f"{targets} beside images stay where they were, because {moving} is given images alone. {' '.join(lines)} {_MEANT}",
+        f"{listed_targets} beside images stay where they were, because {moving} is given images alone. {' '.join(lines)} "
+        f"{_MEANT}",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -147,10 +148,10 @@ def _warn_of_targets(
 def _warn_of_labels(
     transform: Any, mixing: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
 ) -> None:
-    batch = next((len(value) for value in values if isinstance(value, torch.Tensor | Ragged)), None)
-    given = [id(leaf) for leaf in batches.leaves(values)]
-    labels = {name: member for name, member in members.items() if _are_labels(member, batch)}
-    if labels and not any(id(member) in given for member in labels.values()):
+    batch_size = next((len(value) for value in values if isinstance(value, torch.Tensor | Ragged)), None)
+    passed = [id(leaf) for leaf in batches.leaves(values)]
+    labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
+    if labels and not any(id(member) in passed for member in labels.values()):
         warnings.warn(
             f"labels beside images stay as they were, because {mixing} is given images alone. "
             f"{_line(transform, {next(iter(labels)): 'class'}, selection)} {_MEANT}",
@@ -159,22 +160,22 @@ def _warn_of_labels(
         )
 
 
-def _are_labels(value: Any, batch: int | None) -> bool:
-    """Whether these may be a batch's labels: one number for each image, or shares of classes."""
-    is_tensor = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch
+def _are_labels(value: Any, batch_size: int | None) -> bool:
+    """Whether ``value`` may be the labels of a batch: (B,) class indices, or (B, classes) probabilities."""
+    is_tensor = isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == batch_size
     return is_tensor and (value.ndim == 1 or (value.ndim == 2 and value.is_floating_point()))
 
 
 def _line(transform: Any, on: Mapping[Any, str], selection: Selection) -> str:
-    """What to type to hand over ``on`` too."""
-    chosen = 0 if selection.on is ... else selection.on
-    on = {**(chosen if isinstance(chosen, Mapping) else {chosen: "input"}), **on}
+    """Advice to pass the members of ``on`` to the transform too, as a line of code."""
+    current = 0 if selection.on is ... else selection.on
+    on = {**(current if isinstance(current, Mapping) else {current: "input"}), **on}
     fused = "transform" if hasattr(transform, "pipeline") else "gpuaug.fuse(transform)"
     return f"Pass gpuaug.TransformStage({fused}, on={on})."
 
 
 def explain(error: Exception, values: tuple[Any, ...]) -> None:
-    """Add a note to the error of a transform that does not take the images' dtype or form."""
+    """Add a note to the error of a transform that does not accept the images' dtype or a ``Ragged``."""
     if any(isinstance(value, Ragged) for value in values) and not isinstance(error, GpuAugError):
         add_note(
             error,
@@ -185,7 +186,7 @@ def explain(error: Exception, values: tuple[Any, ...]) -> None:
 
 
 def _refuse_ragged(transform: Any) -> None:
-    """Refuse transforms of Kornia's and torchvision's for a ``Ragged``: some would return it unchanged."""
+    """Raise for a transform of Kornia or torchvision, which takes no ``Ragged``: some would return it unchanged."""
     first = transform[0] if type(transform) is nn.Sequential and len(transform) else transform
     if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
         raise ArgumentTypeError(
@@ -195,44 +196,44 @@ def _refuse_ragged(transform: Any) -> None:
 
 
 def _names(parts: list[Any], classes: tuple[str, ...]) -> str:
-    """The names of the parts whose classes, or those they come from, are among these."""
-    found = {
+    """Names of the parts that are instances of a class whose qualified name begins with one of ``classes``."""
+    names = {
         type(part).__name__
         for part in parts
-        if any(f"{kind.__module__}.{kind.__qualname__}".startswith(classes) for kind in type(part).__mro__)
+        if any(f"{cls.__module__}.{cls.__qualname__}".startswith(classes) for cls in type(part).__mro__)
     }
-    return ", ".join(sorted(found))
+    return ", ".join(sorted(names))
 
 
 class _Target(NamedTuple):
     """A tensor or array of a batch that seems to belong to the pixels of the images."""
 
-    what: str
-    """``masks``, ``boxes`` or ``keypoints``, or the name by which it was found."""
+    label: str
+    """``masks``, ``boxes`` or ``keypoints``, or the key by which the target was recognised."""
     name: Any
     """Key of the value, or of the container that holds it."""
     value: Any
 
     def data_key(self, member: Any) -> str | None:
-        """Data key of the member of the batch that the value is in, or ``None`` without one."""
+        """Kornia's data key for ``member``, the member of the batch that contains the value; ``None`` if there is none."""
         if isinstance(member, torch.Tensor):
-            return _DATA_KEYS[self.what]
+            return _DATA_KEYS[self.label]
         if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
             return None
-        if any(isinstance(each, Mapping) for each in member):
+        if any(isinstance(item, Mapping) for item in member):
             return "targets" if self.name in ("boxes", "bbox", "masks", "keypoints") else None
-        return "mask" if self.what == "masks" and all(isinstance(each, torch.Tensor) for each in member) else None
+        return "mask" if self.label == "masks" and all(isinstance(item, torch.Tensor) for item in member) else None
 
 
 class _Search:
-    """Finds tensors and arrays that seem to be masks, boxes or keypoints: by type, by name, or by shape.
+    """Search for tensors and arrays that seem to be masks, boxes or keypoints: by class, by key, or by shape.
 
     Args:
         images: The images, (B, C, H, W) or a ``Ragged``; ``None`` if they are neither.
     """
 
     def __init__(self, images: torch.Tensor | Ragged | None) -> None:
-        self._batch = len(images) if images is not None and (isinstance(images, Ragged) or images.ndim > 0) else None
+        self._batch_size = len(images) if images is not None and (isinstance(images, Ragged) or images.ndim > 0) else None
         self._sizes: set[tuple[int, ...]] = set()
         if isinstance(images, Ragged):
             self._sizes = set(map(tuple, images.shapes.sizes.tolist()))
@@ -240,28 +241,28 @@ class _Search:
             self._sizes = {tuple(images.shape[-2:])}
 
     def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
-        """The tensors and arrays within a member of a batch.
+        """Targets within a member of a batch.
 
         Args:
-            value: The member, or a value within it.
+            value: The member, or a value within the member.
             name: Key of ``value``, or of the container that holds it.
             per_image: Whether ``value`` belongs to one image.
         """
         if isinstance(value, torch.Tensor | np.ndarray):
-            what = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
-            if what:
-                yield _Target(what, name, value)
+            label = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
+            if label:
+                yield _Target(label, name, value)
         elif batches.is_container(value) and not isinstance(value, Ragged):
             by_index = isinstance(value, list | tuple) and not batches.is_namedtuple(value)
-            inside = per_image or (by_index and len(value) == self._batch)
+            inner_per_image = per_image or (by_index and len(value) == self._batch_size)
             for inner in batches.member_names(value):
-                own = name if by_index else inner
-                yield from self.targets(batches.member(value, inner), own, per_image=inside)
+                inner_name = name if by_index else inner
+                yield from self.targets(batches.member(value, inner), inner_name, per_image=inner_per_image)
 
     def _by_name(self, value: Any, name: Any) -> str | None:
         if name not in _DATA_KEYS or value.ndim < 2:
             return None
-        if name in ("masks", "mask"):  # not a mask of the patches that a model sees
+        if name in ("masks", "mask"):  # a mask of other size may be one of a model's patches
             return name if not self._sizes or tuple(value.shape[-2:]) in self._sizes else None
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 
@@ -269,7 +270,7 @@ class _Search:
         if type_name(value) in ("Image", "Video"):
             return None
         axes = value.ndim if per_image else value.ndim - 1
-        if not per_image and (not value.ndim or len(value) != self._batch):
+        if not per_image and (not value.ndim or len(value) != self._batch_size):
             return None
         if axes >= 2 and tuple(value.shape[-2:]) in self._sizes:
             return "masks"
@@ -277,7 +278,7 @@ class _Search:
 
 
 def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
-    """Add a note to the error of a transform that needs floating-point images and was given integers."""
+    """Add a note to the error of a transform that needs floating-point images and got integers."""
     for tensor in batches.tensors(values):
         if not (tensor.is_floating_point() or tensor.is_complex()) and tensor.ndim >= 3 and _is_about(error, tensor.dtype):
             dtype = str(tensor.dtype).removeprefix("torch.")
@@ -295,22 +296,22 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
             return
 
 
-_SPELLED = {
+_DTYPE_NAMES = {
     torch.uint8: ("Byte", "unsigned char"),
     torch.int8: ("Char", "signed char"),
     torch.int16: ("Short", "short"),
     torch.int32: ("Int", "int"),
     torch.int64: ("Long", "long"),
 }
-"""Names of integer dtypes in errors of torch: "not implemented for 'Byte'", "Input type (unsigned char) and …"."""
+"""Names of integer dtypes in torch's error messages: "not implemented for 'Byte'", "Input type (unsigned char) and …"."""
 
 
 def _is_about(error: Exception, dtype: torch.dtype) -> bool:
-    """Whether an error is a complaint about an integer dtype, as torch, torchvision and Kornia word it."""
-    if isinstance(error, GpuAugError) or dtype not in _SPELLED:
+    """Whether the message of an error of torch, torchvision or Kornia is about an integer dtype."""
+    if isinstance(error, GpuAugError) or dtype not in _DTYPE_NAMES:
         return False
-    if isinstance(error, TypeError):  # "got", because others list a function's signatures, which may name any dtype
+    if isinstance(error, TypeError):  # with "got": messages that list a function's signatures name other dtypes too
         return bool(re.search(rf"\b[Gg]ot {dtype}\b", str(error)))
-    name, in_cpp = _SPELLED[dtype]
-    wanted = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"
-    return isinstance(error, RuntimeError) and bool(re.search(wanted, str(error)))
+    name, in_cpp = _DTYPE_NAMES[dtype]
+    pattern = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"
+    return isinstance(error, RuntimeError) and bool(re.search(pattern, str(error)))

@@ -18,21 +18,24 @@ Selector = Hashable
 """An index of a tuple or list, a key of a mapping, or a field of a named tuple or dataclass."""
 
 On = Selector | tuple[Selector, ...] | Mapping[Selector, str] | None | EllipsisType
+"""Type of ``on``: a selector, a tuple of them, or a mapping of selectors to Kornia's data keys; ``None``: the whole batch."""
+
 Into = Selector | tuple[Selector, ...] | EllipsisType
+"""Type of ``into``: a selector, or a tuple of selectors."""
 
 
 class Selection:
-    """Reads a stage's arguments out of a batch and puts its results back.
+    """Read a stage's arguments from a batch, and write its results into the batch.
 
     Args:
-        on: ``...`` (left out): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector: that member. A
-            tuple of selectors: those members, in order. A mapping ``{selector: data_key}``: those members, with Kornia's names
-            for what they are, or the names of an encoder's parameters. ``None``: the whole batch.
-        into: Where results go; where they came from when left out (``...``).
-        kind: The stage's class name, for the line to type in errors.
+        on: Members to read. ``...`` (default): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector:
+            one member. A tuple of selectors: several members, in order. A mapping ``{selector: name}``: several members, with
+            Kornia's data key of each, or the encoder's parameter for each. ``None``: the whole batch.
+        into: Members to write results to. ``...`` (default): those of ``on``.
+        kind: Class name of the stage, for the code in error messages.
 
     Raises:
-        ArgumentError: If ``on`` or ``into`` names nothing or what cannot be in a batch, or ``into`` is given with ``on=None``.
+        ArgumentError: If ``on`` or ``into`` is empty or names no possible member, or ``into`` is passed with ``on=None``.
     """
 
     def __init__(self, on: On, into: Into, *, kind: str) -> None:
@@ -41,18 +44,19 @@ class Selection:
                 f"into must be left out when on=None hands over the whole batch, got {shown(into)}. "
                 "Put the result where it belongs in the transform itself."
             )
-        for what, given in {"on": on, "into": into}.items():
-            names = tuple(given) if isinstance(given, tuple) or (what == "on" and isinstance(given, Mapping)) else (given,)
-            if not names or (what == "into" and given is None):
+        for argument, value in {"on": on, "into": into}.items():
+            names = tuple(value) if isinstance(value, tuple) or (argument == "on" and isinstance(value, Mapping)) else (value,)
+            if not names or (argument == "into" and value is None):
                 raise ArgumentError(
-                    f"{what} must name at least one member of the batch, got {given!r}. Leave it out for the default."
+                    f"{argument} must name at least one member of the batch, got {value!r}. Leave it out for the default."
                 )
             if not all(isinstance(name, Hashable) and not isinstance(name, torch.Tensor) for name in names):
                 raise ArgumentError(
-                    f"{what} must be a key, an index or a tuple of them, got {shown(given)}. Name several in a tuple: (0, 1)."
+                    f"{argument} must be a key, an index or a tuple of them, got {shown(value)}. "
+                    "Name several in a tuple: (0, 1)."
                 )
-            if isinstance(given, tuple) and len(set(given)) < len(given):
-                raise ArgumentError(f"{what} must name each member once, got {shown(given)}. Leave the repeated one out.")
+            if isinstance(value, tuple) and len(set(value)) < len(value):
+                raise ArgumentError(f"{argument} must name each member once, got {shown(value)}. Leave the repeated one out.")
         if isinstance(on, Mapping) and not all(isinstance(key, str | Enum) for key in on.values()):
             raise ArgumentError(
                 f"on must map members to names, got {shown(on)}. Write Kornia's data keys, {{0: 'input', 1: 'mask'}}, or an "
@@ -64,10 +68,10 @@ class Selection:
         self._kind = kind
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        """The values that the stage works on.
+        """Values of the members that ``on`` names.
 
         Raises:
-            SelectionError: If ``on`` does not fit ``batch``. The text lists what would.
+            SelectionError: If ``on`` does not fit ``batch``. The message lists the members of ``batch``.
         """
         if self.on is None:
             return (batch,)
@@ -76,18 +80,18 @@ class Selection:
         return (self._get(batch, self.on),)
 
     def names(self, batch: Batch) -> list[Any]:
-        """The members of ``batch`` that the stage works on: keys, fields, or indices from 0; none for the whole batch."""
+        """Names of the members that the stage reads: keys, fields, or indices from 0. Empty if it reads the whole batch."""
         if self.on is None or _form(batch) == "leaf":
             return []
         if self.on is ...:
             return [0]
         selectors = list(self._several or (self.on,))
-        return [each % len(batch) if _form(batch) == "sequence" else each for each in selectors]
+        return [selector % len(batch) if _form(batch) == "sequence" else selector for selector in selectors]
 
     def image_names(self, batch: Batch) -> list[Any]:
-        """The members of ``batch`` that the stage takes for images, or writes apart from its source.
+        """Names of the members that the stage reads as images, or, with ``into``, of those that it writes.
 
-        A stage without data keys takes its only member for images, one with data keys those under ``"input"``.
+        A stage without data keys reads its only member as images; a stage with data keys those with the key ``"input"``.
         """
         if self.into is not ...:
             return list(self.into) if isinstance(self.into, tuple) else [self.into]
@@ -98,14 +102,14 @@ class Selection:
 
     @property
     def data_keys(self) -> list[str] | None:
-        """Kornia's data keys of the values, if ``on`` is a mapping."""
+        """Kornia's data keys of the values if ``on`` is a mapping; else ``None``."""
         return list(self.on.values()) if isinstance(self.on, Mapping) else None
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        """A copy of ``batch`` with the stage's result in its place.
+        """Copy of ``batch`` with the stage's result in the members that ``into``, or by default ``on``, names.
 
         Raises:
-            ArgumentError: If the number of results is not the number of places for them.
+            ArgumentError: If the number of results differs from the number of members to write.
             SelectionError: If ``into`` does not fit ``batch``.
         """
         if self.on is None:
@@ -115,16 +119,16 @@ class Selection:
             return result if _form(batch) == "leaf" else batches.replace(batch, {0: result})
         if not isinstance(targets, tuple | Mapping):
             return self._put(batch, {targets: result})
-        places = tuple(targets)
-        if isinstance(targets, Mapping) and len(places) == 1:
-            return self._put(batch, {places[0]: result})  # Kornia returns a single data key's value bare
-        if not isinstance(result, tuple | list) or len(result) != len(places):
+        names = tuple(targets)
+        if isinstance(targets, Mapping) and len(names) == 1:
+            return self._put(batch, {names[0]: result})  # for a single data key, Kornia returns the value itself
+        if not isinstance(result, tuple | list) or len(result) != len(names):
             got = f"{len(result)} in a {type(result).__name__}" if isinstance(result, tuple | list) else type(result).__name__
             raise ArgumentError(
-                f"The transform must return {len(places)} values, one for each of {_listed(places)}, got {got}. "
-                "Return a tuple in that order, or name with into= the one place where the whole result goes."
+                f"The transform must return {len(names)} values, one for each of {_listed(names)}, got {got}. "
+                "Return a tuple in that order, or name with into= the one member that the whole result is written to."
             )
-        return self._put(batch, dict(zip(places, result, strict=True)))
+        return self._put(batch, dict(zip(names, result, strict=True)))
 
     def _get(self, batch: Batch, selector: Any) -> Any:
         form = _form(batch)
@@ -134,11 +138,11 @@ class Selection:
             if form == "sequence":
                 selector = 0
             else:
-                there = _members(batch)
-                line = f": write {self._kind}(…, on={there[0]!r})" if there else ", so there is nothing to work on"
+                members = _members(batch)
+                line = f": write {self._kind}(…, on={members[0]!r})" if members else ", so there is nothing to work on"
                 raise SelectionError(
                     f"on must name what the stage works on in a {type(batch).__name__}, got nothing. "
-                    f"It has {_listed(there)}{line}."
+                    f"It has {_listed(members)}{line}."
                 )
         if form == "leaf":
             raise SelectionError(
@@ -160,31 +164,31 @@ class Selection:
 
     def _put(self, batch: Batch, values: Mapping[Any, Any]) -> Batch:
         form = _form(batch)
-        for place in values:
+        for name in values:
             if form == "leaf":
                 raise SelectionError(
-                    f"into must be left out for a batch that is a single {type(batch).__name__}, got {place!r}. "
+                    f"into must be left out for a batch that is a single {type(batch).__name__}, got {name!r}. "
                     "Return a tuple or dict from collate_fn to have room for another member."
                 )
-            if form == "sequence" and not (_is_index(place) and -len(batch) <= place < len(batch) + len(values)):
+            if form == "sequence" and not (_is_index(name) and -len(batch) <= name < len(batch) + len(values)):
                 raise SelectionError(
                     f"into must be an index of a {type(batch).__name__} of {len(batch)} or the one past its end, "
-                    f"got {place!r}. Give one from 0 to {len(batch)}."
+                    f"got {name!r}. Give one from 0 to {len(batch)}."
                 )
-            if form == "record" and place not in _fields(batch):
+            if form == "record" and name not in _fields(batch):
                 raise SelectionError(
-                    f"into must be a field of {type(batch).__name__}, which cannot grow, got {place!r}. "
+                    f"into must be a field of {type(batch).__name__}, which cannot grow, got {name!r}. "
                     f"It has {_listed(_fields(batch))}."
                 )
         if form == "sequence":
-            from_start = {place % len(batch) if place < 0 else place: value for place, value in values.items()}
+            from_start = {index % len(batch) if index < 0 else index: value for index, value in values.items()}
             if len(from_start) < len(values):
                 raise SelectionError(
                     f"into must name each member of a {type(batch).__name__} of {len(batch)} once, got {tuple(values)}. "
                     "Count all from the start."
                 )
             values = from_start
-            past = sorted(place for place in values if place >= len(batch))
+            past = sorted(index for index in values if index >= len(batch))
             if past != list(range(len(batch), len(batch) + len(past))):
                 raise SelectionError(
                     f"into must leave no gap past the end of a {type(batch).__name__} of {len(batch)}, got {past}. "
@@ -194,10 +198,10 @@ class Selection:
 
 
 def _form(batch: Batch) -> str:
-    kind = type(batch)
-    if kind is tuple or kind is list:
+    cls = type(batch)
+    if cls is tuple or cls is list:
         return "sequence"
-    if kind in (torch.Tensor, Ragged, Encoded, EncodedClips):
+    if cls in (torch.Tensor, Ragged, Encoded, EncodedClips):
         return "leaf"
     if isinstance(batch, Mapping):
         return "mapping"
@@ -219,7 +223,7 @@ def _members(batch: Batch) -> list[Any]:
 
 
 def _fields(record: Any) -> list[str]:
-    """Names of all fields, also of those without a value yet."""
+    """Names of all fields, including fields without a value."""
     return [field.name for field in dataclasses.fields(record)] if batches.is_record(record) else list(record._fields)
 
 

@@ -1,1 +1,1 @@
-"""``gpuaug.show``: samples of a loader, drawn before and after its stages."""
+"""``gpuaug.show``: draws samples of a loader before and after its stages."""

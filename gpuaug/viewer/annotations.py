@@ -1,7 +1,7 @@
-"""Annotations of one sample: boxes, masks and keypoints, in coordinates of pixel edges, where the first pixel is [0, 1].
+"""Annotations of one sample: boxes, masks and keypoints, in coordinates of pixel edges: the first pixel covers [0, 1].
 
-Kornia's coordinates are those of pixel centres, and its boxes include their last pixel, so a side is one pixel longer than
-the difference of its corners. Target dicts have torchvision's coordinates, which are those of pixel edges.
+Kornia's coordinates refer to pixel centres, and its boxes include their last pixel, so a side is one pixel longer than the
+difference of its corners. Target dicts have torchvision's coordinates, which refer to pixel edges.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,32 +19,35 @@ from gpuaug.viewer.follow import Row
 Array = NDArray[Any]
 
 _IGNORED = 255
-"""Mask value for pixels to ignore, by the convention of data sets and losses."""
+"""Mask value of pixels to ignore, a convention of datasets and losses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Corners (4, 2), (x, y) clockwise from the top left, and a label."""
+    """A box and its label."""
 
     corners: Array
+    """(4, 2) corners as (x, y), clockwise from the top left."""
     text: str
     number: int
-    """Index of its colour; less than 0 for an object to ignore."""
+    """Index of the colour; less than 0 for an object to ignore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """(H, W) bool mask of the pixels that the object covers."""
+    """Mask of one object."""
 
     covers: Array
+    """(H, W) bool, true for the pixels of the object."""
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Keypoints (K, 2), as (x, y)."""
+    """Keypoints of one object."""
 
-    places: Array
+    xy: Array
+    """(K, 2) positions as (x, y)."""
     number: int
 
 
@@ -58,116 +61,116 @@ class Annotations:
 
 
 def beside(parts: Sequence[Annotations], width: int) -> Annotations:
-    """The annotations of images of one size side by side, ``width`` pixels wide each."""
-    made = Annotations()
-    for place, part in enumerate(parts):
-        offset = np.array([place * width, 0])
-        made.boxes += [replace(box, corners=box.corners + offset) for box in part.boxes]
-        made.points += [replace(points, places=points.places + offset) for points in part.points]
-        margins = ((0, 0), (place * width, (len(parts) - 1 - place) * width))
-        made.masks += [replace(mask, covers=np.pad(mask.covers, margins)) for mask in part.masks]
-    return made
+    """Return the annotations of images of one size that are drawn side by side, each ``width`` pixels wide."""
+    annotations = Annotations()
+    for index, part in enumerate(parts):
+        offset = np.array([index * width, 0])
+        annotations.boxes += [replace(box, corners=box.corners + offset) for box in part.boxes]
+        annotations.points += [replace(points, xy=points.xy + offset) for points in part.points]
+        margins = ((0, 0), (index * width, (len(parts) - 1 - index) * width))
+        annotations.masks += [replace(mask, covers=np.pad(mask.covers, margins)) for mask in part.masks]
+    return annotations
 
 
 def overlay(
     row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str], frame: int | None = None
 ) -> Annotations:
-    """The annotations of one image of a row, or of one frame of a clip.
+    """Annotations of one image of a row, or of one frame of a clip.
 
     Args:
         row: The row.
-        sample: Index of the image. Views of a sample share its annotations where there is one entry for all of them.
+        sample: Index of the image. Views of a sample share annotations if there is only one entry per sample.
         shape: Height and width of the image.
-        form: Form of the boxes in target dicts, as in ``gpuaug.fusion.options.Options``.
-        name: Gives a class its name.
-        frame: Index of the frame in its clip.
+        form: Format of the boxes in target dicts, a value of ``gpuaug.fusion.options.Options.boxes``.
+        name: Function that returns the name of a class.
+        frame: Index of the frame in its clip; ``None`` for an image.
 
     Raises:
-        ArgumentError: If boxes have a form that cannot be drawn.
+        ArgumentError: If the format of boxes cannot be drawn.
     """
-    made = Annotations()
-    valid = next((_of(value, sample, frame, 1).astype(bool) for value in row.under("valid")), None)
+    annotations = Annotations()
+    valid = next((_entry(value, sample, frame, 1).astype(bool) for value in row.under("valid")), None)
     tensors = [value for value in row.under("class") if isinstance(value, Tensor)]
-    classes = next((_of(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
+    classes = next((_entry(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
     for key in ("bbox", "bbox_xyxy", "bbox_xywh"):
         for value in row.under(key):
-            corners = _of_kornia(_of(value, sample, frame, 3 if key == "bbox" else 2), key)
-            said = [name(each) for each in classes] if classes is not None and len(classes) == len(corners) else None
-            made.boxes += _boxes(corners, said, valid)
+            corners = _kornia_corners(_entry(value, sample, frame, 3 if key == "bbox" else 2), key)
+            named = classes is not None and len(classes) == len(corners)
+            names = [name(index) for index in classes] if classes is not None and named else None
+            annotations.boxes += _boxes(corners, names, valid)
     for value in row.under("keypoints"):
-        points = _of(value, sample, frame, 2)
-        made.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
+        points = _entry(value, sample, frame, 2)
+        annotations.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
     for value in row.under("mask"):
-        made.masks += _masks(_of(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3))
+        annotations.masks += _masks(_entry(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3))
     for value in row.under("targets"):
         target = value[sample % len(value)]
-        _add_target(made, target if isinstance(target, Mapping) else target[frame or 0], shape, form, name)
-    return made
+        _add_target(annotations, target if isinstance(target, Mapping) else target[frame or 0], shape, form, name)
+    return annotations
 
 
-def _of(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> Array:
-    """The entry of image ``sample``; views of a sample share one where there are fewer entries than images.
+def _entry(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> Array:
+    """Entry of image ``sample``. If there are fewer entries than images, the views of a sample share an entry.
 
-    ``frame``: of an entry of a clip with more than ``axes`` axes, that of the frame.
+    If the entry belongs to a clip and has more than ``axes`` axes, return the part of ``frame``.
     """
-    found = torch.as_tensor(value[sample % len(value)])
-    found = found if frame is None or found.ndim <= axes else found[frame]
-    return (found.float() if found.is_floating_point() else found).numpy()
+    entry = value[sample % len(value)]
+    return _array(entry if frame is None or torch.as_tensor(entry).ndim <= axes else entry[frame])
 
 
 def _add_target(
-    made: Annotations, target: Mapping[str, Any], shape: tuple[int, int], form: str, name: Callable[[Any], str]
+    annotations: Annotations, target: Mapping[str, Any], shape: tuple[int, int], form: str, name: Callable[[Any], str]
 ) -> None:
-    valid = _whole(target.get("valid"))
+    valid = _array_or_none(target.get("valid"))
     labels = _labels(target.get("labels", target.get("class_labels")))
-    said = None if labels is None else [name(each) for each in labels]
+    names = None if labels is None else [name(class_label) for class_label in labels]
     for key in ("boxes", "bbox"):
         if key in target:
-            # As in COCO, a bbox is a corner and the sides.
-            named = getattr(target[key], "format", None) or ("xywh" if key == "bbox" else form)
-            corners = _upright(_array(target[key]), str(getattr(named, "value", named)).lower(), shape)
-            made.boxes += _boxes(corners, said, valid)
+            # A bbox has the format of COCO: a corner and the sides.
+            box_format = getattr(target[key], "format", None) or ("xywh" if key == "bbox" else form)
+            corners = _upright_corners(_array(target[key]), str(getattr(box_format, "value", box_format)).lower(), shape)
+            annotations.boxes += _boxes(corners, names, valid)
     if "keypoints" in target:
         for number, points in enumerate(_array(target["keypoints"])):
             points = np.atleast_2d(points)
-            seen = points[:, 2] > 0 if points.shape[1] > 2 else np.ones(len(points), bool)
-            made.points.append(Points(points[seen, :2], number))
+            visible = points[:, 2] > 0 if points.shape[1] > 2 else np.ones(len(points), bool)
+            annotations.points.append(Points(points[visible, :2], number))
     if "masks" in target:
         masks = _array(target["masks"])
         masks = masks[None] if masks.ndim == 2 else masks
-        shown = valid if valid is not None and len(valid) == len(masks) else np.ones(len(masks), bool)
-        made.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if shown[number]]
+        drawn = valid if valid is not None and len(valid) == len(masks) else np.ones(len(masks), bool)
+        annotations.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if drawn[number]]
 
 
 def _labels(value: Any) -> list[Any] | None:
-    """Class numbers or names, one for each box; ``None`` for any other value."""
+    """Class indices or names, one per box; ``None`` for any other value."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, str):
         return None
-    if isinstance(value, list | tuple) and any(isinstance(each, str) for each in value):
+    if isinstance(value, list | tuple) and any(isinstance(item, str) for item in value):
         return list(value)
-    numbers = _whole(value)
+    numbers = _array_or_none(value)
     return None if numbers is None or numbers.ndim != 1 else list(numbers)
 
 
-def _whole(value: Any) -> Array | None:
+def _array_or_none(value: Any) -> Array | None:
     return None if value is None else _array(value)
 
 
 def _array(value: Any) -> Array:
-    found = torch.as_tensor(value)
-    return (found.float() if found.is_floating_point() else found).numpy()
+    tensor = torch.as_tensor(value)
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
 
 
-def _boxes(corners: Array, said: Sequence[str] | None, valid: Array | None) -> Iterator[Box]:
+def _boxes(corners: Array, names: Sequence[str] | None, valid: Array | None) -> Iterator[Box]:
     fits = valid is not None and len(valid) == len(corners)
-    for number, each in enumerate(corners):
+    for number, box_corners in enumerate(corners):
         if not fits or valid[number]:  # type: ignore[index]
-            yield Box(each, said[number] if said is not None and number < len(said) else "", number)
+            yield Box(box_corners, names[number] if names is not None and number < len(names) else "", number)
 
 
-def _of_kornia(boxes: Array, key: str) -> Array:
-    """(N, 4, 2) corners in pixel edges, from Kornia's boxes in pixel centres."""
+def _kornia_corners(boxes: Array, key: str) -> Array:
+    """(N, 4, 2) corners in coordinates of pixel edges, from Kornia's boxes in coordinates of pixel centres."""
     if key == "bbox":
         centre = boxes.mean(1, keepdims=True)
         return boxes + 0.5 + 0.5 * np.sign(boxes - centre)  # type: ignore[no-any-return]
@@ -175,8 +178,8 @@ def _of_kornia(boxes: Array, key: str) -> Array:
     return _corners(first, boxes[:, 2:] + 1 if key == "bbox_xyxy" else first + boxes[:, 2:])
 
 
-def _upright(boxes: Array, form: str, shape: tuple[int, int]) -> Array:
-    """(N, 4, 2) corners in pixel edges, from boxes of a target dict."""
+def _upright_corners(boxes: Array, form: str, shape: tuple[int, int]) -> Array:
+    """(N, 4, 2) corners in coordinates of pixel edges, from the upright boxes of a target dict."""
     if form == "cxcywh_share":
         boxes = boxes * np.array([shape[1], shape[0]] * 2)
         form = "cxcywh"
@@ -199,7 +202,7 @@ def _corners(first: Array, last: Array) -> Array:
 
 
 def _masks(masks: Array) -> Iterator[Mask]:
-    """The masks of a sample. One (H, W) is a label map with a mask for each value but 0; several (N, H, W) are masks."""
+    """Masks of a sample. An array (H, W) or (1, H, W) is a label map with one mask per value other than 0."""
     if masks.ndim == 3 and len(masks) != 1:
         yield from (Mask(mask > 0.5, number) for number, mask in enumerate(masks))
         return

@@ -1,4 +1,4 @@
-"""Labels and draws of a sample in words."""
+"""Text of the label and the draws of a sample."""
 
 import math
 import re
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 _CONSTANT = ("Normalize", "Denormalize", "CenterCrop", "PadTo", "Resize")
-"""Modules without random draws, which captions leave out."""
+"""Names of modules without random draws, which are left out."""
 
-_LEAST_SHARE = 0.005
-"""Smallest share of a mixed label at which a class is named."""
+_MIN_SHARE = 0.005
+"""Smallest probability of a class in a mixed label at which the class is shown."""
 
 _PAIRS = (("shift", "shift", 0.0), ("translate", "shift", 0.0), ("shear", "shear", 0.0), ("scale", "scale", 1.0))
 _RECTANGLES = (("width", "height", "x", "y"), ("widths", "heights", "xs", "ys"), ("sides_x", "sides_y", "start_x", "start_y"))
@@ -20,55 +20,59 @@ _NEUTRAL = {"additions": 0.0, "gain": 1.0}
 
 
 def drawn(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """A line for each module that drew something for the sample; modules in ``_CONSTANT`` are left out."""
-    lines = [_line(_kind(name), dict(numbers)) for name, numbers in draws.items() if _kind(name) not in _CONSTANT]
+    """One line per module that was applied to the sample, without the modules of ``_CONSTANT``."""
+    lines = [_line(_short_name(name), dict(numbers)) for name, numbers in draws.items() if _short_name(name) not in _CONSTANT]
     return lines or ["as it was"]
 
 
 Label = tuple[tuple[str, str], ...]
-"""(class name, text after it) for each class of a label."""
+"""(class name, text that follows the name) for each class of a label."""
 
 
 def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool) -> Label:
-    """One sample's label: its class, or the two classes with the largest shares and these shares.
+    """Label of one sample: its class, or the two classes of largest probability with their probabilities.
 
     Args:
-        value: A class; or (classes,) shares; or, where it is ``mixed``, (3,): own class, partner's class, lambda.
-        name: Gives a class its name.
-        mixed: Whether ``value`` is Kornia's label of mixed images.
-        rest: Whether Kornia's lambda is the sample's own share, and not its partner's.
+        value: A class index; (classes,) probabilities; or, if ``mixed``, (3,): class of the sample, class of the partner,
+            lambda.
+        name: Function that returns the name of a class.
+        mixed: Whether ``value`` is Kornia's label of a mixed image.
+        rest: Whether Kornia's lambda is the fraction of the sample itself, and not that of its partner.
     """
     if value.ndim == 0:
         return ((name(value.item()), ""),)
     if mixed:
-        own, partner, share = value.tolist()
+        sample_class, partner, share = value.tolist()
         share = share if rest else 1 - share
-        shares = {own: share, partner: 1 - share} if own != partner else {own: 1.0}
+        shares = {sample_class: share, partner: 1 - share} if sample_class != partner else {sample_class: 1.0}
     else:
         best = value.float().topk(min(2, len(value)))
         shares = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    told = sorted(((share, index) for index, share in shares.items() if share >= _LEAST_SHARE), reverse=True)
-    if len(told) == 1 and told[0][0] > 1 - _LEAST_SHARE:
-        return ((name(told[0][1]), ""),)
-    return tuple((name(index), f" {share:.0%}") for share, index in told)
+    largest = sorted(((share, index) for index, share in shares.items() if share >= _MIN_SHARE), reverse=True)
+    if len(largest) == 1 and largest[0][0] > 1 - _MIN_SHARE:
+        return ((name(largest[0][1]), ""),)
+    return tuple((name(index), f" {share:.0%}") for share, index in largest)
 
 
 def namer(classes: Sequence[Any] | None, nameless: str = "{}") -> Callable[[Any], str]:
-    """A function from a class to its name: its entry in ``classes``, else its number formatted by ``nameless``. Text stays."""
+    """Function that returns the name of a class: its entry in ``classes``, else its index formatted by ``nameless``.
+
+    A class that is a string is returned unchanged.
+    """
     if not isinstance(classes, list | tuple):
         classes = ()
 
-    def say(value: Any) -> str:
+    def name(value: Any) -> str:
         if isinstance(value, str):
             return value
-        known = math.isfinite(value) and value == int(value) and 0 <= value < len(classes)
-        return str(classes[int(value)]) if known else nameless.format(f"{value:g}")
+        has_name = math.isfinite(value) and value == int(value) and 0 <= value < len(classes)
+        return str(classes[int(value)]) if has_name else nameless.format(f"{value:g}")
 
-    return say
+    return name
 
 
 def is_labels(value: Any, count: int) -> bool:
-    """Whether a member of a batch looks like a class, or shares of classes, for each of ``count`` samples."""
+    """Whether ``value`` looks like the labels of a batch: (count,) class indices or (count, classes) probabilities."""
     if not isinstance(value, Tensor) or not value.ndim or len(value) != count:
         return False
     if value.ndim == 1:
@@ -79,17 +83,18 @@ def is_labels(value: Any, count: int) -> bool:
 
 def is_words(value: Any, count: int) -> bool:
     """Whether a value is a list of strings whose length is a multiple of ``count`` samples."""
-    words = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
-    return words and all(isinstance(each, str) for each in value)
+    fits = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
+    return fits and all(isinstance(item, str) for item in value)
 
 
-def _kind(name: str) -> str:
-    """A module's name without its path, its number, ``Random`` and ``V2``."""
+def _short_name(name: str) -> str:
+    """Name of a module without its path, its number, ``Random`` and ``V2``."""
     bare = re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1])
     return bare.removeprefix("Random").removesuffix("V2")
 
 
-def _line(kind: str, numbers: dict[str, float]) -> str:
+def _line(module: str, numbers: dict[str, float]) -> str:
+    """Text of one module's draws: ``module``, its short name, and its numbers."""
     parts = []
     for names in _RECTANGLES:
         if all(name in numbers for name in names):
@@ -100,27 +105,28 @@ def _line(kind: str, numbers: dict[str, float]) -> str:
     if "times" in numbers:
         parts.append(f"{round(numbers.pop('times')) % 4 * 90}°")
     parts += [f"{numbers.pop(name):.1f}°" for name in ("degrees", "angle") if name in numbers]
-    for stem, said, neutral in _PAIRS:
+    for stem, word, neutral in _PAIRS:
         x, y = (numbers.pop(f"{stem}_{axis}", neutral) for axis in "xy")
         if (x, y) != (neutral, neutral):
-            parts.append(f"{said} {_said(x)}" if stem == "scale" and x == y else f"{said} {_said(x)}, {_said(y)}")
+            equal = stem == "scale" and x == y
+            parts.append(f"{word} {_rounded(x)}" if equal else f"{word} {_rounded(x)}, {_rounded(y)}")
     channels = [str(round(numbers.pop(name))) for name in list(numbers) if name.startswith(("channels_", "channel_idx_"))]
     parts += [" ".join(channels)] if channels else []
     if "lambda" in numbers:
-        parts.append(_said(numbers.pop("lambda")))
+        parts.append(_rounded(numbers.pop("lambda")))
     if "partner" in numbers:
         parts.append(f"of sample {round(numbers.pop('partner'))}")
     for name, value in numbers.items():
         if "end_points" in name:
-            continue  # four corners: the picture shows them
+            continue  # four corners, which are visible in the picture
         stem = name.removesuffix("_factor")
         if value != _NEUTRAL.get(stem):
-            parts.append(_said(value) if stem == kind.lower() else f"{stem} {_said(value)}")
-    return " ".join([kind, ", ".join(parts)]).strip().replace(", of sample", " of sample")
+            parts.append(_rounded(value) if stem == module.lower() else f"{stem} {_rounded(value)}")
+    return " ".join([module, ", ".join(parts)]).strip().replace(", of sample", " of sample")
 
 
-def _said(value: float) -> str:
-    """A number with two decimals; integers without, and one significant digit below 0.01."""
+def _rounded(value: float) -> str:
+    """Text of a number with two decimals; of an integer without decimals; below 0.01 with one significant digit."""
     if value == round(value):
         return f"{value:.0f}"
     return f"{value:.1g}" if abs(value) < 0.01 else f"{value:.2f}"

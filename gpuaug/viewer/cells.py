@@ -1,4 +1,4 @@
-"""The cells of the picture: a line of cells for each batch of images, with a cell for each sample."""
+"""Cells of the picture: one line per batch of images, with one cell per sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_is_own, normalized_by
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, beside, overlay
-from gpuaug.viewer.follow import Followed, Images, Place, Row, count_of, get, sample_of, walk
+from gpuaug.viewer.follow import Followed, Images, MemberPath, Row, count_of, get, sample_of, walk
 from gpuaug.viewer.pixels import frames_shown, shown, strip
 from gpuaug.viewer.trace import StageTrace, Trace
 
@@ -24,71 +24,73 @@ _LABELS = ("label", "labels", "class", "classes", "target", "targets", "y")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One image and the texts around it."""
+    """One image with its texts."""
 
     pixels: NDArray[np.float32]
     overlay: Annotations
     number: int
-    """Index of the sample in the batch; less than 0 where a cell above shows it."""
+    """Index of the sample in the batch; less than 0 if the cell above shows the index."""
     label: captions.Label
-    """The sample's label; empty where it equals the label of the cell above."""
+    """Label of the sample; empty if it equals the label of the cell above."""
     note: str
-    """Size of the image, and changes that were made to show it."""
+    """Size of the image, and changes of values or channels that were needed to draw it."""
     draws: tuple[str, ...]
+    """Lines of text on the draws of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The images of all samples in one member of the batch, or one view of them."""
+    """Images of all samples in one member of the batch, or one view of them."""
 
     name: str
     cells: tuple[Cell, ...]
 
 
-def lines_of(taken: Trace, followed: Followed, count: int, classes: Any) -> list[Line]:
-    """The lines from top to bottom.
+def lines_of(trace: Trace, followed: Followed, count: int, classes: Any) -> list[Line]:
+    """Lines of the picture, from top to bottom.
 
     Args:
-        taken: The batch.
-        followed: The members that are its images.
+        trace: The batch, before and after each stage.
+        followed: Members of the batch that are images.
         count: Number of samples to show.
         classes: Names of the classes, or ``None``.
 
     Raises:
-        ArgumentError: If there are no samples, or images after a stage are not of these samples.
+        ArgumentError: If the batch has no samples, or the number of images after a stage is no multiple of theirs.
     """
     before = followed.before
     size = count_of(before.images[0])
     if not size:
         raise ArgumentError("The batch must hold samples to be shown, got none. See what the loader yields first.")
-    making = _Making(taken, before, size, min(count, size), classes)
+    line_maker = _LineMaker(trace, before, size, min(count, size), classes)
     first = "before" if followed.after else "as loaded"
     lines = [
-        making.line(before, images, 0, first if len(before.images) == 1 else f"{first} {number}")
+        line_maker.line(before, images, 0, first if len(before.images) == 1 else f"{first} {number}")
         for number, images in enumerate(before.images, 1)
     ]
     for row in followed.after:
         views = [(images, view) for images in row.images for view in range(_views(images, size))]
-        place = "after" if len(followed.after) == 1 else _name_of(row)
+        name = "after" if len(followed.after) == 1 else _row_name(row)
         for number, (images, view) in enumerate(views, 1):
-            lines.append(making.line(row, images, view, place if len(views) == 1 else _of_view(place, number)))
+            lines.append(line_maker.line(row, images, view, name if len(views) == 1 else _view_name(name, number)))
     return lines
 
 
-class _Making:
-    """Makes the lines of one picture."""
+class _LineMaker:
+    """Creates the lines of one picture."""
 
-    def __init__(self, taken: Trace, before: Row, size: int, count: int, classes: Any) -> None:
+    def __init__(self, trace: Trace, before: Row, size: int, count: int, classes: Any) -> None:
         self._before, self._size, self._count, self._classes = before, size, count, classes
         self._name = captions.namer(classes)
-        self._labels = _place_of_labels(before, size)
+        self._labels = _path_of_labels(before, size)
         self._draws: dict[int, Draws] = {}
-        keyed = (ran.transform for ran in taken.ran if "targets" in (ran.selection.data_keys or ()))
-        self._channels_first = any(isinstance(ran.transform, Fused) and ran.transform.clips.channels_first for ran in taken.ran)
+        keyed = (stage.transform for stage in trace.ran if "targets" in (stage.selection.data_keys or ()))
+        fused_stages = (stage.transform for stage in trace.ran if isinstance(stage.transform, Fused))
+        self._channels_first = any(fused.clips.channels_first for fused in fused_stages)
         self._form = next((fused.options.boxes for fused in keyed if isinstance(fused, Fused)), "xyxy")
 
     def line(self, row: Row, images: Images, view: int, name: str) -> Line:
-        normalized = normalized_by([ran.transform for ran, _ in row.through])
+        normalized = normalized_by([stage.transform for stage, _ in row.through])
         cells = []
         for sample in range(self._count):
             index = view * self._size + sample
@@ -99,47 +101,49 @@ class _Making:
                 clip = image.transpose(0, 1) if self._channels_first else image
                 chosen = frames_shown(len(clip))
                 parts = [overlay(row, index, (height, width), self._form, self._name, frame) for frame in chosen]
-                over = beside(parts, width)
+                annotations = beside(parts, width)
                 of_frames = f"{len(chosen)} of {len(clip)} frames"
                 image = strip(clip)
             else:
-                over = overlay(row, index, (height, width), self._form, self._name)
+                annotations = overlay(row, index, (height, width), self._form, self._name)
             pixels, note = shown(image, normalized)
             note = ", ".join(filter(None, (of_frames, note)))
-            draws = tuple(said for ran, given in row.through for said in self._drawn(ran, given, index))
+            draws = tuple(text for stage, inputs in row.through for text in self._drawn(stage, inputs, index))
             label = self._label(row, index)
-            first = row is self._before
-            label = label if first or label != self._label(self._before, sample) else ()
+            is_first = row is self._before
+            label = label if is_first or label != self._label(self._before, sample) else ()
             size = f"{width}x{height}"
-            cells.append(Cell(pixels, over, sample if first else -1, label, f"{size}, {note}" if note else size, draws))
+            note = f"{size}, {note}" if note else size
+            cells.append(Cell(pixels, annotations, sample if is_first else -1, label, note, draws))
         return Line(name, tuple(cells))
 
-    def _drawn(self, ran: StageTrace, given: Images, index: int) -> list[str]:
-        """Lines on the draws of a fused pipeline for a sample; none where they are unknown, or differ from frame to frame."""
-        if not isinstance(ran.transform, Fused) or ran.transform.clips.draws_per_frame:
+    def _drawn(self, stage: StageTrace, inputs: Images, index: int) -> list[str]:
+        """Lines of text on the draws of a fused pipeline for a sample; empty if they are unknown or differ between frames."""
+        if not isinstance(stage.transform, Fused) or stage.transform.clips.draws_per_frame:
             return []
-        if id(ran) not in self._draws:
-            self._draws[id(ran)] = _draws(ran.transform, given, ran.seed)
-        draws = self._draws[id(ran)]
-        # A stage before the one that makes views draws once for all views of a sample.
+        if id(stage) not in self._draws:
+            self._draws[id(stage)] = _draws(stage.transform, inputs, stage.seed)
+        draws = self._draws[id(stage)]
+        # A stage before the stage that creates views draws once for all views of a sample.
         return captions.drawn(draws.of(index % len(draws)))
 
     def _label(self, row: Row, index: int) -> captions.Label:
-        named = row.under("class")
-        value = next((each for each in named if isinstance(each, Tensor) or captions.is_words(each, self._size)), None)
+        candidates = row.under("class")
+        usable = (item for item in candidates if isinstance(item, Tensor) or captions.is_words(item, self._size))
+        value = next(usable, None)
         if value is None and self._labels is not None:
-            found = get(row.batch, self._labels)
-            count = len(found) if isinstance(found, Tensor) and found.ndim else 0
-            value = found if count and count % self._size == 0 and captions.is_labels(found, count) else None
+            labels = get(row.batch, self._labels)
+            count = len(labels) if isinstance(labels, Tensor) and labels.ndim else 0
+            value = labels if count and count % self._size == 0 and captions.is_labels(labels, count) else None
         if value is None:
             return ()
         if not isinstance(value, Tensor):
             return ((value[index % len(value)], ""),)
         if value.ndim == 3:
-            value = value[0]  # (mixes, B, 3) of Kornia's several mixes: there is only one
+            value = value[0]  # (mixes, B, 3) of Kornia, with one mix
         if value.ndim == 2 and not value.is_floating_point():
             return ()  # classes of boxes
-        keyed = [ran.transform for ran, _ in row.through if "class" in _keys(ran)]
+        keyed = [stage.transform for stage, _ in row.through if "class" in _keys(stage)]
         fused = bool(keyed) and isinstance(keyed[-1], Fused) and keyed[-1].options.num_classes is not None
         mixed = bool(keyed) and not fused and value.ndim == 2 and value.shape[1] == 3
         name = captions.namer(self._classes, "class {}")
@@ -147,7 +151,7 @@ class _Making:
 
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:
-    """The draws of a fused pipeline in a call with ``seed``."""
+    """Draws of a fused pipeline in a call with ``seed``."""
     shape: Any = images if isinstance(images, Ragged) else getattr(images, "shape", None)
     return fused.draw(shape, seed)
 
@@ -162,29 +166,31 @@ def _views(images: Images, size: int) -> int:
     return count // size
 
 
-def _name_of(row: Row) -> str:
-    """Name of a line, where stages wrote images to several members."""
-    last = row.place[-1] if row.place else 0
+def _row_name(row: Row) -> str:
+    """Name of a row's line if stages wrote images to several members."""
+    last = row.path[-1] if row.path else 0
     return last if isinstance(last, str) else f"after {row.through[-1][0].name}"
 
 
-def _of_view(place: str, number: int) -> str:
-    return f"view {number}" if place == "after" else f"{place}, view {number}"
+def _view_name(row_name: str, number: int) -> str:
+    return f"view {number}" if row_name == "after" else f"{row_name}, view {number}"
 
 
-def _keys(ran: StageTrace) -> Sequence[str]:
-    return ["class" if key.lower() == "label" else key.lower() for key in ran.selection.data_keys or ()]
+def _keys(stage: StageTrace) -> Sequence[str]:
+    return ["class" if key.lower() == "label" else key.lower() for key in stage.selection.data_keys or ()]
 
 
-def _place_of_labels(before: Row, size: int) -> Place | None:
+def _path_of_labels(before: Row, size: int) -> MemberPath | None:
+    """Path of the member that seems to hold the labels: one with a usual name such as ``label``, else the first."""
     members = list(walk(before.batch))
-    # A mapping for each sample, such as its target dict, may by chance have as many entries as there are samples.
-    ways = [way for way, value in members if _are_mappings(value) and before.place[: len(way)] != way]
-    labels = [place for place, value in members if captions.is_labels(value, size) and place != before.place]
-    found = [place for place in labels if not any(place[: len(way)] == way for way in ways)]
-    named = [place for place in found if place and str(place[-1]).lower() in _LABELS]
-    return next(iter(named or found), None)
+    # Lists of mappings, such as target dicts, are not searched: a mapping's tensor may happen to have as many entries as
+    # samples.
+    excluded = [path for path, value in members if _are_mappings(value) and before.path[: len(path)] != path]
+    labels = [path for path, value in members if captions.is_labels(value, size) and path != before.path]
+    candidates = [path for path in labels if not any(path[: len(prefix)] == prefix for prefix in excluded)]
+    named = [path for path in candidates if path and str(path[-1]).lower() in _LABELS]
+    return next(iter(named or candidates), None)
 
 
 def _are_mappings(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value)
+    return isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)

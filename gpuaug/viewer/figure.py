@@ -1,4 +1,4 @@
-"""``show``: samples of a loader before and after its stages, drawn."""
+"""``show``: draws samples of a loader before and after its stages."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,48 +10,48 @@ from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.viewer.cells import Cell, Line, lines_of
 from gpuaug.viewer.draw_annotations import draw_annotations
 from gpuaug.viewer.follow import Followed, count_of, follow
-from gpuaug.viewer.trace import Trace, take
+from gpuaug.viewer.trace import Trace, trace_batch
 
 if TYPE_CHECKING:
     from gpuaug.core.figure import Figure
 
-_MOST_COLUMNS = 8
+_MAX_COLUMNS = 8
 _CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
-_NARROWEST_IN = 1.75
-_TALLEST = 1.5  # height of a picture over the width of a cell, at most
-_LOWEST_IN = 0.6  # room for the name of a line
+_MIN_CELL_IN = 1.75
+_MAX_ASPECT = 1.5  # largest ratio of the height of a picture to the width of a cell
+_MIN_HEIGHT_IN = 0.6  # the name of a line fits into this height
 _GAP_IN, _BETWEEN_IN, _MARGIN_IN = 0.12, 0.22, 0.12
 _TITLE_PT, _ABOVE_PT, _TEXT_PT = 9.5, 8.0, 6.8
 _LINE = 1.32  # distance between lines of text, in font sizes
 _SPACE = 0.32  # width of a space, in font sizes
-_MOST_LINES = 8
+_MAX_LINES = 8
 _GREY = "#6b7280"
 
 
 def show(loader: StreamedLoader, n: int = 8) -> "Figure":
-    """Draw samples before and after a loader's stages, with what they drew: look before you train.
+    """Draw samples of a loader before and after its stages, with their annotations and random draws.
 
-    A column is a sample. Its first picture is the sample as the wrapped loader gives it; below are the images that the
-    training loop will get, a line for each member of the batch that stages write images to and for each view. Over the
-    pictures are labels, boxes, masks and keypoints: members that a stage names by Kornia's data keys, and lists of target
-    dicts. Below each picture are the draws of ``gpuaug.fuse``. The batch is the first one of the next iterator, and the
-    loader is left as it was, as by ``gpuaug.profile``.
+    A column shows one sample. Its first picture is the sample from the wrapped loader. The pictures below are the images that
+    the training loop will get, one line per view and per member of the batch to which stages write images. Labels, boxes, masks
+    and keypoints are drawn over the pictures if a stage names them by Kornia's data keys, or if they are in lists of target
+    dicts. Below each picture are the random draws of ``gpuaug.fuse``. The batch is the first of the next iterator. Afterwards
+    the loader is restored, as by ``gpuaug.profile``.
 
     Images are shown in [0, 1]: a ``Normalize`` in a fused or Kornia pipeline is undone. Other images outside [0, 1] are
-    rescaled to the range between their own 0.5 and 99.5 percentiles, with a note. Feature stages, and stages after them, do
-    not run.
+    rescaled to the range between their 0.5 and 99.5 percentiles, with a note. Feature stages, and stages after them, do not
+    run.
 
     Args:
         loader: The loader that the training loop iterates over.
-        n: Number of samples to show, at most the batch's. There are up to eight in a row.
+        n: Number of samples to show, up to eight per row. At most the size of the batch are shown.
 
     Returns:
-        A figure outside pyplot's state: a notebook shows it, and ``savefig`` writes it.
+        A figure that is not registered with pyplot: a notebook displays it, and ``savefig`` writes it.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If the loader or ``n`` cannot work, there is no batch, or there are no images in it;
-            if a stage gives images of other samples; or if matplotlib is missing.
-        Exception: What the wrapped loader or a stage raises.
+        ArgumentError, ArgumentTypeError: If ``loader`` or ``n`` cannot work, if there is no batch or it has no images, if the
+            number of images after a stage is no multiple of the samples, or if matplotlib is missing.
+        Exception: Any error of the wrapped loader or a stage.
 
     Cost:
         Loads one batch, and copies it to the host after each stage, synchronously.
@@ -64,102 +64,103 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
     loader = check(loader, "shown", "Pass what the training loop iterates over.")
     count = whole_number("n", n, "Leave it out for eight samples.", least=1)
     with drawing("samples"):
-        taken = take(loader)
-        followed = follow(taken)
-        lines = lines_of(taken, followed, count, _classes(loader))
-        return _figure(lines, _title(taken, followed, len(lines[0].cells)))
+        trace = trace_batch(loader)
+        followed = follow(trace)
+        lines = lines_of(trace, followed, count, _classes(loader))
+        return _figure(lines, _title(trace, followed, len(lines[0].cells)))
 
 
 def _classes(loader: StreamedLoader) -> Any:
-    """The data set's names of classes, or ``None``."""
+    """Names of the dataset's classes, or ``None``."""
     dataset: Any = getattr(loader.loader, "dataset", None)
     while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     return getattr(dataset, "classes", None)
 
 
-def _title(taken: Trace, followed: Followed, count: int) -> str:
-    at = taken.position
+def _title(trace: Trace, followed: Followed, count: int) -> str:
+    position = trace.position
     size = count_of(followed.before.images[0])
-    title = f"{count} of {size} samples in batch {at.batch} of epoch {at.epoch}"
-    missing = (*followed.ends, *taken.left_out)
-    through = [ran.name for ran in taken.ran if ran.name not in missing]
+    title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
+    missing = (*followed.ends, *trace.left_out)
+    through = [stage.name for stage in trace.ran if stage.name not in missing]
     title += f", through {', '.join(through)}" if through else ""
     return f"{title}; left out: {', '.join(missing)}" if missing else title
 
 
 def _figure(lines: Sequence[Line], title: str) -> "Figure":
-    """The figure, laid out in inches by hand: texts are wrapped to the room that they have."""
+    """Create the figure. Positions are computed here, in inches, because texts are wrapped to the width of a cell."""
     from gpuaug.core.figure import Figure
 
     count = len(lines[0].cells)
-    blocks = -(-count // _MOST_COLUMNS)
+    blocks = -(-count // _MAX_COLUMNS)
     columns = -(-count // blocks)
-    cell_in = _CELL_IN.get(columns, _NARROWEST_IN)
+    cell_in = _CELL_IN.get(columns, _MIN_CELL_IN)
     left_in = _MARGIN_IN + 2 * _LINE * _TEXT_PT / 72 + _GAP_IN
     width_in = left_in + columns * (cell_in + _GAP_IN) - _GAP_IN + _MARGIN_IN
     heading = wrapped(title, _TITLE_PT, width_in - 2 * _MARGIN_IN)
     above_in = _MARGIN_IN + len(heading) * _LINE * _TITLE_PT / 72
-    placed = []
+    rows = []
     top = above_in + _GAP_IN / 2
     for start in range(0, count, columns):
         for line in lines:
-            laid = _Laid(line, range(start, min(start + columns, count)), cell_in)
-            placed.append((laid, top))
-            top += laid.height_in + _GAP_IN
+            row = _CellRow(line, range(start, min(start + columns, count)), cell_in)
+            rows.append((row, top))
+            top += row.height_in + _GAP_IN
         top += _BETWEEN_IN
     height_in = top - _BETWEEN_IN - _GAP_IN + _MARGIN_IN
     figure = Figure(figsize=(width_in, height_in))
     figure.text(_MARGIN_IN / width_in, 1 - _MARGIN_IN / height_in, "\n".join(heading), va="top", fontsize=_TITLE_PT, color=INK,
                 linespacing=_LINE, parse_math=False)  # fmt: skip
-    for laid, top in placed:
-        laid.draw(figure, left_in, top)
+    for row, top in rows:
+        row.draw(figure, left_in, top)
     return figure
 
 
-class _Laid:
-    """Cells of a line, side by side: their height and their drawing, in inches from the top left."""
+class _CellRow:
+    """Cells of a line that are drawn side by side. Lengths are in inches."""
 
     def __init__(self, line: Line, samples: range, cell_in: float) -> None:
         self._name = line.name
         self._cells = [line.cells[sample] for sample in samples]
         self._cell_in = cell_in
-        # A note that all cells share is written once.
+        # A note that is equal for all cells is written once.
         notes = {cell.note for cell in line.cells}
         self._note = notes.pop() if len(notes) == 1 else ""
         self._notes = [[] if self._note else wrapped(cell.note, _TEXT_PT, cell_in) for cell in self._cells]
-        self._draws = [_said(cell.draws, cell_in) for cell in self._cells]
-        self._labels = [_labelled(cell, cell_in) for cell in self._cells]
+        self._draws = [_wrapped_draws(cell.draws, cell_in) for cell in self._cells]
+        self._labels = [_label_text(cell, cell_in) for cell in self._cells]
         self._above_in = _LINE * _ABOVE_PT / 72 if any(self._labels) else 0.0
         self._shapes_in = [self._shape_in(cell) for cell in self._cells]
-        self._beside_in = max(_LOWEST_IN, *(down for _, down in self._shapes_in))
+        self._beside_in = max(_MIN_HEIGHT_IN, *(height for _, height in self._shapes_in))
         texts = [len(notes) + len(draws) for notes, draws in zip(self._notes, self._draws, strict=True)]
-        downs = [down + (lines * _LINE + 0.4) * _TEXT_PT / 72 for (_, down), lines in zip(self._shapes_in, texts, strict=True)]
-        self.height_in = self._above_in + max(self._beside_in, *downs)
+        heights = (height for _, height in self._shapes_in)
+        with_text = [height + (lines * _LINE + 0.4) * _TEXT_PT / 72 for height, lines in zip(heights, texts, strict=True)]
+        self.height_in = self._above_in + max(self._beside_in, *with_text)
 
     def _shape_in(self, cell: Cell) -> tuple[float, float]:
         """(width, height) of a cell's picture in inches."""
         height, width = cell.pixels.shape[:2]
-        scale = self._cell_in * min(1 / width, _TALLEST / height)
+        scale = self._cell_in * min(1 / width, _MAX_ASPECT / height)
         return width * scale, height * scale
 
     def draw(self, figure: "Figure", left_in: float, top_in: float) -> None:
-        """Draw into ``figure`` with the top left corner at (``left_in``, ``top_in``)."""
+        """Draw the cells into ``figure`` with the top left corner at (``left_in``, ``top_in``)."""
         width_in, height_in = figure.get_size_inches()
 
-        def write(x: float, y: float, text: str, size: float, **look: Any) -> None:
+        def write(x: float, y: float, text: str, size: float, **style: Any) -> None:
             figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
-                        **{"color": INK, "va": "top", **look})  # fmt: skip
+                        **{"color": INK, "va": "top", **style})  # fmt: skip
 
         top_in += self._above_in
         middle_in = top_in + self._beside_in / 2
-        step_in = _LINE * _TEXT_PT / 72
+        line_in = _LINE * _TEXT_PT / 72
         centred: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center"}
         name = fitted(self._name, _TEXT_PT + 0.7, 0.9 * self._beside_in)  # bold is wider
-        write(_MARGIN_IN + step_in / 2, middle_in, name, _TEXT_PT + 0.7, weight="bold", **centred)
+        write(_MARGIN_IN + line_in / 2, middle_in, name, _TEXT_PT + 0.7, weight="bold", **centred)
         if self._note:
             note = fitted(self._note, _TEXT_PT, self._beside_in)
-            write(_MARGIN_IN + 1.6 * step_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
+            write(_MARGIN_IN + 1.6 * line_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
         for number, (cell, (across, down)) in enumerate(zip(self._cells, self._shapes_in, strict=True)):
             x = left_in + number * (self._cell_in + _GAP_IN)
             if self._labels[number]:
@@ -175,11 +176,11 @@ class _Laid:
             if notes:
                 write(x, y, "\n".join(notes), _TEXT_PT, color=_GREY)
             if draws:
-                write(x, y + len(notes) * step_in, "\n".join(draws), _TEXT_PT)
+                write(x, y + len(notes) * line_in, "\n".join(draws), _TEXT_PT)
 
 
-def _labelled(cell: Cell, room_in: float) -> str:
-    """The text above a cell: number and label, with class names shortened until it fits."""
+def _label_text(cell: Cell, room_in: float) -> str:
+    """Text above a cell: index and label of the sample, with class names shortened to fit into ``room_in`` inches."""
     text = number = str(cell.number) if cell.number >= 0 else ""
     for longest in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
         label = ", ".join(f"{shortened(name, longest)}{share}" for name, share in cell.label)
@@ -189,14 +190,14 @@ def _labelled(cell: Cell, room_in: float) -> str:
     return text
 
 
-def _said(draws: Sequence[str], room_in: float) -> list[str]:
-    """The draws of a sample, wrapped into at most ``_MOST_LINES`` lines."""
-    found = [line for draw in draws for line in wrapped(draw, _TEXT_PT, room_in, indent=3)]
-    return found if len(found) <= _MOST_LINES else [*found[: _MOST_LINES - 1], "…"]
+def _wrapped_draws(draws: Sequence[str], room_in: float) -> list[str]:
+    """Text of the draws of a sample, wrapped into at most ``_MAX_LINES`` lines."""
+    lines = [line for draw in draws for line in wrapped(draw, _TEXT_PT, room_in, indent=3)]
+    return lines if len(lines) <= _MAX_LINES else [*lines[: _MAX_LINES - 1], "…"]
 
 
 def wrapped(text: str, size: float, room_in: float, indent: int = 0) -> list[str]:
-    """``text`` in lines no wider than ``room_in`` inches; lines after the first begin with ``indent`` spaces."""
+    """Wrap ``text`` into lines of at most ``room_in`` inches. Lines after the first begin with ``indent`` spaces."""
     lines: list[str] = []
     room = room_in
     for word in text.split(" "):
@@ -210,7 +211,7 @@ def wrapped(text: str, size: float, room_in: float, indent: int = 0) -> list[str
 
 
 def fitted(text: str, size: float, room_in: float) -> str:
-    """``text``, with its middle left out until it is no wider than ``room_in`` inches."""
+    """Shorten ``text`` in the middle until it is at most ``room_in`` inches wide."""
     for length in range(len(text), 1, -1):
         shorter = shortened(text, length)
         if text_width_in(shorter, size) <= room_in:

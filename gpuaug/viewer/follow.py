@@ -1,4 +1,4 @@
-"""Finds the images and targets in a batch, and follows both from stage to stage."""
+"""Search for the images and targets in a batch, which are then followed from stage to stage."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.stages.selection import Selection
 from gpuaug.viewer.trace import StageTrace, Trace
 
-Place = tuple[Any, ...]
-"""Path to a member of a batch: indices, keys and fields."""
+MemberPath = tuple[Any, ...]
+"""Path to a member of a batch: a tuple of indices, keys and field names."""
 
 Images = Tensor | Ragged | Sequence[Tensor]
-"""A tensor (B, C, H, W), clips (B, T, C, H, W), or B images (C, h, w)."""
+"""A tensor (B, C, H, W), clips (B, T, C, H, W), or B images (C, h, w) of different sizes."""
 
-_PARTS = ("boxes", "bbox", "masks", "keypoints")
+_TARGET_KEYS = ("boxes", "bbox", "masks", "keypoints")
 _NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
 _KEYS = {"image": "input", "label": "class"}
 _NOT_PIXELS = (torch.bool, torch.int64, torch.complex64, torch.complex128)
@@ -29,74 +29,77 @@ _NOT_PIXELS = (torch.bool, torch.int64, torch.complex64, torch.complex128)
 
 @dataclass(frozen=True)
 class Row:
-    """The images at one place of a batch, with their targets."""
+    """Images in one member of a batch, with their targets."""
 
-    place: Place
+    path: MemberPath
+    """Path of the images."""
     batch: Batch
-    keys: Mapping[Place, str] = field(default_factory=dict)
-    """Kornia's data key of each target, by its place."""
+    keys: Mapping[MemberPath, str] = field(default_factory=dict)
+    """Path of a target → Kornia's data key."""
     through: tuple[tuple[StageTrace, Images], ...] = ()
-    """(stage, its input images) for each stage that worked on them."""
+    """(stage, its input images) for each stage that read the images."""
 
     @property
     def images(self) -> list[Images]:
-        """The batches of images at the place: one, or several views."""
-        return images_of(get(self.batch, self.place))
+        """Batches of images in the member: one, or several views."""
+        return images_of(get(self.batch, self.path))
 
     def under(self, key: str) -> list[Any]:
-        """The targets with one of Kornia's data keys."""
-        return [value for place, found in self.keys.items() if found == key and (value := get(self.batch, place)) is not None]
+        """Targets with the given data key of Kornia."""
+        values = (get(self.batch, path) for path, data_key in self.keys.items() if data_key == key)
+        return [value for value in values if value is not None]
 
 
 @dataclass(frozen=True)
 class Followed:
-    """The rows of a batch."""
+    """Rows of a batch, before and after the stages."""
 
     before: Row
     after: tuple[Row, ...]
-    """A row for each member that stages wrote images to."""
+    """One row per member to which stages wrote images."""
     ends: tuple[str, ...]
-    """Names of stages that replaced images by something else."""
+    """Names of stages that replaced images by other values."""
 
 
-def follow(taken: Trace) -> Followed:
+def follow(trace: Trace) -> Followed:
     """Find the images of a batch and follow them through the stages.
 
     Raises:
-        ArgumentError: If there are none.
+        ArgumentError: If the batch has no images.
     """
     before: Row | None = None
-    rows: dict[Place, Row] = {}
+    rows: dict[MemberPath, Row] = {}
     ends: list[str] = []
-    for index, ran in enumerate(taken.ran):
-        given, gave = taken.states[index : index + 2]
-        moves = list(_moves(ran.selection, given, gave))
-        start, end = next(((a, b) for a, b, key in moves if key in (None, "input") and images_of(get(given, a))), (None, None))
-        if start is None or end is None:
+    for index, stage in enumerate(trace.ran):
+        inputs, outputs = trace.states[index : index + 2]
+        moves = list(_moves(stage.selection, inputs, outputs))
+        image_moves = ((a, b) for a, b, key in moves if key in (None, "input") and images_of(get(inputs, a)))
+        source, target = next(image_moves, (None, None))
+        if source is None or target is None:
             continue
         if before is None:
-            first = next(state for state in taken.states if images_of(get(state, start)))
-            before = Row(start, first)
-        row = rows.get(start) or (before if start == before.place else Row(start, given))
-        if not images_of(get(gave, end)):
-            ends.append(ran.name)
+            first = next(state for state in trace.states if images_of(get(state, source)))
+            before = Row(source, first)
+        row = rows.get(source) or (before if source == before.path else Row(source, inputs))
+        if not images_of(get(outputs, target)):
+            ends.append(stage.name)
             continue
         others = [(a, b, key) for a, b, key in moves if key not in (None, "input")]
         before = replace(before, keys={**before.keys, **{a: key for a, _, key in others if get(before.batch, a) is not None}})
         keys = {**row.keys, **{b: key for _, b, key in others}}
-        images = images_of(get(given, start))[0]
-        rows[end] = Row(end, gave, keys, (*row.through, (ran, images)))
+        images = images_of(get(inputs, source))[0]
+        rows[target] = Row(target, outputs, keys, (*row.through, (stage, images)))
     if before is None:
-        place = _search(taken.states[0])
-        if place is None:
+        path = _search(trace.states[0])
+        if path is None:
             raise ArgumentError(
                 "loader must yield images to be shown, (B, C, H, W) of uint8 or floating, got none in a "
-                f"{type(taken.states[0]).__name__}. Name them with on= of the first stage, or see what the loader yields."
+                f"{type(trace.states[0]).__name__}. Name them with on= of the first stage, or see what the loader yields."
             )
-        before = Row(place, taken.states[0])
-    # The rest of the batch is shown as the last stage left it.
-    last = taken.states[-1]
-    after = [replace(row, batch=last) if images_of(get(last, row.place)) else row for row in rows.values()]
+        before = Row(path, trace.states[0])
+    # Targets are read from the batch after the last stage.
+    last = trace.states[-1]
+    after = [replace(row, batch=last) if images_of(get(last, row.path)) else row for row in rows.values()]
     return Followed(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
 
 
@@ -106,26 +109,26 @@ def count_of(images: Images) -> int:
 
 
 def sample_of(images: Images, index: int) -> Tensor:
-    """One image, (C, h, w), or one clip, (T, C, h, w)."""
+    """Image (C, h, w) or clip (T, C, h, w) at ``index``."""
     frames = images.shapes.frames if isinstance(images, Ragged) else 0
     if not frames:
         return images[index]
     return torch.stack([images[frame] for frame in range(index * frames, (index + 1) * frames)])
 
 
-def get(batch: Batch, place: Place) -> Any:
-    """The member at a place, or ``None`` if there is none."""
-    for step in place:
+def get(batch: Batch, path: MemberPath) -> Any:
+    """Member of a batch at ``path``, or ``None`` if there is none."""
+    for name in path:
         try:
-            batch = batch[step] if isinstance(batch, Mapping) or not isinstance(step, str) else getattr(batch, step)
+            batch = batch[name] if isinstance(batch, Mapping) or not isinstance(name, str) else getattr(batch, name)
         except (AttributeError, LookupError, TypeError):
             return None
     return batch
 
 
-def walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """(place, member) of every member of a batch, containers before their own members."""
-    yield place, value
+def walk(value: Any, path: MemberPath = ()) -> Iterator[tuple[MemberPath, Any]]:
+    """(path, member) of every member of a batch, containers before their members."""
+    yield path, value
     if isinstance(value, Tensor | Ragged):
         return
     if isinstance(value, Mapping):
@@ -133,72 +136,78 @@ def walk(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     elif batches.is_namedtuple(value):
         items = list(zip(value._fields, value, strict=True))
     elif batches.is_record(value):
-        items = [(each.name, getattr(value, each.name, None)) for each in dataclasses.fields(value)]
+        items = [(record_field.name, getattr(value, record_field.name, None)) for record_field in dataclasses.fields(value)]
     else:
         items = list(enumerate(value)) if isinstance(value, tuple | list) else []
-    for step, member in items:
-        yield from walk(member, (*place, step))
+    for name, member in items:
+        yield from walk(member, (*path, name))
 
 
 def images_of(value: Any) -> list[Images]:
-    """The batches of images in a member that can be drawn: one, or several views from a list; else an empty list."""
+    """Batches of images in a member: one, or several views in a list; empty if the member is no images that can be drawn."""
     if isinstance(value, Tensor):
         single = value.ndim == 3 and value.shape[0] in (1, 3)
         fits = value.dtype not in _NOT_PIXELS and (value.ndim in (4, 5) or single) and 0 not in value.shape[-3:]
         return [value[None] if single else value] if fits else []
     if isinstance(value, Ragged):
         return [value]
-    if not isinstance(value, list | tuple) or not all(isinstance(each, Tensor) for each in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(item, Tensor) for item in value):
         return []
-    if value and all(each.ndim == 3 and images_of(each) for each in value):
+    if value and all(item.ndim == 3 and images_of(item) for item in value):
         return [value]
-    # Views have equal numbers of channels; masks beside images have another.
-    views = len({each.shape[1] for each in value if each.ndim == 4}) == 1 and all(each.ndim == 4 for each in value)
-    found = [images_of(each) for each in value] if views else []
-    return [each[0] for each in found] if all(found) else []
+    # Views have equal numbers of channels. A list of images and masks has not.
+    are_views = len({item.shape[1] for item in value if item.ndim == 4}) == 1 and all(item.ndim == 4 for item in value)
+    views = [images_of(item) for item in value] if are_views else []
+    return [view[0] for view in views] if all(views) else []
 
 
 def _with_targets(row: Row) -> Row:
-    """The row, with target dicts that no stage names: their keys tell them from other members."""
+    """Add target dicts to a row if no stage names targets. They are recognised by their keys."""
     if "targets" in row.keys.values():
         return row
-    return replace(row, keys={**row.keys, **{place: "targets" for place, value in walk(row.batch) if _is_targets(value)}})
+    return replace(row, keys={**row.keys, **{path: "targets" for path, value in walk(row.batch) if _is_targets(value)}})
 
 
 def _is_targets(value: Any) -> bool:
-    if isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, list | tuple) for each in value):
-        return all(map(_is_targets, value))  # one list for each clip
-    dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(each, Mapping) for each in value)
-    return dicts and any(part in each for each in value for part in _PARTS)
+    if isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, list | tuple) for item in value):
+        return all(map(_is_targets, value))  # one list per clip
+    dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, Mapping) for item in value)
+    return dicts and any(key in item for item in value for key in _TARGET_KEYS)
 
 
-def _search(batch: Batch) -> Place | None:
-    """The place of the images: the first with a usual name such as ``image``, else the first of all."""
-    found = [place for place, value in walk(batch) if images_of(value)]
-    named = [place for place in found if place and str(place[-1]).lower() in _NAMES]
-    return next(iter(named or found), None)
+def _search(batch: Batch) -> MemberPath | None:
+    """Path of the images: the first member of images with a usual name such as ``image``, else the first member of images."""
+    paths = [path for path, value in walk(batch) if images_of(value)]
+    named = [path for path in paths if path and str(path[-1]).lower() in _NAMES]
+    return next(iter(named or paths), None)
 
 
-def _moves(selection: Selection, given: Batch, gave: Batch) -> Iterator[tuple[Place, Place, str | None]]:
-    """(input place, output place, Kornia's data key) of each member that a stage works on."""
+def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tuple[MemberPath, MemberPath, str | None]]:
+    """(input path, output path, Kornia's data key) of each member that a stage reads.
+
+    Args:
+        selection: Selection of the stage.
+        inputs: Batch before the stage.
+        outputs: Batch after the stage.
+    """
     on, into = selection.on, selection.into
     if on is None:
-        start = _search(given)
-        if start is not None:
-            stays = bool(images_of(get(gave, start)))
-            yield start, start if stays else _search(gave) or start, None
+        source = _search(inputs)
+        if source is not None:
+            same_path = bool(images_of(get(outputs, source)))
+            yield source, source if same_path else _search(outputs) or source, None
         return
     keys = [_KEYS.get(key.lower(), key.lower()) for key in selection.data_keys or ()]
     selectors = tuple(on) if isinstance(on, tuple | Mapping) else (on,)
     if into is ...:
-        ends = [_place(given, selector) for selector in selectors]
+        targets = [_path(inputs, selector) for selector in selectors]
     else:
-        ends = [_place(gave, selector) for selector in (into if isinstance(into, tuple) else (into,) * len(selectors))]
-    for index, (selector, end) in enumerate(zip(selectors, ends, strict=False)):
-        yield _place(given, selector), end, keys[index] if keys else None
+        targets = [_path(outputs, selector) for selector in (into if isinstance(into, tuple) else (into,) * len(selectors))]
+    for index, (selector, target) in enumerate(zip(selectors, targets, strict=False)):
+        yield _path(inputs, selector), target, keys[index] if keys else None
 
 
-def _place(batch: Batch, selector: Any) -> Place:
+def _path(batch: Batch, selector: Any) -> MemberPath:
     sequence = isinstance(batch, tuple | list) and not batches.is_namedtuple(batch)
     if selector is ...:
         return (0,) if sequence else ()

@@ -1,4 +1,4 @@
-"""Images to show: in [0, 1], un-normalised, with one channel or three."""
+"""Conversion of images for drawing: to [0, 1], without normalisation, with one channel or three."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 _OUTSIDE = 1 / 255
 """Distance from [0, 1] up to which values are clamped instead of rescaled."""
 
-_SHARES = (0.005, 0.995)
+_QUANTILES = (0.005, 0.995)
 
 
 MOST_FRAMES = 4
@@ -33,11 +33,11 @@ def strip(clip: Tensor) -> Tensor:
 
 
 def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
-    """(pixels to draw, note on changes that were made to show them).
+    """(pixels to draw, note on changes of values or channels).
 
     Args:
         image: An image on the host.
-        normalized_by: (mean, standard deviation) that it was normalised by.
+        normalized_by: (mean, standard deviation) of the normalisation to undo, or ``None``.
 
     Shape:
         - image: (C, H, W)
@@ -50,24 +50,24 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
     if image.dtype == torch.uint8:
         values = values / 255
     else:
-        if normalized_by is not None and all(len(each) in (1, count) for each in normalized_by):
+        if normalized_by is not None and all(len(parameter) in (1, count) for parameter in normalized_by):
             mean, deviation = normalized_by
             values = values * deviation + mean
         values, stretched = _in_range(values)
         notes += ["stretched"] if stretched else []
-    values = values.nan_to_num(0.0).clamp(0, 1)  # rescaling an image of one value gives NaN
+    values = values.nan_to_num(0.0).clamp(0, 1)  # rescaling a constant image gives NaN
     if count not in (1, 3):
-        kept = 3 if count > 3 else 1
-        notes.insert(0, f"{'channels 1 to 3' if kept == 3 else 'channel 1'} of {count}")
-        values = values[:kept]
+        drawn_count = 3 if count > 3 else 1
+        notes.insert(0, f"{'channels 1 to 3' if drawn_count == 3 else 'channel 1'} of {count}")
+        values = values[:drawn_count]
     array: Any = (values[0] if len(values) == 1 else values.permute(1, 2, 0)).numpy()
     return array, ", ".join(notes)
 
 
 def _in_range(values: Tensor) -> tuple[Tensor, bool]:
-    """(values in [0, 1], whether they were rescaled). Others are rescaled between their 0.5 and 99.5 percentiles."""
+    """(values, whether they were rescaled). Values outside [0, 1] are rescaled by their 0.5 and 99.5 percentiles."""
     finite = values[values.isfinite()].numpy()
     if not finite.size or (finite.min() >= -_OUTSIDE and finite.max() <= 1 + _OUTSIDE):
         return values, False
-    low, high = (float(each) for each in np.quantile(finite, _SHARES))
+    low, high = (float(quantile) for quantile in np.quantile(finite, _QUANTILES))
     return (values - low) / (high - low), True

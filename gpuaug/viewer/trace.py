@@ -12,7 +12,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.rng import Calls, Position
 from gpuaug.core.streams import Event
-from gpuaug.loader.inspection import Inspection, left_as_it_was
+from gpuaug.loader.inspection import Inspection, restored_at_end
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import synchronize
 from gpuaug.stages.base import BoundStage
@@ -22,14 +22,14 @@ from gpuaug.stages.selection import Selection
 
 @dataclass(frozen=True, slots=True)
 class StageTrace:
-    """A stage that ran on the batch."""
+    """A stage that ran on the traced batch."""
 
     name: str
     selection: Selection
     transform: Any
     """The callable of a ``TransformStage``; ``None`` for other stages."""
     seed: int
-    """Seed of the first call within it that draws by itself."""
+    """Seed of the first call of ``gpuaug.fuse`` in the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +38,32 @@ class Trace:
 
     position: Position
     ran: tuple[StageTrace, ...]
+    """Stages that ran, in order."""
     states: tuple[Batch, ...]
-    """The batch on the host: as loaded, then after each stage that ran."""
+    """Copies of the batch on the host: as loaded, then after each stage that ran."""
     left_out: tuple[str, ...]
-    """Names of stages that did not run: the first feature stage and all after it."""
+    """Names of stages that did not run: the first feature stage and all stages after it."""
 
 
-def take(loader: StreamedLoader) -> Trace:
-    """Run the first batch of the next iterator, and leave the loader as it was.
+def trace_batch(loader: StreamedLoader) -> Trace:
+    """Run the first batch of the next iterator, and restore the loader.
 
-    Stages run as in a loop, up to the first feature stage, with the draws that the loop will get.
+    Stages run as in a loop, up to the first feature stage, with the same random numbers.
 
     Raises:
-        ArgumentError: If there is no batch.
-        Exception: What the wrapped loader or a stage raises.
+        ArgumentError: If the loader has no batch.
+        Exception: Any error of the wrapped loader or a stage.
 
     Cost:
         Loads one batch, and copies it to the host after each stage, synchronously.
     """
-    count = next((at for at, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage)), len(loader.stages))
+    feature_stages = (index for index, stage in enumerate(loader.stages) if isinstance(stage, FeatureStage))
+    count = next(feature_stages, len(loader.stages))
     states: list[Batch] = []
     inspection = Inspection(loader)
-    # The first state is the decoded batch: decode stages are not watched.
-    watched = [bound if bound.ahead else _Watched(bound, states, loader) for bound, _ in inspection.stages[:count]]
-    with left_as_it_was(loader), closing(inspection.begin(0, watched)) as pipelined:
+    # Decode stages are not watched, so the first state is the decoded batch.
+    watched = [bound if bound.ahead else _WatchedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
+    with restored_at_end(loader), closing(inspection.begin(0, watched)) as pipelined:
         position = pipelined.position
         consumer = inspection.lanes.consumer()
         pipelined.fill(consumer)
@@ -78,8 +80,8 @@ def take(loader: StreamedLoader) -> Trace:
     return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound, _ in inspection.stages[count:]))
 
 
-class _Watched(BoundStage):
-    """A stage that runs as in a loop, and keeps host copies of its first input and of its output."""
+class _WatchedStage(BoundStage):
+    """Wrapper of a stage that appends host copies of the first stage's input and of each stage's output to ``states``."""
 
     def __init__(self, inner: BoundStage, states: list[Batch], loader: StreamedLoader) -> None:
         self.name, self.lane, self.range_name = inner.name, inner.lane, inner.range_name
@@ -103,13 +105,13 @@ class _Watched(BoundStage):
 
 
 def _on_host(batch: Batch, loader: StreamedLoader) -> Batch:
-    """A copy on the host, since a transform may write to its input."""
-    synchronize(loader.device)  # the batch may come from any lane
+    """Copy a batch to the host. Always a copy, since a transform may write to its input."""
+    synchronize(loader.device)  # the batch may have been written on any lane
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf.detach().to("cpu", copy=True)
-        # A mapping that moves itself is read like any other.
+        # A mapping with a ``to`` method is copied like any other mapping.
         return {key: batches.map_leaves(copied, value) for key, value in leaf.items()} if isinstance(leaf, Mapping) else leaf
 
     return batches.map_leaves(copied, batch)

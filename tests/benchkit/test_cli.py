@@ -47,7 +47,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
         "train a head on frozen resnet18",
         "augment alone",
     ]
-    assert in_line.startswith("On cpu stages run in line, on the processor that trains: overlap cannot show here")
+    assert in_line.startswith("On cpu stages run in line, on the processor that trains, so nothing overlaps")
     assert next_step.endswith("gpuaug profile train.py:make.")
 
 

@@ -33,7 +33,7 @@ def packed(batch, **options):
 
 @pytest.fixture
 def _any_number_is_packed(monkeypatch):
-    monkeypatch.setattr(columns, "FEWEST_PACKED", 1)
+    monkeypatch.setattr(columns, "MIN_PACKED_TENSORS", 1)
 
 
 @pytest.mark.usefixtures("_any_number_is_packed")

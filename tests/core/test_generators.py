@@ -133,13 +133,13 @@ def test_state_within_a_block_can_be_read_and_set():
 @pytest.mark.parametrize("kind", [PythonGenerator, NumpyGenerator])
 def test_giving_back_twice_or_unlent_does_nothing(kind):
     generator = kind()
-    generator.give_back()
+    generator.restore()
     before = state()
-    generator.lend(1)
-    generator.give_back()
+    generator.save_and_seed(1)
+    generator.restore()
     draw()
     after = state()
-    generator.give_back()
+    generator.restore()
     assert before != after == state()
 
 

@@ -327,13 +327,13 @@ def test_threads_of_a_child_that_is_forked_in_a_block_do_not_wait_for_its_end(mo
 
 def test_block_that_could_not_begin_leaves_the_generators_as_they_were():
     class Failing:
-        given_back = 0
+        restored = 0
 
-        def lend(self, key):
+        def save_and_seed(self, key):
             raise ZeroDivisionError
 
-        def give_back(self):
-            self.given_back += 1
+        def restore(self):
+            self.restored += 1
 
     generators = Generators(CPU)
     device = Failing()
@@ -343,7 +343,7 @@ def test_block_that_could_not_begin_leaves_the_generators_as_they_were():
     with pytest.raises(ZeroDivisionError), generators.keyed(1):
         pass
     assert torch.equal(torch.get_rng_state(), before)
-    assert device.given_back == 1
+    assert device.restored == 1
     torch.set_rng_state(before)
     seed = next_seed()
     torch.set_rng_state(before)

@@ -24,7 +24,7 @@ from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, r
 from gpuaug.core.encoded import Format
 from gpuaug.decode.headers import parse
 from gpuaug.feed import ring
-from gpuaug.feed.collate_members import placing_into
+from gpuaug.feed.collate_members import allocating_with
 
 FILES = [jpeg(40, 30), encoded("PNG", 20, 10), oriented(6, seed=1), encoded("WEBP", seed=2), jpeg(64, 64, quality=97)]
 
@@ -359,7 +359,7 @@ def test_files_are_packed_into_a_slot_without_copy():
     own = ring.Ring(1, 2, 1 << 20)
     own.make_room(want)
     writer = own.memory.take(0)
-    with placing_into(writer.place):
+    with allocating_with(writer.allocate):
         batch = collate_encoded(FILES)
     assert [tensor.data_ptr() for tensor, _ in writer._placed.values()] == [batch.data.data_ptr()]
     got, slot = own.received(pickle.loads(pickle.dumps(writer.describe(batch))))

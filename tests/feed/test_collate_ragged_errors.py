@@ -11,7 +11,7 @@ from support.images import pil, png
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, collate_ragged
-from gpuaug.feed.collate_members import placing_into
+from gpuaug.feed.collate_members import allocating_with
 
 Pair = namedtuple("Pair", "image label")
 
@@ -135,7 +135,7 @@ def ask(shape, stride, dtype):
 def test_batch_of_2_31_values_is_refused():
     one = LARGE[:1, :1, :1]
     fits = [np.broadcast_to(one, (2**24 - 1, 128, 1)), np.broadcast_to(one, (127, 1, 1))]
-    with placing_into(ask):
+    with allocating_with(ask):
         with pytest.raises(AskedForMemory, match="2147483647"):  # which two gigabytes are too much of, for a test
             collate_ragged(fits, channels=1)
         with pytest.raises(ArgumentError, match=r"fewer than 2\*\*31 values, got 2147483648 up to sample 2"):

@@ -36,10 +36,10 @@ def running():
 
 
 REFUSED = {
-    "list": (lambda: [torch.ones(1)], "a list's batches are all there"),
-    "tuple": (lambda: (torch.ones(1),), "a list's batches are all there"),
-    "own iteration": (lambda: OwnWay(Samples(), num_workers=2), "OwnWay is iterated in a way of its own"),
-    "own iterator": (lambda: OwnIterator(Samples(), num_workers=2), "OwnIterator is iterated in a way of its own"),
+    "list": (lambda: [torch.ones(1)], "a list's batches are in memory already"),
+    "tuple": (lambda: (torch.ones(1),), "a list's batches are in memory already"),
+    "own iteration": (lambda: OwnWay(Samples(), num_workers=2), "OwnWay overrides how a DataLoader is iterated"),
+    "own iterator": (lambda: OwnIterator(Samples(), num_workers=2), "OwnIterator overrides how a DataLoader is iterated"),
     "page-locked here": (lambda: DataLoader(Samples(), pin_memory=True), "the loader page-locks its batches itself"),
     "running": (running, "the loader's workers are running already"),
 }

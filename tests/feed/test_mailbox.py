@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpuaug.feed import mailbox
-from gpuaug.feed.mailbox import MOST_PAUSE_S, PAUSE, Mailbox, Pulled
+from gpuaug.feed.mailbox import MAX_PAUSE_S, PAUSE, Mailbox, Pulled
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def running(pauses, seconds):
     """A full mailbox after one step of so many seconds."""
     box = Mailbox()
     for _ in range(mailbox.QUEUED):
-        assert box.wait_for_place(0.0)
+        assert box.wait_for_permit(0.0)
         box.put(Pulled())
     step(box, pauses, seconds)
-    assert box.wait_for_place(0.0)
+    assert box.wait_for_permit(0.0)
     box.put(Pulled())
     return box
 
@@ -43,15 +43,15 @@ def test_thread_pauses_for_a_share_of_the_step_while_a_batch_is_ready(pauses):
     box = running(pauses, 0.02)
     assert not pauses, "no two steps have been seen"
     step(box, pauses, 0.02)
-    assert box.wait_for_place(0.001)
+    assert box.wait_for_permit(0.001)
     assert pauses == [pytest.approx(PAUSE * 0.02 - 0.001)]
 
 
 def test_pause_of_long_steps_is_bounded(pauses):
     box = running(pauses, 3.0)
     step(box, pauses, 3.0)
-    box.wait_for_place(0.0)
-    assert pauses == [MOST_PAUSE_S]
+    box.wait_for_permit(0.0)
+    assert pauses == [MAX_PAUSE_S]
 
 
 @pytest.mark.parametrize("seconds", [(3.0,), (3.0, 0.02)])
@@ -61,7 +61,7 @@ def test_one_long_step_does_not_lengthen_the_pause(pauses, seconds):
     for each in seconds:
         step(box, pauses, each)
         pauses.clear()
-        box.wait_for_place(0.0)
+        box.wait_for_permit(0.0)
         box.put(Pulled())
     assert pauses == [pytest.approx(PAUSE * 0.02)]
 
@@ -70,7 +70,7 @@ def test_one_long_step_does_not_lengthen_the_pause(pauses, seconds):
 def test_thread_does_not_pause_when_pulling_takes_long(pauses, pull_s):
     box = running(pauses, 0.02)
     step(box, pauses, 0.02)
-    box.wait_for_place(pull_s)
+    box.wait_for_permit(pull_s)
     assert not pauses
 
 
@@ -78,5 +78,5 @@ def test_thread_does_not_pause_when_no_batch_is_ready(pauses):
     box = running(pauses, 0.02)
     for _ in range(mailbox.QUEUED):
         step(box, pauses, 0.02)
-    box.wait_for_place(0.0)
+    box.wait_for_permit(0.0)
     assert not pauses

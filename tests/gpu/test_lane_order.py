@@ -30,7 +30,7 @@ def test_delayed_lanes_dropped_references_and_poisoned_memory(encoder, slow, mon
 
     if slow != "consumer":
         monkeypatch.setattr(lanes, "wait_for_consumers", delayed)
-    monkeypatch.setattr(loader._shared.placement.copier, "copy", poisoning(loader._shared.placement.copier.copy))
+    monkeypatch.setattr(loader._shared.device_setup.copier, "copy", poisoning(loader._shared.device_setup.copier.copy))
     got = []
     for images, labels in loader:
         if slow == "consumer":

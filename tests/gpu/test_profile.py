@@ -288,7 +288,7 @@ def test_a_captured_stage_is_profiled_captured_and_left_as_it_was():
     stage = FeatureStage(encoder.cuda().requires_grad_(False), name="encode")
     noisy = TransformStage(lambda x: x + torch.rand_like(x), name="noisy")
     loader = StreamedLoader(images(8), [noisy, stage], seed=1)
-    runner = loader._shared.placement.bound[1]._branches[None]._runner
+    runner = loader._shared.device_setup.bound[1]._branches[None]._runner
 
     def epoch(number):
         loader.set_epoch(number)

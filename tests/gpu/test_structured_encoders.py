@@ -136,7 +136,7 @@ def test_bytes_of_graphs_are_those_of_the_device_and_shared(monkeypatch):
         found.append(loader.stats().graph_bytes)
         inputs = sum(image.nbytes for image in data[: len(found)])
         assert abs(torch.cuda.memory_reserved() - reserved - (found[-1] - inputs)) <= inputs + 32 * MB
-    runner = loader._shared.placement.bound[0]._branches[None]._runner
+    runner = loader._shared.device_setup.bound[0]._branches[None]._runner
     needs = [graph.need for graph in runner._graphs.values()]
     activations = 8 * 64 * 256 * 256 * 4
     assert needs[0].peak_bytes >= 2 * activations
@@ -154,7 +154,7 @@ def test_shapes_without_room_run_eager_and_nothing_grows(depth):
     loader = StreamedLoader(data, [FeatureStage(encoder)])
     want = [batch.clone() for batch in loader]
     assert graphs_of(loader) == [9]
-    needs = list(loader._shared.placement.bound[0]._branches[None]._runner._needs.values())
+    needs = list(loader._shared.device_setup.bound[0]._branches[None]._runner._needs.values())
     bounded = StreamedLoader(data, [FeatureStage(encoder, graph_bytes=total_bytes(needs[:4]))], depth=depth)
     with pytest.warns(gpuaug.GpuAugWarning, match="finds no room among") as caught:
         list(bounded)
@@ -188,7 +188,7 @@ def test_stages_of_other_members_run_beside_one_another():
     list(loader)
     torch.cuda.synchronize()
     got = next(iter(loader))
-    slow, fast, _ = (bound.lane for bound in loader._shared.placement.bound)
+    slow, fast, _ = (bound.lane for bound in loader._shared.device_setup.bound)
     slow_done, fast_done = slow.record_event(), fast.record_event()
     fast_done.synchronize()
     assert not slow_done.query(), "the second stage waited for the first"

@@ -90,8 +90,8 @@ def test_other_stage_is_refused_by_what_differs(kind):
     (name,) = loader.state_dict()["stages"]
     text = str(raised.value)
     assert text.startswith(f"Stage {name!r} must be ")
-    assert text.endswith(f". Give the stage of then. {STRICT}")
-    was, got = text.removesuffix(f". Give the stage of then. {STRICT}").split(", as in the state, got ")
+    assert text.endswith(f". Pass the stage of the saved run. {STRICT}")
+    was, got = text.removesuffix(f". Pass the stage of the saved run. {STRICT}").split(", as in the state, got ")
     assert before in was
     assert after in got
     with pytest.warns(GpuAugWarning, match=f"stage {name!r} was "):
@@ -119,7 +119,7 @@ def test_other_names_of_stages_are_refused(names, others):
         loader(others).load_state_dict(loader(names).state_dict())
     assert str(raised.value) == (
         f"The names of stages must be {', '.join(names) or 'none'}, as in the state, got {', '.join(others)}. "
-        f"Their draws are keyed by name: give the stages of then. {STRICT}"
+        f"Random numbers are keyed by the name of the stage: pass the stages of the saved run. {STRICT}"
     )
 
 
@@ -158,15 +158,13 @@ def test_other_number_of_ranks_goes_on_after_the_samples_that_were_had(then, now
 
 
 OTHER_RUNS = {
-    "seed must be 7, as in the state, got 8. Leave it out to adopt the state's.": {"seed": 8},
-    "The wrapped loader's batch_size must be 2, as in the state, got 4. Make the loader as it was made then.": {
-        "options": lambda: {"batch_size": 4}
-    },
+    "seed must be 7, as in the state, got 8. Leave seed out to use the seed of the state.": {"seed": 8},
+    "The wrapped loader's batch_size must be 2, as in the state, got 4. "
+    "Create the loader with the settings of the saved run.": {"options": lambda: {"batch_size": 4}},
     "The wrapped loader's sampler must be BatchSampler of SequentialSampler, as in the state, got BatchSampler of Epochs. "
-    "Make the loader as it was made then.": {"options": lambda: {"batch_size": 2, "sampler": Epochs()}},
-    "The wrapped loader's generators must be none, as in the state, got loader. Make the loader as it was made then.": {
-        "options": lambda: {"batch_size": 2, "generator": generator()}
-    },
+    "Create the loader with the settings of the saved run.": {"options": lambda: {"batch_size": 2, "sampler": Epochs()}},
+    "The wrapped loader's generators must be none, as in the state, got loader. "
+    "Create the loader with the settings of the saved run.": {"options": lambda: {"batch_size": 2, "generator": generator()}},
 }
 
 

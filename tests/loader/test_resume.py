@@ -27,7 +27,7 @@ from support.waiting import until
 from torch.utils.data import DataLoader
 
 from gpuaug import GpuAugError, StreamedLoader
-from gpuaug.loader.inspection import left_as_it_was
+from gpuaug.loader.inspection import restored_at_end
 
 KINDS = [  # those that start workers for another sampler are slow
     pytest.param(kind, workers, id=f"{kind}, {name}", marks=[pytest.mark.slow] if workers and kind not in QUICK else [])
@@ -139,7 +139,7 @@ def test_running_workers_are_left_the_sampler_they_have():
         assert made.loader._iterator._index_sampler is made.loader.batch_sampler
 
 
-def test_wrapped_loader_is_left_as_it_was():
+def test_wrapped_loader_is_restored_at_end():
     made = loader(OPTIONS["shuffled by a generator"])
     before = dict(vars(made.loader))
     made.load_state_dict(begun_in_second_epoch(loader(OPTIONS["shuffled by a generator"])))
@@ -230,7 +230,7 @@ def test_another_order_is_refused(workers):
 def test_inspection_leaves_the_place_to_go_on_at():
     resumed = loader(OPTIONS["shuffled by a generator"])
     resumed.load_state_dict(stopped_at(COUNT, loader(OPTIONS["shuffled by a generator"])))
-    with left_as_it_was(resumed):
+    with restored_at_end(resumed):
         next(iter(resumed))
     assert values(resumed) == values(loader(OPTIONS["shuffled by a generator"]))[COUNT:]
 

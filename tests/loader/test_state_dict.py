@@ -82,7 +82,7 @@ class OwnWay(DataLoader):
 WITHOUT = {
     "an iterator": lambda: iter([torch.ones(2)]),
     "prepared by a framework": lambda: Prepared(PLAIN),
-    "a subclass that is iterated in a way of its own": lambda: OwnWay(TensorDataset(torch.ones(4))),
+    "a subclass that overrides how a DataLoader is iterated": lambda: OwnWay(TensorDataset(torch.ones(4))),
     "a stream": lambda: DataLoader(Shards()),
     "batches out of order": lambda: DataLoader(TensorDataset(torch.ones(4)), num_workers=1, in_order=False),
     "a sampler that gives its indices once": lambda: DataLoader(TensorDataset(torch.ones(4)), batch_sampler=iter([[0, 1]])),
@@ -162,13 +162,14 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
         (
             lambda: shuffled(num_workers=1),
             stopped_at(2, streamed(SOURCES["two workers"])),
-            "num_workers must be 2, with which the state was made, got 1. A StatefulDataLoader goes on with as many workers as "
-            "before; a plain DataLoader with any number.",
+            "num_workers must be 2, with which the state was made, got 1. A StatefulDataLoader resumes with the same "
+            "number of workers only; a plain DataLoader with any number.",
         ),
         (
             shuffled,
             stopped_at(2, streamed(lambda: plain)),
-            "state['source'] must be that of a StatefulDataLoader, got that of a plain DataLoader or a list. Wrap such a one.",
+            "state['source'] must be that of a StatefulDataLoader, got that of a plain DataLoader or a list. "
+            "Wrap a loader of that type.",
         ),
     ]:
         loader = streamed(make)
@@ -258,8 +259,8 @@ def test_stateful_dataloader_that_fails_to_start_is_not_changed():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: shuffled(num_workers=1, persistent_workers=True), "its workers persist, and so does its state in them"),
-        (lambda: Rewound(Numbers(), 2, num_workers=1), "Rewound is iterated in a way of its own"),
+        (lambda: shuffled(num_workers=1, persistent_workers=True), "its persistent workers hold its state"),
+        (lambda: Rewound(Numbers(), 2, num_workers=1), "Rewound overrides how a DataLoader is iterated"),
     ],
 )
 def test_stateful_dataloaders_that_cannot_use_ring(make, reason):
@@ -297,7 +298,7 @@ def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch):
     another = loader()
     text = (
         f"The decoder of stage 'jpeg' must be {state['decoders']['jpeg']}, as in the state, got cpu: another 2.0. "
-        "Pixels may differ by a few values; for the same ones, resume with the decoder of then."
+        "Pixels may differ by a few values; for equal pixels, resume with the decoder that made the checkpoint."
     )
     with pytest.raises(ArgumentError) as raised:
         another.load_state_dict(state)

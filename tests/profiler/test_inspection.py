@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import gpuaug
 from gpuaug import ArgumentError, IteratorEndedError, StreamedLoader, TransformStage
 from gpuaug.core.rng import Generators
-from gpuaug.loader.inspection import left_as_it_was
+from gpuaug.loader.inspection import restored_at_end
 
 
 def drawing():
@@ -266,7 +266,7 @@ def test_threads_and_workers_end(workers):
 @pytest.mark.parametrize("at", ["its begin", "its end"])
 def test_generators_are_kept_while_no_other_thread_is_in_a_stage(at):
     def keep():
-        with left_as_it_was(loader):
+        with restored_at_end(loader):
             within.set()
             assert leave.wait(WAIT_S)
 

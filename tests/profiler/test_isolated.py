@@ -13,14 +13,14 @@ from support.videos import video
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.decode.decoders import cpu
 from gpuaug.profiler import isolated
-from gpuaug.profiler.measure import can_look
+from gpuaug.profiler.measure import can_trace
 
 
 def test_part_falls_back_to_wall_time_where_no_profiler_can_look(monkeypatch):
-    assert not can_look(torch.device("cpu"))
+    assert not can_trace(torch.device("cpu"))
     monkeypatch.setattr(isolated, "waits_at", lambda work, device: None)
     wall = type("Wall", (), {"median": 7.0})()
-    monkeypatch.setattr(isolated, "alone", lambda work, device, repeats: (wall, "host"))
+    monkeypatch.setattr(isolated, "time_alone", lambda work, device, repeats: (wall, "host"))
     on_gpu = isolated._part("step", nothing, torch.device("cuda", 0), False)
     assert (on_gpu.host, on_gpu.device_ms, on_gpu.launches) == ("host", 7.0, None)
     in_line = isolated._part("step", nothing, torch.device("mps"), False)
@@ -30,7 +30,7 @@ def test_part_falls_back_to_wall_time_where_no_profiler_can_look(monkeypatch):
 def test_decoding_is_a_part_that_is_not_the_training_threads():
     batch, given = collate_encoded([(encoded(), 0), (encoded(40, 24), 1)]), []
     loader = StreamedLoader([batch], [DecodeStage(), lambda images: given.append(images) or images.data.float()], device="cpu")
-    decode, copy, transform, step = isolated.measured(loader, batch, lambda: None)
+    decode, copy, transform, step = isolated.measure_parts(loader, batch, lambda: None)
     assert [part.name for part in (decode, copy, transform, step)] == ["stage/decode", "copy", "stage/transform", "step"]
     assert (decode.kind, decode.host, decode.device_ms) == ("cpu decoder", None, None)
     assert all(len(images) == 2 for images in given)
@@ -40,7 +40,7 @@ def test_decoding_is_a_part_that_is_not_the_training_threads():
 def test_decoding_of_clips_is_a_part(monkeypatch):
     batch = collate_encoded([(read_clip(video(), 4), 0)])
     for kind in ("clip decoder", "video engines"):
-        decode, *_ = isolated.measured(StreamedLoader([batch], [DecodeStage()], device="cpu"), batch, lambda: None)
+        decode, *_ = isolated.measure_parts(StreamedLoader([batch], [DecodeStage()], device="cpu"), batch, lambda: None)
         assert decode.kind == kind
         nvdec_double.use(monkeypatch)
 
@@ -60,5 +60,5 @@ def test_the_decoder_that_batches_wait_for_is_found(monkeypatch, slow, kind):
     nvjpeg_double.use(monkeypatch)
     batch = collate_encoded([(encoded(), 0), (encoded(progressive=True), 1), (encoded(8, 8, "PNG"), 2)])
     stage = DecodeStage(backend="cpu" if slow == "cpu alone" else "auto")
-    decoding, *_ = isolated.measured(StreamedLoader([batch], [stage], device="cpu"), batch, lambda: None)
+    decoding, *_ = isolated.measure_parts(StreamedLoader([batch], [stage], device="cpu"), batch, lambda: None)
     assert decoding.kind == kind

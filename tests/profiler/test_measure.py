@@ -11,7 +11,17 @@ from support import virtual_clock
 import gpuaug
 from gpuaug.core.streams import Lanes
 from gpuaug.profiler import measure
-from gpuaug.profiler.measure import OnDevice, Spread, alone, figure, link_gb_per_s, on_device, place, read_trace, waits_at
+from gpuaug.profiler.measure import (
+    DeviceWork,
+    Spread,
+    figure,
+    link_gb_per_s,
+    read_trace,
+    time_alone,
+    trace_device_work,
+    user_line,
+    waits_at,
+)
 
 CPU = torch.device("cpu")
 
@@ -28,32 +38,32 @@ def test_read_trace_counts_overlapping_kernels_once():
         event("kernel", 1600, 100),  # within both
         event("kernel", 2500, 500),  # right after
     ]
-    assert read_trace(events, 1) == OnDevice(3.0, 0)
+    assert read_trace(events, 1) == DeviceWork(3.0, 0)
 
 
 def test_read_trace_counts_copies_and_fills_but_no_waits():
     events = [event("gpu_memcpy", 0, 1000), event("gpu_memset", 5000, 500)]
     others = [event("cuda_runtime", 9000, 700, "cudaStreamSynchronize"), event("gpu_user_annotation", 0, 9000)]
-    assert read_trace(events + others, 1) == OnDevice(1.5, 0)
+    assert read_trace(events + others, 1) == DeviceWork(1.5, 0)
 
 
 def test_read_trace_counts_launches():
     names = ["cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaGraphLaunch"]
     others = ["cudaStreamSynchronize", "cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamIsCapturing", "cudaMalloc"]
     events = [event("cuda_runtime", 0, 5, name) for name in names + others] + [event("cuda_driver", 0, 5, "cuLaunchKernel")]
-    assert read_trace(events, 1) == OnDevice(0.0, 6)
+    assert read_trace(events, 1) == DeviceWork(0.0, 6)
     assert read_trace([event("cpu_op", 0, 5, "aten::LaunchAsync")], 1).launches == 0
 
 
 def test_read_trace_divides_by_calls():
     events = [event("kernel", 1000 * call, 600) for call in range(3)]
     events += [event("cuda_runtime", 1000 * call, 5, "cudaLaunchKernel") for call in range(3) for _ in range(7)]
-    assert read_trace(events, 3) == OnDevice(pytest.approx(0.6), 7)
+    assert read_trace(events, 3) == DeviceWork(pytest.approx(0.6), 7)
 
 
 def test_read_trace_without_work():
     metadata = {"ph": "M", "name": "process_name", "args": {"name": "python"}}
-    assert read_trace([metadata], 3) == OnDevice(0.0, 0)
+    assert read_trace([metadata], 3) == DeviceWork(0.0, 0)
 
 
 def stack(*files):
@@ -65,23 +75,23 @@ TORCH, PACKAGE = Path(torch.__file__).parent, Path(gpuaug.__file__).parent
 
 def test_place_is_the_users_innermost_code():
     frames = stack("/me/train.py", "/me/crop.py", TORCH / "_tensor.py", PACKAGE / "stages.py", warnings.__file__, "<frozen x>")
-    assert place(frames) == "/me/crop.py:2"
+    assert user_line(frames) == "/me/crop.py:2"
 
 
 def test_place_may_be_in_another_package():
-    assert place(stack("/me/train.py", "/lib/kornia/geometry.py", TORCH / "_tensor.py")) == "/lib/kornia/geometry.py:2"
+    assert user_line(stack("/me/train.py", "/lib/kornia/geometry.py", TORCH / "_tensor.py")) == "/lib/kornia/geometry.py:2"
 
 
 @pytest.mark.parametrize("package", [TORCH, PACKAGE])
 def test_place_in_a_package_whose_name_begins_like_torchs(package):
     own = f"{package}_train.py"
-    assert place(stack("/me/train.py", own)) == f"{own}:2"
+    assert user_line(stack("/me/train.py", own)) == f"{own}:2"
     beside = package.with_name(f"{package.name}vision") / "ops.py"
-    assert place(stack("/me/train.py", beside)) == f"{beside}:2"
+    assert user_line(stack("/me/train.py", beside)) == f"{beside}:2"
 
 
 def test_place_without_user_code_is_the_innermost():
-    assert place(stack(TORCH / "a.py", PACKAGE / "b.py")) == f"{PACKAGE / 'b.py'}:2"
+    assert user_line(stack(TORCH / "a.py", PACKAGE / "b.py")) == f"{PACKAGE / 'b.py'}:2"
 
 
 def test_alone_times_every_call(monkeypatch):
@@ -90,7 +100,7 @@ def test_alone_times_every_call(monkeypatch):
     def work():
         calls.append(clock.sleep(0.01 if len(calls) < 4 else 0.02))
 
-    wall, host = alone(work, CPU, 5)
+    wall, host = time_alone(work, CPU, 5)
     assert len(calls) == 5
     assert wall == host, "on a CPU it is all the training thread's"
     assert (wall.low, wall.median, wall.high) == (pytest.approx(10), pytest.approx(10), pytest.approx(20))
@@ -104,7 +114,7 @@ def test_alone_on_a_device_times_the_wait_once_for_all_calls(monkeypatch):
         clock.sleep(0.03)
 
     monkeypatch.setattr(measure, "synchronize", synchronize)
-    wall, host = alone(lambda: calls.append(clock.sleep(0.002)), torch.device("cuda", 0), 5)
+    wall, host = time_alone(lambda: calls.append(clock.sleep(0.002)), torch.device("cuda", 0), 5)
     assert host == Spread(*[pytest.approx(2)] * 3), "queueing, on a device that is idle"
     assert wall == Spread(*[pytest.approx(2 + 30 / 5)] * 3)
     assert waits == [0, 1, 2, 3, 4, 5, 10, 10, 15, 15, 20]
@@ -127,6 +137,6 @@ def test_device_probes_on_a_cpu_give_none():
     def never():
         raise AssertionError
 
-    assert on_device(never, CPU) is None
+    assert trace_device_work(never, CPU) is None
     assert waits_at(never, CPU) is None
     assert link_gb_per_s(Lanes(CPU)) is None

@@ -193,8 +193,8 @@ def test_epochs_that_are_longer_than_the_profile_cost_nothing(clock):
 def test_epochs_that_began_before_a_window_are_not_counted_in_it(clock):
     loader = StreamedLoader([0] * 90, device="cpu")
     measurements = profile._Profile(loader, clock.working(STEP_MS), 8, 1)
-    measurements._passes.starting_s = 5.0
-    with measurements._passes:
+    measurements._batches.starting_s = 5.0
+    with measurements._batches:
         assert measurements._loop(2) == approx(STEP_MS)
         assert measurements._loading() == approx(0)
     assert measurements._starting_ms == [0.0]
@@ -221,7 +221,7 @@ def test_a_window_spans_short_epochs(workers, count, clock, recorded):
 def test_depth_that_is_measured(depth, ahead, text, clock, recorded):
     loader = StreamedLoader([0] * 7, device="cpu", depth=depth)
     measurements = profile._Profile(loader, clock.working(STEP_MS), 8, 1)
-    assert (measurements._ahead, measurements._said_depth) == (ahead, text)
+    assert (measurements._ahead, measurements._depth_text) == (ahead, text)
     report = gpuaug.profile(loader, clock.working(STEP_MS), **SHORT)
     assert (report.settings["depth"], report.timeline.depth) == ("in line", 0), "on a CPU"
     assert loader.depth == depth

@@ -120,7 +120,7 @@ the training thread waited 1.25 ms a batch for the device, to which it was ahead
 device: NVIDIA H200, depth: 2, feed: ring, workers: 8, batches: 40, rounds: 3
 
 - GPU saturated: stages (5 ms) and the step (4 ms) need 9 ms of the device, and a batch takes 9.2. \
-Streams have nothing left to give; only cheaper kernels do.
+Streams cannot speed it up further; only cheaper kernels can.
 - Overlap pays here: 13.8 ms a batch in line, 9.2 streamed, 1.50x.
 - Encoding ('encode') and the step overlap by 100% of the shorter: 3 and 4 ms alone."""
 

@@ -171,7 +171,7 @@ def test_lane_names_are_no_formulas():
 @pytest.mark.parametrize(("scale", "unit", "end"), [(1e-4, "µs", 10.2), (1.0, "ms", 102.0), (1e3, "s", 102.0)])
 def test_time_axis_unit_and_origin(scale, unit, end):
     figure = run(scale=scale).figure()
-    assert [text.get_text() for text in figure.texts] == [f"time in {unit}; a colour and a number for each batch"]
+    assert [text.get_text() for text in figure.texts] == [f"time in {unit}; one colour and number per batch"]
     first, last = drawn(figure)[0].get_xlim()
     assert first == 0
     assert last == pytest.approx(109 * scale * {"µs": 1e3, "ms": 1, "s": 1e-3}[unit], rel=0.01)

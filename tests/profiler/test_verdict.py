@@ -134,7 +134,7 @@ def test_bounded_by_the_training_thread_on_a_cpu_in_an_encoder():
 def test_bounded_by_the_training_thread_on_a_cpu_in_the_step():
     assert on_cpu(part("stage/blur", 2), part("step", 6), streamed=8.2) == [
         "Bounded by the training thread, most of all by the training step (6 of 8.1 ms). "
-        "There is nothing left for a loader to give."
+        "A faster loader cannot speed it up further."
     ]
 
 
@@ -142,7 +142,7 @@ def test_gpu_saturated():
     stage = part("stage/encode", host=0.2, device=3)
     assert said(load(), copy(), stage, step(), streamed=7.1, in_line=7.2) == [
         "GPU saturated: stages (3 ms) and the step (4 ms) need 7 ms of the device, and a batch takes 7.1. "
-        "Streams have nothing left to give; only cheaper kernels do.",
+        "Streams cannot speed it up further; only cheaper kernels can.",
         "Overlap makes no difference here, as far as windows agree: 7.2 ms a batch in line, 7.1 streamed.",
     ]
 
@@ -160,7 +160,7 @@ def test_bounded_by_the_training_step():
     stage = part("stage/flip", host=0.1, device=0.1)
     assert said(load(), copy(), stage, step(), streamed=4.2, in_line=4.3)[0] == (
         "Bounded by the training step: it takes 4 ms of the device, and a batch takes 4.2. "
-        "There is nothing left for a loader to give; a faster step is what would help."
+        "A faster loader cannot speed it up further; only a faster step can."
     )
 
 
@@ -172,7 +172,7 @@ TAIL = (0.0, 0.0, 7.0, 0.0, 0.0, 5.0)
 )
 def test_slow_batches_that_the_average_hides(workers, way_out):
     assert said(load(), copy(), step(), streamed=4.2, in_line=4.2, workers=workers, waits_for_loader_ms=TAIL)[:2] == [
-        "Bounded by the training step: it takes 4 ms of the device, and a batch takes 4.2. A faster step is what would help.",
+        "Bounded by the training step: it takes 4 ms of the device, and a batch takes 4.2. A faster step would help.",
         "One batch in 3 waited 5 ms or more for the loader, which gives one every 0.5 ms on average: "
         f"look for slow samples, or {way_out}.",
     ]
@@ -199,7 +199,7 @@ def test_waits_of_most_batches():
 @pytest.mark.parametrize("waits_ms", [(), (0.0, 3.9)], ids=["none", "less than a step"])
 def test_short_waits_are_not_mentioned(waits_ms):
     first, *others = said(load(), copy(), step(), streamed=4.2, waits_for_loader_ms=waits_ms)
-    assert "nothing left for a loader" in first
+    assert "A faster loader cannot" in first
     assert "slow samples" not in "".join(others)
 
 

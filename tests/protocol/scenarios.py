@@ -143,9 +143,9 @@ def install(patch, **options):
 
 
 def name_lanes(cuda, loader):
-    placement = loader._shared.placement
-    assert len(placement.bound) == len(loader.stages), "without them there are not all lanes"
-    for name, lane in placement.lanes._lanes.items():
+    device_setup = loader._shared.device_setup
+    assert len(device_setup.bound) == len(loader.stages), "without them there are not all lanes"
+    for name, lane in device_setup.lanes._lanes.items():
         lane.stream.name = f"{name} lane"
 
 

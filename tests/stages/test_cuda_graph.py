@@ -50,7 +50,7 @@ def found(monkeypatch):
 
 def loader_on_lanes(sizes, stage, depth):
     loader = StreamedLoader([torch.rand(size, 3) for size in sizes], device="cpu", depth=depth)
-    loader._shared.placement.lanes = OnLanes(loader._shared.lanes)
+    loader._shared.device_setup.lanes = OnLanes(loader._shared.lanes)
     loader.stages = [stage]
     return loader
 
@@ -117,7 +117,7 @@ def test_shapes_for_which_there_is_room_are_captured_and_the_same_at_every_depth
         forms = [form for form in found if form != "captured"]
         assert forms == want[: len(forms)]
         assert len(forms) >= given
-        assert len(loader._shared.placement.bound[0]._branches[None]._runner) <= max(len(captured), 1)
+        assert len(loader._shared.device_setup.bound[0]._branches[None]._runner) <= max(len(captured), 1)
 
 
 def test_epochs_of_other_shapes_take_the_room_of_those_before(found):
@@ -140,7 +140,7 @@ def test_a_pool_that_has_grown_beyond_its_bytes_is_given_up_with_its_graphs(foun
     loader = loader_on_lanes((2, 2, 4, 4), stage, 2)
     list(loader)
     loader._loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
-    runner = loader._shared.placement.bound[0]._branches[None]._runner
+    runner = loader._shared.device_setup.bound[0]._branches[None]._runner
     runner._pool = SimpleNamespace(num_bytes=1000)
     found.clear()
     list(loader)
@@ -159,7 +159,7 @@ def test_number_of_shapes_that_are_remembered_is_bounded(found, monkeypatch):
     loader = loader_on_lanes((1, 2, 3, 4, 4, 3, 2, 4), FeatureStage(Noted(found)), 2)
     list(loader)
     assert found == [*["eager"] * 5, "captured", "replayed", "captured", "replayed", "eager"]
-    branch = loader._shared.placement.bound[0]._branches[None]
+    branch = loader._shared.device_setup.bound[0]._branches[None]
     assert len(branch._runner._needs) == 3
 
 

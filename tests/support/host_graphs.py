@@ -62,6 +62,6 @@ def install(patch):
 def on_lanes(source, *stages, depth=2, **options):
     """A loader of a CPU that works ahead, as on a GPU."""
     loader = StreamedLoader(source, device="cpu", depth=depth, **options)
-    loader._shared.placement.lanes = OnLanes(loader._shared.lanes)
+    loader._shared.device_setup.lanes = OnLanes(loader._shared.lanes)
     loader.stages = stages
     return loader

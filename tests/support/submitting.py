@@ -87,5 +87,5 @@ def numbers(count=12):
 def working_ahead(source, *stages, **options):
     """A loader on a CPU that launches batches ahead as it does on a GPU."""
     loader = StreamedLoader(source, stages, device="cpu", **options)
-    loader._shared.placement.lanes = OnLanes(loader._shared.lanes)
+    loader._shared.device_setup.lanes = OnLanes(loader._shared.lanes)
     return loader

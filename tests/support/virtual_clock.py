@@ -68,8 +68,8 @@ class Mailbox(mailbox.Mailbox):
         self._next = None
         super().__init__()
 
-    def wait_for_place(self, pull_s):
-        given_s = self._places.get()
+    def wait_for_permit(self, pull_s):
+        given_s = self._permits.get()
         if given_s is not None:  # as it is when the mailbox is closed
             self._clock.wait_until(given_s)
         return not self._closed
@@ -94,7 +94,7 @@ class Mailbox(mailbox.Mailbox):
     def refill(self):
         self._being_pulled += self._taken
         for _ in range(self._taken):
-            self._places.put(self._clock.perf_counter())
+            self._permits.put(self._clock.perf_counter())
         self._taken = 0
 
 

@@ -85,7 +85,7 @@ def test_packed_sequence_arrives_as_packed_sequence():
 
 @pytest.fixture
 def _every_list_of_dicts_is_packed(monkeypatch):
-    monkeypatch.setattr(columns, "FEWEST_PACKED", 1)
+    monkeypatch.setattr(columns, "MIN_PACKED_TENSORS", 1)
 
 
 @pytest.mark.usefixtures("_every_list_of_dicts_is_packed")

@@ -15,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import Ragged, StreamedLoader, TransformStage, collate_ragged
 from gpuaug.feed import ring, ring_collate, ring_memory
-from gpuaug.feed.collate_members import placing_into
+from gpuaug.feed.collate_members import allocating_with
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -267,7 +267,7 @@ def test_packed_images_are_described_without_copy():
     own = ring.Ring(1, 2, 1 << 20)
     own.make_room(want)
     writer = own.memory.take(0)
-    with placing_into(writer.place):
+    with allocating_with(writer.allocate):
         batch = collate_ragged(samples)
     placed = {tensor.data_ptr() for tensor, _ in writer._placed.values()}
     assert {batch[0].data.data_ptr(), batch[0].places.data_ptr()} == placed
@@ -301,9 +301,9 @@ def test_worker_without_slot_packs_into_shared_memory():
     assert not collate_ragged([np.zeros((2, 3), np.uint8)], channels=1).data.is_shared()
 
 
-def test_placing_into_ends_with_its_block():
+def test_allocating_with_ends_with_its_block():
     calls = []
-    with placing_into(lambda *asked: calls.append(asked)):
+    with allocating_with(lambda *asked: calls.append(asked)):
         inside = collate_ragged([np.zeros((2, 3), np.uint8)], channels=1)
     outside = collate_ragged([np.zeros((2, 3), np.uint8)], channels=1)
     assert calls == [((6,), (1,), torch.uint8), ((1, 3), (3, 1), torch.int64)]

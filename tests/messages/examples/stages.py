@@ -151,7 +151,7 @@ def class_as_transform(told):
     assert run(IMAGES, stage(nn.Flatten())).shape == (2, 192)
 
 
-@example("Wrap what you want to be done in a function of the tensors")
+@example("Wrap the operation in a function of the tensors")
 def number_as_transform(told):
     with told:
         stage(3)

@@ -54,14 +54,14 @@ def test_device_with_index_is_kept(given, cuda):
 def test_lanes_that_were_asked_for_earlier_are_made_anew(cuda):
     loader = StreamedLoader([cuda.host_batch()], [TransformStage(lambda images: images)], device="cuda")
     inspection, state = Inspection(loader), loader.state_dict()
-    earlier, copier, [(bound, _)] = inspection.lanes, loader._shared.placement.copier, inspection.stages
+    earlier, copier, [(bound, _)] = inspection.lanes, loader._shared.device_setup.copier, inspection.stages
     assert earlier.device == card(0)
     cuda.current = 1
     loader.load_state_dict(state)
     next(iter(loader))
     [(now, _)] = inspection.stages
     assert inspection.lanes.device == card(1)
-    assert loader._shared.placement.copier is not copier
+    assert loader._shared.device_setup.copier is not copier
     assert now.lane is inspection.lanes.lane("stage/transform") is not bound.lane
 
 
