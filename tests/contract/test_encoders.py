@@ -6,8 +6,8 @@ from collections import OrderedDict
 import pytest
 import torch
 from contract.sources import DEPTHS
-from support.host_graphs import install, on_lanes
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.host_graphs import install, on_lanes
 from torch import nn
 
 from gpuaug import FeatureStage

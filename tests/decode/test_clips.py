@@ -9,7 +9,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from support.videos import frames, times_s, video
+from support.video.videos import frames, times_s, video
 from torch.utils.data import DataLoader
 
 import gpuaug

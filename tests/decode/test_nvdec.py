@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from support import nvdec_double
-from support.videos import frames, video
+from support.video import nvdec_double
+from support.video.videos import frames, video
 from torch.utils.data import DataLoader
 
 from gpuaug import DecodeError, DecodeStage, DeviceError, GpuAugWarning, StreamedLoader, collate_encoded, read_clip

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from support.examples import EXAMPLES, differences, run_example
+from support.process.examples import EXAMPLES, differences, run_example
 
 STEPS = ["--steps", 2, "--size", 32, "--batch-size", 3]
 EPOCHS = ["--epochs", 1, "--size", 32, "--batch-size", 6]

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from support.host_graphs import install, on_lanes
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.host_graphs import install, on_lanes
 from torch import nn
 
 from gpuaug import DeviceError, FeatureStage, GpuAugWarning, StreamedLoader

@@ -3,9 +3,9 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support import torchvision_replay
-from support.clips import clips
-from support.values import assert_values
+from support.batches.clips import clips
+from support.comparison import torchvision_replay
+from support.comparison.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug

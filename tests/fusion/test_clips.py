@@ -6,9 +6,11 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
-from support import clips, pipelines, torchvision_replay
-from support.replay import as_kornia_takes_them, left_to_kornia
-from support.values import assert_values
+from support.batches import clips
+from support.comparison import torchvision_replay
+from support.comparison.replay import as_kornia_takes_them, left_to_kornia
+from support.comparison.values import assert_values
+from support.ops import pipelines
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 

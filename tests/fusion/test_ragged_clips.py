@@ -3,9 +3,9 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.clips import FRAMES, SIZES, clips, clips_of
-from support.ragged import images_of, pack
-from support.values import assert_values
+from support.batches.clips import FRAMES, SIZES, clips, clips_of
+from support.batches.ragged import images_of, pack
+from support.comparison.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug

@@ -7,9 +7,9 @@ import av
 import numpy as np
 import pytest
 from hypothesis import event, given
-from support.damaged_videos import damaged_videos
-from support.fuzzing import cases, outcome
-from support.videos import frames, video
+from support.public.fuzzing import cases, outcome
+from support.video.damaged_videos import damaged_videos
+from support.video.videos import frames, video
 
 import gpuaug
 from gpuaug.decode import work

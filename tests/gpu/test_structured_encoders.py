@@ -5,8 +5,8 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from support.cuda_encoders import conv_encoder, graphs_of
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.cuda_encoders import conv_encoder, graphs_of
 from torch import nn
 
 import gpuaug

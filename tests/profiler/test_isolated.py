@@ -5,10 +5,11 @@ import time
 
 import pytest
 import torch
-from support import nvdec_double, nvjpeg_double
-from support.encoded import encoded
-from support.profiler_sources import nothing
-from support.videos import video
+from support.files import nvjpeg_double
+from support.files.encoded import encoded
+from support.profiler.profiler_sources import nothing
+from support.video import nvdec_double
+from support.video.videos import video
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.decode.decoders import cpu

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.ragged import images_of, pack
-from support.recipes import SIZES, STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
-from support.torchvision_replay import replayed
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison.torchvision_replay import replayed
+from support.comparison.values import assert_values
+from support.ops.recipes import SIZES, STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
 from torchvision.transforms import functional, v2
 
 import gpuaug

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.recipes import Recipe, assert_equals_torchvision, cases, left_to_the_library
+from support.ops.recipes import Recipe, assert_equals_torchvision, cases, left_to_the_library
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from support.host_graphs import install, on_lanes
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.host_graphs import install, on_lanes
 from torch import nn
 from torchvision import models
 

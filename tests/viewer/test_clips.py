@@ -3,8 +3,8 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.clips import clips
-from support.viewer import beneath, check, notes, of, rectangles
+from support.batches.clips import clips
+from support.profiler.viewer import beneath, check, notes, of, rectangles
 from torchvision.transforms import v2
 
 import gpuaug

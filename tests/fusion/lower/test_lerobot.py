@@ -5,9 +5,9 @@ from itertools import permutations
 
 import pytest
 import torch
-from support.replay import overriding, photographs
-from support.torchvision_replay import assert_replays
-from support.values import assert_values
+from support.comparison.replay import overriding, photographs
+from support.comparison.torchvision_replay import assert_replays
+from support.comparison.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug

@@ -3,9 +3,9 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.clips import clips
-from support.replay import as_kornia_takes_them, left_to_kornia, overriding
-from support.values import assert_values
+from support.batches.clips import clips
+from support.comparison.replay import as_kornia_takes_them, left_to_kornia, overriding
+from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 

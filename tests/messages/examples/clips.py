@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 from support.messages.registry import example
-from support.videos import video
+from support.video.videos import video
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 

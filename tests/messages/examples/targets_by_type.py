@@ -4,10 +4,10 @@ import pathlib
 import tempfile
 
 import torch
-from support.clips import FRAMES, clips_of
-from support.encoded import encoded
+from support.batches.clips import FRAMES, clips_of
+from support.batches.ragged import images_of, pack
+from support.files.encoded import encoded
 from support.messages.registry import example
-from support.ragged import images_of, pack
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 

@@ -1,10 +1,10 @@
 """Kernels on clips, of which one row of the parameter table serves all frames, against the torch executor."""
 
 import torch
-from support import readers
-from support.clips import FRAMES, all_pipelines, clips_of
-from support.executors import disagreement
-from support.replay import photographs
+from support.batches.clips import FRAMES, all_pipelines, clips_of
+from support.comparison import readers
+from support.comparison.executors import disagreement
+from support.comparison.replay import photographs
 
 CONTIGUOUS = torch.contiguous_format
 UINT8 = photographs(2 * FRAMES, 3, 17, 33)
