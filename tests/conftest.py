@@ -35,7 +35,7 @@ if os.environ.get("TORCH_CUDA_SANITIZER"):
 
 # No test asserts a speed: a busy machine is no failure.
 settings.register_profile("gpuaug", deadline=None, derandomize=True, max_examples=50)
-settings.register_profile("night", deadline=None, print_blob=True)  # see support/fuzzing.py
+settings.register_profile("night", deadline=None, print_blob=True)  # see support/public/fuzzing.py
 settings.load_profile("gpuaug")
 # Hypothesis also tries constants of the modules that a process happens to have imported: other cases in every run.
 providers.is_local_module_file = lambda path: False

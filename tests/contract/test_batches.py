@@ -9,8 +9,8 @@ import kornia.augmentation as K
 import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, NumberStream, noise, streamed, values
-from support.values import assert_values
-from support.waiting import WAIT_S
+from support.comparison.values import assert_values
+from support.process.waiting import WAIT_S
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 from contract.sources import DEPTHS, Numbers, OwnError, failing_at, failure, raises, streamed, values
-from support import processes
-from support.lanes import OnLanes
-from support.waiting import until
+from support.gpu.lanes import OnLanes
+from support.process import processes
+from support.process.waiting import until
 from torch import nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -254,7 +254,7 @@ def test_a_transform_may_even_raise_stop_iteration():
 KILLED_WORKER = """
 import multiprocessing, os, signal
 import torch
-from support.processes import assert_no_workers_or_feeds, read_until_worker_dies
+from support.process.processes import assert_no_workers_or_feeds, read_until_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 

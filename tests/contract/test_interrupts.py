@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from contract.sources import Numbers, noise, streamed, values
-from support.encoded import encoded
-from support.interrupts import Interrupt
-from support.ring_cleanup import grown, taken
-from support.waiting import returned, until
+from support.feed.ring_cleanup import grown, taken
+from support.files.encoded import encoded
+from support.process.interrupts import Interrupt
+from support.process.waiting import returned, until
 from torch import nn
 from torch.utils.data import DataLoader
 

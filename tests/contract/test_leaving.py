@@ -12,9 +12,9 @@ from contextlib import suppress
 import pytest
 import torch
 from contract.sources import Numbers, OwnError, failing_at, failure, noise, raises, streamed, values
-from support import processes
-from support.values import assert_values
-from support.waiting import WAIT_S, returned, until, waits_for_worker
+from support.comparison.values import assert_values
+from support.process import processes
+from support.process.waiting import WAIT_S, returned, until, waits_for_worker
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from contract.sources import Numbers, OwnError, failure, noise, streamed, values
-from support.values import assert_values
+from support.comparison.values import assert_values
 from torch import nn
 from torch.utils.data import DataLoader
 

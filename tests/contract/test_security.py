@@ -7,8 +7,8 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support import processes
-from support.encoded import encoded
+from support.files.encoded import encoded
+from support.process import processes
 
 from gpuaug import (
     DecodeStage,
@@ -26,7 +26,7 @@ WITHOUT_FILES = """
 import os, sys
 import kornia.augmentation as K
 import torch
-from support.encoded import encoded
+from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 import gpuaug
 

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from contract.sources import Numbers, failing_at, failure, noise, streamed, values
-from support.processes import run_in_fork
-from support.ring_cleanup import grown, taken
-from support.values import assert_values
-from support.waiting import WAIT_S, Meeting, returned, until
+from support.comparison.values import assert_values
+from support.feed.ring_cleanup import grown, taken
+from support.process.processes import run_in_fork
+from support.process.waiting import WAIT_S, Meeting, returned, until
 from torch.utils.data import DataLoader, Sampler
 
 from gpuaug import GpuAugError, IteratorEndedError, TransformStage

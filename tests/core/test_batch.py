@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.containers import Encoding, Fixed, Store
+from support.batches.containers import Encoding, Fixed, Store
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 

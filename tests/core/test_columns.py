@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.ring_equality import assert_same
-from support.ring_inputs import DTYPES, any_bits, target_dicts
-from support.target_records import RECORDS
+from support.feed.ring_equality import assert_same
+from support.feed.ring_inputs import DTYPES, any_bits, target_dicts
+from support.targets.target_records import RECORDS
 from torchvision import tv_tensors
 
 from gpuaug.core import batch as batches

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.encoded import encoded
+from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, DecodeStage, StreamedLoader, collate_encoded

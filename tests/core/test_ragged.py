@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.images import pil
+from support.files.images import pil
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from gpuaug import Ragged, collate_ragged

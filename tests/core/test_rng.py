@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.processes import run_in_fork
-from support.waiting import WAIT_S
+from support.process.processes import run_in_fork
+from support.process.waiting import WAIT_S
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -1,7 +1,7 @@
 """The double's allocator, streams, events and graphs."""
 
 import pytest
-from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeCuda, HostBuffer
+from support.gpu.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeCuda, HostBuffer
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from protocol.scenarios import install
-from support import processes
+from support.process import processes
 
 from gpuaug.core import streams
 from gpuaug.core.streams import Lanes
@@ -14,7 +14,7 @@ FORK = """
 import gc, os, sys
 import torch
 from gpuaug.core import streams
-from support.stream_double import FakeCuda
+from support.gpu.stream_double import FakeCuda
 
 class Handle:
     def __init__(self):

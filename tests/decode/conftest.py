@@ -1,8 +1,8 @@
 """The device of a test of decoding."""
 
 import pytest
-from support import nvjpeg_double
-from support.decode_devices import ON_CARD
+from support.files import nvjpeg_double
+from support.files.decode_devices import ON_CARD
 
 from gpuaug.decode.decoders import registry
 

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.encoded_files import encoded, jpeg, oriented
-from support.held_bytes import HELD
-from support.images import pil
-from support.ring_equality import assert_ring_is_plain, assert_same
+from support.feed.ring_equality import assert_ring_is_plain, assert_same
+from support.files.encoded_files import encoded, jpeg, oriented
+from support.files.held_bytes import HELD
+from support.files.images import pil
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors

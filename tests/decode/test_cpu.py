@@ -8,7 +8,7 @@ import numpy as np
 import PIL
 import pytest
 from PIL import Image
-from support.encoded import by_pil, encoded, mixed_files, room_of, smooth
+from support.files.encoded import by_pil, encoded, mixed_files, room_of, smooth
 
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode.decoders import cpu, turbojpeg

@@ -13,8 +13,8 @@ from unittest import mock
 import numpy as np
 import PIL._imaging
 import pytest
-from support.encoded import by_pil, room_of
-from support.png_files import KINDS, chunk, damaged_png, damaged_webp, joined, png, png_chunks, rows, webp, webps
+from support.files.encoded import by_pil, room_of
+from support.files.png_files import KINDS, chunk, damaged_png, damaged_webp, joined, png, png_chunks, rows, webp, webps
 
 from gpuaug import collate_encoded
 from gpuaug.decode.decoders import cpu, libwebp

@@ -7,8 +7,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
-from support.encoded_files import encoded
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.files.encoded_files import encoded
 from torchvision.transforms import v2
 
 import gpuaug

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from support.encoded import by_pil, encoded, mixed_files
-from support.encoded_files import jpeg
+from support.files.encoded import by_pil, encoded, mixed_files
+from support.files.encoded_files import jpeg
 from torch.utils.data import DataLoader
 from torchvision.datasets import CocoDetection, ImageFolder, VOCDetection, wrap_dataset_for_transforms_v2
 from torchvision.transforms import v2

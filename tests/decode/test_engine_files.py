@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from support.encoded import by_pil, psnr_db
-from support.engine_files import engine_files
-from support.nvjpeg_double import ON_CARD
+from support.files.encoded import by_pil, psnr_db
+from support.files.engine_files import engine_files
+from support.files.nvjpeg_double import ON_CARD
 
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode.layout import Layout

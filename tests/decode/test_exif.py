@@ -11,8 +11,8 @@ import PIL.ImageOps
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import exif_files
-from support.exif_files import TYPES, chunk, exif, xmp
+from support.files import exif_files
+from support.files.exif_files import TYPES, chunk, exif, xmp
 
 from gpuaug import DecodeStage, collate_encoded
 from gpuaug.decode import exif as reader

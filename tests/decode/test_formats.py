@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from support.encoded import by_pil
-from support.encoded_files import encoded
-from support.exif_files import exif, tiff
-from support.held_bytes import HELD
-from support.image_formats import formats
-from support.images import noise
+from support.files.encoded import by_pil
+from support.files.encoded_files import encoded
+from support.files.exif_files import exif, tiff
+from support.files.held_bytes import HELD
+from support.files.image_formats import formats
+from support.files.images import noise
 
 from gpuaug import ArgumentTypeError, DecodeError, DecodeStage, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format

@@ -6,11 +6,11 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
-from support.encoded import by_pil
-from support.encoded_files import APP1, DHT, SOF0, SOS, changed, inserted, jpeg, segment
-from support.exif_files import exif
-from support.guarded_simplejpeg import guarded
-from support.other_encoders import files
+from support.files.encoded import by_pil
+from support.files.encoded_files import APP1, DHT, SOF0, SOS, changed, inserted, jpeg, segment
+from support.files.exif_files import exif
+from support.files.guarded_simplejpeg import guarded
+from support.files.other_encoders import files
 
 from gpuaug import DecodeError, DecodeStage, collate_encoded
 from gpuaug.core.encoded import Format

@@ -9,7 +9,7 @@ import PIL.ImageFile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.encoded_files import (
+from support.files.encoded_files import (
     DHT,
     DQT,
     SOF0,

@@ -7,9 +7,9 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
-from support import nvjpeg_double
-from support.encoded import by_pil, encoded
-from support.waiting import WAIT_S
+from support.files import nvjpeg_double
+from support.files.encoded import by_pil, encoded
+from support.process.waiting import WAIT_S
 
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.encoded import HEADER

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.encoded import room_of
-from support.nvjpeg_double import ON_CARD
+from support.files.encoded import room_of
+from support.files.nvjpeg_double import ON_CARD
 
 from gpuaug.core.encoded import HEADER, Format, Headers
 from gpuaug.core.ragged import Windows

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.nvjpeg_double import BatchDecoder, PhasedDecoder
+from support.files.nvjpeg_double import BatchDecoder, PhasedDecoder
 
 from gpuaug import DecodeStage, DeviceError, GpuAugError, GpuAugWarning
 from gpuaug.decode import nvjpeg

@@ -10,11 +10,11 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support import nvjpeg_double
-from support.decode_devices import ON_CARD, by_each_decoder, on_each_device
-from support.encoded import by_pil, encoded, mixed_files, psnr_db
-from support.processes import run_script
-from support.waiting import WAIT_S
+from support.files import nvjpeg_double
+from support.files.decode_devices import ON_CARD, by_each_decoder, on_each_device
+from support.files.encoded import by_pil, encoded, mixed_files, psnr_db
+from support.process.processes import run_script
+from support.process.waiting import WAIT_S
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -377,7 +377,7 @@ def test_the_decoder_of_an_image_follows_from_its_header(device):
 
 DIGEST = """
 import hashlib
-from support.encoded import mixed_files
+from support.files.encoded import mixed_files
 from gpuaug import DecodeStage, collate_encoded
 
 images = DecodeStage(backend="BACKEND")(collate_encoded(mixed_files()), "cuda")

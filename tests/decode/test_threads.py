@@ -10,9 +10,10 @@ from contextlib import closing, suppress
 
 import pytest
 import torch
-from support import nvjpeg_double, processes
-from support.encoded import encoded
-from support.waiting import WAIT_S, until
+from support.files import nvjpeg_double
+from support.files.encoded import encoded
+from support.process import processes
+from support.process.waiting import WAIT_S, until
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.core.errors import IteratorEndedError
@@ -205,7 +206,7 @@ EXITS = """
 import io, os, sys, time
 import torch
 from PIL import Image
-from support.encoded import encoded
+from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 import gpuaug
 from gpuaug.decode.decoders import cpu

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.encoded import encoded
-from support.other_encoders import files
+from support.files.encoded import encoded
+from support.files.other_encoders import files
 
 from gpuaug import collate_encoded
 from gpuaug.core.encoded import Format

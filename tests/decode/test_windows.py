@@ -7,10 +7,10 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support import nvjpeg_double
-from support.decode_devices import on_each_device
-from support.encoded import by_pil, encoded, mixed_files, psnr_db
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.files import nvjpeg_double
+from support.files.decode_devices import on_each_device
+from support.files.encoded import by_pil, encoded, mixed_files, psnr_db
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2

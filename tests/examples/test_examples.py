@@ -4,7 +4,7 @@ import ast
 import re
 
 import pytest
-from support.examples import EXAMPLES, run_example
+from support.process.examples import EXAMPLES, run_example
 
 STEPS = ["--steps", 2, "--size", 32, "--batch-size", 3]
 EPOCHS = ["--epochs", 1, "--size", 32, "--batch-size", 6]

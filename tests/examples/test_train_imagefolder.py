@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from support.examples import EXAMPLES, differences, finished, free_port, run_example, started, torchrun
+from support.process.examples import EXAMPLES, differences, finished, free_port, run_example, started, torchrun
 
 from gpuaug.benchkit import results
 

@@ -5,8 +5,8 @@ import time
 from multiprocessing import queues
 
 import pytest
-from support.ring_cleanup import rings_here
-from support.waiting import WAIT_S
+from support.feed.ring_cleanup import rings_here
+from support.process.waiting import WAIT_S
 
 from gpuaug.feed import ring
 

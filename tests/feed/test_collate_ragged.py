@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.images import noise, pil, png
+from support.files.images import noise, pil, png
 from torch.utils.data import DataLoader, default_collate
 from torchvision import tv_tensors
 from torchvision.io import decode_image

@@ -7,7 +7,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from support.images import pil, png
+from support.files.images import pil, png
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, collate_ragged

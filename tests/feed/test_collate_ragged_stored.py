@@ -6,7 +6,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from support.values import assert_values
+from support.comparison.values import assert_values
 from torch.utils.data import DataLoader
 
 import gpuaug

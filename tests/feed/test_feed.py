@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.feed_iterators import take
-from support.ring_inputs import Samples, Source, made, with_workers
+from support.feed.feed_iterators import take
+from support.feed.ring_inputs import Samples, Source, made, with_workers
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, ArgumentTypeError, StreamedLoader

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 import torch
-from support.feed_iterators import drained, feeding, take
-from support.waiting import WAIT_S, until, waits_for_worker
+from support.feed.feed_iterators import drained, feeding, take
+from support.process.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug import IteratorEndedError

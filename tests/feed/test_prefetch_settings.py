@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.feed_iterators import drained, feeding
+from support.feed.feed_iterators import drained, feeding
 
 from gpuaug import StreamedLoader
 

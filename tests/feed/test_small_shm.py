@@ -13,7 +13,7 @@ import torch
 from gpuaug.feed import shared_storage
 
 TESTS = Path(__file__).parents[1]
-SCRIPT = "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {python} -W ignore -m support.small_shm {case}"
+SCRIPT = "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {python} -W ignore -m support.feed.small_shm {case}"
 
 
 def run(case):

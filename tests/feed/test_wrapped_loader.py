@@ -7,9 +7,9 @@ import pytest
 import torch
 from contract.sources import failure
 from PIL import Image
-from support.ring_cleanup import leave_by_break
-from support.ring_equality import assert_ring_is_plain, assert_same
-from support.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers
+from support.feed.ring_cleanup import leave_by_break
+from support.feed.ring_equality import assert_ring_is_plain, assert_same
+from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers
 from torch.utils.data import DataLoader
 
 import gpuaug

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.waiting import until
+from support.process.waiting import until
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import gpuaug

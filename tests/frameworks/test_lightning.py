@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.processes import run_script
+from support.process.processes import run_script
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpuaug

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.ragged import images_of, pack
-from support.replay import photographs
-from support.statistics import apart
-from support.torchvision_replay import assert_replays
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison.replay import photographs
+from support.comparison.statistics import apart
+from support.comparison.torchvision_replay import assert_replays
+from support.comparison.values import assert_values
 from torchvision.transforms import v2
 
 import gpuaug

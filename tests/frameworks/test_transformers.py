@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.replay import photographs
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
 from torch.utils.data import Dataset, default_collate
 from torchvision.transforms import v2
 

@@ -3,11 +3,11 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.ragged import images_of, pack
-from support.replay import assert_replays as assert_replays_kornia
-from support.replay import photographs
-from support.torchvision_replay import assert_replays, replayed, scaled
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison.replay import assert_replays as assert_replays_kornia
+from support.comparison.replay import photographs
+from support.comparison.torchvision_replay import assert_replays, replayed, scaled
+from support.comparison.values import assert_values
 from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug

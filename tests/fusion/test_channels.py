@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 from kornia.augmentation import auto
-from support.kornia_draws import kornias, ours
-from support.op_cases import CASES
-from support.replay import assert_replays as assert_replays_kornia
-from support.replay import left_to_kornia, photographs
-from support.statistics import apart, together_apart
-from support.torchvision_replay import assert_replays, both
-from support.values import assert_values
+from support.comparison.kornia_draws import kornias, ours
+from support.comparison.replay import assert_replays as assert_replays_kornia
+from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.statistics import apart, together_apart
+from support.comparison.torchvision_replay import assert_replays, both
+from support.comparison.values import assert_values
+from support.ops.op_cases import CASES
 from torchvision.transforms import v2
 
 import gpuaug

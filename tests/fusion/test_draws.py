@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 from kornia.augmentation.auto import RandAugment, TrivialAugment
-from support.replay import left_to_kornia
-from support.values import assert_values
+from support.comparison.replay import left_to_kornia
+from support.comparison.values import assert_values
 
 import gpuaug
 from gpuaug import ArgumentError

@@ -6,9 +6,9 @@ import pickle
 import kornia.augmentation as K
 import pytest
 import torch
-from support import tables
-from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
+from support.comparison.values import assert_values
+from support.profiler import tables
 from torchvision import tv_tensors
 
 import gpuaug

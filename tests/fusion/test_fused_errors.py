@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import left_to_kornia
+from support.comparison.replay import left_to_kornia
 
 import gpuaug
 

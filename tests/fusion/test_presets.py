@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support.replay import photographs
-from support.torchvision_replay import assert_replays
+from support.comparison.replay import photographs
+from support.comparison.torchvision_replay import assert_replays
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 

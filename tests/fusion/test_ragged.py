@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.pipelines import by_the_batch
-from support.ragged import SIZES, images_of, one_by_one, pack, targets_of
-from support.replay import as_kornia_takes_them
-from support.values import assert_values
+from support.batches.ragged import SIZES, images_of, one_by_one, pack, targets_of
+from support.comparison.replay import as_kornia_takes_them
+from support.comparison.values import assert_values
+from support.ops.pipelines import by_the_batch
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 

@@ -5,7 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.ragged import images_of, pack, targets_of
+from support.batches.ragged import images_of, pack, targets_of
 from torchvision.transforms import v2
 
 import gpuaug

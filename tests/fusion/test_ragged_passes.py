@@ -5,9 +5,9 @@ import itertools
 import kornia.augmentation as K
 import pytest
 import torch
-from support.ragged import images_of, one_by_one, pack, targets_of
-from support.torchvision_replay import replayed
-from support.values import assert_values
+from support.batches.ragged import images_of, one_by_one, pack, targets_of
+from support.comparison.torchvision_replay import replayed
+from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.random_pipelines import FEW, FRACTION, cases, cases_of
-from support.replay import as_kornia_takes_them, left_to_kornia, photographs
-from support.values import assert_values, difference
+from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
+from support.comparison.values import assert_values, difference
+from support.ops.random_pipelines import FEW, FRACTION, cases, cases_of
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED

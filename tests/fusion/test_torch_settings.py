@@ -4,11 +4,11 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
-from support.detection import annotations, masks, records_of
-from support.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES
-from support.ragged import images_of, pack, targets_of
-from support.replay import left_to_kornia, photographs
-from support.torch_settings import check_unchanged, default_dtype, difference
+from support.batches.ragged import images_of, pack, targets_of
+from support.comparison.replay import left_to_kornia, photographs
+from support.ops.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES
+from support.public.torch_settings import check_unchanged, default_dtype, difference
+from support.targets.detection import annotations, masks, records_of
 
 import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED

@@ -7,8 +7,8 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import overriding, photographs
-from support.values import assert_values
+from support.comparison.replay import overriding, photographs
+from support.comparison.values import assert_values
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 

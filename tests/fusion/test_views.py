@@ -5,9 +5,9 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.ragged import images_of, pack
-from support.replay import as_kornia_takes_them, left_to_kornia, photographs
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
+from support.comparison.values import assert_values
 from torch.nn import functional
 from torchvision.transforms import v2
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-from support.compositions import AROUND, KORNIA, NEAREST, SIDES, TORCHVISION, kornia_pads, made, torchvision_pads
-from support.fuzzing import cases, outcome
-from support.ragged import SIZES, cut, images_of, overwritten, pack
-from support.replay import left_to_kornia
-from support.values import assert_values
+from support.batches.ragged import SIZES, cut, images_of, overwritten, pack
+from support.comparison.replay import left_to_kornia
+from support.comparison.values import assert_values
+from support.ops.compositions import AROUND, KORNIA, NEAREST, SIDES, TORCHVISION, kornia_pads, made, torchvision_pads
+from support.public.fuzzing import cases, outcome
 from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzzing import cases
-from support.nested_batches import ANY_BATCH
-from support.ring_equality import assert_same
+from support.batches.nested_batches import ANY_BATCH
+from support.feed.ring_equality import assert_same
+from support.public.fuzzing import cases
 
 import gpuaug
 from gpuaug.core import batch as batches

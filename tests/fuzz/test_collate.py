@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-from support.damaged_files import whole_files
-from support.fuzzing import cases, outcome
-from support.nested_batches import LEAVES, ODD, containers
+from support.batches.nested_batches import LEAVES, ODD, containers
+from support.files.damaged_files import whole_files
+from support.public.fuzzing import cases, outcome
 
 import gpuaug
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-from support import nvjpeg_double
-from support.damaged_files import damaged_files
-from support.encoded import encoded
-from support.fuzzing import cases, outcome
-from support.guarded_simplejpeg import guarded
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.files import nvjpeg_double
+from support.files.damaged_files import damaged_files
+from support.files.encoded import encoded
+from support.files.guarded_simplejpeg import guarded
+from support.public.fuzzing import cases, outcome
 
 import gpuaug
 from gpuaug.decode import work

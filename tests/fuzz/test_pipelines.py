@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-from support.fuzzing import cases, outcome
-from support.random_pipelines import MIXES, RANDOM_STEPS
-from support.random_pipelines import cases as pipelines
-from support.replay import left_to_kornia
-from support.skipped import VALUES, same_bits, strewn
+from support.comparison.replay import left_to_kornia
+from support.ops.random_pipelines import MIXES, RANDOM_STEPS
+from support.ops.random_pipelines import cases as pipelines
+from support.ops.skipped import VALUES, same_bits, strewn
+from support.public.fuzzing import cases, outcome
 
 import gpuaug
 

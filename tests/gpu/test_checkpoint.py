@@ -3,8 +3,8 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.encoded import encoded
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.files.encoded import encoded
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpuaug

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.values import assert_values
+from support.comparison.values import assert_values
 from torch.utils.data import DataLoader, Dataset
 
 import gpuaug

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 import torch
-from support.cuda_encoders import conv_encoder, frozen, graphs_of, host_batches
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.cuda_encoders import conv_encoder, frozen, graphs_of, host_batches
 from torch import nn
 
 import gpuaug

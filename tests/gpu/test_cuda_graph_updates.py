@@ -4,8 +4,8 @@ import gc
 
 import pytest
 import torch
-from support.cuda_encoders import frozen, graphs_of, host_batches
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.cuda_encoders import frozen, graphs_of, host_batches
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader

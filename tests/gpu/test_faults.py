@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 import torch
-from support.cuda_encoders import conv_encoder, host_batches
-from support.cuda_loops import CYCLES, augment
-from support.interrupts import Interrupt
-from support.processes import run_in_fork
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.cuda_encoders import conv_encoder, host_batches
+from support.gpu.cuda_loops import CYCLES, augment
+from support.process.interrupts import Interrupt
+from support.process.processes import run_in_fork
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader

@@ -5,10 +5,10 @@ import warnings
 import kornia.augmentation as K
 import pytest
 import torch
-from support import compositions, pipelines, skipped
-from support.executors import composition_difference, disagreement
-from support.replay import assert_replays, both, photographs
-from support.values import assert_values
+from support.comparison.executors import composition_difference, disagreement
+from support.comparison.replay import assert_replays, both, photographs
+from support.comparison.values import assert_values
+from support.ops import compositions, pipelines, skipped
 from torchvision.transforms import v2
 
 import gpuaug

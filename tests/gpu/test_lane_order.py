@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from support.cuda_loops import CYCLES, Encoder, assert_same, checksum, host_batches, poison, poisoning, reference, stages_for
+from support.gpu.cuda_loops import (
+    CYCLES,
+    Encoder,
+    assert_same,
+    checksum,
+    host_batches,
+    poison,
+    poisoning,
+    reference,
+    stages_for,
+)
 
 from gpuaug import StreamedLoader
 from gpuaug.core import streams

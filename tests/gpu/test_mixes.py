@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import photographs
+from support.comparison.replay import photographs
 from torch.autograd import DeviceType
 
 import gpuaug

@@ -22,7 +22,9 @@ def read_by(variables, tmp_path):
         "TRITON_CACHE_DIR": str(tmp_path / "cache"),
     }
     kept = {name: value for name, value in (kept | variables).items() if value is not None}
-    done = subprocess.run([sys.executable, "-m", "support.plain_torch"], env=kept, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "support.gpu.plain_torch"], env=kept, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout[done.stdout.rindex("\n{\n") :])
 

@@ -8,9 +8,9 @@ from statistics import median
 
 import pytest
 import torch
-from support import virtual_clock
-from support.profiler_sources import Numbers
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.profiler import virtual_clock
+from support.profiler.profiler_sources import Numbers
 from torch.utils.data import DataLoader
 
 import gpuaug

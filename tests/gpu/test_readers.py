@@ -3,10 +3,10 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support import device_crops, readers
-from support.ragged import images_of, pack
-from support.replay import photographs
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison import device_crops, readers
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
 
 import gpuaug
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.values import assert_values
+from support.comparison.values import assert_values
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import gpuaug

@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 import torch
-from support.cuda_loops import Encoder, assert_same, host_batches, reference, stages_for
-from support.values import assert_values
+from support.comparison.values import assert_values
+from support.gpu.cuda_loops import Encoder, assert_same, host_batches, reference, stages_for
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import gpuaug

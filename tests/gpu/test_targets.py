@@ -3,10 +3,10 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.detection import PIPELINES, annotations, masks, records_of
-from support.ragged import images_of, pack
-from support.replay import left_to_kornia, photographs
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.values import assert_values
+from support.targets.detection import PIPELINES, annotations, masks, records_of
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2

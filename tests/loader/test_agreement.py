@@ -6,8 +6,8 @@ from functools import partial
 import kornia.augmentation as K
 import pytest
 import torch
-from support.checkpoints import saved, stopped_at
-from support.resumed_loaders import DATA, OPTIONS, SAMPLES, Epochs, generator, loader, values
+from support.loader.checkpoints import saved, stopped_at
+from support.loader.resumed_loaders import DATA, OPTIONS, SAMPLES, Epochs, generator, loader, values
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler

@@ -5,8 +5,20 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint.stateful
-from support.checkpoints import BATCHES, SOURCES, Counter, Prepared, bits, noisy, same, saved, shuffled, stopped_at, streamed
-from support.waiting import WAIT_S, until
+from support.loader.checkpoints import (
+    BATCHES,
+    SOURCES,
+    Counter,
+    Prepared,
+    bits,
+    noisy,
+    same,
+    saved,
+    shuffled,
+    stopped_at,
+    streamed,
+)
+from support.process.waiting import WAIT_S, until
 from torch.utils.data import Sampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -10,7 +10,8 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.other_arguments import (
+from support.comparison.replay import photographs
+from support.ops.other_arguments import (
     FLIPS,
     KORNIA,
     OTHERS,
@@ -22,7 +23,6 @@ from support.other_arguments import (
     made,
     other_values,
 )
-from support.replay import photographs
 from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -82,7 +82,7 @@ ARGUMENTS = {
 
 def test_definition_is_the_same_in_another_process(request):
     program = (
-        "import sys; sys.path[:0] = sys.argv[1:]; from support import other_arguments; print(other_arguments.all_defined())"
+        "import sys; sys.path[:0] = sys.argv[1:]; from support.ops import other_arguments; print(other_arguments.all_defined())"
     )
     paths = [str(request.config.rootpath / "tests"), str(request.config.rootpath)]
     command = [sys.executable, "-W", "ignore", "-c", program, *paths]

@@ -7,7 +7,7 @@ import pickle
 import kornia.augmentation as K
 import pytest
 import torch
-from support.encoded import encoded
+from support.files.encoded import encoded
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

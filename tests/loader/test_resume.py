@@ -7,8 +7,8 @@ from multiprocessing import active_children
 
 import pytest
 import torch
-from support.checkpoints import saved, stopped_at
-from support.resumed_loaders import (
+from support.loader.checkpoints import saved, stopped_at
+from support.loader.resumed_loaders import (
     COUNT,
     GLOBAL,
     OPTIONS,
@@ -23,7 +23,7 @@ from support.resumed_loaders import (
     noisy,
     values,
 )
-from support.waiting import until
+from support.process.waiting import until
 from torch.utils.data import DataLoader
 
 from gpuaug import GpuAugError, StreamedLoader
@@ -256,7 +256,7 @@ def test_state_is_small():
 NEW_PROCESS = """
 import sys, torch
 sys.path[:0] = sys.argv[2:]
-from support.resumed_loaders import GLOBAL, WORKERS, loader, values
+from support.loader.resumed_loaders import GLOBAL, WORKERS, loader, values
 with loader(GLOBAL["shuffled by torch's generator"], WORKERS[1]) as resumed:
     resumed.load_state_dict(torch.load(sys.argv[1], weights_only=True))
     print(values(resumed))

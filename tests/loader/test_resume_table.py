@@ -6,8 +6,8 @@ import re
 import datasets
 import pytest
 import torch
-from support.checkpoints import Counter, Shards, Tape, stopped_at
-from support.resumed_loaders import Loaded, generator
+from support.loader.checkpoints import Counter, Shards, Tape, stopped_at
+from support.loader.resumed_loaders import Loaded, generator
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 from torchdata import nodes

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.checkpoints import SOURCES, Counter, Numbers, bits, same, stopped_at, streamed
+from support.loader.checkpoints import SOURCES, Counter, Numbers, bits, same, stopped_at, streamed
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 

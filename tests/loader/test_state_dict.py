@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint.stateful
 import torchdata.stateful_dataloader.stateful
-from support.checkpoints import (
+from support.files.encoded import encoded
+from support.loader.checkpoints import (
     BATCHES,
     SOURCES,
     Counter,
@@ -21,7 +22,6 @@ from support.checkpoints import (
     stopped_at,
     streamed,
 )
-from support.encoded import encoded
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 

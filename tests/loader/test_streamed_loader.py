@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from contract.sources import noise, streamed
-from support.waiting import WAIT_S
+from support.process.waiting import WAIT_S
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 

@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
-from support.checkpoints import BATCHES, Counter, shuffled
-from support.processes import run_in_fork
-from support.submitting import Submitting, numbers, working_ahead
-from support.waiting import WAIT_S
+from support.loader.checkpoints import BATCHES, Counter, shuffled
+from support.loader.submitting import Submitting, numbers, working_ahead
+from support.process.processes import run_in_fork
+from support.process.waiting import WAIT_S
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support import virtual_clock
+from support.profiler import virtual_clock
 
 from gpuaug import cli
 from gpuaug.benchkit import results

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from support import processes
-from support.profiler_sources import SHORT, Numbers
-from support.waiting import WAIT_S, until
+from support.process import processes
+from support.process.waiting import WAIT_S, until
+from support.profiler.profiler_sources import SHORT, Numbers
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 import torch
-from support import nvjpeg_double
-from support.encoded import encoded
-from support.profiler_sources import nothing
+from support.files import nvjpeg_double
+from support.files.encoded import encoded
+from support.profiler.profiler_sources import nothing
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded
 from gpuaug.decode.decoders import cpu

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import virtual_clock
+from support.profiler import virtual_clock
 
 import gpuaug
 from gpuaug.core.streams import Lanes

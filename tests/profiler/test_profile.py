@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from protocol.scenarios import install
-from support.profiler_sources import SHORT, HostBatches, Labelled, Numbers, nothing
+from support.profiler.profiler_sources import SHORT, HostBatches, Labelled, Numbers, nothing
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 import torch
-from support.profiler_sources import SHORT, Labelled, Numbers, nothing
-from support.waiting import until
+from support.process.waiting import until
+from support.profiler.profiler_sources import SHORT, Labelled, Numbers, nothing
 from torch.utils.data import DataLoader
 
 import gpuaug

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from support import virtual_clock
-from support.profiler_sources import SHORT, Numbers
-from support.virtual_clock import Workers
+from support.profiler import virtual_clock
+from support.profiler.profiler_sources import SHORT, Numbers
+from support.profiler.virtual_clock import Workers
 from torch.utils.data import DataLoader
 
 import gpuaug

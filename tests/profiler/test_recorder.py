@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 from protocol.scenarios import SCENARIOS, Encoder, Source, install, kernel, name_lanes, run, script_arrivals
-from support import virtual_clock
-from support.stream_double import HostBuffer
-from support.submitting import Submitting, numbers
+from support.gpu.stream_double import HostBuffer
+from support.loader.submitting import Submitting, numbers
+from support.profiler import virtual_clock
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 import torch
 from rich.console import Console
-from support import tables
-from support.profiler_reports import CPU, copy, load, part, report, step
+from support.profiler import tables
+from support.profiler.profiler_reports import CPU, copy, load, part, report, step
 
 from gpuaug import ArgumentError
 from gpuaug.benchkit import results

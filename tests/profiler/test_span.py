@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 import torch
-from support import processes
+from support.process import processes
 
 from gpuaug import StreamedLoader, TransformStage
 from gpuaug.loader import hooks

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from protocol.scenarios import install, script_arrivals
-from support.profiler_sources import HostBatches
+from support.profiler.profiler_sources import HostBatches
 
 from gpuaug import StreamedLoader
 from gpuaug.profiler.steady_state import EndlessBatches

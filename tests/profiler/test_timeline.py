@@ -10,7 +10,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from PIL import Image
-from support.timelines import events, of, run
+from support.profiler.timelines import events, of, run
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.profiler.timeline import Span, Timeline

@@ -4,7 +4,7 @@ import random
 from itertools import combinations
 
 import pytest
-from support.timelines import events, of, run
+from support.profiler.timelines import events, of, run
 
 from gpuaug.profiler.timeline import Span
 

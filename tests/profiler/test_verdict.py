@@ -1,7 +1,7 @@
 """What a verdict says: for each thing that can bound a loop, the sentence that names it."""
 
 import pytest
-from support.profiler_reports import CPU, copy, load, part, report, spread, step
+from support.profiler.profiler_reports import CPU, copy, load, part, report, spread, step
 
 from gpuaug.profiler.report import Part
 from gpuaug.profiler.verdict import verdict

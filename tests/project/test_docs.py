@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from support.replay import left_to_kornia
+from support.comparison.replay import left_to_kornia
 from torchvision.transforms import v2
 
 from bench.figures import tables

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support import processes
+from support.process import processes
 
 import gpuaug
 

@@ -203,3 +203,10 @@ def test_one_file_knows_of_streams_and_events():
         if room(path) != "benchkit" and any(name.endswith(ends) for name in named(tree))
     }
     assert found == {"core/streams.py"}
+
+
+def test_helpers_of_tests_stand_in_folders_by_subject():
+    helpers = sorted((ROOT / "tests" / "support").rglob("*.py"))
+    folders = [path.parent for path in helpers]
+    assert [path.name for path in helpers if path.parent.name == "support"] == []
+    assert {folder.name: folders.count(folder) for folder in set(folders) if folders.count(folder) > MOST_FILES} == {}

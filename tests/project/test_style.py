@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import typed_program
 from support.messages.finder import sources
+from support.public import typed_program
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,9 +6,9 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values, difference
 from support.messages.finder import sources
-from support.replay import photographs
-from support.values import assert_values, difference
 
 import gpuaug
 
@@ -101,4 +101,6 @@ def test_tests_of_pixels_compare_tensors_by_assert_values():
         if not isinstance(part, ast.UnaryOp)
         if CLOSE.search(ast.unparse(part)) or (isinstance(part, ast.Call) and EQUAL.search(ast.unparse(part)))
     ]
-    assert not found, "a failure would not say where it is; call assert_values of support/values.py: " + "; ".join(found)
+    assert not found, "a failure would not say where it is; call assert_values of support/comparison/values.py: " + "; ".join(
+        found
+    )

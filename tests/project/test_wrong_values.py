@@ -4,7 +4,7 @@ import inspect
 import re
 
 import pytest
-from support.public_parameters import PARAMETERS, VALUES, Reached
+from support.public.public_parameters import PARAMETERS, VALUES, Reached
 
 import gpuaug
 from gpuaug.loader.checkpoint import Progress

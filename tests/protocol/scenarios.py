@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import strategies as st
-from support.stream_double import Buffer, FakeCuda, FakeStream
+from support.gpu.stream_double import Buffer, FakeCuda, FakeStream
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage

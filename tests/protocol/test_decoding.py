@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from protocol.scenarios import install, kernel, name_lanes
-from support import nvjpeg_double
-from support.encoded import encoded
-from support.stream_double import FREED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
-from support.waiting import WAIT_S, until
+from support.files import nvjpeg_double
+from support.files.encoded import encoded
+from support.gpu.stream_double import FREED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
+from support.process.waiting import WAIT_S, until
 
 from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded
 from gpuaug.core import batch

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 from protocol.scenarios import Source, install, kernel, script_arrivals
-from support.interrupts import Interrupt
-from support.waiting import WAIT_S
+from support.process.interrupts import Interrupt
+from support.process.waiting import WAIT_S
 
 from gpuaug import StreamedLoader, TransformStage
 from gpuaug.feed import feed as feed

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 from protocol.scenarios import Encoder, Source, install, kernel, make_stage, name_lanes, script_arrivals
-from support.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeStream, HostBuffer
+from support.gpu.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeStream, HostBuffer
 from torch import nn
 
 from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage

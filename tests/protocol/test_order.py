@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from protocol.scenarios import ANY_SCENARIO, SCENARIOS, run
-from support.stream_double import CHANGED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeGraph, HostBuffer
+from support.gpu.stream_double import CHANGED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeGraph, HostBuffer
 
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes

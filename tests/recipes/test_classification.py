@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from support.recipes import MEAN, STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
-from support.torchvision_replay import replayed
+from support.comparison.torchvision_replay import replayed
+from support.ops.recipes import MEAN, STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 

@@ -7,9 +7,9 @@ from typing import Any
 import kornia.augmentation as K
 import pytest
 import torch
-from support.recipes import MEAN, STD, Recipe, assert_equals_torchvision, assert_fused, cases, drawn
-from support.torchvision_replay import followed
-from support.values import assert_values
+from support.comparison.torchvision_replay import followed
+from support.comparison.values import assert_values
+from support.ops.recipes import MEAN, STD, Recipe, assert_equals_torchvision, assert_fused, cases, drawn
 from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms import InterpolationMode, v2

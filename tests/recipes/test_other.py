@@ -3,15 +3,15 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support import lerobot as written
-from support.recipes import (
+from support.comparison.values import assert_values
+from support.ops import lerobot as written
+from support.ops.recipes import (
     Recipe,
     assert_equals_kornia,
     assert_equals_torchvision,
     drawn,
     left_to_the_library,
 )
-from support.values import assert_values
 from torch import nn
 
 import gpuaug

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.recipes import MEAN, STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
+from support.ops.recipes import MEAN, STD, Recipe, assert_equals_torchvision, cases, left_to_the_library
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2

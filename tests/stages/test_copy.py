@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from support.containers import Encoding
-from support.ring_equality import assert_same
-from support.ring_inputs import target_dicts
+from support.batches.containers import Encoding
+from support.feed.ring_equality import assert_same
+from support.feed.ring_inputs import target_dicts
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.lanes import OnLanes
+from support.gpu.lanes import OnLanes
 from torch import nn
 
 from gpuaug import FeatureStage, StreamedLoader

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import kornia.augmentation as K
 import pytest
 import torch
-from support.containers import Derived, Fixed, Frozen, FrozenSlots, Pair, Record, Sample, Slots, Store
+from support.batches.containers import Derived, Fixed, Frozen, FrozenSlots, Pair, Record, Sample, Slots, Store
 from torch.nn.utils.rnn import pack_sequence
 
 from gpuaug import FeatureStage, StreamedLoader, TransformStage

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from support.containers import Frozen, Pair, Record, Slots
+from support.batches.containers import Frozen, Pair, Record, Slots
 
 from gpuaug import ArgumentError, SelectionError, TransformStage
 from gpuaug.stages.selection import Selection

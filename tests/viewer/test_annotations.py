@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Polygon, Rectangle
-from support.viewer import above, of, rectangles
+from support.profiler.viewer import above, of, rectangles
 from torchvision import tv_tensors
 
 import gpuaug

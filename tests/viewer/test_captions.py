@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.augmentation.auto import RandAugment
-from support.replay import left_to_kornia
+from support.comparison.replay import left_to_kornia
 
 import gpuaug
 from gpuaug.viewer.captions import drawn, is_labels, is_words, label, namer

@@ -5,7 +5,7 @@ from collections import namedtuple
 import kornia.augmentation as K
 import pytest
 import torch
-from support.viewer import MEAN, STD, beneath, beside, check, loader, of, shown, texts
+from support.profiler.viewer import MEAN, STD, beneath, beside, check, loader, of, shown, texts
 
 import gpuaug
 from gpuaug import ArgumentError, FeatureStage, TransformStage

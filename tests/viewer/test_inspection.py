@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from support import processes
-from support.viewer import Squares, channels_first, pixels, texts
+from support.process import processes
+from support.profiler.viewer import Squares, channels_first, pixels, texts
 from torch.utils.data import DataLoader, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kornia.augmentation.auto import RandAugment
-from support.replay import left_to_kornia
-from support.viewer import above, beneath, beside, extents, loader, notes, of
+from support.comparison.replay import left_to_kornia
+from support.profiler.viewer import above, beneath, beside, extents, loader, notes, of
 
 import gpuaug
 from gpuaug import FeatureStage, TransformStage

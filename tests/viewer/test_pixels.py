@@ -6,7 +6,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.viewer import MEAN, STD, channels_first, check, notes, of, pixels
+from support.profiler.viewer import MEAN, STD, channels_first, check, notes, of, pixels
 
 import gpuaug
 from gpuaug.core.ragged import Ragged, Shapes

@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from support.encoded import encoded
-from support.viewer import (
+from support.files.encoded import encoded
+from support.profiler.viewer import (
     MEAN,
     STD,
     above,

@@ -2,7 +2,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from support.replay import left_to_kornia
+from support.comparison.replay import left_to_kornia
 from torchvision import tv_tensors
 
 from bench.data.target_batches import Batch

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.nested_batches import NESTED
-from support.ring_equality import assert_ring_is_plain, assert_same
-from support.ring_inputs import NOT_PLACED, PLACED, made, target_dicts, twice, values
+from support.batches.nested_batches import NESTED
+from support.feed.ring_equality import assert_ring_is_plain, assert_same
+from support.feed.ring_inputs import NOT_PLACED, PLACED, made, target_dicts, twice, values
 from torch.nn.utils.rnn import PackedSequence
 
 from gpuaug import StreamedLoader

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from support.ring_cleanup import (
+from support.feed.ring_cleanup import (
     grown,
     leave_by_break,
     leave_by_close,
@@ -20,8 +20,8 @@ from support.ring_cleanup import (
     ring_bytes,
     taken,
 )
-from support.ring_inputs import COUNT, Samples, values, with_workers
-from support.waiting import until
+from support.feed.ring_inputs import COUNT, Samples, values, with_workers
+from support.process.waiting import until
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpuaug import StreamedLoader

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.ring_cleanup import leave_by_break
-from support.ring_equality import assert_same
-from support.ring_inputs import Samples, with_workers
-from support.waiting import WAIT_S, until, waits_for_worker
+from support.feed.ring_cleanup import leave_by_break
+from support.feed.ring_equality import assert_same
+from support.feed.ring_inputs import Samples, with_workers
+from support.process.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader
 
 from gpuaug import IteratorEndedError, StreamedLoader

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.ring_equality import assert_ring_is_plain, assert_same, passes
-from support.ring_inputs import COUNT, Made, Samples, any_bits, generator, padded, values, with_workers
+from support.feed.ring_equality import assert_ring_is_plain, assert_same, passes
+from support.feed.ring_inputs import COUNT, Made, Samples, any_bits, generator, padded, values, with_workers
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

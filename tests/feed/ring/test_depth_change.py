@@ -4,8 +4,8 @@ import os
 
 import pytest
 import torch
-from support.ring_equality import assert_same
-from support.ring_inputs import COUNT, Samples, Source, generator, with_workers
+from support.feed.ring_equality import assert_same
+from support.feed.ring_inputs import COUNT, Samples, Source, generator, with_workers
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 

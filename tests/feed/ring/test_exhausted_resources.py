@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 import torch
-from support.feed_iterators import take
-from support.ring_inputs import Samples, with_workers
-from support.waiting import returned
+from support.feed.feed_iterators import take
+from support.feed.ring_inputs import Samples, with_workers
+from support.process.waiting import returned
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 

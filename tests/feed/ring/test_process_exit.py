@@ -4,7 +4,7 @@ import os
 from ast import literal_eval
 
 import pytest
-from support import processes
+from support.process import processes
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 SUBPROCESS = """
 import atexit, gc, multiprocessing, os, signal, sys
 import torch
-from support.processes import assert_no_workers_or_feeds, read_until_worker_dies
+from support.process.processes import assert_no_workers_or_feeds, read_until_worker_dies
 from torch.utils.data import DataLoader, Dataset
 from gpuaug import StreamedLoader
 

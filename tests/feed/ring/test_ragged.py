@@ -8,8 +8,8 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from support.ring_equality import assert_ring_is_plain, assert_same, passes
-from support.ring_inputs import Opaque, generator
+from support.feed.ring_equality import assert_ring_is_plain, assert_same, passes
+from support.feed.ring_inputs import Opaque, generator
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 

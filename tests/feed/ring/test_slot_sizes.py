@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.encoded import encoded
-from support.ring_cleanup import ring_bytes
-from support.ring_equality import assert_ring_is_plain
-from support.ring_inputs import Source, any_bits, made, sized, values
+from support.feed.ring_cleanup import ring_bytes
+from support.feed.ring_equality import assert_ring_is_plain
+from support.feed.ring_inputs import Source, any_bits, made, sized, values
+from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 
 from gpuaug import StreamedLoader, collate_encoded

@@ -6,9 +6,9 @@ import weakref
 
 import pytest
 import torch
-from support.ring_cleanup import failure, leave_by_break
-from support.ring_equality import assert_ring_is_plain, assert_same
-from support.ring_inputs import COUNT, NOT_PLACED, PLACED, Samples, Source, generator, padded, values
+from support.feed.ring_cleanup import failure, leave_by_break
+from support.feed.ring_equality import assert_ring_is_plain, assert_same
+from support.feed.ring_inputs import COUNT, NOT_PLACED, PLACED, Samples, Source, generator, padded, values
 from torch.utils.data import DataLoader
 
 from gpuaug import StreamedLoader

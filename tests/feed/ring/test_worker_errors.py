@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from support.ring_cleanup import failure
-from support.ring_equality import assert_same
-from support.ring_inputs import COUNT, Samples, values, with_workers
+from support.feed.ring_cleanup import failure
+from support.feed.ring_equality import assert_same
+from support.feed.ring_inputs import COUNT, Samples, values, with_workers
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from gpuaug import StreamedLoader

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ragged import images_of, pack
-from support.replay import assert_replays, left_to_kornia, photographs
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison.replay import assert_replays, left_to_kornia, photographs
+from support.comparison.values import assert_values
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 

@@ -9,13 +9,14 @@ from kornia.augmentation import auto
 
 pytest.importorskip("triton")
 
-from support import device_crops, pipelines, readers
-from support.compiled import CompileOnly
-from support.executors import through_both
-from support.mask_lists import PIPELINES, rows_of
-from support.op_cases import CASES
-from support.ragged import images_of, pack
-from support.replay import photographs
+from support.batches.ragged import images_of, pack
+from support.comparison import device_crops, readers
+from support.comparison.executors import through_both
+from support.comparison.replay import photographs
+from support.gpu.compiled import CompileOnly
+from support.ops import pipelines
+from support.ops.op_cases import CASES
+from support.targets.mask_lists import PIPELINES, rows_of
 from torchvision.transforms import v2
 
 import gpuaug

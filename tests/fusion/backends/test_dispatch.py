@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("triton")
 
 import triton
-from support.compiled import CompileOnly
-from support.replay import photographs
+from support.comparison.replay import photographs
+from support.gpu.compiled import CompileOnly
 from triton.runtime import build
 
 import gpuaug

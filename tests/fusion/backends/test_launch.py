@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from support.replay import photographs
+from support.comparison.replay import photographs
 
 import gpuaug
 from gpuaug.fusion.backends import triton as kernels

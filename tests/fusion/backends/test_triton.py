@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from support import pipelines
-from support.fuzzing import outcome
+from support.ops import pipelines
+from support.public.fuzzing import outcome
 
 import gpuaug
 

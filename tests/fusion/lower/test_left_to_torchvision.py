@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
-from support.replay import overriding, photographs
-from support.torchvision_replay import scaled
-from support.values import assert_values
+from support.comparison.replay import overriding, photographs
+from support.comparison.torchvision_replay import scaled
+from support.comparison.values import assert_values
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional

@@ -5,10 +5,10 @@ from itertools import permutations
 
 import pytest
 import torch
-from support import lerobot as written
-from support.replay import overriding, photographs
-from support.torchvision_replay import assert_replays
-from support.values import assert_values
+from support.comparison.replay import overriding, photographs
+from support.comparison.torchvision_replay import assert_replays
+from support.comparison.values import assert_values
+from support.ops import lerobot as written
 from torchvision.transforms import v2
 
 import gpuaug

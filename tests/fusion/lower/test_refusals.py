@@ -9,7 +9,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
-from support.replay import overriding, photographs
+from support.comparison.replay import overriding, photographs
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.models.video import R3D_18_Weights

@@ -9,11 +9,11 @@ import torch
 from kornia.augmentation import auto
 from kornia.augmentation import random_generator as rg
 from kornia.augmentation.auto.operations import ops as operations
-from support.other_arguments import made
-from support.ragged import images_of, pack
-from support.replay import assert_replays, overriding, photographs
-from support.torchvision_replay import assert_replays as assert_torchvision_replays
-from support.values import assert_values
+from support.batches.ragged import images_of, pack
+from support.comparison.replay import assert_replays, overriding, photographs
+from support.comparison.torchvision_replay import assert_replays as assert_torchvision_replays
+from support.comparison.values import assert_values
+from support.ops.other_arguments import made
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2

@@ -5,9 +5,9 @@ import pickle
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import photographs
-from support.torchvision_replay import assert_replays, scaled
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.torchvision_replay import assert_replays, scaled
+from support.comparison.values import assert_values
 from torch import nn
 from torchvision import transforms as v1
 from torchvision import tv_tensors

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import torch
-from support.replay import photographs
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 

@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.values import assert_values
+from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 import kornia.augmentation as K
 import pytest
 import torch
-from support.op_cases import CASES, MEAN, STD, table
-from support.replay import as_kornia_takes_them, assert_replays, both, photographs
-from support.values import assert_values
+from support.comparison.replay import as_kornia_takes_them, assert_replays, both, photographs
+from support.comparison.values import assert_values
+from support.ops.op_cases import CASES, MEAN, STD, table
 
 import gpuaug
 from gpuaug.fusion.ops.base import MOST_CODES, PointOp

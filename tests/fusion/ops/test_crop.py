@@ -5,8 +5,8 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, assert_replays, both, left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import as_kornia_takes_them, assert_replays, both, left_to_kornia, photographs
+from support.comparison.values import assert_values
 
 import gpuaug
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr
-from support.kornia_draws import CONSTANT, COUNT, DISTRIBUTION_CASES, PARTNERS, SHAPE, columns, kornias, made, ours
-from support.op_cases import CASES
-from support.statistics import ALPHA, apart, distance, related, together_apart
-from support.values import assert_values
+from support.comparison.kornia_draws import CONSTANT, COUNT, DISTRIBUTION_CASES, PARTNERS, SHAPE, columns, kornias, made, ours
+from support.comparison.statistics import ALPHA, apart, distance, related, together_apart
+from support.comparison.values import assert_values
+from support.ops.op_cases import CASES
 
 import gpuaug
 

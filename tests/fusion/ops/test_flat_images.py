@@ -5,10 +5,10 @@ from itertools import product
 import kornia.augmentation as K
 import pytest
 import torch
-from support.flat_images import FIRST, FORMS, LAST, TO_FLOAT, flat, off
-from support.pairwise import pairwise
-from support.torchvision_replay import both
-from support.values import assert_values
+from support.batches.pairwise import pairwise
+from support.comparison.torchvision_replay import both
+from support.comparison.values import assert_values
+from support.ops.flat_images import FIRST, FORMS, LAST, TO_FLOAT, flat, off
 from torchvision.transforms import v2
 
 import gpuaug

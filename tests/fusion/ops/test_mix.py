@@ -7,8 +7,8 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, photographs
-from support.values import assert_values
+from support.comparison.replay import as_kornia_takes_them, photographs
+from support.comparison.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size

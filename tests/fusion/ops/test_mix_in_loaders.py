@@ -5,8 +5,8 @@ import multiprocessing
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import photographs
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
 from torch.nn.functional import one_hot
 from torch.utils.data import DataLoader, TensorDataset
 

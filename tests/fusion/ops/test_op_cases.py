@@ -1,15 +1,17 @@
 """Every lowered class of Kornia's has its ``Case``, and what the case says reaches the tests."""
 
 import pytest
-from support import pipelines
-from support.op_cases import CASES
+from support.ops import pipelines
+from support.ops.op_cases import CASES
 
 from gpuaug.fusion.lower.kornia import LOWERED
 
 
 @pytest.mark.parametrize("kind", LOWERED, ids=lambda kind: kind.__name__)
 def test_every_lowered_class_has_a_case(kind):
-    assert kind in CASES, f"add a Case of K.{kind.__name__} to tests/support/op_cases.py, from which all tests of ops are made"
+    assert kind in CASES, (
+        f"add a Case of K.{kind.__name__} to tests/support/ops/op_cases.py, from which all tests of ops are made"
+    )
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
@@ -21,4 +23,4 @@ def test_kernels_of_every_class_are_compared_with_torch(kind):
         for module in make()
         for each in module.modules()
     }
-    assert kind in found, "take alone=False out of its Case, or add a pipeline with it to tests/support/pipelines.py"
+    assert kind in found, "take alone=False out of its Case, or add a pipeline with it to tests/support/ops/pipelines.py"

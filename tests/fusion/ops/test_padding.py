@@ -5,7 +5,11 @@ import pytest
 import torch
 from hypothesis import event, given
 from hypothesis import strategies as st
-from support.compositions import (
+from support.batches.ragged import images_of, pack
+from support.comparison.replay import assert_replays
+from support.comparison.torchvision_replay import replayed, scaled
+from support.comparison.values import assert_values
+from support.ops.compositions import (
     FLIPS_AND_PADS,
     KORNIA_COMPOSITIONS,
     RAGGED_CROP,
@@ -13,11 +17,7 @@ from support.compositions import (
     TORCHVISION_COMPOSITIONS,
     bytes_of,
 )
-from support.fuzzing import cases, outcome
-from support.ragged import images_of, pack
-from support.replay import assert_replays
-from support.torchvision_replay import replayed, scaled
-from support.values import assert_values
+from support.public.fuzzing import cases, outcome
 from torchvision.transforms import v2
 
 import gpuaug

@@ -5,10 +5,10 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.detection import annotations, masks, records_of
-from support.ragged import images_of, one_by_one, pack
-from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
-from support.values import assert_values
+from support.batches.ragged import images_of, one_by_one, pack
+from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
+from support.comparison.values import assert_values
+from support.targets.detection import annotations, masks, records_of
 
 import gpuaug
 from gpuaug.fusion.ops.base import ANY_SIDES

@@ -1,7 +1,7 @@
 """A sample that an op skips comes out bit for bit as it went in, whatever its pixels are."""
 
 import pytest
-from support.skipped import ANTIALIASED, SKIPPING, fault
+from support.ops.skipped import ANTIALIASED, SKIPPING, fault
 
 
 @pytest.mark.parametrize("name", SKIPPING)

@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.replay import left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.values import assert_values
 from torch.nn.functional import cross_entropy, one_hot
 
 import gpuaug

@@ -3,8 +3,8 @@
 import kornia.augmentation as K
 import numpy as np
 import pytest
-from support.kornia_draws import COUNT, SHAPE, columns, kornias, made, ours
-from support.statistics import apart, distance, ranks, related, together_apart
+from support.comparison.kornia_draws import COUNT, SHAPE, columns, kornias, made, ours
+from support.comparison.statistics import apart, distance, ranks, related, together_apart
 
 OFF = {
     "rotation": (K.RandomRotation(45.0 * 1.1), "degrees"),

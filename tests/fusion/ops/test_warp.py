@@ -4,8 +4,8 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.replay import assert_replays, both, left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import assert_replays, both, left_to_kornia, photographs
+from support.comparison.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.lower.pipeline import lower

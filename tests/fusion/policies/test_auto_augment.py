@@ -11,8 +11,8 @@ from kornia.augmentation import auto
 from kornia.augmentation.auto.operations import PolicySequential
 from kornia.augmentation.auto.operations import ops as operations
 from kornia.augmentation.auto.rand_augment import rand_augment
-from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, overriding, photographs, programs
-from support.values import assert_values
+from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, overriding, photographs, programs
+from support.comparison.values import assert_values
 
 import gpuaug
 

@@ -6,8 +6,8 @@ from collections import Counter
 import kornia.augmentation as K
 import pytest
 import torch
-from support.replay import as_kornia_takes_them, left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
+from support.comparison.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.policies.one_mix import OneMix

@@ -6,8 +6,8 @@ import kornia.augmentation as K
 import pytest
 import torch
 from kornia.augmentation import auto
-from support.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs, programs
-from support.values import assert_values
+from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs, programs
+from support.comparison.values import assert_values
 
 import gpuaug
 from gpuaug.fusion.lower import kornia

@@ -5,10 +5,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from support.replay import photographs, programs
-from support.statistics import apart, together_apart
-from support.torchvision_replay import both, replayed, scaled
-from support.values import assert_values
+from support.comparison.replay import photographs, programs
+from support.comparison.statistics import apart, together_apart
+from support.comparison.torchvision_replay import both, replayed, scaled
+from support.comparison.values import assert_values
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy, InterpolationMode, RandAugment, TrivialAugmentWide, v2
 from torchvision.transforms.autoaugment import _apply_op
 

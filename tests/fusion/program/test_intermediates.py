@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.op_cases import CASES
+from support.ops.op_cases import CASES
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 

@@ -5,8 +5,8 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
-from support.ragged import pack
-from support.replay import left_to_kornia
+from support.batches.ragged import pack
+from support.comparison.replay import left_to_kornia
 from torchvision.transforms import v2
 
 import gpuaug

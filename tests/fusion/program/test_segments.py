@@ -3,7 +3,7 @@
 import kornia.augmentation as K
 import numpy as np
 import pytest
-from support.replay import left_to_kornia
+from support.comparison.replay import left_to_kornia
 
 import gpuaug
 from gpuaug.fusion.ops.base import ANY_SIDES, Size

@@ -8,9 +8,9 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
-from support.replay import photographs
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
+from support.ops.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 

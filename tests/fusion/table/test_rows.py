@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.pipelines import CLOSE
+from support.ops.pipelines import CLOSE
 from torchvision.transforms import v2
 
 import gpuaug

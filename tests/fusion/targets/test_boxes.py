@@ -3,10 +3,10 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.detection import annotations
-from support.launches import Launches
-from support.replay import left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.values import assert_values
+from support.gpu.launches import Launches
+from support.targets.detection import annotations
 
 import gpuaug
 from gpuaug.fusion.ops.boxes import FORMS, Way, follow

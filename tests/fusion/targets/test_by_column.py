@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.launches import Launches
-from support.ring_equality import assert_same
-from support.target_records import DTYPES, HEIGHT, RECORDS, WIDTH, records
+from support.feed.ring_equality import assert_same
+from support.gpu.launches import Launches
+from support.targets.target_records import DTYPES, HEIGHT, RECORDS, WIDTH, records
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 

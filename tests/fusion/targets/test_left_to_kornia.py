@@ -7,8 +7,8 @@ import pytest
 import torch
 from kornia.augmentation import auto
 from kornia.core.exceptions import BaseError
-from support.replay import overriding
-from support.values import assert_values
+from support.comparison.replay import overriding
+from support.comparison.values import assert_values
 from torch import nn
 from torchvision import tv_tensors
 

@@ -4,10 +4,10 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.detection import masks
-from support.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
-from support.replay import photographs
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
+from support.targets.detection import masks
+from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch

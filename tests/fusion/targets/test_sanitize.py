@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.detection import PIPELINES, records_of
-from support.replay import photographs
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
+from support.targets.detection import PIPELINES, records_of
 from torchvision import tv_tensors
 
 import gpuaug

@@ -5,9 +5,9 @@ from collections import OrderedDict
 import kornia.augmentation as K
 import pytest
 import torch
-from support.detection import PIPELINES, boxes_of, follow_targets, records_of
-from support.replay import left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.values import assert_values
+from support.targets.detection import PIPELINES, boxes_of, follow_targets, records_of
 
 import gpuaug
 

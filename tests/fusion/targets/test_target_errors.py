@@ -3,8 +3,8 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.detection import records_of
-from support.replay import left_to_kornia, photographs
+from support.comparison.replay import left_to_kornia, photographs
+from support.targets.detection import records_of
 
 import gpuaug
 

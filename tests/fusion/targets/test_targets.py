@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.detection import PIPELINES, boxes_of, corners, follow_targets, records_of, through_kornia, upright
-from support.launches import Launches
-from support.replay import left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.values import assert_values
+from support.gpu.launches import Launches
+from support.targets.detection import PIPELINES, boxes_of, corners, follow_targets, records_of, through_kornia, upright
 
 import gpuaug
 from gpuaug.fusion.targets.targets import Targets

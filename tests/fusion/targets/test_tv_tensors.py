@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 import torchvision
-from support.replay import photographs
-from support.torchvision_replay import followed
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.torchvision_replay import followed
+from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional

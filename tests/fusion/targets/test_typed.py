@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.replay import photographs
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 

@@ -3,9 +3,9 @@
 import kornia.augmentation as K
 import pytest
 import torch
-from support.detection import PIPELINES, annotations
-from support.replay import left_to_kornia, photographs
-from support.values import assert_values
+from support.comparison.replay import left_to_kornia, photographs
+from support.comparison.values import assert_values
+from support.targets.detection import PIPELINES, annotations
 
 import gpuaug
 from gpuaug.fusion.targets.data_keys import BOXES

@@ -4,7 +4,7 @@ import pathlib
 import tempfile
 
 import torch
-from support.encoded import encoded
+from support.files.encoded import encoded
 from support.messages.registry import example, untried
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder

@@ -4,7 +4,7 @@ import kornia.augmentation as K
 import torch
 from kornia.constants import DataKey, Resample
 from PIL import Image
-from support.encoded import encoded
+from support.files.encoded import encoded
 from support.messages.registry import example, untried
 from torchvision import tv_tensors
 from torchvision.transforms import v2

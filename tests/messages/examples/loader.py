@@ -3,7 +3,7 @@
 import os
 
 import torch
-from support.checkpoints import Tape
+from support.loader.checkpoints import Tape
 from support.messages.registry import example, untried
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors

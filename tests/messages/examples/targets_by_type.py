@@ -4,7 +4,7 @@ import pathlib
 import tempfile
 
 import torch
-from support.encoded import encoded
+from support.files.encoded import encoded
 from support.messages.registry import example
 from torchvision import tv_tensors
 from torchvision.transforms import v2

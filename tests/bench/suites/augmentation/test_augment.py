@@ -3,7 +3,7 @@ import json
 
 import pytest
 import torch
-from support.replay import left_to_kornia
+from support.comparison.replay import left_to_kornia
 
 from bench.harness import call_rows, flags, optional_rows, run
 from bench.peers import augmenters

@@ -1,11 +1,11 @@
 """Kernels on images of uint16 and int16, read and written, against the torch executor."""
 
 import torch
-from support import pipelines
-from support.executors import disagreement
-from support.ragged import images_of, pack
-from support.readers import disagreement as ragged_disagreement
-from support.replay import photographs
+from support.batches.ragged import images_of, pack
+from support.comparison.executors import disagreement
+from support.comparison.readers import disagreement as ragged_disagreement
+from support.comparison.replay import photographs
+from support.ops import pipelines
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 

@@ -2,9 +2,9 @@
 
 import kornia.augmentation as K
 import torch
-from support.compositions import COMPOSITIONS, SOME, bytes_of
-from support.executors import composition_difference, through_both
-from support.values import difference
+from support.comparison.executors import composition_difference, through_both
+from support.comparison.values import difference
+from support.ops.compositions import COMPOSITIONS, SOME, bytes_of
 
 FILLS = [0.1, *(step / 2048 + 2**-12 for step in (1118, 1583, 1862))]
 """Among them numbers half way between two of float16."""

@@ -2,7 +2,7 @@
 
 import kornia.augmentation as K
 import torch
-from support.device_crops import (
+from support.comparison.device_crops import (
     BEHIND,
     CROPS,
     SIZE,

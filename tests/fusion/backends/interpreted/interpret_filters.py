@@ -5,7 +5,7 @@ from unittest import mock
 import kornia.augmentation as K
 import numpy as np
 import torch
-from support.values import difference
+from support.comparison.values import difference
 from torchvision.transforms import v2
 
 from gpuaug.fusion.backends.triton import backend

@@ -4,7 +4,7 @@ import itertools
 from unittest import mock
 
 import torch
-from support.pairwise import pairwise
+from support.batches.pairwise import pairwise
 
 from gpuaug.fusion.backends.triton import mix as label_kernels
 from gpuaug.fusion.ops.mix import SoftLabels

@@ -3,9 +3,9 @@
 import zlib
 
 import torch
-from support import pipelines
-from support.executors import disagreement
-from support.replay import photographs
+from support.comparison.executors import disagreement
+from support.comparison.replay import photographs
+from support.ops import pipelines
 
 UINT8, FLOAT = photographs(3, 3, 21, 37), photographs(2, 3, 21, 37, dtype=torch.float32)
 BATCHES = [

@@ -2,8 +2,8 @@
 
 import kornia.augmentation as K
 import torch
-from support.ragged import images_of, pack
-from support.readers import DENSE, RAGGED, SAME, SIZES, crop, disagreement
+from support.batches.ragged import images_of, pack
+from support.comparison.readers import DENSE, RAGGED, SAME, SIZES, crop, disagreement
 
 FORMS = {torch.float32: torch.contiguous_format, torch.float16: torch.channels_last}
 

@@ -4,9 +4,9 @@ from unittest import mock
 
 import numpy as np
 import torch
-from support.replay import photographs
-from support.skipped import ANTIALIASED, MOVING, SIZE, SKIPPING, fault, strewn
-from support.values import difference
+from support.comparison.replay import photographs
+from support.comparison.values import difference
+from support.ops.skipped import ANTIALIASED, MOVING, SIZE, SKIPPING, fault, strewn
 
 import gpuaug
 from gpuaug.fusion.backends import dispatch

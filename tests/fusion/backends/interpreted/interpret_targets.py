@@ -6,10 +6,10 @@ from unittest import mock
 import kornia.augmentation as K
 import numpy as np
 import torch
-from support.detection import boxes_of, masks
-from support.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
-from support.pairwise import pairwise
-from support.replay import photographs
+from support.batches.pairwise import pairwise
+from support.comparison.replay import photographs
+from support.targets.detection import boxes_of, masks
+from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
 from torchvision.transforms import v2
 
 import gpuaug

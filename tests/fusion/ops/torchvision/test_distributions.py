@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support.statistics import apart, related, together_apart
+from support.comparison.statistics import apart, related, together_apart
 from torchvision.transforms import v2
 from torchvision.transforms.functional import _get_perspective_coeffs
 

@@ -6,9 +6,9 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.replay import photographs
-from support.statistics import apart
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.statistics import apart
+from support.comparison.values import assert_values
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional

@@ -5,9 +5,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from support.replay import photographs
-from support.statistics import apart, together_apart
-from support.values import assert_values
+from support.comparison.replay import photographs
+from support.comparison.statistics import apart, together_apart
+from support.comparison.values import assert_values
 from torch.nn.functional import one_hot
 from torchvision.transforms import v2
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from support.replay import photographs
-from support.statistics import apart, together_apart
+from support.comparison.replay import photographs
+from support.comparison.statistics import apart, together_apart
 from torchvision.transforms import v2
 
 import gpuaug

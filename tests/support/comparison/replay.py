@@ -1,0 +1,67 @@
+"""The same draws through Kornia and through fuse."""
+
+import pytest
+import torch
+from support.comparison.values import assert_values
+
+import gpuaug
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.pixels import LARGEST, converted
+
+left_to_kornia = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
+"""For tests that leave a module to Kornia on purpose, of which fuse warns."""
+
+
+def photographs(batch=3, channels=3, height=32, width=48, dtype=torch.uint8, seed=0):
+    """Images with smooth parts, edges and noise, so that a wrong pixel shows."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.linspace(0, 3, height)[:, None]
+    x = torch.linspace(0, 5, width)[None, :]
+    phase = torch.rand(batch, channels, 1, 1, generator=generator) * 6
+    smooth = 0.5 + 0.3 * torch.sin(x + phase) * torch.cos(y - phase)
+    images = (smooth + 0.2 * torch.rand(batch, channels, height, width, generator=generator)).clamp(0, 1)
+    return converted(images, dtype)
+
+
+def overriding(kind, method="check_inputs"):
+    """A subclass of a library's class that overrides a method by what does the same, and so is not lowered."""
+    return type(
+        f"Own{kind.__name__}", (kind,), {method: lambda self, *args, **options: getattr(kind, method)(self, *args, **options)}
+    )
+
+
+def as_kornia_takes_them(images):
+    return images.float() / LARGEST.get(images.dtype, 1)
+
+
+def both(pipeline, images, seed=0, draws=None, **options):
+    """(what Kornia makes of the draws, what fuse makes of them)."""
+    augment = gpuaug.fuse(pipeline, **options)
+    draws = draws if draws is not None else augment.draw(images.shape, seed=seed)
+    expected = pipeline(as_kornia_takes_them(images), params=draws.as_kornia())
+    return expected, augment(images, draws=draws)
+
+
+def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
+    """Assert that fuse makes of the draws of ``seed`` what Kornia makes of them, and return what fuse makes."""
+    __tracebackhide__ = True
+    draws = gpuaug.fuse(pipeline, **options).draw(images.shape, seed=seed)
+    expected, got = both(pipeline, images, draws=draws, **options)
+    assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
+    return got
+
+
+def programs(augment, shape, seeds):
+    """What the kernels of all passes are compiled for, but for types and strides."""
+    found = set()
+    for seed in range(seeds):
+        draws = augment.draw(shape, seed=seed)
+        for ops, _ in augment._program().segments.picked(draws._drawn):
+            start = 0
+            while start < len(ops):
+                segment = augment._program().segments.at(start, Size(*shape), masks=False, ops=ops)
+                start = segment.stop
+                for step in segment.plan.passes if segment.plan else ():
+                    kind = getattr(step.front, "kind", type(step.front).__name__)
+                    found.add((kind, getattr(step, "columns", None), step.program, step.way))
+    return found

@@ -1,0 +1,77 @@
+"""The same draws through torchvision's own functions and through fuse."""
+
+import torch
+from support.comparison.values import assert_values
+from torchvision.transforms.v2 import functional
+
+import gpuaug
+from gpuaug.fusion.pixels import LARGEST
+
+
+def replayed(draws, images):
+    """What torchvision's functions make of each image with what it drew, as it gives them: (B, C, H, W)."""
+    made = []
+    for image, calls in zip(images, draws.as_torchvision(), strict=True):
+        for name, arguments in calls:
+            image = getattr(functional, name)(image, **arguments)
+        made.append(image)
+    return torch.stack(made)
+
+
+def both(pipeline, images, seed=0, **options):
+    """(what torchvision makes of the draws, what fuse makes of them)."""
+    augment = gpuaug.fuse(pipeline, **options)
+    draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
+    return replayed(draws, images), augment(images, draws=draws)
+
+
+def assert_replays(pipeline, images, seed=0, *, atol=0.0, share=0.0, equal_nan=False, **options):
+    """Assert that fuse makes of the draws of ``seed`` what torchvision makes of them, and return what fuse makes."""
+    __tracebackhide__ = True
+    expected, got = both(pipeline, images, seed, **options)
+    draws = gpuaug.fuse(pipeline, **options).draw(images.shape, seed=seed, dtype=images.dtype)
+    assert_values(got, expected, atol=atol, share=share, equal_nan=equal_nan, draws=draws)
+    return got
+
+
+def scaled(images):
+    """Whole numbers as shares of the largest of their type."""
+    return images.float() / LARGEST[images.dtype] if images.dtype in LARGEST else images
+
+
+def replayed_in_floats(draws, images):
+    """``replayed`` for bytes without torchvision's rounding after each function: each is called with floats in [0, 1].
+
+    What it takes as a value of bytes is divided by 255, and results are clamped, up to the conversion to floats.
+    """
+    made = []
+    for image, calls in zip(images, draws.as_torchvision(), strict=True):
+        image, unit = scaled(image), 255.0 if image.dtype == torch.uint8 else 1.0
+        for name, arguments in calls:
+            if name == "to_dtype":
+                unit = 1.0
+                continue
+            values = {key: in_floats(arguments[key], unit) for key in ("fill", "threshold", "v") if key in arguments}
+            image = getattr(functional, name)(image, **{**arguments, **values})
+            image = image if unit == 1.0 else image.clamp(0.0, 1.0)
+        made.append(image)
+    return torch.stack(made)
+
+
+def in_floats(value, unit):
+    """A value of images, or one for each channel, in another unit."""
+    if value is None or isinstance(value, int | float | torch.Tensor):
+        return None if value is None else value / unit
+    return [each / unit for each in value]
+
+
+def followed(draws, values, **others):
+    """What torchvision's functions make of each sample's tensor with what the sample drew, and ``others`` for padding."""
+    made = []
+    for value, calls in zip(values, draws.as_torchvision(), strict=True):
+        for name, arguments in calls:
+            if name not in ("to_dtype", "normalize") and not name.startswith("adjust_"):
+                filled = others if arguments.get("fill") is not None or name == "pad" else {}
+                value = getattr(functional, name)(value, **{**arguments, **filled})
+        made.append(value)
+    return made
