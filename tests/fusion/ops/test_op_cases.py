@@ -9,9 +9,7 @@ from gpuaug.fusion.lower.kornia import LOWERED
 
 @pytest.mark.parametrize("kind", LOWERED, ids=lambda kind: kind.__name__)
 def test_every_lowered_class_has_a_case(kind):
-    assert kind in CASES, (
-        f"add a Case of K.{kind.__name__} to tests/support/ops/op_cases.py, from which all tests of ops are made"
-    )
+    assert kind in CASES, f"add a Case of K.{kind.__name__} to tests/support/ops/op_cases.py, which makes all tests of ops"
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
