@@ -56,7 +56,7 @@ PUBLIC = {
     "GpuAugError": "Exception",
     "GpuAugWarning": "UserWarning",
     "IteratorEndedError": "GpuAugError, RuntimeError",
-    "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='', runs='')",
+    "Part": "(name, wall, host=None, device_ms=None, launches=None, waits_at=None, kind='', runs='', eager=None)",
     "Ragged": "(data, places, shapes)",
     "Ragged.device": "property",
     "Ragged.pin_memory": "(self, *args)",
