@@ -32,6 +32,7 @@ from gpuaug.stages.graph_memory import (
     Occurred,
     Pool,
     Signature,
+    held_bytes,
     total_bytes,
 )
 
@@ -229,18 +230,16 @@ class GraphRunner:
             self.reason = f"its forward makes the host wait for the device ({waits[0]})"
         elif watch.crossing is not None:
             self.reason = f"its forward copies a tensor {watch.crossing}"
-        kept: dict[int, int] = {}
-        for leaf in (*inputs, *batches.leaves(outputs)):
-            if isinstance(leaf, torch.Tensor):
-                kept[id(leaf)] = leaf.nbytes
-            elif not isinstance(leaf, _COPIED_OUT):
+        for leaf in batches.leaves(outputs):
+            if not isinstance(leaf, _COPIED_OUT):
                 self.reason = (
                     f"it returns a {type(leaf).__name__}, whose tensors cannot be copied out of a graph (output= selects some)"
                 )
         self.reason = self.reason or why_not_capturable(self._encode.module)
+        inputs_bytes = sum(value.nbytes for value in inputs if isinstance(value, torch.Tensor))
         if len(self._needs) == MOST_SIGNATURES:
             self._needs.clear()
-        self._needs[signature] = Need(watch.allocated.peak_bytes, sum(kept.values()))
+        self._needs[signature] = Need(watch.allocated.peak_bytes, inputs_bytes + held_bytes(batches.leaves(outputs)))
         return outputs
 
     def _capture(self, inputs: tuple[Any, ...], need: Need) -> _Graph:

@@ -39,6 +39,17 @@ def total_bytes(needs: Iterable[Need]) -> int:
     return peak + kept
 
 
+def held_bytes(leaves: Iterable[Any]) -> int:
+    """Bytes of the memory that the tensors among ``leaves`` lie in: a view holds all of its base's."""
+    held: dict[int, int] = {}
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            with suppress(NotImplementedError):  # a sparse tensor has no storage
+                storage = leaf.untyped_storage()
+                held[storage.data_ptr()] = storage.nbytes()
+    return sum(held.values())
+
+
 class Occurred:
     """Signatures that have occurred in one iterator, and the choice of those to capture."""
 
@@ -78,8 +89,12 @@ class Pool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the pool has reserved. A walk over its segments."""
-        return sum(int(segment["total_size"]) for segment in torch.cuda.memory_snapshot(self.handle))
+        """Bytes that the pool has reserved, by a walk over its segments; 0 where the allocator cannot tell."""
+        try:
+            segments = torch.cuda.memory_snapshot(self.handle)
+        except RuntimeError:  # backend:cudaMallocAsync has no snapshots
+            return 0
+        return sum(int(segment["total_size"]) for segment in segments)
 
 
 class Allocated:

@@ -184,10 +184,12 @@ def test_stages_of_other_members_run_beside_one_another():
     data = [tuple(torch.zeros(4).pin_memory() for _ in range(3))] * 2
     encoders = (Sleeps(), Adds(), Adds())
     made = [FeatureStage(module, on=index, capture="never", name=str(index)) for index, module in enumerate(encoders)]
-    loader = StreamedLoader(data, made, depth=1, device="cuda:0")  # without batches ahead, stages share the loop's stream
-    list(loader)
+    # Without batches ahead, stages share the loop's stream.
+    loader = StreamedLoader(data * 3, made, depth=1, device="cuda:0")
+    received = iter(loader)
+    next(received)  # at the first batch they run one after another
     torch.cuda.synchronize()
-    got = next(iter(loader))
+    got = next(received)
     slow, fast, _ = (bound.lane for bound in loader._shared.device_setup.bound)
     slow_done, fast_done = slow.record_event(), fast.record_event()
     fast_done.synchronize()

@@ -307,6 +307,24 @@ def test_a_graph_keeps_tables_that_another_shape_replaces():
     assert len(replaced[-1]()) == 9
 
 
+@pytest.mark.parametrize(
+    ("form", "kept"),
+    [
+        (lambda x: x * 2, 2),
+        (lambda x: (x * 2)[:, :1], 2),
+        (lambda x: ((y := x * 2), y, y[0]), 2),
+        (lambda x: (x * 2, x * 3), 3),
+        (lambda x: x[:1], 2),
+        (lambda x: (x * 2).to_sparse(), 1),
+    ],
+)
+def test_bytes_that_a_graph_keeps_are_those_of_whole_tensors(form, kept):
+    loader = on_lanes([INPUTS[0]], FeatureStage(Encoder(form)))
+    list(loader)
+    (need,) = loader._shared.placement.bound[0]._branches[None]._runner._needs.values()
+    assert need.kept_bytes == kept * INPUTS[0].nbytes
+
+
 # Host waits and hooks
 
 

@@ -172,7 +172,7 @@ class ClipLayout:
         sizes = self.sizes.repeat(self.frames, 0)
         lengths = sizes.prod(1) * 3
         places = torch.from_numpy(np.column_stack([lengths.cumsum() - lengths, sizes]))
-        return Ragged(data[: self.length], places, Shapes(sizes, 3, "hwc"))
+        return Ragged(data[: self.length], places, Shapes(sizes, 3, "hwc", frames=self.frames))
 
 
 def upright(frames: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict, deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 UNREADY = "unready"  # a read that may come before the write of what it reads
@@ -483,6 +484,9 @@ class Buffer:
 
     def stride(self):
         return ()
+
+    def untyped_storage(self):
+        return SimpleNamespace(data_ptr=lambda: id(self), nbytes=lambda: self.nbytes)
 
     def like(self, name):
         """Memory of the current stream that nothing has written."""
