@@ -254,7 +254,7 @@ class Progress:
         batch = reached.batch
         check_source(source, batch, self._loader, resumable, self._stateful)
         seed = self._seed if self._seed_given else state["seed"]
-        now = {"seed": seed, **description(self._placement.pairs, self._resumable)}
+        now = {"seed": seed, **description(self._placement.pairs, self._resumable, state.get("decoders", ()))}
         settings = resumable.settings() if resumable is not None and source is not None else {}
         found = list(differences(state, now, settings))
         if found and strict:

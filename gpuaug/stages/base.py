@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -106,8 +106,14 @@ class BoundStage(ABC):
     """Batches that are submitted besides those that are launched."""
     reads_only: ClassVar[bool] = False
     """Whether the stage leaves its input as it is, so that others may read the same members meanwhile."""
-    version = ""
-    """Decoder, library and version that decide the last bits of the results. Empty without one."""
+
+    def versions(self, named: Collection[str] = ()) -> dict[str, str]:
+        """Decoders that decide the last bits of the results, each with its libraries and their versions, by their key in a state.
+
+        Args:
+            named: Keys of a state. Decoders of these keys are included before a batch has needed them.
+        """
+        return {}
 
     def submit(
         self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
