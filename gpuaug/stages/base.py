@@ -108,7 +108,7 @@ class BoundStage(ABC):
     """Whether the stage leaves its input as it is, so that others may read the same members meanwhile."""
 
     def versions(self, named: Collection[str] = ()) -> dict[str, str]:
-        """Decoders that decide the last bits of the results, each with its libraries and their versions, by their key in a state.
+        """Decoders that decide the last bits of the results, each with its libraries and their versions, by key of a state.
 
         Args:
             named: Keys of a state. Decoders of these keys are included before a batch has needed them.
