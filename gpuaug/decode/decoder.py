@@ -37,8 +37,8 @@ class Decoder:
         name: The stage's name.
         lanes: The loader's lanes.
         options: The stage's options.
-        decoders: The decoders of images. The first that takes a file decodes it.
-        find_clip_decoders: Finds the decoders of clips, when the first clips arrive.
+        find_images: Finds the decoders of images, when the first images arrive. The first that takes a file decodes it.
+        find_clips: Finds the decoders of clips, when the first clips arrive.
     """
 
     def __init__(
@@ -46,17 +46,18 @@ class Decoder:
         name: str,
         lanes: Lanes,
         options: Options,
-        decoders: list[FileDecoder],
-        find_clip_decoders: Callable[[], list[FileDecoder]] = list,
+        find_images: Callable[[], list[FileDecoder]],
+        find_clips: Callable[[], list[FileDecoder]] = list,
     ) -> None:
-        self._name, self._lanes, self._options, self.decoders = name, lanes, options, decoders
-        self._find_clip_decoders, self._clip_decoders = find_clip_decoders, list[FileDecoder]()
+        self._name, self._lanes, self._options = name, lanes, options
+        self._find = {Encoded: find_images, EncodedClips: find_clips}
+        self.found: dict[type[Encoded], list[FileDecoder]] = {}
+        """The decoders of images once images have arrived, and of clips once clips have."""
         # Beside a training step, colour conversion would otherwise wait behind its kernels.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
         self._card_lanes = [self._lane]
         self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
         self._idle_card_lanes.put(self._lane)
-        self._add_lanes(decoders)
         self._cannot_lock = False
         self.waited_s: defaultdict[str, float] = defaultdict(float)
         """Seconds of waiting for each decoder after the one before it had ended. Threads add without a lock: approximate."""
@@ -65,25 +66,20 @@ class Decoder:
         self._pinned: list[weakref.ref[Tensor]] = []
         """Page-locked memory, of batches that are being decoded."""
 
-    def _add_lanes(self, decoders: list[FileDecoder]) -> None:
-        """Add lanes until each concurrent call of a decoder of the card has one. Called on the training thread."""
-        for call in range(len(self._card_lanes), sum(each.calls for each in decoders if each.on_card)):
-            self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
-            self._idle_card_lanes.put(self._card_lanes[-1])
+    def decoders_of(self, kind: type[Encoded]) -> list[FileDecoder]:
+        """The decoders of images (``Encoded``) or of clips (``EncodedClips``). Called on the training thread at first."""
+        if kind not in self.found:
+            self.found[kind] = found = self._find[kind]()
+            # A lane for each concurrent call of a decoder of the card.
+            for call in range(len(self._card_lanes), sum(each.calls for each in found if each.on_card)):
+                self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
+                self._idle_card_lanes.put(self._card_lanes[-1])
+        return self.found[kind]
 
     @property
     def all_decoders(self) -> list[FileDecoder]:
-        """The decoders of images and, once clips have arrived, those of clips."""
-        return [*self.decoders, *self._clip_decoders]
-
-    def _decoders_of(self, encoded: Encoded) -> list[FileDecoder]:
-        """The decoders of images, or of clips."""
-        return self._clip_decoders if isinstance(encoded, EncodedClips) else self.decoders
-
-    @property
-    def version(self) -> str:
-        """The decoders, each with its libraries and their versions."""
-        return "; ".join(f"{each.name}: {each.version}" for each in self.decoders)
+        """The decoders that have been found."""
+        return [each for found in self.found.values() for each in found]
 
     @property
     def pinned_bytes(self) -> int:
@@ -99,7 +95,7 @@ class Decoder:
         """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
         if isinstance(encoded, EncodedClips):
             return self._allocate_clips(encoded, bad)
-        layout = Layout(encoded.headers, self._options, self.decoders, bad=bad, windows=windows)
+        layout = Layout(encoded.headers, self._options, self.decoders_of(Encoded), bad=bad, windows=windows)
         data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
@@ -107,10 +103,7 @@ class Decoder:
         return Work(encoded, layout, data, raw, staging)
 
     def _allocate_clips(self, clips: EncodedClips, bad: Mapping[int, str]) -> ClipWork:
-        if not self._clip_decoders:
-            self._clip_decoders = self._find_clip_decoders()
-            self._add_lanes(self._clip_decoders)
-        layout = ClipLayout(clips.headers, self._options, self._clip_decoders, bad=bad)
+        layout = ClipLayout(clips.headers, self._options, self.decoders_of(EncodedClips), bad=bad)
         data = self._on_device(layout.length)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
@@ -182,7 +175,7 @@ class Decoder:
     ) -> None:
         """Begin decoders, and add the name of each and a function that waits for it to ``begun``."""
         for work in works:
-            decoders = self._decoders_of(work.encoded)
+            decoders = self.decoders_of(type(work.encoded))
             for number, decoder in reversed(list(enumerate(decoders))):  # the hybrid decoder's function decodes, so first
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):

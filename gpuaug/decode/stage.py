@@ -1,7 +1,7 @@
 """``DecodeStage``: decodes images onto the device, ahead of the other stages."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -231,10 +231,23 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
-        decoders = registry.used(registry.find(stage.backend, lanes.device))
+        images = partial(registry.find, stage.backend, lanes.device)
         clips = partial(registry.find_clips, stage.backend, lanes.device)
-        self.decoder = Decoder(name, lanes, stage.options, decoders, lambda: registry.used(clips()))
-        self.version = self.decoder.version
+        used = registry.used
+        self.decoder = Decoder(name, lanes, stage.options, lambda: used(images()), lambda: used(clips()))
+        if stage.backend in ("engines", "hybrid"):
+            self.decoder.decoders_of(Encoded)
+        elif stage.backend == "nvdec":
+            self.decoder.decoders_of(EncodedClips)
+
+    def versions(self, named: Collection[str] = ()) -> dict[str, str]:
+        """Decoders of images, by the stage's name, and of clips, by that name with ``", clips"``."""
+        keys = {Encoded: self.name, EncodedClips: f"{self.name}, clips"}
+        return {
+            key: "; ".join(f"{each.name}: {each.version}" for each in self.decoder.decoders_of(kind))
+            for kind, key in keys.items()
+            if kind in self.decoder.found or key in named
+        }
 
     @property
     def threads(self) -> int:

@@ -1,7 +1,7 @@
 """Comparison of a saved state with the current run: loader, stages, decoders, seed and number of ranks."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpuaug.core.errors import ArgumentError, shown
@@ -17,19 +17,20 @@ Stages = Sequence[tuple[BoundStage, Stage]]
 """(stage bound to its lane, the user's stage) for each stage."""
 
 
-def description(stages: Stages, resumable: ResumableLoader | None) -> dict[str, Any]:
+def description(stages: Stages, resumable: ResumableLoader | None, decoders: Collection[str] = ()) -> dict[str, Any]:
     """Settings other than the wrapped loader and the seed on which batches depend, as plain values.
 
     Args:
         stages: Stages of the loader.
         resumable: The wrapped loader's state, if its epochs can begin at any batch; else ``None``.
+        decoders: Keys of a state's decoders, which are compared before a batch has needed them.
     """
     ranks = resumable.ranks if resumable is not None else None
-    decoders = {bound.name: bound.version for bound, _ in stages if bound.version}
+    versions = {key: version for bound, _ in stages for key, version in bound.versions(decoders).items()}
     return {
         "ranks": count_ranks() if ranks is None else ranks,
         "stages": {bound.name: definition(stage) for bound, stage in stages},
-        **({"decoders": decoders} if decoders else {}),
+        **({"decoders": versions} if versions else {}),
     }
 
 

@@ -267,7 +267,8 @@ class Progress:
         batch = reached.batch
         check_source(source, batch, self._loader, resumable, self._stateful)
         seed = self._seed if self._seed_is_set else state["seed"]
-        current = {"seed": seed, **description(self._device_setup.pairs, self._resumable)}
+        settings_of_run = description(self._device_setup.pairs, self._resumable, state.get("decoders", ()))
+        current = {"seed": seed, **settings_of_run}
         settings = resumable.settings() if resumable is not None and source is not None else {}
         all_differences = list(differences(state, current, settings))
         if all_differences and strict:

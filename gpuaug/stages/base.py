@@ -2,7 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -107,8 +107,14 @@ class BoundStage(ABC):
     """Number of batches that are submitted in addition to those that are launched."""
     reads_only: ClassVar[bool] = False
     """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
-    version = ""
-    """Decoder, library and version on which the last bits of the results depend. Empty for stages without a decoder."""
+
+    def versions(self, named: Collection[str] = ()) -> dict[str, str]:
+        """Decoders on which the last bits of the results depend, each with its libraries and versions, by key of a state.
+
+        Args:
+            named: Keys of a state. Decoders of these keys are included before a batch has needed them.
+        """
+        return {}
 
     def submit(
         self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence["BoundStage"]

@@ -246,7 +246,7 @@ def test_a_call_of_the_engines_that_could_not_be_submitted_is_not_made_later(mon
     engines, lanes = registry.find("engines", "a device")["engines"], Lanes(torch.device("cpu"))
     calls, decode = [], engines._decoder.decode
     monkeypatch.setattr(engines._decoder, "decode", lambda *call: calls.append(1) or decode(*call), raising=False)
-    scheduled, idle = Decoder("decode", lanes, DecodeStage().options, [engines]), SimpleQueue()
+    scheduled, idle = Decoder("decode", lanes, DecodeStage().options, lambda: [engines]), SimpleQueue()
     idle.put(lanes.copy)
     with closing(base.Pools(1)) as pools:
         resources, work = base.Resources(lanes, lanes.copy, idle, pools), scheduled.allocate(collate_encoded(FILES[1::2]), {})

@@ -12,7 +12,7 @@ from support.files.encoded import by_pil, encoded
 from support.process.waiting import WAIT_S
 
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
-from gpuaug.core.encoded import HEADER
+from gpuaug.core.encoded import HEADER, Encoded
 from gpuaug.core.streams import Lanes
 from gpuaug.decode import nvjpeg, work
 from gpuaug.decode.decoder import Decoder
@@ -153,7 +153,7 @@ def test_the_longest_files_begin(decoder, monkeypatch):
 
 def test_a_batch_that_waits_for_a_lane_holds_no_state(decoder):
     lanes = Lanes(torch.device("cpu"))
-    scheduled = Decoder("decode", lanes, DecodeStage().options, [decoder])
+    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda: [decoder])
     batch, pools, idle = scheduled.allocate(collate_encoded(FILES), {}), Pools(2), SimpleQueue()
     try:
         future = pools.batches.submit(decoder.begin(batch, np.arange(len(FILES)), Resources(lanes, lanes.copy, idle, pools)))
@@ -210,7 +210,9 @@ def test_each_image_gets_a_state_of_its_capacity(decoder, monkeypatch):
 
 def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
     (engines, *_), lanes = nvjpeg_double.ON_CARD, Lanes(torch.device("cpu"))
-    idle = Decoder("decode", lanes, DecodeStage().options, [engines, decoder])._idle_card_lanes
+    scheduled = Decoder("decode", lanes, DecodeStage().options, lambda: [engines, decoder])
+    scheduled.decoders_of(Encoded)
+    idle = scheduled._idle_card_lanes
     assert len({idle.get_nowait() for _ in range(idle.qsize())}) == engines.calls + decoder.calls
 
 

@@ -418,7 +418,9 @@ def test_call_takes_encoded_images_alone(given):
 
 def test_version_names_the_decoders(monkeypatch):
     def version(stage):
-        return stage.bind("jpeg", Lanes(torch.device("cpu"))).version
+        bound = stage.bind("jpeg", Lanes(torch.device("cpu")))
+        assert bound.versions() == {}, "no image has arrived"
+        return bound.versions(["jpeg"])["jpeg"]
 
     by_cpu = version(DecodeStage())
     assert by_cpu.startswith("cpu: ")

@@ -1,4 +1,4 @@
-"""Each example runs on photographs without a GPU, on its own, and says what it has learnt."""
+"""Each example runs on small images or videos without a GPU, on its own, and says what it has learnt."""
 
 import ast
 import re
@@ -10,17 +10,29 @@ from support.process.examples import EXAMPLES, differences, run_example
 STEPS = ["--steps", 2, "--size", 32, "--batch-size", 3]
 EPOCHS = ["--epochs", 1, "--size", 32, "--batch-size", 6]
 ARGUMENTS = {
+    "action_recognition": [*EPOCHS, "--frames", 4],
     "detection": ["--steps", 1, "--size", 64, "--batch-size", 2],
     "latent_lora": STEPS,
     "lightning_finetune": EPOCHS,
     "linear_probe": EPOCHS,
     "multi_crop": STEPS,
+    "robot_policy": STEPS,
     "segmentation": STEPS,
     "train_imagefolder": ["--model", "shufflenet_v2_x0_5", *EPOCHS],
     "two_towers": STEPS,
     "two_views": STEPS,
+    "video_pretraining": STEPS,
 }
 """What makes each a matter of a second."""
+
+
+@pytest.fixture
+def data(name, request):
+    """Arguments that name small files of the kind that an example reads."""
+    if name == "robot_policy":
+        return []
+    videos = name in ("action_recognition", "video_pretraining")
+    return ["--data", request.getfixturevalue("video_folder" if videos else "class_folder")]
 
 
 def test_every_example_is_run():
@@ -28,22 +40,22 @@ def test_every_example_is_run():
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_example_runs_on_small_images(name, class_folder, capsys):
+def test_example_runs_on_small_files(name, data, capsys):
     if name == "lightning_finetune":
         pytest.importorskip("lightning")
-    run_example(name, "--data", class_folder, "--workers", 0, *ARGUMENTS[name])
+    run_example(name, *data, "--workers", 0, *ARGUMENTS[name])
     printed = capsys.readouterr().out
     assert re.search(r"\d\.\d", printed), printed
     assert "nan" not in printed
 
 
-RESUMED = {"latent_lora": [], "linear_probe": ["--epochs", 3], "two_towers": []}
+RESUMED = {"latent_lora": [], "linear_probe": ["--epochs", 3], "two_towers": [], "video_pretraining": ["--frames", 4]}
 """Examples with a checkpoint, and their other arguments."""
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_run_that_is_resumed_equals_an_uninterrupted_one(name, class_folder, tmp_path):
-    small = ["--data", class_folder, "--workers", 0, "--size", 32, "--batch-size", 5, *RESUMED[name]]
+def test_run_that_is_resumed_equals_an_uninterrupted_one(name, data, tmp_path):
+    small = [*data, "--workers", 0, "--size", 32, "--batch-size", 5, *RESUMED[name]]
     whole, stopped = ["--checkpoint", tmp_path / "whole.pt"], ["--checkpoint", tmp_path / "stopped.pt"]
     run_example(name, *small, *whole, "--steps", 9)
     run_example(name, *small, *stopped, "--steps", 7)  # in the second epoch

@@ -22,6 +22,7 @@ from support.loader.checkpoints import (
     stopped_at,
     streamed,
 )
+from support.video.videos import video
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -34,8 +35,10 @@ from gpuaug import (
     StreamedLoader,
     TransformStage,
     collate_encoded,
+    read_clip,
 )
-from gpuaug.decode.decoders import cpu
+from gpuaug.decode.decoders import cpu, registry
+from gpuaug.decode.decoders.pyav import PyAv
 from gpuaug.loader.checkpoint import _READ_BY, VERSION
 
 
@@ -279,10 +282,22 @@ def test_state_dict_without_load_state_dict_is_not_called():
     assert len(list(StreamedLoader(Silent(), device="cpu"))) == 1
 
 
-def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch):
+DECODED = {
+    "images": (encoded, cpu.Cpu, "jpeg", "find_clips"),
+    "clips": (lambda: read_clip(video(), 2), PyAv, "jpeg, clips", "find"),
+}
+"""Files, the class of their decoder, its key in a state, and the function that finds the other decoders."""
+
+
+@pytest.mark.parametrize("case", DECODED)
+def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch, case):
+    make, kind, key, other = DECODED[case]
+    # Decoders that no batch needs are not looked for, so no warning tells of them.
+    monkeypatch.setattr(registry, other, lambda *_: pytest.fail(f"{other} was called"))
+
     class Files(Counter):
         def __iter__(self):
-            return (collate_encoded([(encoded(), number.item())]) for number in super().__iter__())
+            return (collate_encoded([(make(), number.item())]) for number in super().__iter__())
 
     def loader():
         return StreamedLoader(Files(), [DecodeStage(name="jpeg")], device="cpu")
@@ -290,14 +305,15 @@ def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch):
     first = loader()
     next(iter(first))
     state = first.state_dict()
-    assert state["decoders"] == {"jpeg": f"cpu: {cpu.Cpu().version}"}
+    assert state["decoders"] == {key: f"{kind.name}: {kind().version}"}
     same_decoder = loader()
     with warnings.catch_warnings(action="error"):
         same_decoder.load_state_dict(state)
-    monkeypatch.setattr(cpu.Cpu, "version", "another 2.0")
+    assert same_decoder.state_dict()["decoders"] == state["decoders"]
+    monkeypatch.setattr(kind, "version", "another 2.0")
     another = loader()
     text = (
-        f"The decoder of stage 'jpeg' must be {state['decoders']['jpeg']}, as in the state, got cpu: another 2.0. "
+        f"The decoder of stage {key!r} must be {state['decoders'][key]}, as in the state, got {kind.name}: another 2.0. "
         "Pixels may differ by a few values; for equal pixels, resume with the decoder that made the checkpoint."
     )
     with pytest.raises(ArgumentError) as raised:

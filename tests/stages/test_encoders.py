@@ -321,7 +321,7 @@ def test_a_graph_keeps_tables_that_another_shape_replaces():
 def test_bytes_that_a_graph_keeps_are_those_of_whole_tensors(form, kept):
     loader = on_lanes([INPUTS[0]], FeatureStage(Encoder(form)))
     list(loader)
-    (need,) = loader._shared.placement.bound[0]._branches[None]._runner._needs.values()
+    (need,) = loader._shared.device_setup.bound[0]._branches[None]._runner._needs.values()
     assert need.kept_bytes == kept * INPUTS[0].nbytes
 
 

@@ -82,6 +82,6 @@ def test_lowered_modules_have_no_unknown_settings(kind):
     """Replays use the settings that there were: one that is new would be left out without a word."""
     name, parameters = kind.__name__, list(inspect.signature(kind).parameters)
     assert KNOWN_PARAMETERS.get(name, "").split() == parameters, (
-        f"put the constructor's parameters of {name} into its Case in tests/support/ops/op_cases.py, after comparing each of them "
-        "with the op"
+        f"put the constructor's parameters of {name} into its Case in tests/support/ops/op_cases.py, after comparing each of "
+        "them with the op"
     )

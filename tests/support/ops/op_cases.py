@@ -70,7 +70,7 @@ class Case:
     """What pixels may differ from Kornia's by, for values in [0, 1]."""
 
     alone: bool = True
-    """Whether the kernels are compared with torch on the op alone. False if a pipeline of ``support/ops/pipelines.py`` has it."""
+    """Whether the kernels are compared with torch on the op alone. False if a pipeline of ``pipelines.py`` has it."""
 
     @property
     def pointwise(self):

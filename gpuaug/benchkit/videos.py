@@ -1,0 +1,71 @@
+"""Small videos without a download: textures that move, one class for each direction, encoded once and kept."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from gpuaug.benchkit.photos import written_once
+
+VERSION = 1
+"""Version of the files: raise it when they change, so that an older cache is not used."""
+
+STEPS = {"falling": (-2, 0), "rising": (2, 0), "sideways": (0, 2), "still": (0, 0)}
+"""Pixels by which the window on a texture moves down and to the right from one frame to the next, for each class.
+
+No class is another one's mirror image.
+"""
+
+
+def moving_textures() -> Path:
+    """The folder of class folders with the built-in videos, written on the first call: see ``photographs``."""
+    return written_once(f"videos-{VERSION}", write)
+
+
+def write(root: str | os.PathLike[str], *, per_class: int = 16, frames: int = 60, height: int = 96, width: int = 128) -> None:
+    """Write videos of all classes, in a folder for each.
+
+    Args:
+        root: A folder.
+        per_class: Number of videos of each class.
+        frames: Number of frames of each video.
+        height: Height of the frames, even.
+        width: Width of the frames, even.
+    """
+    for number, (name, (down, right)) in enumerate(STEPS.items()):
+        folder = Path(root) / name
+        folder.mkdir()
+        for index in range(per_class):
+            rng = np.random.default_rng((number, index))
+            texture = _texture(rng, height + 2 * frames, width + 2 * frames)
+            top, left = (frames if step == 0 else 0 if step > 0 else 2 * frames for step in (down, right))
+            encode(folder / f"{index:03}.mp4", [
+                texture[top + down * time :, left + right * time :][:height, :width] for time in range(frames)
+            ])  # fmt: skip
+
+
+def encode(path: str | os.PathLike[str], pictures: list[np.ndarray], *, rate: int = 30) -> None:
+    """Write a video, H.264 with a key frame every 12 frames.
+
+    Args:
+        path: The file.
+        pictures: Frames (H, W, 3) uint8, of even sides.
+        rate: Frames per second.
+    """
+    import av
+
+    with av.open(os.fspath(path), "w") as file:
+        stream = file.add_stream("libx264", rate=rate, options={"crf": "20", "preset": "veryfast", "g": "12"})
+        stream.height, stream.width, stream.pix_fmt = *pictures[0].shape[:2], "yuv420p"
+        for picture in pictures:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")))
+        file.mux(stream.encode())
+
+
+def _texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """(H, W, 3) uint8 noise of two scales."""
+    coarse = sum(
+        np.kron(rng.standard_normal((height // scale + 1, width // scale + 1, 3)), np.ones((scale, scale, 1)))[:height, :width]
+        for scale in (8, 24)
+    )
+    return np.clip(128 + 48 * coarse, 0, 255).astype(np.uint8)
