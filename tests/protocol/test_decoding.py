@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections import deque
 from concurrent.futures import wait
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +21,7 @@ from support.process.waiting import WAIT_S, until
 
 from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded
 from gpuaug.core import batch
+from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.decode import decoder, nvjpeg, stage, work
 from gpuaug.decode.decoders.base import PREPARED
@@ -375,7 +375,7 @@ def decode_without_a_loader(patch, files):
     to = decoder.Work.to
 
     def moved(work, device, non_blocking=False):
-        return SimpleNamespace(data=to(work, device), places=cuda.new("places", 0))
+        return Ragged(to(work, device), cuda.new("places", 0), None)
 
     patch.setattr(decoder.Work, "to", moved)
     streams = sum(map(len, cuda._streams.values()))

@@ -68,5 +68,5 @@ def test_annotations_side_by_side():
     )
     made = beside([part, part], 3)
     assert [box.corners[0].tolist() for box in made.boxes] == [[0, 0], [3, 0]]
-    assert [points.places[0].tolist() for points in made.points] == [[1, 1], [4, 1]]
+    assert [points.xy[0].tolist() for points in made.points] == [[1, 1], [4, 1]]
     assert [mask.covers.any(0).tolist() for mask in made.masks] == [[True] * 3 + [False] * 3, [False] * 3 + [True] * 3]
