@@ -74,10 +74,11 @@ def moving():
     return shown, torch.tensor(boxes, dtype=torch.float32), torch.from_numpy(np.stack(shown)[..., 0] / np.float32(255))
 
 
+FLOAT = v2.ToDtype(torch.float32, scale=True)
 GEOMETRY = {
-    "torchvision's crop and flip": (lambda: v2.Compose([v2.RandomCrop((32, 48)), v2.RandomHorizontalFlip()]), True),
-    "torchvision's resized crop": (lambda: v2.RandomResizedCrop((36, 36), scale=(0.5, 1.0)), True),
-    "torchvision's rotation": (lambda: v2.Compose([v2.RandomVerticalFlip(), v2.RandomRotation(60)]), False),
+    "torchvision's crop and flip": (lambda: v2.Compose([v2.RandomCrop((32, 48)), v2.RandomHorizontalFlip(), FLOAT]), True),
+    "torchvision's resized crop": (lambda: v2.Compose([v2.RandomResizedCrop((36, 36), scale=(0.5, 1.0)), FLOAT]), True),
+    "torchvision's rotation": (lambda: v2.Compose([v2.RandomVerticalFlip(), v2.RandomRotation(60), FLOAT]), False),
     "Kornia's crop and flip": (lambda: [K.RandomCrop((32, 48)), K.RandomHorizontalFlip()], True),
     "Kornia's rotation": (lambda: [K.RandomHorizontalFlip(), K.RandomRotation(60.0)], False),
     "Kornia's of one frame each": (
@@ -101,7 +102,8 @@ def test_boxes_and_masks_lie_on_their_pixels_in_every_frame(case):
         clip = gpuaug.read_clip(path, numbers)
         samples.append({"clip": clip, "boxes": boxes[numbers][:, None], "masks": masks[numbers][:, None]})
     data = DataLoader(samples, 3, collate_fn=gpuaug.collate_encoded)
-    stage = gpuaug.TransformStage(gpuaug.fuse(make()), on={"clip": "input", "boxes": "bbox_xyxy", "masks": "mask"})
+    augment = gpuaug.fuse(make())
+    stage = gpuaug.TransformStage(augment, on={"clip": "input", "boxes": "bbox_xyxy", "masks": "mask"})
     seen = 0
     for batch in gpuaug.StreamedLoader(data, [gpuaug.DecodeStage(), stage], device="cpu", seed=1):
         height, width = batch["clip"].shape[-2:]
@@ -109,8 +111,8 @@ def test_boxes_and_masks_lie_on_their_pixels_in_every_frame(case):
             batch["clip"].flatten(0, 1)[:, 0], batch["masks"].flatten(0, 2), batch["boxes"].flatten(0, 2), strict=True
         ):
             most, least = (F.max_pool2d(sign * image[None], 3, 1, 1)[0] * sign for sign in (1, -1))
-            assert (mask[least > 0.99] == 1).all()  # but for the edges: NEAREST of torchvision is half a pixel off
-            assert (mask[most < 0.01] == 0).all()
+            assert (mask[least > 0.99] > 0.9).all()  # but for the edges: NEAREST of torchvision is half a pixel off
+            assert (mask[most < 0.01] < 0.1).all()
             rows, columns = torch.nonzero(image > 0.5, as_tuple=True)
             if not len(rows):
                 continue
