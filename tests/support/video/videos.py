@@ -74,6 +74,18 @@ def video(
     return str(path)
 
 
+def lossless(name, shown):
+    """Path of a video whose frames are decoded to exactly these pictures (H, W, 3)."""
+    path = Path(FOLDER.name) / f"{name}.mkv"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("ffv1", rate=30)
+        stream.height, stream.width, stream.pix_fmt = *shown[0].shape[:2], "bgr0"
+        for picture in shown:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
+        file.mux(stream.encode())
+    return str(path)
+
+
 @functools.cache
 def frames(path, *, upright=True):
     """All frames of a video (N, H, W, 3) as PyAV decodes them, one after the other, turned as their rotation says."""
