@@ -4,8 +4,8 @@ import kornia.augmentation as K
 import pytest
 import torch
 from contract.sources import DEPTHS
-from support.values import assert_values
-from support.videos import video
+from support.comparison.values import assert_values
+from support.video.videos import video
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 

@@ -6,7 +6,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
-from support.videos import lossless, pictures
+from support.video.videos import lossless, pictures
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torchvision.transforms import v2
