@@ -179,9 +179,10 @@ def test_threads_are_started_with_the_first_batch():
 def test_the_slowest_files_are_decoded_first(monkeypatch):
     files = [encoded(16, 8), encoded(32, 16, "PNG"), encoded(16, 8, progressive=True), encoded(64, 32), encoded(8, 8, "PNG")]
     order, decode = [], cpu.decode
-    monkeypatch.setattr(cpu, "decode", lambda *arguments: order.append(arguments[2]) or decode(*arguments))
-    ((images, _),) = StreamedLoader([[collate_encoded(files), 0]], [DecodeStage(threads=1)], device="cpu")
-    assert order == [1, 3, 4, 2, 0]
+    monkeypatch.setattr(cpu, "decode", lambda *arguments: order.append(arguments[2].start) or decode(*arguments))
+    encoded_files = collate_encoded(files)
+    ((images, _),) = StreamedLoader([[encoded_files, 0]], [DecodeStage(threads=1)], device="cpu")
+    assert order == encoded_files.headers.table["start"][[1, 3, 4, 2, 0]].tolist()
     assert [tuple(image.shape[1:]) for image in images] == [(8, 16), (16, 32), (8, 16), (32, 64), (8, 8)]
 
 

@@ -57,6 +57,11 @@ def test_every_example_is_one_that_runs(page):
     assert len(BLOCK.findall(text)) == len(re.findall(r"^\s*(?:```|~~~)\s*(?:py|>>>)", text, re.MULTILINE))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_example_writes_to_a_folder_that_others_write_to(page):
+    assert not [block for block in BLOCK.findall(page.read_text()) if re.search(r"""["']/(?:tmp|var/tmp|dev/shm)""", block)]
+
+
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
