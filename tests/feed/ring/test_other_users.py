@@ -21,7 +21,8 @@ SECRET = b"pixels of a private photograph"
 def reachable(process, fd):
     """Where this process can open what may be a file's shared memory, and whether that holds the secret, or can be written."""
     found = []
-    for path in (f"/proc/{process}/fd/{fd}", f"/proc/{process}/mem", *glob.glob("/dev/shm/*"), *glob.glob("/tmp/gpuaug*")):
+    files = filter(os.path.isfile, (*glob.glob("/dev/shm/*"), *glob.glob("/tmp/gpuaug*")))
+    for path in (f"/proc/{process}/fd/{fd}", f"/proc/{process}/mem", *files):
         for flags, verb in ((os.O_RDONLY, "reads"), (os.O_RDWR, "writes")):
             try:
                 file = os.open(path, flags)
