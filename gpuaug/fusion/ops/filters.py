@@ -151,7 +151,7 @@ class LevelsOp(FrontOp):
     """True if auto contrast rounds values to uint8 levels first."""
 
     def expect_rounding(self) -> None:
-        """Compute levels with a tolerance, for images in which equal pixels differ by rounding errors of a preceding op."""
+        """Compute levels with a tolerance, for images whose values have rounding errors of a preceding op."""
         self.to_levels = (self.to_levels[0], SLACK)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -237,7 +237,7 @@ class Clahe(LevelsOp):
         levels = levels[:, :, :height, :width]
         top, bottom, upper_share = (values[:, None] for values in tiles_between(height, self.grid[0], images.device))
         left, right, left_share = tiles_between(width, self.grid[1], images.device)
-        four = (row * self.grid[1] + column_ for row in (top, bottom) for column_ in (left, right))
+        four = (tile_row * self.grid[1] + tile_column for tile_row in (top, bottom) for tile_column in (left, right))
         a, b, c, d = (tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in four)
         upper, lower = b + (a - b) * left_share, d + (c - d) * left_share
         spread = lower + (upper - lower) * upper_share
