@@ -18,7 +18,7 @@ from gpuaug.fusion.ops.sampler import Gate, Sampler, always
 
 Array = NDArray[Any]
 OpDraws = dict[str, Any]
-"""The draws of one op for one batch.
+"""Draws of one op for one batch.
 
 - ``"apply_mask"``: (B,) bool. True for samples that the op is applied to.
 - Parameters by name, mostly Kornia's names: NumPy arrays, (B, ...) unless documented otherwise, or plain numbers.
@@ -134,7 +134,7 @@ class Op(ABC):
     """Short description for ``explain()``, if it is the same for all instances of the class."""
 
     draws_size: bool = False
-    """True if each sample draws its own output size."""
+    """True if the output size is drawn per sample."""
 
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""

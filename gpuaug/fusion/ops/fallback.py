@@ -1,7 +1,7 @@
 """Fallback modules: modules that are not lowered. Their library runs them unchanged at their position of the pipeline.
 
-Their draws depend on the batch's key, as those of ops do. A module receives copies of its inputs, because it may modify them,
-in the dtype that its library would pass at this position.
+Their draws depend on the key of the batch, like the draws of ops. A module receives copies of its inputs, because it may modify
+them, in the dtype that its library would pass at this position.
 """
 
 import copy

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from gpuaug.core.torchvision_types import class_of, names_used
 
-_ALWAYS: dict[int, NDArray[np.bool_]] = {}
+_TRUE_MASKS: dict[int, NDArray[np.bool_]] = {}
+"""Cache of ``always``, by batch size."""
 
 
 class Sampler:
@@ -105,7 +106,7 @@ class Sampler:
         return np.concatenate(numbers).astype(np.float32)
 
     def permutation(self, count: int) -> NDArray[np.int64]:
-        """A random permutation of ``count`` indices per batch, (batches, count)."""
+        """Random permutation of ``count`` indices per batch, (batches, count)."""
         if count > 16:
             return np.stack([generator.permutation(count) for generator in self._generators])
         # Shuffling a short list gives the same result as ``permutation`` in a third of the time.
@@ -134,13 +135,13 @@ class Sampler:
 
 def always(batch: int) -> NDArray[np.bool_]:
     """Read-only apply mask that is True for all samples, (B,)."""
-    mask = _ALWAYS.get(batch)
+    mask = _TRUE_MASKS.get(batch)
     if mask is None:
         mask = np.ones(batch, dtype=bool)
         mask.flags.writeable = False
-        if len(_ALWAYS) > 64:
-            _ALWAYS.clear()
-        _ALWAYS[batch] = mask
+        if len(_TRUE_MASKS) > 64:
+            _TRUE_MASKS.clear()
+        _TRUE_MASKS[batch] = mask
     return mask
 
 

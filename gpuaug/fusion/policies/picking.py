@@ -24,7 +24,7 @@ Pick = Literal["batch", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A module that may be picked, alone or as a part of a ``Child``."""
+    """Module that may be picked, alone or as a part of a ``Child``."""
 
     name: str
     op: Op | EagerOp

@@ -26,7 +26,7 @@ from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.policies.one_of import OneOf
 from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, why_not_picked
 
-_TOGETHER = 4
+_MAX_ONE_OFS = 4
 """Largest number of ``OneOf`` ops in one kernel. Every ``OneOf`` adds the code of all ops that it can pick."""
 
 
@@ -144,7 +144,7 @@ class RandomApply(Picking):
             # A plan identifies ops by identity, and an op may run twice, so every occurrence has a separate op.
             self._steps[key, occurrence] = OneOf(self.name, self._points) if point else copy.copy(op)
         step_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if point else drawn
-        return Step(self._steps[key, occurrence], step_drawn, not point or occurrence % _TOGETHER == 0 < occurrence)
+        return Step(self._steps[key, occurrence], step_drawn, not point or occurrence % _MAX_ONE_OFS == 0 < occurrence)
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
         """Draws in the form of the container's ``params=`` argument."""
