@@ -1,1 +1,1 @@
-"""Ops: what one augmentation draws, and what it does to a pixel. One family of modules a file."""
+"""Ops: parameter draws and pixel arithmetic of one augmentation each, with one family of augmentations per file."""

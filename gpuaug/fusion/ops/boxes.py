@@ -1,11 +1,11 @@
-"""Boxes and keypoints under the geometry of a pipeline, in Kornia's forms and in those of target dicts.
+"""Transformation of boxes and keypoints, in Kornia's formats and in the formats of target dicts.
 
-As in Kornia, the four corners of a box are mapped, through all modules, and what comes out is the upright box around them.
-What a form's coordinates mean differs. Kornia's are those of pixel centres, so that a box of one pixel ends where it begins.
-Those of target dicts are torchvision's: of pixel edges, half a pixel before the first centre and half a pixel behind the last.
+As in Kornia, the four corners of a box are mapped through all modules, and the output is the axis-aligned box around them.
+Coordinates of Kornia's formats refer to pixel centres, so both corners of a box of one pixel are equal. Coordinates of target
+dicts refer to pixel edges, as in torchvision: the first pixel extends from 0 to 1.
 
-Kornia looks at the values to refuse boxes without an extent, for which the host would wait for the device. Here they are
-mapped, and where it is asked which boxes are valid, they are not.
+Kornia reads the values to reject empty boxes, which makes the host wait for the device. Here empty boxes are mapped as well,
+and are not valid where the mask of valid boxes is requested.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ Layout = Literal["vertices", "corners", "sides", "centre", "points"]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The layout and convention of the coordinates of a box or a point."""
+    """Format of boxes or points: the layout and the convention of their coordinates."""
 
     layout: Layout
-    """Four points, two opposite corners, a corner and the sides, the centre and the sides, or a point (x, y)."""
+    """``"vertices"``: four corners; ``"corners"``: XYXY; ``"sides"``: XYWH; ``"centre"``: CXCYWH; ``"points"``: (x, y)."""
 
     edges: bool = False
-    """True: coordinates of pixel edges. False: of pixel centres, the last pixel included."""
+    """True for coordinates of pixel edges; False for pixel centres, with the last pixel included."""
 
     share: bool = False
-    """True if coordinates are fractions of the image's sides."""
+    """True if coordinates are fractions of the image size."""
 
 
 FORMS: dict[str, Form] = {
@@ -39,18 +39,19 @@ FORMS: dict[str, Form] = {
     "bbox_xywh": Form("sides"),
     "keypoints": Form("points"),
 }
-"""By Kornia's name: four corners, the first and the last pixel, the first pixel and the sides, or points (x, y)."""
+"""Formats by Kornia's data key."""
 
 _TAILS: dict[Layout, tuple[int, ...]] = {"vertices": (4, 2), "corners": (4,), "sides": (4,), "centre": (4,), "points": (2,)}
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The map that boxes or points of one form are taken through, and the form of the output.
+    """Map of boxes or points from format ``form`` to format ``to``.
 
-    ``matrix``, (B, 3, 3) float32, maps pixel centres. An element belongs to the sample of its row, or, with ``owners``, (n,)
-    int64, to the one that is named there. ``source`` is the height and width of the images before, or ``Ragged.places``. With
-    ``clip`` boxes end at the frame ``out``, and it is said which have something left.
+    ``matrix``, (B, 3, 3) float32, maps pixel centres. The sample of a box is its index along the first axis, or, with
+    ``owners``, (n,) int64, the index ``owners`` holds for it. ``source`` is the (height, width) of the input images, or
+    ``Ragged.places``. With ``clip`` boxes are clipped to the output size ``out``, (height, width), and a mask of the valid
+    boxes is returned.
     """
 
     form: Form
@@ -63,10 +64,10 @@ class Way:
 
 
 def check_form(values: Tensor, key: str) -> None:
-    """Refuse a tensor that does not have the shape of a form of Kornia's.
+    """Reject a tensor without the shape of Kornia's format ``key``.
 
     Raises:
-        ArgumentError: If it has another.
+        ArgumentError: If the shape differs.
     """
     tail = _TAILS[FORMS[key].layout]
     if values.ndim != 2 + len(tail) or tuple(values.shape[2:]) != tail:
@@ -81,7 +82,7 @@ def rank(form: Form) -> int:
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:
-    """The output type of values of ``dtype``: float32 for integers."""
+    """Output dtype for values of ``dtype``: float32 for integers, else ``dtype``."""
     return dtype if dtype.is_floating_point else torch.float32
 
 
@@ -89,19 +90,19 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
     """Map boxes or points by ``way``, in float32 at least. Columns after a point's (x, y) are unchanged.
 
     Shape:
-        - values: (B, N, …), or with owners (n, …), and what the form says
-        - valid: (B, N) or (n,) bool: which are to be asked for at all
-        - returns: the same in the form ``way.to``, of ``dtype``; and which are valid, where boxes are clipped
+        - values: (B, N, …), or (n, …) with owners; trailing axes as in the format ``way.form``
+        - valid: (B, N) or (n,) bool: mask of the boxes to consider, or ``None`` for all
+        - returns: values in the format ``way.to``, of ``dtype``; and the mask of valid boxes, ``None`` without ``clip``
 
     Cost:
-        Some ten launches.
+        About ten launches.
     """
     matrix = way.matrix
     sides = way.source
     if values.dtype != torch.float64:
         values = values.float()
     if way.owners is not None:
-        # Each box is then a sample of one box.
+        # Every box becomes a sample of one box.
         values = values[:, None]
         matrix = matrix.index_select(0, way.owners)
         valid = None if valid is None else valid[:, None]
@@ -110,8 +111,8 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
     points = move(vertices(values, way.form, source), matrix)
     kept: Tensor | None = None
     if way.to.layout == "points":
-        made = points + 0.5 if way.to.edges else points
-        made = torch.cat((made, values[..., 2:]), -1) if values.shape[-1] > 2 else made
+        mapped = points + 0.5 if way.to.edges else points
+        mapped = torch.cat((mapped, values[..., 2:]), -1) if values.shape[-1] > 2 else mapped
     else:
         first, last = torch.aminmax(points, dim=-2)
         if way.to.edges:
@@ -119,20 +120,20 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
         if way.clip:
             kept = has_extent(values, way.form) & _is_seen(first, last, way)
             kept = kept if valid is None else kept & valid
-            least = 0 if way.to.edges else 1
-            first, last = (_clamped(each, way.out[0] - least, way.out[1] - least) for each in (first, last))
-        made = _packed(first, last, way)
-    made = made.to(dtype)
+            margin = 0 if way.to.edges else 1
+            first, last = (_clamped(corner, way.out[0] - margin, way.out[1] - margin) for corner in (first, last))
+        mapped = _packed(first, last, way)
+    mapped = mapped.to(dtype)
     if way.owners is not None:
-        return made[:, 0], None if kept is None else kept[:, 0]
-    return made, kept
+        return mapped[:, 0], None if kept is None else kept[:, 0]
+    return mapped, kept
 
 
 def vertices(values: Tensor, form: Form, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
-    """What is mapped, as pixel centres: the corners of boxes, clockwise from the top left, or points; float32 at least.
+    """Corners of boxes, clockwise from the top left, or points, in coordinates of pixel centres, in float32 at least.
 
     Shape:
-        - values: (…) and what the form says
+        - values: (…), with trailing axes as in the format ``form``
         - returns: (…, 4, 2), or (…, 2) for points
 
     Cost:
@@ -165,34 +166,34 @@ def move(points: Tensor, matrix: Tensor) -> Tensor:
     """
     m = matrix.to(points.dtype)[:, None]
     flat = points.flatten(1, -2)
-    # Not a matrix product: on a GPU it may be computed in TF32, which is whole pixels off.
+    # Not a matrix product, which may be computed in TF32 on a GPU, with errors of whole pixels.
     mapped = torch.addcmul(torch.addcmul(m[..., 2], m[..., 0], flat[..., :1]), m[..., 1], flat[..., 1:])
     return (mapped[..., :2] / mapped[..., 2:]).reshape(points.shape)
 
 
 def composed(first: Tensor | None, then: Tensor) -> Tensor:
-    """Composed matrices, (B, 3, 3): ``first``, then ``then``."""
+    """Compose matrices, (B, 3, 3): ``first`` is applied before ``then``."""
     return then if first is None else (then[..., None] * first[:, None]).sum(2)
 
 
 def _packed(first: Tensor, last: Tensor, way: Way) -> Tensor:
-    """Axis-aligned boxes in the output form, from two opposite corners, (…, 2) each."""
+    """Axis-aligned boxes in the format ``way.to``, from two opposite corners, (…, 2) each."""
     layout = way.to.layout
     if layout == "vertices":
         return _corners(first, last)
     if layout == "corners":
         return torch.cat((first, last), -1)
     sides = last - first if way.to.edges else last - first + 1
-    made = torch.cat((first if layout == "sides" else (first + last) / 2, sides), -1)
+    packed = torch.cat((first if layout == "sides" else (first + last) / 2, sides), -1)
     if not way.to.share:
-        return made
+        return packed
     height, width = way.out
-    x, y, across, down = made.unbind(-1)
+    x, y, across, down = packed.unbind(-1)
     return torch.stack((x / width, y / height, across / width, down / height), -1)
 
 
 def has_extent(values: Tensor, form: Form) -> Tensor:
-    """Mask of the input boxes that have an area, (B, N)."""
+    """Mask of the input boxes with a positive area, (B, N) bool."""
     if form.layout == "vertices":
         return torch.ones_like(values[..., 0, 0], dtype=torch.bool)
     sides = values[..., 2:] if form.layout != "corners" else values[..., 2:] - values[..., :2]
@@ -200,7 +201,7 @@ def has_extent(values: Tensor, form: Form) -> Tensor:
 
 
 def _is_seen(first: Tensor, last: Tensor, way: Way) -> Tensor:
-    """Mask of boxes with at least one pixel along x and y within the frame, (B, N)."""
+    """Mask of the boxes that overlap the output image by at least one pixel along x and y, (B, N) bool."""
     end = last if way.to.edges else last + 1
     sides = _clamped(end, *way.out) - _clamped(first, *way.out)
     return (sides >= 1).all(-1)
@@ -211,6 +212,6 @@ def _clamped(points: Tensor, height: int, width: int) -> Tensor:
 
 
 def _corners(first: Tensor, last: Tensor) -> Tensor:
-    """(…, 4, 2) clockwise from two opposite corners, (…, 2) each."""
+    """Four corners, (…, 4, 2), clockwise from the top left, from two opposite corners, (…, 2) each."""
     left, top, right, bottom = first[..., 0], first[..., 1], last[..., 0], last[..., 1]
     return torch.stack((left, top, right, top, right, bottom, left, bottom), -1).view(*left.shape, 4, 2)

@@ -1,6 +1,6 @@
-"""Ops on a pixel's colour: brightness, contrast, saturation, hue, gamma, inversion, solarising, levels, snow.
+"""Kornia's pointwise color modules: brightness, contrast, saturation, hue, gamma, invert, solarize, posterize, snow.
 
-Each follows Kornia's own arithmetic, clamps included: they come between the steps, so the steps cannot be merged into one.
+Ops repeat Kornia's arithmetic, including the clamps between operations, so operations cannot be merged.
 """
 
 import math
@@ -18,10 +18,10 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 
 class UniformOp(PointOp):
-    """An op whose parameters are uniform numbers, each drawn between the bounds in the module's own generator."""
+    """Op whose parameters are uniform numbers, with bounds read from the module's parameter generator."""
 
     names: tuple[str, ...]
-    """Kornia's names of the parameters, in the order of the row."""
+    """Kornia's names of the parameters, in the order of the columns of a row."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -29,17 +29,17 @@ class UniformOp(PointOp):
         self.bounds = [bounds(samplers[parameter]) for parameter in self.names]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """One uniform number per sample for each parameter, (B,)."""
+        """Draw one uniform number per parameter and sample, (B,) each."""
         return {name: sampler.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The drawn numbers, in the order of ``names``."""
+        """Write the drawn numbers, in the order of ``names``."""
         for index, name in enumerate(self.names):
             out[:, 1 + index] = drawn[name]
 
 
 class Brightness(UniformOp):
-    """RandomBrightness: adds a number."""
+    """``RandomBrightness``: adds ``brightness_factor - 1``."""
 
     code = 1
     width = 3
@@ -52,7 +52,7 @@ class Brightness(UniformOp):
         return bool(self.module.clip_output)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The summand, and 1 if the sum is clamped."""
+        """Write the number to add, and 1 if values are clamped."""
         out[:, 1] = drawn["brightness_factor"] - 1
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
@@ -62,7 +62,7 @@ class Brightness(UniformOp):
 
 
 class Contrast(UniformOp):
-    """RandomContrast: multiplies by a factor."""
+    """``RandomContrast``: multiplies by ``contrast_factor``."""
 
     code = 2
     width = 3
@@ -75,7 +75,7 @@ class Contrast(UniformOp):
         return bool(self.module.clip_output)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factor, and 1 if the product is clamped."""
+        """Write the factor, and 1 if values are clamped."""
         out[:, 1] = drawn["contrast_factor"]
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
@@ -85,7 +85,7 @@ class Contrast(UniformOp):
 
 
 class Saturation(UniformOp):
-    """RandomSaturation: multiplies the saturation of HSV."""
+    """``RandomSaturation``: multiplies the HSV saturation."""
 
     code = 3
     width = 2
@@ -95,12 +95,12 @@ class Saturation(UniformOp):
     keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, saturate, clamp."""
+        """Clamp, multiply the saturation, clamp."""
         return saturated(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
 
 
 class Hue(UniformOp):
-    """RandomHue: turns the hue of HSV."""
+    """``RandomHue``: rotates the HSV hue."""
 
     code = 4
     width = 2
@@ -110,12 +110,12 @@ class Hue(UniformOp):
     keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, turn, clamp."""
+        """Clamp, rotate the hue, clamp."""
         return hue_turned(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
 
 
 class Gamma(UniformOp):
-    """RandomGamma: gain · value ** gamma."""
+    """``RandomGamma``: ``gain * value ** gamma``."""
 
     code = 5
     width = 3
@@ -133,7 +133,7 @@ class Gamma(UniformOp):
 
 
 class Invert(PointOp):
-    """RandomInvert: max_val - value."""
+    """``RandomInvert``: ``max_val - value``."""
 
     code = 7
     width = 2
@@ -146,19 +146,19 @@ class Invert(PointOp):
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         largest = module.flags["max_val"]  # type: ignore[index]
         one = isinstance(largest, int | float) or (isinstance(largest, Tensor) and largest.numel() == 1)
         return None if one else "max_val has a value for each channel"
 
     def out(self, size: Size) -> Size:
-        """With Kornia, ``max_val`` of several channels broadcasts images of one channel to as many."""
+        """Output size. In Kornia, a ``max_val`` with several channels broadcasts images of one channel."""
         largest = self.settings["max_val"]
         channels = largest.shape[-3] if isinstance(largest, Tensor) and largest.ndim > 2 and size.channels == 1 else 1
         return size if channels == 1 else replace(size, channels=channels)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """``max_val``, from which values are subtracted."""
+        """Write ``max_val``."""
         out[:, 1] = float(self.settings["max_val"])
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class Invert(PointOp):
 
 
 class Solarize(UniformOp):
-    """RandomSolarize: adds, then inverts values at or above a threshold."""
+    """``RandomSolarize``: adds a number, then inverts values at or above a threshold."""
 
     code = 8
     width = 3
@@ -182,7 +182,7 @@ class Solarize(UniformOp):
 
 
 class Snow(UniformOp):
-    """RandomSnow: multiplies the lightness of HLS where it is below a threshold."""
+    """``RandomSnow``: multiplies HLS lightness below a threshold."""
 
     code = 18
     width = 3
@@ -197,7 +197,7 @@ class Snow(UniformOp):
 
 
 class Posterize(PointOp):
-    """RandomPosterize: keeps the upper bits of a byte."""
+    """``RandomPosterize``: keeps the highest bits of 8-bit values."""
 
     code = 9
     width = 3
@@ -210,49 +210,48 @@ class Posterize(PointOp):
         self._offset = 0.0
 
     def expect_rounding(self) -> None:
-        """Round down to levels with a tolerance: an op before may make pixels that differ by rounding errors of equal ones."""
+        """Round down to levels with a tolerance, for images whose values have rounding errors of a preceding op."""
         self._offset = SLACK
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Number of bits per sample, rounded."""
+        """Draw the number of bits per sample, rounded to an integer, (B,)."""
         return {"bits_factor": np.rint(sampler.within(*self._bounds))}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The number of bits as int32."""
+        """Number of bits as int32."""
         return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The distance between kept levels, and the summand before rounding down to a level."""
+        """Write the distance between kept levels, and the offset that is added before rounding down to a level."""
         out[:, 1] = np.exp2(8 - drawn["bits_factor"])
         out[:, 2] = self._offset
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """In bytes: floor(byte / step) · step."""
+        """Compute floor(value / step) · step in 8-bit values."""
         values = images.clamp(0, 1)
         step = column(rows, 1)
-        most = torch.full(
-            (), 255.0, dtype=torch.float32, device=images.device
-        )  # a tensor, so that a GPU divides and does not multiply
+        # A tensor, because torch on a GPU multiplies by the reciprocal of a Python number.
+        most = torch.full((), 255.0, dtype=torch.float32, device=images.device)
         levels = torch.floor(torch.floor(values * 255 + column(rows, 2)) / step / most * 255)
         kept = torch.where(step == 256, 0.0, levels * step / most)
         return torch.where(step == 1, values, kept)
 
 
 def saturated(images: Tensor, factor: Tensor) -> Tensor:
-    """RGB with the saturation of HSV multiplied by ``factor`` and clamped."""
+    """RGB images with the HSV saturation multiplied by ``factor`` and clamped."""
     most, least = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     spread = most - least
     share = spread / torch.where(most == 0, 1.0, most + 1e-8)
-    wanted = most * (share * factor).clamp(0, 1)
-    return (images - least) * (wanted / torch.where(spread == 0, 1.0, spread)) + (most - wanted)
+    chroma = most * (share * factor).clamp(0, 1)
+    return (images - least) * (chroma / torch.where(spread == 0, 1.0, spread)) + (most - chroma)
 
 
 def snowed(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
-    """RGB in [0, 1] with lightness of HLS below ``threshold`` multiplied by ``factor``; hue and saturation are unchanged."""
+    """RGB images in [0, 1] with HLS lightness below ``threshold`` multiplied by ``factor``; hue and saturation are kept."""
     most, least = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     doubled = most + least
     light = doubled / 2
-    # A channel's distance from the lightness scales with the room that the lightness leaves on either side of it.
+    # For constant saturation, the distance of a channel from the lightness is proportional to min(lightness, 1 - lightness).
     room = torch.where(doubled < 1, doubled, 2 - doubled)
     lit = torch.where(light < threshold, (light * factor).clamp(0, 1), light)
     scale = 2 * torch.minimum(lit, 1 - lit) / torch.where(room == 0, 1.0, room + 1e-8)
@@ -260,7 +259,7 @@ def snowed(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
-    """RGB with the hue of HSV turned by ``turns`` of a full circle."""
+    """RGB images with the HSV hue rotated by ``turns``, (B, 1, 1, 1), in full turns."""
     red, green, blue = images.unbind(1)
     most, least = images.amax(1), images.amin(1)
     spread = most - least
@@ -285,15 +284,15 @@ def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
     whole = whole.clamp(0, 5)
 
     def channel(peak_from: int) -> Tensor:
-        # Each channel rises, stays high for two sixths, falls and stays low for two; channels differ only in the phase.
-        at = torch.remainder(whole + peak_from, 6)
-        return torch.where(at == 0, rising, torch.where(at <= 2, most, torch.where(at == 3, falling, low)))
+        # Over the six sectors of the hue a channel rises, is high twice, falls and is low twice. Channels differ in phase.
+        phase = torch.remainder(whole + peak_from, 6)
+        return torch.where(phase == 0, rising, torch.where(phase <= 2, most, torch.where(phase == 3, falling, low)))
 
     return torch.stack((channel(2), channel(0), channel(4)), 1)
 
 
 def _clipped(images: Tensor, rows: Tensor, change: Any) -> Tensor:
-    """Apply ``change``, between two clamps where column 2 of the row is not 0."""
+    """Apply ``change``. Clamp before and after if column 2 of the row is not 0."""
     clips = column(rows, 2) != 0
     changed = change(torch.where(clips, images.clamp(0, 1), images))
     return torch.where(clips, changed.clamp(0, 1), changed)

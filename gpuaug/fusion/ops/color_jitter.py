@@ -1,4 +1,4 @@
-"""ColorJitter and ColorJiggle: four adjustments in an order that is drawn once for the batch."""
+"""Kornia's ``ColorJitter`` and ``ColorJiggle``: four adjustments, in a random order per batch."""
 
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.sampler import Sampler
 FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 _NEUTRAL = np.array([[1.0], [1.0], [1.0], [0.0]], dtype=np.float32)
 NONE = 4
-"""Placeholder in the order, for an adjustment that is left out."""
+"""Placeholder in the order, for an omitted adjustment."""
 
 CONTRAST = 2
 """Flag: the contrast is not always neutral."""
@@ -36,10 +36,10 @@ PERMUTES = 64
 """Flag: three more columns of the row hold a permutation of the channels, applied after all adjustments."""
 
 BEFORE_CONTRAST = 128
-"""Flag: only the adjustments before the contrast are made, or all where the order has none; channels keep their order."""
+"""Flag: only adjustments before contrast run (all if the order has no contrast); channels are not permuted."""
 
 FROM_CONTRAST = 256
-"""Flag: only the contrast and what comes after it are made."""
+"""Flag: only contrast and the adjustments after contrast run."""
 
 
 class _Jitter(PointOp):
@@ -54,70 +54,70 @@ class _Jitter(PointOp):
         self.bounds = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
         self._fixed: tuple[int, ...] | None = module._fixed_order  # type: ignore[assignment]
         used = range(4) if self._fixed is None else self._fixed
-        # Kornia leaves out an adjustment that is neutral for the whole batch. One whose bounds are neutral always is.
+        # Kornia omits an adjustment that is neutral for the whole batch, so one with neutral bounds never runs.
         self._active = [index in used and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
         self._drawn = np.flatnonzero(self._active)
         self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
 
     @property
     def flags(self) -> int:  # type: ignore[override]
-        """A bit for each adjustment that is not always neutral."""
+        """One bit per adjustment that is not always neutral."""
         return sum(1 << index for index, active in enumerate(self._active) if active)
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """Without saturation, hue and a permutation for other images than of three channels, which have none."""
+        """``flags``, without saturation, hue and permutation unless images have three channels."""
         return self.flags if channels == 3 else self.flags & ~(OF_COLOURS | PERMUTES)
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """Brightness and contrast are of any number of channels, saturation and hue of three."""
+        """Require three channels for saturation and hue."""
         return ("3", f"saturation and hue of {self.name}") if self.flags & OF_COLOURS and channels != 3 else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Four factors per sample, and an order of the adjustments per batch."""
+        """Draw ``"factors"``, (4, B), and ``"order"``, (batches, 4) indices of adjustments."""
         return {"factors": sampler.between(self._low, self._high), "order": sampler.permutation(4)}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
-        """The draws of sample ``index``, as a batch of one: its column of the factors, and the order of the batch."""
-        kept = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
-        return {**kept, "apply_mask": drawn["apply_mask"][index : index + 1]}
+        """Draws of sample ``index`` as a batch of one: its column of the factors, and the order of the batch."""
+        sample = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
+        return {**sample, "apply_mask": drawn["apply_mask"][index : index + 1]}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """The factors of adjustments that are not always neutral."""
+        """Factors of the adjustments that are not always neutral."""
         return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._drawn}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The same factors and order."""
+        """Factors and order under Kornia's names."""
         factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
         return {**factors, "order": torch.from_numpy(drawn["order"][0])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factors, then the order, with ``NONE`` for adjustments that are left out."""
+        """Write the four factors, then the order, with ``NONE`` for omitted adjustments."""
         factors: Array = drawn["factors"]
-        # A column at a time: NumPy's inner loop is along a row otherwise.
+        # One column at a time is faster: otherwise NumPy's inner loop runs along the short rows.
         for index, values in enumerate(factors):
             out[:, 1 + index] = values
         orders: Array = drawn["order"]
-        each = len(out) // max(len(orders), 1)
-        steps = orders if self._fixed is None else np.tile(self._fixed, (len(orders), 1))
-        left_out = ~np.array(self._active)[steps]
-        # Neutral for every sample by chance, too: it hardly ever is for the first.
-        if each and (factors[self._drawn, ::each] == _NEUTRAL[self._drawn]).any():
-            neutral = (factors == _NEUTRAL).reshape(4, -1, each).all(2).T
-            left_out |= np.take_along_axis(neutral, steps, 1)
+        batch = len(out) // max(len(orders), 1)
+        adjustments = orders if self._fixed is None else np.tile(self._fixed, (len(orders), 1))
+        omitted = ~np.array(self._active)[adjustments]
+        # An adjustment may also be drawn neutral for a whole batch. The check of the first samples is almost always False.
+        if batch and (factors[self._drawn, ::batch] == _NEUTRAL[self._drawn]).any():
+            neutral = (factors == _NEUTRAL).reshape(4, -1, batch).all(2).T
+            omitted |= np.take_along_axis(neutral, adjustments, 1)
         order = np.full((len(orders), 4), NONE, dtype=np.float32)
-        order[:, : steps.shape[1]] = np.where(left_out, NONE, steps)
-        # A view of all rows: samples of a batch are contiguous.
-        rows = out.reshape(len(orders), each, out.shape[1])
+        order[:, : adjustments.shape[1]] = np.where(omitted, NONE, adjustments)
+        # A view: the rows of a batch are contiguous.
+        rows = out.reshape(len(orders), batch, out.shape[1])
         for position in range(4):
             rows[:, :, 5 + position] = order[:, position, None]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, the adjustments in order, clamp."""
+        """Clamp, run the adjustments in order, clamp."""
         values = images.clamp(0, 1)
         for position in range(4):
-            steps = rows[:, 5 + position]
-            # A batch has one order. On a CPU it is read; on a GPU the host would have to wait for it.
-            taken = set(steps.tolist()) if steps.device.type == "cpu" else {0, 1, 2, 3, NONE}
+            adjustments = rows[:, 5 + position]
+            # A batch has one order. Reading it from a GPU would synchronise, so all adjustments run there.
+            taken = set(adjustments.tolist()) if adjustments.device.type == "cpu" else {0, 1, 2, 3, NONE}
             changed = values
             flags = self.flags_for(images.shape[1])
             for index in (index for index in range(4) if flags >> index & 1 and index in taken):
@@ -127,28 +127,28 @@ class _Jitter(PointOp):
         return values.clamp(0, 1)
 
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
-        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        """Apply adjustment ``index``: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
         raise NotImplementedError
 
 
 class ColorJitter(_Jitter):
-    """ColorJitter, as torchvision's: contrast is around the mean grey of the image after the adjustments before it."""
+    """``ColorJitter``: contrast blends with the mean grey value of the image, after the preceding adjustments."""
 
     code = 16
     red_share: ClassVar[float] = GREY[0]
-    """Weight of red in a grey."""
+    """Weight of red in grey values."""
 
     @property
     def needs_mean(self) -> bool:
-        """True unless contrast is always neutral."""
+        """True if contrast may run."""
         return self._active[1]
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """Grey images have a saturation with Kornia, which is always the same."""
+        """Accept one channel unless hue may run: Kornia's saturation has no effect on images of one channel."""
         return None if channels == 1 and not self.flags & HUE else super().channels_taken(channels)
 
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
-        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        """Apply adjustment ``index``: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
         if index == 0:
             return (values * factor).clamp(0, 1)
         if index == 1:
@@ -161,12 +161,12 @@ class ColorJitter(_Jitter):
 
 
 class ColorJiggle(_Jitter):
-    """ColorJiggle: the adjustments of the single ops, contrast being a product."""
+    """``ColorJiggle``: adjustments of Kornia's single modules; contrast is a multiplication."""
 
     code = 17
 
     def adjusted(self, index: int, values: Tensor, factor: Tensor) -> Tensor:
-        """One adjustment: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
+        """Apply adjustment ``index``: 0 brightness, 1 contrast, 2 saturation, 3 hue."""
         if index == 0:
             return (values + (factor - 1)).clamp(0, 1)
         if index == 1:

@@ -1,4 +1,4 @@
-"""Flips, crops and padding: ops that move whole pixels."""
+"""Kornia's flips, crops and padding, which move whole pixels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +17,14 @@ class _Flip(IndexOp):
     axis: str
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Reverses one axis of samples that the op applies to."""
+        """Map that reverses one axis of the samples in the apply mask."""
         apply_mask = drawn["apply_mask"]
         length = size.width if self.axis == "x" else size.height
         flipped = Axis(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0))
         return IndexMap(x=flipped) if self.axis == "x" else IndexMap(y=flipped)
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """X → W - 1 - x, or y → H - 1 - y, for samples that the op applies to."""
+        """Matrices that map x to W - 1 - x, or y to H - 1 - y, for the samples in the apply mask."""
         k, length = (0, size.width) if self.axis == "x" else (1, size.height)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[drawn["apply_mask"], k, k] = -1.0
@@ -33,21 +33,21 @@ class _Flip(IndexOp):
 
 
 class HorizontalFlip(_Flip):
-    """RandomHorizontalFlip."""
+    """``RandomHorizontalFlip``."""
 
     axis = "x"
     words = "flip left and right"
 
 
 class VerticalFlip(_Flip):
-    """RandomVerticalFlip."""
+    """``RandomVerticalFlip``."""
 
     axis = "y"
     words = "flip up and down"
 
 
 class Crop(IndexOp):
-    """RandomCrop with ``cropping_mode="slice"``, and its padding."""
+    """``RandomCrop`` with ``cropping_mode="slice"``, including padding."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -56,7 +56,7 @@ class Crop(IndexOp):
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         if flags["cropping_mode"] != "slice":
             return f"cropping_mode={flags['cropping_mode']!r}"
@@ -70,34 +70,34 @@ class Crop(IndexOp):
         return self.settings["padding_mode"] if padded else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Padding in pixels, left, right, above and below: integers, or arrays (B,) if images differ in size."""
-        # Of an image that the crop fits into, so without what is padded where it does not.
+        """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
+        # Padding that does not depend on the image: computed for an image of the size of the crop.
         always: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
         if not self.settings["pad_if_needed"]:
             return always
         across, down = self._width - size.width, self._height - size.height
-        lacking = (across, across, down, down)
+        missing = (across, across, down, down)
         if size.ragged:
-            return [np.where(lack > 0, np.maximum(lack, pad), pad) for lack, pad in zip(lacking, always, strict=True)]
-        return [max(lack, pad) if lack > 0 else pad for lack, pad in zip(lacking, always, strict=True)]
+            return [np.where(lack > 0, np.maximum(lack, pad), pad) for lack, pad in zip(missing, always, strict=True)]
+        return [max(lack, pad) if lack > 0 else pad for lack, pad in zip(missing, always, strict=True)]
 
     def _canvas(self, size: Size) -> Size:
         left, right, top, bottom = self._padding(size)
         return size.to(size.height + top + bottom, size.width + left + right)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia resizes if the crop is larger than the padded image, and reflects no further than the image."""
+        """Reject a crop larger than the padded image, which Kornia resizes, and reflection beyond the image."""
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
         return why_not_padded(self._padding(size), self.edge, size) or changes_size_by_chance(self, size=size)
 
     def out(self, size: Size) -> Size:
-        """The crop's."""
+        """Size of the crop."""
         return size.to(self._height, self._width)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """First column and row, uniform among those at which the crop fits."""
+        """Draw the first column ``"x"`` and row ``"y"``, (B,), uniform over the positions at which the crop fits."""
         canvas = self._canvas(size)
         across, down = sampler.uniform(2)
         return {
@@ -106,7 +106,7 @@ class Crop(IndexOp):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Corners in the padded image, and in the crop."""
+        """Corners of the crop in the padded image and in the output."""
         canvas = self._canvas(size)
         height, width = np.float32(self._height), np.float32(self._width)
         return {
@@ -116,13 +116,13 @@ class Crop(IndexOp):
         }
 
     def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """In Kornia's form: ``forward_input_shape`` is the shape of the padded images."""
+        """Draws in the form of ``params=``. ``forward_input_shape`` is the shape of the padded images."""
         if size.batch == 0:
             return super().params(drawn, size)
         return {**super().params(drawn, size), **self.kornia_parameters(drawn, size)}
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Shifted by the start of the crop, less the padding. Images of a skipped batch already have the size of the crop."""
+        """Shift by the start of the crop minus the padding. Skipped samples already have the size of the crop."""
         left, _, top, _ = self._padding(size)
         apply_mask = drawn["apply_mask"]
         return IndexMap(
@@ -130,7 +130,7 @@ class Crop(IndexOp):
         )
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """The shift."""
+        """Translation matrices."""
         shifts = self.map(drawn, size)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[:, 0, 2] = -shifts.x.offset
@@ -138,12 +138,12 @@ class Crop(IndexOp):
         return matrix
 
     def describe(self) -> str:
-        """In a few words."""
+        """Short description for ``explain()``."""
         return f"crop {self._height}x{self._width}"
 
 
 class CenterCrop(IndexOp):
-    """CenterCrop with ``cropping_mode="slice"``."""
+    """``CenterCrop`` with ``cropping_mode="slice"``."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -151,48 +151,48 @@ class CenterCrop(IndexOp):
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         mode = module.flags["cropping_mode"]  # type: ignore[index]
         return None if mode == "slice" else f"cropping_mode={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia raises if the crop is larger than the image."""
+        """Reject a crop that is larger than the image, for which Kornia raises an error."""
         if np.any(self._height > size.height) or np.any(self._width > size.width):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
         return changes_size_by_chance(self, size=size)
 
     def out(self, size: Size) -> Size:
-        """The crop's."""
+        """Size of the crop."""
         return size.to(self._height, self._width)
 
     def start(self, size: Size) -> tuple[Any, Any]:
-        """The first column and row, rounded down."""
+        """(first column, first row) of the crop, rounded down."""
         return (size.width - self._width) // 2, (size.height - self._height) // 2
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the crop in the image and in the output, as integers."""
-        left, top = (np.full(size.batch, each) for each in self.start(size))
-        made = corners(left, top, self._width, self._height, self._width, self._height, size)
-        return {name: value.long() for name, value in made.items()}
+        left, top = (np.full(size.batch, first) for first in self.start(size))
+        parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
+        return {name: value.long() for name, value in parameters.items()}
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Shifted to the centre."""
+        """Shift by the start of the crop."""
         left, top = self.start(size)
         return IndexMap(Axis(offset=length_of(left)), Axis(offset=length_of(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """The shift."""
+        """Translation matrices."""
         matrix, (left, top) = identities(size), self.start(size)
         matrix[:, 0, 2], matrix[:, 1, 2] = -left, -top
         return matrix
 
     def describe(self) -> str:
-        """In a few words."""
+        """Short description for ``explain()``."""
         return f"centre crop {self._height}x{self._width}"
 
 
 class PadTo(IndexOp):
-    """PadTo: padding on the right and below, or a crop there."""
+    """``PadTo``: pads on the right and bottom, or crops there."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -201,16 +201,16 @@ class PadTo(IndexOp):
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         return _cannot_pad("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """The fill, by Kornia's name."""
+        """Fill value, by Kornia's name."""
         return {"pad_value": self.fill}
 
     def out(self, size: Size) -> Size:
-        """The size padded to; without ``crop_if_exceeds`` at least that of the image."""
+        """Output size; without ``crop_if_exceeds`` at least the size of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
             larger = np.maximum if size.ragged else max
@@ -218,7 +218,7 @@ class PadTo(IndexOp):
         return size.to(height, width)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia raises if reflection reaches further than the image."""
+        """Reject reflection beyond the image, for which Kornia raises an error, and a crop with a mode other than constant."""
         out = self.out(size)
         if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
             return "reflects further than the image is wide"
@@ -227,29 +227,29 @@ class PadTo(IndexOp):
         return changes_size_by_chance(self, size=size)
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Every pixel stays where it is."""
+        """Return the identity map: padding is on the right and bottom."""
         return IndexMap()
 
     def describe(self) -> str:
-        """In a few words."""
+        """Short description for ``explain()``."""
         return "pad to {}x{}".format(*self.settings["size"])
 
 
 def _values_of(fill: Any) -> float | list[float]:
-    """A number, or the numbers of a sequence or tensor."""
+    """Convert a fill to a float, or to a list of floats for a sequence or tensor."""
     return float(fill) if isinstance(fill, int | float) else np.asarray(fill, dtype=np.float64).reshape(-1).tolist()
 
 
 def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
-    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # which Kornia refuses, and says so
+    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # Kornia raises an error for it
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
     return None
 
 
 def why_not_padded(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
-    """Why images of this size cannot be padded by (left, right, above, below); ``None`` if they can."""
+    """Reason why images of ``size`` cannot be padded by ``sides``, (left, right, above, below), or ``None``."""
     left, right, top, bottom = sides
     if any(np.any(np.less(side, 0)) for side in sides):
         return "negative padding"
@@ -265,7 +265,7 @@ def identities(size: Size) -> Array:
 
 
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:
-    """The four corners of a window and of the output, clockwise from the top left, as Kornia's crops record them."""
+    """Parameters of Kornia's crops: the four corners of a window and of the output, clockwise from the top left."""
     if size.batch == 0:
         return {name: host_tensor(np.zeros((0, 4, 2)), np.float32) for name in ("src", "dst")}
     right, bottom = x + width - 1, y + height - 1

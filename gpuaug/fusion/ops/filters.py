@@ -1,4 +1,4 @@
-"""Filters, ops that read other pixels of the image: blur, sharpness, equalize, CLAHE and auto contrast."""
+"""Kornia's modules whose output pixel depends on other pixels: blur, sharpness, equalize, CLAHE and auto contrast."""
 
 from typing import Any, Literal
 
@@ -14,26 +14,26 @@ from gpuaug.fusion.ops.sampler import Sampler
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
 ONE_LAUNCH = 9
-"""Largest blur kernel computed along both axes in one launch."""
+"""Largest side of a blur kernel that is computed along both axes in one launch."""
 
 LEVELS = 256
-"""Bins of a histogram, one per level of a byte."""
+"""Number of bins of a histogram, one per uint8 value."""
 
 FLAT = 2.0**-18
-"""Largest distance between values of a channel that counts as one value: four times what interpolating one value leaves.
+"""Largest range of a channel that counts as constant: four times the rounding error of interpolating a constant.
 
-It is a thousandth of the distance between two bytes. A stretch or an equalisation would make noise of less.
+It is a thousandth of the distance between two uint8 values. Stretching a smaller range would amplify rounding errors.
 """
 
 SLACK = 255 * FLAT / 2
-"""Summand of a level before it is rounded down, which gives a value that was rounded to just below a level that level."""
+"""Offset added before a level is rounded down, so that a value just below a level due to rounding counts as that level."""
 
 EQUALIZE, CONTRAST = 1, 2
-"""Column 0 of the row of a sample that picked equalize or auto contrast."""
+"""Values of column 0 of a row, for a sample that picked equalize or auto contrast."""
 
 
 class BlurOp(FrontOp):
-    """RandomGaussianBlur: a Gaussian along each axis."""
+    """``RandomGaussianBlur``: separable Gaussian blur."""
 
     kernel, width = "blur", 3
 
@@ -46,7 +46,7 @@ class BlurOp(FrontOp):
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         size = flags["kernel_size"]
         sides = (size, size) if isinstance(size, int) else size
@@ -57,7 +57,7 @@ class BlurOp(FrontOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia raises if the border is larger than the image that it is made of."""
+        """Reject a border that is larger than the image, for which Kornia raises an error."""
         down, across = (side // 2 for side in self.kernel_size)
         reflects = self.border == "reflect" and (size.height <= down or size.width <= across)
         repeats = self.border == "circular" and (size.height < down or size.width < across)
@@ -65,19 +65,19 @@ class BlurOp(FrontOp):
 
     @property
     def launches(self) -> int:
-        """A large kernel is blurred along one axis after the other."""
+        """Number of kernel launches: 2, one per axis, if the kernel is larger than ``ONE_LAUNCH``, else 1."""
         return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Standard deviation of the Gaussian per sample, in pixels."""
+        """Draw the standard deviation of the Gaussian per sample in pixels, (B,)."""
         return {"sigma": sampler.within(*self._bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Standard deviation of the Gaussian along y and x, in pixels."""
+        """Write the standard deviations of the Gaussian along y and x, in pixels."""
         out[:, 1] = out[:, 2] = drawn["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """A sum of shifted copies, since a GPU may compute a convolution in TF32."""
+        """Sum weighted shifted copies. A convolution may be computed in TF32 on a GPU."""
         mode = self.border
         down, across = self.kernel_size
         for side, axis in ((across, 3), (down, 2)):
@@ -93,12 +93,12 @@ class BlurOp(FrontOp):
         return images
 
     def describe(self) -> str:
-        """In a few words."""
+        """Short description for ``explain()``."""
         return "blur {}x{}".format(*self.kernel_size)
 
 
 class SharpnessOp(FrontOp):
-    """RandomSharpness: blends the image with its 3x3 mean; border pixels are unchanged."""
+    """``RandomSharpness``: blends the image with a 3x3 weighted mean. Border pixels are unchanged."""
 
     kernel, width = "sharpness", 2
     words = "sharpen"
@@ -108,19 +108,19 @@ class SharpnessOp(FrontOp):
         self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr, index]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia raises for images smaller than the 3x3 kernel."""
+        """Reject images smaller than the 3x3 kernel, for which Kornia raises an error."""
         return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A factor per sample."""
+        """Draw a sharpness factor per sample, (B,)."""
         return {"sharpness": sampler.within(*self._bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factor."""
+        """Write the sharpness factor."""
         out[:, 1] = drawn["sharpness"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, weigh the neighbours (1 each, 5 the pixel itself, of 13), clamp, blend, clamp."""
+        """Clamp, average with weights 5/13 for the pixel and 1/13 per neighbour, clamp, blend, clamp."""
         images = images.clamp(0, 1)
         height, width = images.shape[2] - 2, images.shape[3] - 2
         total = 4 * images[:, :, 1:-1, 1:-1]
@@ -133,42 +133,45 @@ class SharpnessOp(FrontOp):
 
 
 class LevelsOp(FrontOp):
-    """An op that maps each channel of each sample by a lookup table, or by one table per tile.
+    """Op that maps every channel of a sample by a lookup table, or by one table per tile.
 
-    Cost: a launch that reads the images for the tables, and one that reads both.
+    Cost: two launches, one that computes the tables from the images, and one that applies them.
     """
 
     kernel, width = "levels", 1
     launches = 2  # type: ignore[assignment]
 
     entries: int
-    """Length of a channel's tables."""
+    """Number of entries of all tables of a channel."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
 
     rounds: bool = False
-    """True if auto contrast is of levels, as of bytes, and not of the values themselves."""
+    """True if auto contrast rounds values to uint8 levels first."""
 
     def expect_rounding(self) -> None:
-        """Count levels with a tolerance: an op before may make pixels that differ by rounding errors of equal ones."""
+        """Compute levels with a tolerance, for images whose values have rounding errors of a preceding op."""
         self.to_levels = (self.to_levels[0], SLACK)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Nothing."""
+        """Do nothing: the row holds the apply mask only."""
 
 
 class Equalize(LevelsOp):
-    """RandomEqualize: histogram equalization of the levels of a byte."""
+    """``RandomEqualize``: histogram equalization with 256 levels."""
 
     entries = LEVELS
     words = "equalize"
 
     keeps_values: bool = True
-    """True if a channel with step 0 keeps its values, rather than their levels."""
+    """True if a channel with step 0 keeps its values; False if it is rounded to levels."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp; in bytes, the pixels below a level by the 255th part of all but the brightest; a NaN stays."""
+        """Clamp, and map a level to (number of darker pixels + step / 2) / step; NaN is kept.
+
+        ``step`` is the number of pixels below the brightest level, divided by 255.
+        """
         clamped = images.clamp(0, 1)
         factor, offset = self.to_levels
         levels = clamped.nan_to_num(0).mul(factor).add(offset).long().flatten(2)
@@ -183,9 +186,9 @@ class Equalize(LevelsOp):
 
 
 class Clahe(LevelsOp):
-    """RandomClahe: one table per tile, from a clipped histogram; a pixel blends the tables of the four nearest tiles.
+    """``RandomClahe``: one table per tile, from a clipped histogram; a pixel blends the tables of the four nearest tiles.
 
-    Cost: the two launches of its kind. The tables take 256 bytes for each tile of each channel.
+    Cost: two launches, and 256 bytes of tables per tile and channel.
     """
 
     width = 2
@@ -198,7 +201,7 @@ class Clahe(LevelsOp):
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         grid = flags["grid_size"]
         if flags["slow_and_differentiable"]:
@@ -207,23 +210,23 @@ class Clahe(LevelsOp):
         return None if counts else f"grid_size={grid!r} is no pair of counts"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia raises if images are too small for the tiles."""
+        """Reject images that are too small for the tiles, for which Kornia raises an error."""
         smaller = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if smaller else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Clip limit per sample: the largest count of a level, in multiples of the mean count."""
+        """Draw the clip limit per sample, (B,): the largest count of a level, in multiples of the mean count."""
         return {"clip_limit_factor": sampler.within(*self._bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Largest count of a level, in pixels; without a limit, all pixels of the tile."""
+        """Write the largest count of a level, in pixels; without a limit, the number of pixels of a tile."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
         limits = drawn["clip_limit_factor"].astype(np.float64)
         most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
         out[:, 1] = np.where(limits > 0, most, pixels)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp; in bytes, through the tables of the four nearest tiles, blended; a NaN stays."""
+        """Clamp, look up the level in the tables of the four nearest tiles, and blend; NaN is kept."""
         height, width = images.shape[2:]
         down, across = (tile_side(length, count) for length, count in zip((height, width), self.grid, strict=True))
         clamped = images.clamp(0, 1)
@@ -232,9 +235,9 @@ class Clahe(LevelsOp):
         levels = functional.pad(clamped.nan_to_num(0), padding, mode="reflect").mul(factor).add(offset).long()
         tables = self._tables(levels.unfold(2, down, down).unfold(3, across, across).flatten(4).flatten(2, 3), rows)
         levels = levels[:, :, :height, :width]
-        top, bottom, upper_share = (each[:, None] for each in tiles_between(height, self.grid[0], images.device))
+        top, bottom, upper_share = (values[:, None] for values in tiles_between(height, self.grid[0], images.device))
         left, right, left_share = tiles_between(width, self.grid[1], images.device)
-        four = (row * self.grid[1] + place for row in (top, bottom) for place in (left, right))
+        four = (tile_row * self.grid[1] + tile_column for tile_row in (top, bottom) for tile_column in (left, right))
         a, b, c, d = (tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in four)
         upper, lower = b + (a - b) * left_share, d + (c - d) * left_share
         spread = lower + (upper - lower) * upper_share
@@ -242,11 +245,11 @@ class Clahe(LevelsOp):
         return torch.where(images.isnan(), images, spread / most)
 
     def _tables(self, levels: Tensor, rows: Tensor) -> Tensor:
-        """Lookup tables, (B, C, tiles · 256) float32, from the levels of each tile's pixels, (B, C, tiles, pixels)."""
+        """Lookup tables, (B, C, tiles · 256) float32, from the levels of the pixels of every tile, (B, C, tiles, pixels)."""
         pixels = levels.shape[3]
         counts = levels.new_zeros(*levels.shape[:3], LEVELS).scatter_add_(3, levels, torch.ones_like(levels))
         counts = counts.minimum(column(rows, 1).long())
-        # The excess above the limit is divided among all levels; its remainder goes to evenly spaced levels, one each.
+        # The excess above the limit is distributed over all levels; the remainder adds 1 to evenly spaced levels.
         clipped = pixels - counts.sum(3, keepdim=True)
         rest = clipped % LEVELS
         level = torch.arange(LEVELS, device=levels.device)
@@ -255,26 +258,26 @@ class Clahe(LevelsOp):
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
 
     def describe(self) -> str:
-        """In a few words."""
+        """Short description for ``explain()``."""
         return "equalize {}x{} tiles".format(*self.grid)
 
 
 class AutoContrast(LevelsOp):
-    """RandomAutoContrast: stretches the range of each channel to [0, 1]."""
+    """``RandomAutoContrast``: stretches the range of every channel to [0, 1]."""
 
     entries = 2
     words = "auto contrast"
 
     epsilon: float = 1e-6
-    """Summand of max - min. A channel with one value becomes 0, and is unchanged if this is 0."""
+    """Number added to max - min. A constant channel becomes 0, or is unchanged if ``epsilon`` is 0."""
 
     @property
     def clips(self) -> bool:
-        """True if the result is clamped, which makes a difference for NaN and infinities only."""
+        """True if the result is clamped, which affects infinities and NaN only."""
         return bool(self.module.clip_output)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """(value - min) / (max - min) of each channel; one NaN makes the whole channel NaN."""
+        """Compute (value - min) / (max - min) per channel. A NaN makes the whole channel NaN."""
         if self.rounds:
             factor, offset = self.to_levels
             largest = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
@@ -283,17 +286,17 @@ class AutoContrast(LevelsOp):
         flat = (most == least) | (most - least <= FLAT)
         if not self.epsilon:
             least, most = least.masked_fill(flat, 0), most.masked_fill(flat, 1)
-        made = (images - least) / (most - least + self.epsilon)
-        made = made.masked_fill(flat, 0) if self.epsilon else made
-        return made.clamp(0, 1) if self.clips else made
+        stretched = (images - least) / (most - least + self.epsilon)
+        stretched = stretched.masked_fill(flat, 0) if self.epsilon else stretched
+        return stretched.clamp(0, 1) if self.clips else stretched
 
 
 class EqualizeOrContrast(LevelsOp):
-    """Equalize or auto contrast, picked for each sample, in the launches of one.
+    """Equalize or auto contrast, picked per sample, in as many launches as one of them.
 
     Args:
         name: Name of the module that picks.
-        picks: Both.
+        picks: The two ops.
     """
 
     words = "equalize or auto contrast"
@@ -303,21 +306,21 @@ class EqualizeOrContrast(LevelsOp):
         super().__init__(name, nn.Identity())
         self.picks = picks
         self.to_levels = picks[0].to_levels
-        self.p = 0.5  # a sample may have picked neither
+        self.p = 0.5  # below 1, because a sample may have picked neither
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Which was picked, from ``"parts"``: (op, its draws, samples)."""
+        """Write the code of the picked op. ``drawn["parts"]`` holds tuples (op, its draws, mask of its samples)."""
         for op, _, where in drawn["parts"]:
             out[where, 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Each on the samples that picked it."""
+        """Apply both ops, and select the picked one per sample."""
         equalize, contrast = (op.apply(images, rows) for op in self.picks)
         return torch.where(column(rows, 0) == EQUALIZE, equalize, contrast)
 
 
 def gaussian(side: int, sigma: Tensor) -> Tensor:
-    """Gaussian weights with sum 1, (B, side), for standard deviations (B,)."""
+    """Gaussian weights with sum 1, (B, side), for standard deviations ``sigma``, (B,), in pixels."""
     distance = torch.arange(side, device=sigma.device, dtype=sigma.dtype) - side // 2
     weights = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
     return weights / weights.sum(1, keepdim=True)
@@ -329,12 +332,12 @@ def tile_side(length: int, count: int) -> int:
 
 
 def tiles_between(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the two nearest tiles of each pixel along an axis, and the weight of the first."""
+    """(first tile, second tile, weight of the first) per pixel along an axis: the two nearest tiles, (length,) each."""
     double = 2 * tile_side(length, count)
-    # In half pixels, from the centre of a tile before the first.
-    place = 2 * torch.arange(length, device=device) + 1 + double // 2
-    second = place // double
-    share = (double - place % double).float() / torch.full((), double, dtype=torch.float32, device=device)
+    # In half pixels, from the centre of the tile before the first.
+    position = 2 * torch.arange(length, device=device) + 1 + double // 2
+    second = position // double
+    share = (double - position % double).float() / torch.full((), double, dtype=torch.float32, device=device)
     return (second - 1).clamp(min=0), second.clamp(max=count - 1), share
 
 

@@ -1,8 +1,8 @@
-"""Ops that move pixels, as two kinds of maps from an output pixel to an input position.
+"""Base classes of geometric ops, and their maps from output pixels to input positions.
 
-An ``IndexMap`` permutes: flips, crops and padding, an axis at a time and in whole pixels, so any number of them compose
-exactly. A warp interpolates, so a pass holds at most one (two would not be what Kornia does twice). Coordinates are pixels,
-x, y = (column, row), and maps go from *output index* to *input index*.
+An ``IndexMap`` (flips, crops, padding) maps whole pixels per axis, so any number of index maps compose exactly. A warp
+interpolates, so a pass holds at most one: two composed warps would not equal two warps of Kornia. Coordinates are in pixels,
+(x, y) = (column, row), and maps go from *output index* to *input index*.
 """
 
 from abc import abstractmethod
@@ -15,7 +15,7 @@ from torch import Tensor
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, OpDraws, Size
 
 Edge = Literal["", "constant", "replicate", "reflect"]
-"""Values of output pixels outside an index map's range; ``""``: there are none."""
+"""Padding mode of an index map; ``""`` without padding."""
 
 Filter = Literal["", "triangle", "cubic"]
 
@@ -24,10 +24,10 @@ Rows = Array | float
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Output index ``i`` → input index ``sign * i + offset``. What is not in ``low <= index < high`` is padding.
+    """Map of one axis: output index ``i`` to input index ``sign * i + offset``. Padding unless ``low <= index < high``.
 
-    Each is an array (B,), or one number for the batch. The bounds are those of the image that is padded, in input indices;
-    an axis without padding has none.
+    Attributes are arrays (B,), or one number for the batch. ``low`` and ``high`` are the bounds of the padded image in input
+    indices; they are infinite for an axis without padding.
     """
 
     sign: Rows = 1.0
@@ -36,7 +36,7 @@ class Axis:
     high: Rows = np.inf
 
     def read(self, count: Any, length: Any) -> tuple[Array, Array]:
-        """First input index and number of input indices that ``count`` output pixels read in images of ``length`` pixels.
+        """(first input index, number of input indices) that ``count`` output pixels read in images of ``length`` pixels.
 
         Indices outside the image are clamped to it.
         """
@@ -45,17 +45,17 @@ class Axis:
         return first, last - first + 1
 
     def padding(self, length: Any) -> "Axis":
-        """This axis of an op that pads, given images of ``length`` pixels: an integer, or an array (B,)."""
+        """Axis with the bounds of images of ``length`` pixels, an integer or an array (B,), outside which is padding."""
         return Axis(self.sign, self.offset, 0.0, length_of(length))
 
     def after(self, first: "Axis") -> "Axis":
-        """The axis that applies ``first`` to the image, then this one."""
+        """Composition: the axis that applies ``first`` to the image, then this axis."""
         sign = np.asarray(first.sign)
         low = np.where(sign > 0, self.low + first.offset, first.offset - self.high + 1)
         high = np.where(sign > 0, self.high + first.offset, first.offset - self.low + 1)
-        # Two that pad with a constant: inside is what neither has padded.
+        # Pixels inside the bounds are those that neither of the two axes pads.
         low, high = np.maximum(first.low, low), np.minimum(first.high, high)
-        # Executors clamp an index to the bounds. Where nothing is inside they would clamp it to a pixel that the image lacks.
+        # Executors clamp an index to the bounds. Empty bounds would clamp it to a pixel outside the image.
         empty = low >= high
         return Axis(
             first.sign * self.sign,
@@ -67,26 +67,26 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class IndexMap:
-    """A permutation of pixels, an axis at a time."""
+    """Map of whole pixels, per axis."""
 
     x: Axis = field(default_factory=Axis)
     y: Axis = field(default_factory=Axis)
 
     def padding(self, size: Size) -> "IndexMap":
-        """This map of an op that pads images of this size."""
+        """Map with the bounds of images of ``size``, outside which is padding."""
         return IndexMap(self.x.padding(size.width), self.y.padding(size.height))
 
     def after(self, first: "IndexMap") -> "IndexMap":
-        """The map that applies ``first`` to the image, then this one."""
+        """Composition: the map that applies ``first`` to the image, then this map."""
         return IndexMap(self.x.after(first.x), self.y.after(first.y))
 
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """An axis-aligned warp of a window: output ``u`` → ``(u + c) * scale - c`` within ``count`` pixels from ``start``.
+    """Resampling of a window: output ``u`` to input ``start + (u + c) * scale - c``, for ``count`` input pixels from ``start``.
 
-    ``c`` is 0.5 where pixels are squares (``align_corners=False``, and nearest) and 0 where they are points. Taps outside
-    the window take its border.
+    ``c`` is 0.5 for ``align_corners=False`` and for nearest, 0 for ``align_corners=True``. Taps outside the window read its
+    border pixels.
     """
 
     scale_x: Rows
@@ -99,56 +99,56 @@ class Resampling:
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """A general warp: output pixel → input pixel by a matrix, (B, 3, 3) float64, over the whole input frame."""
+    """Warp of the whole image by matrices, (B, 3, 3) float64, that map output pixels to input pixels."""
 
     inverse: Array
 
 
 class GatherOp(Op):
-    """An op that moves pixels and changes values only by interpolation."""
+    """Geometric op: moves pixels, and changes values by interpolation only."""
 
     counts_pixels = True
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Input pixel coordinates → output pixel coordinates: (3, 3) or (B, 3, 3) float64.
+        """Matrices that map input to output pixel coordinates, (3, 3) or (B, 3, 3) float64.
 
-        The identity for samples that the op does not apply to. Boxes and keypoints follow it; Kornia's ``transform_matrix``.
+        The identity for skipped samples. Boxes and keypoints are mapped by these matrices, Kornia's ``transform_matrix``.
         """
         return np.eye(3)
 
     def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Window of each input image that holds all pixels which influence a pass that begins with the op, whatever ops follow.
+        """Window per input image that contains all pixels read by a pass that begins with the op.
 
-        Triton's kernels read nothing outside the window. The torch executor reads pixel (0, 0) too, where it writes padding.
+        Triton kernels read no pixel outside the window. The torch executor also reads pixel (0, 0) where it writes padding.
 
         Shape:
-            - returns: (B, 4) int64: top, left, height and width. ``None``: the whole images.
+            - returns: (B, 4) int64 (top, left, height, width), or ``None`` for whole images
         """
         return None
 
 
 class IndexOp(GatherOp):
-    """An op that takes each output pixel from one input pixel, or from padding."""
+    """Op whose output pixels are copies of input pixels, or padding."""
 
     edge: Edge = ""
     fill: Any = 0.0
     """Fill value of the images: a number, or one per channel."""
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """The fill."""
+        """Fill value."""
         return {"fill": self.fill}
 
     @property
     def mask_fill(self) -> float:
-        """Fill value of masks. As in Kornia, a value per channel is for images only, and masks are padded with 0."""
+        """Fill value of masks. As in Kornia, masks are padded with 0 if ``fill`` has a value per channel."""
         return float(self.fill) if isinstance(self.fill, int | float) else 0.0
 
     @abstractmethod
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """The map from output pixels to input positions, without bounds: an op with an ``edge`` pads the images it is given."""
+        """Map from output to input pixels. The caller adds bounds if ``edge`` is a padding mode."""
 
     def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Positions of the map within the image; where all are padding, the nearest pixels of the image."""
+        """Window of the pixels that the map reads; the nearest pixel of the image if all are padding."""
         if self.edge == "reflect":
             return None
         map_ = self.map(drawn, size)
@@ -159,105 +159,105 @@ class IndexOp(GatherOp):
 
 
 class FrameOp(IndexOp):
-    """An op that chooses frames of clips, and leaves their pixels where they are.
+    """Op that selects frames of clips and does not change pixels.
 
     Args:
-        name: The module's name in its container.
-        module: The user's module.
+        name: Name of the module in its container.
+        module: Module of the user.
     """
 
     count: int
-    """Number of frames of the clips that come out."""
+    """Number of frames per output clip."""
 
     @abstractmethod
     def frames(self, count: int) -> Array:
-        """Index of the source of each frame, int64, (``self.count``,), in clips of ``count`` frames."""
+        """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
 
     def out(self, size: Size) -> Size:
-        """Clips of other numbers of frames."""
+        """Output size, with ``self.count`` frames."""
         return replace(size, frames=self.count) if size.frames else size
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """The identity."""
+        """Return the identity map."""
         return IndexMap()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Images have no frames, and clips of a batch have one number of them."""
+        """Reject images, and a probability below 1, with which clips of a batch would differ in their number of frames."""
         if not size.frames:
             return "it takes clips, (B, T, C, H, W)"
         return "some clips may keep their frames" if self.is_random else None
 
 
 class BoxCropOp(IndexOp):
-    """A crop that the device chooses by the boxes of each image.
+    """Crop whose window is chosen on the device, by the boxes of the image.
 
-    A resize to two sides stands behind it, and flips may stand between the two. On the host it leaves images whole. The window
-    that is chosen becomes that of the resize, in the parameter table. Draws hold ``"numbers"``, (B, columns) float32, from
-    which it is chosen. A row of ones leaves the image whole.
+    A resize to (height, width) must follow, with only flips in between. On the host the op keeps the whole image; on the device
+    the chosen window replaces the window of the resize in the parameter table. Draws hold ``"numbers"``, (B, columns) float32,
+    from which the window is chosen. A row of ones keeps the whole image.
     """
 
     draws_size = True
     columns: ClassVar[int]
-    """How many numbers each sample draws."""
+    """Number of drawn numbers per sample."""
     least: tuple[float, float] = (0.0, 0.0)
-    """Least side in pixels, and least area, of the part of a box that lies within the crop. Other boxes are not kept."""
+    """(smallest side, smallest area) in pixels of the part of a box inside the crop. Boxes with less are dropped."""
 
     def out(self, size: Size) -> Size:
-        """One of each sample's own."""
+        """``ANY_SIDES``, because the size is chosen per sample."""
         return size.to(*ANY_SIDES)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The whole image, as far as the host knows."""
+        """Size of the whole image: the host does not know the window."""
         return size
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """A pixel, and the image."""
+        """Sizes of one pixel and of the whole image."""
         return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Every pixel stays where it is."""
+        """Return the identity map."""
         return IndexMap()
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """Empty: which window they lead to depends on boxes."""
+        """Empty, because the window also depends on the boxes."""
         return {}
 
     @abstractmethod
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the window of each image, and the boxes that stay.
+        """Choose the window of every image, and the boxes that are kept.
 
         Shape:
             - numbers: (B, columns) float32, as drawn
             - sides: (B, 2) float32: width and height of the images
-            - boxes: (n, 4) float32, corners of pixel edges; what is not a number is no box
-            - owners: (n,) int64: the sample of each
-            - returns: (B, 4) float32: left, top, width and height; (n,) bool
+            - boxes: (n, 4) float32, XYXY in coordinates of pixel edges; NaN for a missing box
+            - owners: (n,) int64: index of the sample of the box
+            - returns: (B, 4) float32: left, top, width and height; (n,) bool: True for boxes that are kept
         """
 
 
 class WarpOp(GatherOp):
-    """A matrix warp: interpolates once."""
+    """Warp by a matrix, with one interpolation."""
 
     kind: ClassVar[Literal["affine", "perspective"]] = "affine"
     edge: Literal["zeros", "border", "fill"] = "zeros"
-    """Values outside the frame: 0, the border pixel, or 0 blended with ``fill`` by the share outside."""
+    """Values outside the image: 0, the border pixel, or ``fill``, blended in by the interpolation weight outside the image."""
     fill: Any = 0.0
-    """Fill value outside the frame if ``edge`` is ``"fill"``: a number, or one per channel."""
+    """Fill value outside the image if ``edge`` is ``"fill"``: a number, or one per channel."""
     mask_fill: float = 0.0
-    """``edge`` for masks, whose only fill value is 0."""
+    """Fill value of masks outside the image."""
     nearest: bool = False
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """The fill."""
+        """Fill value."""
         return {"fill": self.fill}
 
     @abstractmethod
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """The map from output pixels to input positions."""
+        """Map from output pixels to input positions."""
 
 
 class ResampleOp(GatherOp):
-    """A resize, of the whole image or of a window: interpolates once, along the axes."""
+    """Resize of the whole image or of a window, with one interpolation per axis."""
 
     nearest: bool = False
     half_pixel_centers: bool = False
@@ -265,29 +265,29 @@ class ResampleOp(GatherOp):
     mask_half_pixel_centers: bool = True
     """``half_pixel_centers`` for masks, which take the nearest pixel."""
     clamps: bool = False
-    """True if images are bytes to the user's library here, which no cubic filter takes out of their range."""
+    """True if images are uint8 in the user's library at this position, so that a cubic filter is clamped to their range."""
     filter: Filter = ""
-    """Antialiasing filter when downscaling; ``""``: four-tap bilinear or nearest, like Kornia."""
+    """Antialiasing filter for downscaling; ``""`` for bilinear or nearest without antialiasing, as in Kornia."""
 
     def set_antialias(self, *, cubic: bool) -> None:
-        """Antialias when downscaling, like torchvision, which always uses half-pixel centres."""
+        """Enable antialiasing for downscaling, as in torchvision, where it implies half-pixel centres."""
         if not self.nearest:
             self.filter = "cubic" if cubic else "triangle"
             self.half_pixel_centers = True
 
     @abstractmethod
     def shrinks(self, size: Size) -> float:
-        """Largest scale: input pixels per output pixel, along one side."""
+        """Largest downscaling factor along one axis, in input pixels per output pixel."""
 
     @abstractmethod
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
-        """The map from output pixels to input positions."""
+        """Map from output pixels to input positions."""
 
 
 def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
-    """Why an op that may be skipped cannot be lowered, or ``None``. A skipped sample keeps its input size.
+    """Reason why an op that may be skipped cannot be fused, or ``None``. A skipped sample keeps its input size.
 
-    An op that draws a size for each sample may be skipped.
+    An op that draws an output size per sample may be skipped.
     """
     if op.is_random and not op.draws_size and (size.ragged or op.out(size) != size):
         return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
@@ -304,10 +304,10 @@ def scale_of(source: Rows, target: Rows, half_pixel_centers: bool) -> Rows:
 
 
 def window_table(size: Size, *columns: Rows) -> Array:
-    """Windows, (B, 4) int64, from their columns: arrays (B,), or one number for the batch."""
+    """Stack columns of windows, arrays (B,) or one number for the batch, to (B, 4) int64."""
     return np.stack([np.broadcast_to(column, size.batch) for column in columns], 1).astype(np.int64)
 
 
 def length_of(side: Any) -> Rows:
-    """A side of the images as float, or as an array of floats, (B,)."""
+    """Convert a side of the images to float, or to an array (B,) of floats."""
     return side.astype(np.float64) if isinstance(side, np.ndarray) else float(side)

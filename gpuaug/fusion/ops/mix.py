@@ -1,9 +1,8 @@
-"""MixUp and CutMix, ops that mix each image with another one of its batch; and the mixed labels.
+"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its partner; and mixed labels.
 
-A sample's row names its partner, so a mix is a gather across the batch. All mixes have rows of one form, so that one kernel
-does any of them: within a rectangle a pixel is the partner's, elsewhere it is a weighted mean with it. MixUp uses an
-empty rectangle; CutMix a weight of 0. A sample that the op does not apply to is its own partner with lam 0, as in Kornia's
-labels.
+A row holds the index of the partner, so a mix is a gather across the batch. All mixes share one row layout and one kernel:
+inside a rectangle an output pixel is the partner's, outside it is a weighted mean of both. MixUp uses an empty rectangle,
+CutMix a weight of 0. The partner of a skipped sample is the sample itself, with lam 0, as in Kornia's labels.
 """
 
 from abc import abstractmethod
@@ -22,16 +21,16 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 _PARTNER, LAM, WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
 RECTANGLE = slice(_LEFT, _WIDTH)
-"""Left, top, right and bottom."""
+"""Columns of the rectangle: left, top, right and bottom."""
 
 
 class MixOp(FrontOp):
-    """An op on an image and another one of the batch, its partner.
+    """Base class of mixes of an image and its partner, another image of the batch.
 
-    A row holds the apply mask; the partner's index, among the images of the same call; lam, the partner's share of the
-    sample, by which labels are mixed; its weight outside of the rectangle; and the rectangle: x and y of its first pixel and
-    of the one after its last. The apply mask is one for the whole batch, and where it is false lam, weight and rectangle are 0.
-    Kornia mixes images and labels, and raises for masks, boxes and keypoints.
+    Columns of a row: the apply mask; the index of the partner among the images of the call; lam, the partner's weight in the
+    label; the partner's weight outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive.
+    The apply mask is the same for the whole batch. If it is False, lam, weight and rectangle are 0. Kornia mixes images and
+    labels, and raises an error for masks, boxes and keypoints.
     """
 
     kernel = "mix"
@@ -39,21 +38,21 @@ class MixOp(FrontOp):
     needs_own_batch = True
 
     targets: ClassVar[tuple[str, ...]] = ("input", "class")
-    """The data keys of the module."""
+    """Data keys that the module supports."""
 
     num_classes: int | None = None
-    """Number of classes that the module was given; ``None`` if it was given none."""
+    """``num_classes`` of the module, or ``None`` if it is not set."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Partners, a random permutation of the batch (also with ``same_on_batch``), and lam."""
+        """Draw the partners, a random permutation of the batch (also with ``same_on_batch``), and lam."""
         return {"partner": sampler.permutation(size.batch)[0], **self.draw_lam(sampler, size)}
 
     @abstractmethod
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw lam, or the numbers that it follows from."""
+        """Draw lam, or the parameters from which lam is computed."""
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill ``out``, (B, row_width) float32; columns that ``write`` leaves are 0."""
+        """Fill ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
         apply_mask = drawn["apply_mask"]
         out[:, 0] = apply_mask
         out[:, LAM:] = 0
@@ -64,9 +63,9 @@ class MixOp(FrontOp):
             out[:, _PARTNER] = np.arange(size.batch)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The partner's pixels within the rectangle, weighted means outside."""
+        """Copy the partner's pixels inside the rectangle, and compute weighted means outside."""
         other, weight = partners(images, rows), column(rows, WEIGHT)
-        # With weight 0 the sample stays bit for bit: a product would be NaN if the partner is infinite.
+        # With weight 0 the sample is unchanged bit for bit. The product would be NaN for an infinite partner.
         mean = torch.where(weight != 0, images * (1 - weight) + other * weight, images)
         x = torch.arange(images.shape[3], device=images.device)
         y = torch.arange(images.shape[2], device=images.device)[:, None]
@@ -74,27 +73,27 @@ class MixOp(FrontOp):
         return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), other, mean)
 
     def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Name the frame of the partner: of another clip, the frame with the same index."""
+        """Convert the index of the partner clip to that of its frame with the same index."""
         rows[:, _PARTNER] = rows[:, _PARTNER] * frames + frame
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """The last column of labels in Kornia's form (its lambda), (B,): the partner's share."""
+        """Last column of labels in Kornia's form (lambda), (B,): the partner's weight."""
         return rows[:, LAM]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """Each sample's own label, its partner's, and the number that goes with them, as Kornia returns them.
+        """Labels in Kornia's form: the label of the sample, the label of its partner, and lambda.
 
         Args:
-            labels: Of whole numbers or floating.
-            rows: Of the whole batch, on the same device.
+            labels: Class indices, integer or floating.
+            rows: Rows of the whole batch, on the same device.
 
         Shape:
             - labels: (B,)
             - rows: (B, row_width)
-            - returns: (B, 3) float32, with further axes in front where Kornia has them
+            - returns: (B, 3) float32; CutMix adds a leading axis, as in Kornia
 
         Raises:
-            ArgumentError: If there is not one label for each sample.
+            ArgumentError: If ``labels`` does not hold one label per sample.
 
         Cost:
             A few launches, no copy.
@@ -109,7 +108,7 @@ class MixOp(FrontOp):
 
 
 class MixUp(MixOp):
-    """RandomMixUpV2: a weighted mean with the partner."""
+    """``RandomMixUpV2``: weighted mean of a sample and its partner."""
 
     words = "mixup"
 
@@ -118,20 +117,20 @@ class MixUp(MixOp):
         self._bounds = _bounds(module._param_generator.lambda_val)  # type: ignore[union-attr]
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The partner's weight."""
+        """Draw ``"lambda"``, the partner's weight, (B,)."""
         return {"lambda": sampler.within(*self._bounds)}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The partners, and their weights."""
+        """Partners and their weights."""
         return {"mixup_pairs": torch.from_numpy(drawn["partner"]), "mixup_lambdas": torch.from_numpy(drawn["lambda"])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The partner's weight, which equals lam."""
+        """Write the partner's weight, for the image and for the label."""
         out[:, LAM] = out[:, WEIGHT] = drawn["lambda"]
 
 
 class CutMix(MixOp):
-    """RandomCutMixV2: pastes a rectangle of the partner."""
+    """``RandomCutMixV2``: replaces a rectangle by that of the partner."""
 
     counts_pixels = True
     words = "cutmix"
@@ -141,12 +140,12 @@ class CutMix(MixOp):
         generator: Any = module._param_generator
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)
-        # The newer of Kornia's two conventions: the label gives the share of the image that stays.
-        self._lam_is_own = bool(module.use_correct_lambda)
+        # The newer of Kornia's two conventions: lambda is the fraction of the image outside the rectangle.
+        self._lam_is_outside = bool(module.use_correct_lambda)
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         generator: Any = module._param_generator
         if generator.num_mix != 1:
             return f"num_mix={generator.num_mix}"
@@ -155,17 +154,20 @@ class CutMix(MixOp):
         return None
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Sides in pixels with the image's aspect ratio, from a beta-distributed share, and a first pixel at which they fit."""
+        """Draw ``"sides"`` and ``"start"`` of the rectangle in pixels, (B, 2) each, as (x, y).
+
+        The rectangle has the aspect ratio of the image. The fraction of the image outside it is beta-distributed.
+        """
         low, high = self._bounds
         kept = np.minimum(np.maximum(sampler.beta(self._concentration), low), high)
         frame = np.array([size.width, size.height], dtype=np.float32)
         sides = np.floor(np.sqrt(1 - kept)[:, None] * frame)
         room = frame - sides
-        # Close to one, a product in float32 rounds up to the next whole number.
+        # For a uniform number close to 1, the float32 product rounds up to the next integer.
         return {"start": np.minimum(np.floor(sampler.uniform(2).T * (room + 1)), room), "sides": sides}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The partners, and the corners of the rectangles, clockwise and inclusive."""
+        """Partners, and corners of the rectangles, clockwise and inclusive."""
         if size.batch == 0:
             return {
                 "mix_pairs": host_tensor(np.zeros((0, 3)), np.int64),
@@ -180,36 +182,36 @@ class CutMix(MixOp):
         }
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The rectangle, and its share of the image."""
+        """Write the rectangle, and its fraction of the image."""
         start, sides = drawn["start"], drawn["sides"]
         out[:, LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """The rectangle's share of the image, or in Kornia's newer convention that of the rest; 0 if it does not apply."""
+        """Fraction of the image inside the rectangle, or outside in Kornia's newer convention; 0 for skipped samples."""
         lam = super().kornia_lam(rows)
-        return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_own else lam
+        return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_outside else lam
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """Labels with one more axis in front: Kornia's number of mixes, which is 1."""
+        """Labels with a leading axis of length 1, Kornia's number of mixes."""
         return super().labels(labels, rows)[None]
 
 
 def partners(values: Tensor, rows: Tensor) -> Tensor:
-    """The values of each sample's partner: ``values``, (B, …), permuted."""
+    """Values of the partners, (B, …): ``values`` indexed by partner."""
     return values.index_select(0, rows[:, _PARTNER].long())
 
 
 def lam_of(rows: Tensor) -> Tensor:
-    """The partner's share of each sample, (B,)."""
+    """Weight of the partner in the label, (B,)."""
     return rows[:, LAM]
 
 
-def _bounds(given: Any) -> tuple[float, float]:
-    if given is None:
+def _bounds(values: Any) -> tuple[float, float]:
+    if values is None:
         return 0.0, 1.0
-    low, high = torch.as_tensor(given, dtype=torch.float32, device="cpu").tolist()
+    low, high = torch.as_tensor(values, dtype=torch.float32, device="cpu").tolist()
     return float(low), float(high)
 
 
@@ -217,10 +219,10 @@ LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomC
 
 
 def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
-    """Number of classes, as given to ``fuse`` or to a mix.
+    """Number of classes, set in ``fuse`` or in a mix; ``None`` if not set.
 
     Raises:
-        ArgumentError: If two of them differ.
+        ArgumentError: If two settings differ.
     """
     for mix in mixes:
         if given is not None and mix.num_classes not in (None, given):
@@ -234,12 +236,12 @@ def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SoftLabels:
-    """The conversion of labels to shares of the classes.
+    """Conversion of labels to class probabilities.
 
     Args:
-        classes: Number of classes.
-        smoothing: Part s of a label that is spread over all K classes, as by ``label_smoothing`` of torch's cross entropy: the
-            label's own class has 1 - s + s / K, and all others s / K.
+        classes: Number of classes, K.
+        smoothing: Label smoothing s, as ``label_smoothing`` of ``torch.nn.CrossEntropyLoss``: the class of the label has
+            probability 1 - s + s / K, other classes s / K.
     """
 
     classes: int
@@ -247,24 +249,24 @@ class SoftLabels:
 
     @property
     def kept(self) -> float:
-        """1 - s: the part of a share that is not spread."""
+        """1 - s, the factor of a probability before s / K is added."""
         return 1.0 - self.smoothing
 
     @property
     def off(self) -> float:
-        """The share of a class that is not the label's."""
+        """Probability of a class that is not the class of the label, s / K."""
         return self.smoothing / self.classes
 
     @property
     def on(self) -> float:
-        """The share of the label's class."""
+        """Probability of the class of the label, 1 - s + s / K."""
         return self.kept + self.off
 
     def check(self, labels: Tensor, batch: int) -> None:
-        """Refuse labels that are neither an index nor shares for each image.
+        """Reject labels that are neither class indices, (B,), nor class probabilities, (B, K).
 
         Raises:
-            ArgumentError: If their shape is another.
+            ArgumentError: If ``labels`` has another shape.
         """
         if labels.shape in ((batch,), (batch, self.classes)):
             return
@@ -274,29 +276,30 @@ class SoftLabels:
         )
 
     def type_of(self, labels: Tensor) -> torch.dtype:
-        """The type of the shares: float32, or the type of labels that are floating shares already."""
+        """Output dtype: that of ``labels`` if they are floating probabilities, else float32."""
         return labels.dtype if labels.ndim == 2 and labels.is_floating_point() else torch.float32
 
     def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
-        """The shares, in torch.
+        """Convert labels to class probabilities, and mix them.
 
         Args:
-            labels: Class indices, or shares, of any type. An index that is no class, such as -100, is a row of ``off``.
-            rows: A mix's, on the same device; ``None`` where nothing is mixed.
+            labels: Class indices or probabilities, of any dtype. An index outside [0, K), such as -100, gives a row of ``off``.
+            rows: Rows of a mix, on the same device; ``None`` to mix nothing.
 
         Shape:
             - labels: (B,) or (B, K)
-            - rows: (B, a mix's width), float32
+            - rows: (B, width of a mix), float32
             - returns: (B, K)
         """
         if labels.ndim == 2:
-            made = labels.float() * self.kept + self.off
+            shares = labels.float() * self.kept + self.off
         else:
-            # A comparison: scatter with an index that is no class would write outside of the row.
+            # A comparison, because scatter with an index outside [0, K) would write out of bounds.
             values = labels.float() if labels.is_floating_point() else labels.long()
-            own = values[:, None] == torch.arange(self.classes, device=labels.device)
-            made = torch.full(own.shape, self.off, dtype=torch.float32, device=labels.device).masked_fill_(own, self.on)
+            is_label = values[:, None] == torch.arange(self.classes, device=labels.device)
+            shares = torch.full(is_label.shape, self.off, dtype=torch.float32, device=labels.device)
+            shares.masked_fill_(is_label, self.on)
         if rows is not None:
             lam = lam_of(rows)[:, None]
-            made = torch.where(lam != 0, made * (1 - lam) + partners(made, rows) * lam, made)
-        return made.to(self.type_of(labels))
+            shares = torch.where(lam != 0, shares * (1 - lam) + partners(shares, rows) * lam, shares)
+        return shares.to(self.type_of(labels))

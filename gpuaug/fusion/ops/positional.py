@@ -1,7 +1,7 @@
-"""Ops on a pixel and its coordinates: erasing and Gaussian noise.
+"""Kornia's pointwise modules that depend on pixel coordinates: erasing and Gaussian noise.
 
-Noise comes from a seed and the pixel's position: Philox 4x32-10 in integers, equal on every device, then Box-Muller, whose
-logarithms and sines differ by some units in the last place from device to device.
+Noise is a function of a seed and the pixel coordinates: Philox 4x32-10 in integers, equal on every device, then Box-Muller,
+whose logarithms and cosines differ between devices by a few units in the last place.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -26,7 +26,7 @@ _MASK = 0xFFFFFFFF
 
 
 class Erasing(PointOp):
-    """RandomErasing: fills a rectangle with a value."""
+    """``RandomErasing``: fills a rectangle with a constant value."""
 
     code = 13
     width = 6
@@ -34,7 +34,7 @@ class Erasing(PointOp):
     counts_pixels = True
     words = "erase"
     erases_masks: ClassVar[bool] = True
-    """True if masks become 0 in the rectangle, as in Kornia."""
+    """True if masks are set to 0 in the rectangle, as in Kornia."""
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -45,18 +45,18 @@ class Erasing(PointOp):
         super().__init__(name, module)
         generator: Any = module._param_generator
         self._scale = bounds(generator.scale_sampler)
-        self._around_one = hasattr(generator, "index_sampler")
-        if self._around_one:
+        self._two_ratio_ranges = hasattr(generator, "index_sampler")
+        if self._two_ratio_ranges:
             self._ratios = [bounds(generator.ratio_sampler1), bounds(generator.ratio_sampler2)]
         else:
             self._ratios = [bounds(generator.ratio_sampler)]
         self._value = float(generator.value)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Sides in pixels from a drawn area and ratio, and a first pixel from which the rectangle fits."""
+        """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) each."""
         area = sampler.within(*self._scale) * np.float32(size.height * size.width)
         ratio = sampler.within(*self._ratios[0])
-        if self._around_one:
+        if self._two_ratio_ranges:
             ratio = np.where(sampler.uniform() > 0.5, ratio, sampler.within(*self._ratios[1]))
         heights = np.rint(np.sqrt(area * ratio)).clip(1, size.height)
         widths = np.rint(np.sqrt(area / ratio)).clip(1, size.width)
@@ -69,12 +69,12 @@ class Erasing(PointOp):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The rectangles, and the fill value."""
-        made = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
-        return {**made, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
+        """Rectangles, and the fill value."""
+        rectangles = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
+        return {**rectangles, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The rectangle, as first pixel inside and first pixel outside along x and y, and the fill value."""
+        """Write the rectangle as (left, right, top, bottom), with right and bottom exclusive, and the fill value."""
         out[:, 1] = drawn["xs"]
         out[:, 2] = drawn["xs"] + drawn["widths"]
         out[:, 3] = drawn["ys"]
@@ -94,10 +94,10 @@ class Erasing(PointOp):
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four random words for each counter of four words.
+    """Philox 4x32-10: four random 32-bit words per counter of four words.
 
     Shape:
-        Any that broadcast; int64 that hold words of 32 bits.
+        Shapes that broadcast. Words are stored as int64.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -113,14 +113,14 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Standard normal numbers, one per pixel, from its coordinates.
+    """Standard normal numbers, one per pixel and channel, computed from the coordinates.
 
     Args:
-        seed: 31 bits, for the batch or for each sample.
-        fields: Which field each sample takes.
-        channels: C of the field.
-        height: H of the field.
-        width: W of the field.
+        seed: Seed of 31 bits, one number or one per sample.
+        fields: Index of the noise field per sample.
+        channels: Number of channels, C.
+        height: Height of the images, H.
+        width: Width of the images, W.
 
     Shape:
         - fields: (B,)
@@ -128,18 +128,18 @@ def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width
     """
     device = fields.device
     keys = torch.as_tensor(seed, device=device).long().reshape(-1, 1, 1, 1)
-    place = torch.arange(height * width, device=device).reshape(1, 1, height, width)
+    position = torch.arange(height * width, device=device).reshape(1, 1, height, width)
     field = fields.long()[:, None, None, None]
     channel = torch.arange(channels, device=device)[None, :, None, None]
-    zero = torch.zeros_like(place)
-    first, second, _, _ = philox((place, channel, field, zero), (keys, torch.zeros_like(keys)))
-    # 24 bits each. Not 0, of which there is no logarithm.
+    zero = torch.zeros_like(position)
+    first, second, _, _ = philox((position, channel, field, zero), (keys, torch.zeros_like(keys)))
+    # 24 bits each. 1 is added to avoid the logarithm of 0.
     radius = torch.sqrt(-2.0 * torch.log(((first >> 8).float() + 1.0) * 2.0**-24))
     return radius * torch.cos((2.0 * math.pi * 2.0**-24) * (second >> 8).float())
 
 
 def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    # The 64-bit product in halves, since int64 is signed.
+    # (high, low) words of the 64-bit product, computed in halves, because int64 is signed.
     low, high = word & 0xFFFF, word >> 16
     lower = multiplier * low
     upper = multiplier * high + (lower >> 16)
@@ -147,7 +147,7 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GaussianNoise(PointOp):
-    """RandomGaussianNoise: the noise is computed on the images' device, from a seed and the pixel's coordinates."""
+    """``RandomGaussianNoise``: noise is computed on the device of the images, from a seed and pixel coordinates."""
 
     code = 12
     width = 6
@@ -156,25 +156,25 @@ class GaussianNoise(PointOp):
     words = "noise"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A seed for the batch, and which field each sample takes: one after the other, from a random one on.
+        """Draw a seed per batch, and consecutive indices of noise fields from a random first index.
 
-        Seeds have 31 bits and the first field 24, since batches of a long run would meet the seeds of others.
+        Seed (31 bits) and first index (24 bits) are both random, because 31 bits alone would collide in a long run.
         """
         seed, first = divmod(sampler.key() >> 8, FIELDS)
-        # Frame t of a clip takes the field t behind the clip's: noise that stands still is a pattern.
+        # Frame t of a clip uses field + t, so that noise differs between frames.
         fields = np.full(size.batch, first) if self.same_on_batch else (first + size.each * np.arange(size.batch)) % FIELDS
         return {"seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """The number of frames of a clip: each has noise of its own."""
+        """Number of frames per clip: the kernel computes separate noise per frame."""
         return frames
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """Empty: noise is one number per pixel."""
+        """Empty, because noise is one number per pixel."""
         return {}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The noise itself, (B, C, H, W); of clips that of every frame, (B · T, C, H, W)."""
+        """Noise, (B, C, H, W), or (B · T, C, H, W) for clips."""
         generator: Any = self.module._param_generator
         fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
         if size.frames:
@@ -183,14 +183,14 @@ class GaussianNoise(PointOp):
         return {"gaussian_noise": generator.mean + field * generator.std}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Mean, std, the seed in two 16-bit halves (float32 holds 24 bits exactly), and the index of the field."""
+        """Write mean, std, the seed in two 16-bit halves (float32 holds 24 bits exactly), and the index of the field."""
         generator: Any = self.module._param_generator
         out[:, 1], out[:, 2] = generator.mean, generator.std
         out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
         out[:, 5] = drawn["field"]
 
     def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Name the field of each frame."""
+        """Write the index of the noise field per frame."""
         rows[:, 5] = (rows[:, 5] + frame) % FIELDS
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:

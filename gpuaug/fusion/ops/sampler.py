@@ -1,4 +1,4 @@
-"""Where draws come from: one counter-based generator for a batch, and uniform numbers taken from it a column at a time."""
+"""Random numbers of draws: one counter-based generator per batch, which supplies columns of uniform numbers."""
 
 import threading
 from collections.abc import Sequence
@@ -11,21 +11,22 @@ from numpy.typing import NDArray
 
 from gpuaug.core.torchvision_types import class_of, names_used
 
-_ALWAYS: dict[int, NDArray[np.bool_]] = {}
+_TRUE_MASKS: dict[int, NDArray[np.bool_]] = {}
+"""Cache of ``always``, by batch size."""
 
 
 class Sampler:
-    """Uniform numbers for one batch, the same on every machine for one key; or for several batches at once.
+    """Uniform numbers for one batch or several batches. They depend on the keys only, not on the machine.
 
-    Several batches are drawn as one, concatenated; each has the numbers that it would have alone. A Sampler is invalid once the
-    same thread constructs another, because both use the same NumPy generators: to construct one takes longer than to draw a
-    batch. Pass ``apart=True`` for generators of its own.
+    Several batches are concatenated; the numbers of a batch do not depend on the others. A sampler becomes invalid when the
+    same thread constructs another, because both share NumPy generators: creating a generator takes longer than drawing a batch.
+    Pass ``apart=True`` for separate generators.
 
     Args:
         keys: One integer in [0, 2⁶⁴) per batch.
         each: Number of samples per batch.
-        columns: Number of columns drawn by one call of NumPy, which costs as much as some columns. The numbers depend on it.
-        apart: True for generators of its own, so that the thread's other samplers stay valid.
+        columns: Number of columns per call of NumPy, to share the overhead of a call. The numbers depend on it.
+        apart: True for separate generators, so that other samplers of the thread stay valid.
     """
 
     def __init__(self, keys: Sequence[int], each: int, columns: int = 8, *, apart: bool = False) -> None:
@@ -34,51 +35,51 @@ class Sampler:
         self.batch = len(keys) * each
         self.used = 0
         self._generators = [_generator(key) for key in keys] if apart else _generators(keys)
-        self._at_once = columns
+        self._columns_per_call = columns
         self._block = self._first_columns(columns)
         self._taken = 0
         self._shared: dict[object, NDArray[np.float32]] = {}
 
     def _first_columns(self, count: int) -> NDArray[np.float32]:
-        """``_columns`` of generators that have drawn no number yet, from Philox's words of 64 bits."""
+        """Same as ``_columns``, for generators that have not drawn yet, from the raw 64-bit words of Philox."""
         if self.batches == 1 or count * self.each % 2:
             return self._columns(count)
         words = np.empty((self.batches, count * self.each // 2), dtype="<u8")
-        for generator, place in zip(self._generators, words, strict=True):
-            place[:] = generator.bit_generator.random_raw(len(place))
-        # Like ``Generator.random``, which takes longer: a number from the upper 24 bits of each half, the lower half first.
+        for generator, row in zip(self._generators, words, strict=True):
+            row[:] = generator.bit_generator.random_raw(len(row))
+        # As ``Generator.random``, but faster: a number is the upper 24 bits of half a word, the lower half first.
         bits = words.view("<u4")
         bits >>= 8
-        made = np.empty((count, self.batches, self.each), dtype=np.float32)
-        made[:] = bits.view("<i4").reshape(self.batches, count, self.each).transpose(1, 0, 2)
-        made *= np.float32(2**-24)
-        return made.reshape(count, self.batch)
+        numbers = np.empty((count, self.batches, self.each), dtype=np.float32)
+        numbers[:] = bits.view("<i4").reshape(self.batches, count, self.each).transpose(1, 0, 2)
+        numbers *= np.float32(2**-24)
+        return numbers.reshape(count, self.batch)
 
     def _columns(self, count: int) -> NDArray[np.float32]:
         if self.batches == 1:
             return self._generators[0].random((count, self.each), dtype=np.float32)
-        made = np.empty((self.batches, count, self.each), dtype=np.float32)
-        for generator, place in zip(self._generators, made, strict=True):
-            generator.random(out=place, dtype=np.float32)
-        return made.transpose(1, 0, 2).reshape(count, self.batch)
+        numbers = np.empty((self.batches, count, self.each), dtype=np.float32)
+        for generator, row in zip(self._generators, numbers, strict=True):
+            generator.random(out=row, dtype=np.float32)
+        return numbers.transpose(1, 0, 2).reshape(count, self.batch)
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
         """Uniform numbers in [0, 1) with 24 random bits, like ``torch.rand``: (B,), or (columns, B)."""
-        wanted = 1 if columns is None else columns
-        if self._taken + wanted > len(self._block):
-            self._block = self._columns(max(self._at_once, wanted))
+        count = 1 if columns is None else columns
+        if self._taken + count > len(self._block):
+            self._block = self._columns(max(self._columns_per_call, count))
             self._taken = 0
-        taken = self._block[self._taken : self._taken + wanted]
-        self._taken += wanted
-        self.used += wanted
-        return taken[0] if columns is None else taken
+        numbers = self._block[self._taken : self._taken + count]
+        self._taken += count
+        self.used += count
+        return numbers[0] if columns is None else numbers
 
     def shared(self, key: object) -> NDArray[np.float32]:
-        """Uniform numbers in [0, 1), (B,), drawn once for each ``key``."""
-        found = self._shared.get(key)
-        if found is None:
-            found = self._shared[key] = self.uniform()
-        return found
+        """Uniform numbers in [0, 1), (B,), drawn on the first call per ``key`` and then reused."""
+        numbers = self._shared.get(key)
+        if numbers is None:
+            numbers = self._shared[key] = self.uniform()
+        return numbers
 
     def within(self, low: float, high: float) -> NDArray[np.float32]:
         """Uniform numbers in [low, high), (B,)."""
@@ -86,9 +87,9 @@ class Sampler:
 
     def between(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> NDArray[np.float32]:
         """Uniform numbers in [low, high), (K, B), for bounds (K, 1)."""
-        made = self.uniform(len(low)) * (high - low)
-        made += low
-        return made
+        numbers = self.uniform(len(low)) * (high - low)
+        numbers += low
+        return numbers
 
     def number(self) -> NDArray[np.float32]:
         """One uniform number in [0, 1) per batch, repeated for its samples: (B,)."""
@@ -101,14 +102,14 @@ class Sampler:
         """Numbers from the symmetric beta distribution, (B,)."""
         if concentration == 1.0:
             return self.uniform()
-        made = [generator.beta(concentration, concentration, self.each) for generator in self._generators]
-        return np.concatenate(made).astype(np.float32)
+        numbers = [generator.beta(concentration, concentration, self.each) for generator in self._generators]
+        return np.concatenate(numbers).astype(np.float32)
 
     def permutation(self, count: int) -> NDArray[np.int64]:
-        """A random permutation of ``count`` indices per batch, (batches, count)."""
+        """Random permutation of ``count`` indices per batch, (batches, count)."""
         if count > 16:
             return np.stack([generator.permutation(count) for generator in self._generators])
-        # A short list is shuffled as ``permutation`` shuffles an array, in a third of the time.
+        # Shuffling a short list gives the same result as ``permutation`` in a third of the time.
         orders = [list(range(count)) for _ in self._generators]
         for generator, order in zip(self._generators, orders, strict=True):
             generator.shuffle(order)
@@ -116,32 +117,32 @@ class Sampler:
 
     def integer(self, low: int, high: int) -> int:
         """One integer in [low, high), shared by the batch. Only for a sampler of one batch."""
-        return int(self._only.integers(low, high))
+        return int(self._only_generator.integers(low, high))
 
     def key(self) -> int:
-        """A seed for another generator, in [0, 2⁶³), shared by the batch. Only for a sampler of one batch."""
-        return int(self._only.integers(0, 2**63))
+        """Seed for another generator, in [0, 2⁶³), shared by the batch. Only for a sampler of one batch."""
+        return int(self._only_generator.integers(0, 2**63))
 
     @property
-    def _only(self) -> np.random.Generator:
+    def _only_generator(self) -> np.random.Generator:
         assert self.batches == 1, "an op that takes a number for a whole batch must say that it draws alone"
         return self._generators[0]
 
     def same(self) -> "Sampler":
-        """A sampler whose numbers are shared by all samples of a batch."""
+        """Return a sampler whose numbers are shared by all samples of a batch."""
         return _SharedSampler(self)
 
 
 def always(batch: int) -> NDArray[np.bool_]:
-    """An apply mask that is True for all samples, (B,); read-only."""
-    found = _ALWAYS.get(batch)
-    if found is None:
-        found = np.ones(batch, dtype=bool)
-        found.flags.writeable = False
-        if len(_ALWAYS) > 64:
-            _ALWAYS.clear()
-        _ALWAYS[batch] = found
-    return found
+    """Read-only apply mask that is True for all samples, (B,)."""
+    mask = _TRUE_MASKS.get(batch)
+    if mask is None:
+        mask = np.ones(batch, dtype=bool)
+        mask.flags.writeable = False
+        if len(_TRUE_MASKS) > 64:
+            _TRUE_MASKS.clear()
+        _TRUE_MASKS[batch] = mask
+    return mask
 
 
 INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -149,15 +150,14 @@ INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 
 
 def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> NDArray[np.float32]:
-    """Extra uniform numbers in [0, 1), from SplitMix64 seeded by the sample's own draws.
+    """Extra uniform numbers in [0, 1) per sample, from SplitMix64 seeded by drawn numbers of the sample.
 
     Args:
-        numbers: The sample's own draws.
-        pairs: How many pairs to give.
-        used: How many pairs to skip, which were given before.
+        numbers: Drawn uniform numbers that form the seeds.
+        pairs: Number of pairs to return.
+        used: Number of pairs to skip, returned by earlier calls.
 
-    Source: Steele, Lea and Flood, "Fast splittable
-    pseudorandom number generators", OOPSLA 2014.
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
     Shape:
         - numbers: (4, samples), 24 random bits each
@@ -167,16 +167,16 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> N
     words = words[::2] << np.uint64(24) | words[1::2]
     seeds = _splitmix64_mix(words[0]) ^ words[1]
     steps = np.arange(used + 1, used + pairs + 1, dtype=np.uint64)[:, None]
-    made = _splitmix64_mix(seeds + steps * np.uint64(INCREMENT))
-    halves = np.empty((2, *made.shape), dtype=np.float32)
-    halves[0] = made >> np.uint64(40)
-    halves[1] = made & np.uint64(2**24 - 1)
+    bits = _splitmix64_mix(seeds + steps * np.uint64(INCREMENT))
+    halves = np.empty((2, *bits.shape), dtype=np.float32)
+    halves[0] = bits >> np.uint64(40)
+    halves[1] = bits & np.uint64(2**24 - 1)
     halves *= np.float32(2**-24)
     return halves
 
 
 def _splitmix64_mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The output function of SplitMix64, on each 64-bit word."""
+    """Output function of SplitMix64, applied to 64-bit words."""
     words = words ^ (words >> np.uint64(30))
     words *= np.uint64(FIRST)
     words ^= words >> np.uint64(27)
@@ -194,15 +194,15 @@ def _generator(key: int) -> np.random.Generator:
 
 def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
     """Generators of this thread, reset to the state of ``Generator(Philox(key=key))``."""
-    made: list[np.random.Generator] = _local.__dict__.setdefault("generators", [])
-    while len(made) < len(keys):
-        made.append(_generator(0))
+    generators: list[np.random.Generator] = _local.__dict__.setdefault("generators", [])
+    while len(generators) < len(keys):
+        generators.append(_generator(0))
     philox: dict[str, Any] = {"counter": np.zeros(4, dtype=np.uint64)}
     initial = {"bit_generator": "Philox", "state": philox, "buffer": (0,) * 4, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
     words = np.array([(key, 0) for key in keys], dtype=np.uint64)
-    for generator, philox["key"] in zip(made, words, strict=False):
+    for generator, philox["key"] in zip(generators, words, strict=False):
         generator.bit_generator.state = initial
-    return made[: len(keys)]
+    return generators[: len(keys)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -217,23 +217,23 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gate:
-    """The condition under which an op of a container runs: the outcomes of the container's draw."""
+    """Condition under which an op of a container runs, by the outcome of the container's draw."""
 
     draw: Draw
     outcomes: NDArray[np.bool_]
     """``outcomes[i]``: True if the op runs when the draw falls into bin ``i``. Length ``len(draw.ends) + 1``."""
 
     def applies(self, sampler: Sampler) -> NDArray[np.bool_]:
-        """Mask of the samples that the op runs for: bool, (B,)."""
-        found: NDArray[np.bool_] = self.outcomes[np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")]
-        return found
+        """Mask of the samples that the op runs for, (B,) bool."""
+        mask: NDArray[np.bool_] = self.outcomes[np.searchsorted(self.draw.ends, sampler.shared(self.draw), side="right")]
+        return mask
 
 
 class GivenUniforms(Sampler):
-    """A sampler that gives the numbers which another sampler drew for one op.
+    """Sampler that returns given numbers, drawn by another sampler, to one op.
 
     Args:
-        numbers: (columns, B), the uniform numbers that the op draws.
+        numbers: Uniform numbers in [0, 1) that the op draws, (columns, B).
     """
 
     def __init__(self, numbers: NDArray[np.float32]) -> None:
@@ -262,9 +262,9 @@ class _SharedSampler(Sampler):
 
 
 def foreign_generator(module: Any, base: type) -> str | None:
-    """Why ``module``, an instance of Kornia's class ``base``, may draw from another distribution than ``base``, or ``None``."""
+    """Reason why ``module``, an instance of Kornia's ``base``, may draw from another distribution, or ``None``."""
     generator = module._param_generator if "_param_generator" in names_used(base) else None
-    kinds = [getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name)]
-    if generator is None or class_of(generator, kinds) is not None:
+    classes = [getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name)]
+    if generator is None or class_of(generator, classes) is not None:
         return None
     return f"its _param_generator, {type(generator).__name__}, is not that of {base.__name__}"

@@ -1,6 +1,7 @@
-"""Rotations, shears, affine and perspective maps: their draws, and their matrices in Kornia's conventions.
+"""Kornia's rotation, shear, translation, affine and perspective modules: draws and matrices.
 
-Matrices are computed on the host, in float64: the numbers that reach the device are within half a unit in the last place.
+Matrices are computed on the host in float64, so that float32 values on the device are accurate to half a unit in the last
+place.
 """
 
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 
 class MatrixWarp(WarpOp):
-    """A warp by a matrix that maps input pixels to output pixels."""
+    """Warp by matrices that map input pixels to output pixels."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -28,7 +29,7 @@ class MatrixWarp(WarpOp):
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         if flags["resample"] == Resample.BICUBIC:
             return "resample='bicubic'"
@@ -38,32 +39,32 @@ class MatrixWarp(WarpOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Kornia normalises coordinates by side - 1, which is 0 for one pixel."""
+        """Reject images of one pixel in width or height: Kornia divides coordinates by side - 1."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Input → output pixels, (B, 3, 3) float64, ignoring the apply mask."""
+        """Matrices that map input to output pixels, (B, 3, 3) float64, ignoring the apply mask."""
         raise NotImplementedError
 
     def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        """Indices of the samples that the op applies to, ``None`` for all, and their matrices: input → output pixels."""
+        """(indices of the samples in the apply mask, or ``None`` for all; their matrices, input to output pixels)."""
         if not self.is_random:
             return None, self._forward(drawn, size)
         samples = np.flatnonzero(drawn["apply_mask"])
         return samples, self._forward(cut(drawn, samples), size.taking(samples))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Input → output pixels; the identity for samples that the op does not apply to."""
+        """Matrices that map input to output pixels; the identity for skipped samples."""
         return _among_identities(*self._moved(drawn, size), size.batch)
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Output → input pixels; the identity for skipped samples, which are then unchanged bit for bit."""
+        """Map from output to input pixels; the identity for skipped samples, which are then unchanged bit for bit."""
         samples, matrices = self._moved(drawn, size)
         return Warp(_among_identities(samples, inverse(matrices), size.batch))
 
 
 class Rotation(MatrixWarp):
-    """RandomRotation."""
+    """``RandomRotation``."""
 
     words = "rotate"
 
@@ -72,7 +73,7 @@ class Rotation(MatrixWarp):
         self._bounds = bounds(module._param_generator.sampler_dict["degrees"])  # type: ignore[union-attr, index]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """An angle per sample, in degrees."""
+        """Draw an angle per sample in degrees, (B,)."""
         return {"degrees": sampler.within(*self._bounds)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
@@ -82,7 +83,7 @@ class Rotation(MatrixWarp):
 
 
 class Rotation90(MatrixWarp):
-    """RandomRotation90: rotates by quarter turns, within the input frame."""
+    """``RandomRotation90``: rotates by multiples of 90 degrees. The size of the image does not change."""
 
     words = "rotate by quarters"
 
@@ -91,7 +92,7 @@ class Rotation90(MatrixWarp):
         self._bounds = bounds(module._param_generator.sampler_dict["times"])  # type: ignore[union-attr, index]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Number of quarter turns per sample, not yet rounded."""
+        """Draw the number of quarter turns per sample, (B,), before rounding."""
         return {"times": sampler.within(*self._bounds)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
@@ -102,7 +103,7 @@ class Rotation90(MatrixWarp):
 
 
 class Affine(MatrixWarp):
-    """RandomAffine."""
+    """``RandomAffine``."""
 
     words = "affine"
 
@@ -110,12 +111,12 @@ class Affine(MatrixWarp):
         super().__init__(name, module)
         generator: Any = module._param_generator
         samplers = ("degree", "translate_x", "translate_y", "scale_2", "scale_4", "shear_x", "shear_y")
-        found = {name: getattr(generator, f"{name}_sampler") for name in samplers}
-        self._bounds = {name: bounds(sampler) for name, sampler in found.items() if sampler is not None}
+        optional = {name: getattr(generator, f"{name}_sampler") for name in samplers}
+        self._bounds = {name: bounds(sampler) for name, sampler in optional.items() if sampler is not None}
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
-        """Why this module is left to Kornia, or ``None``."""
+        """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         if module.flags["fill_value"] is not None and module.flags["padding_mode"] == SamplePadding.FILL:  # type: ignore[index]
             return "padding_mode='fill'"
         return super().unsupported_module(module)
@@ -125,7 +126,7 @@ class Affine(MatrixWarp):
         return np.full(sampler.batch, default, np.float32) if between is None else sampler.within(*between)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Angle and shears in degrees, scale factors, and shifts in pixels."""
+        """Draw angle and shears in degrees, scale factors, and shifts in pixels, (B,) each."""
         across = self._drawn("scale_2", sampler, 1.0)
         return {
             "angle": self._drawn("degree", sampler, 0.0),
@@ -138,7 +139,7 @@ class Affine(MatrixWarp):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The draws, those of x and y as pairs, (B, 2)."""
+        """Draws under Kornia's names; values for x and y are stacked to (B, 2)."""
         return {
             "translations": _pair(drawn["shift_x"], drawn["shift_y"]),
             "center": _centre(size),
@@ -149,7 +150,7 @@ class Affine(MatrixWarp):
         }
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        # Rotation the other way round than RandomRotation's, after the scale, after the shear, and a shift at the end.
+        # Order: shear, scale, rotation (opposite in direction to RandomRotation), shift.
         turned = np.deg2rad(drawn["angle"].astype(np.float64))
         cosine, sine = np.cos(turned), np.sin(turned)
         a = cosine * drawn["scale_x"]
@@ -166,7 +167,7 @@ class Affine(MatrixWarp):
 
 
 class Shear(MatrixWarp):
-    """RandomShear."""
+    """``RandomShear``."""
 
     words = "shear"
 
@@ -176,11 +177,11 @@ class Shear(MatrixWarp):
         self._bounds = bounds(generator.shear_x_sampler), bounds(generator.shear_y_sampler)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Two shear angles per sample, in degrees."""
+        """Draw two shear angles per sample in degrees, (B,) each."""
         return {"shear_x": sampler.within(*self._bounds[0]), "shear_y": sampler.within(*self._bounds[1])}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """The shears, and the centre of the images."""
+        """Shear angles, and the centre of the images."""
         return {
             "center": _centre(size),
             "shear_x": torch.from_numpy(drawn["shear_x"]),
@@ -193,7 +194,7 @@ class Shear(MatrixWarp):
 
 
 class Translate(MatrixWarp):
-    """RandomTranslate."""
+    """``RandomTranslate``."""
 
     words = "shift"
 
@@ -204,7 +205,7 @@ class Translate(MatrixWarp):
         self._bounds = [bounds(sampler) if sampler is not None else None for sampler in samplers]
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Two shifts per sample, in pixels."""
+        """Draw two shifts per sample in pixels, (B,) each."""
         drawn = {}
         for name, between, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
             shift = np.zeros(size.batch, np.float32) if between is None else sampler.within(*between) * np.float32(side)
@@ -218,7 +219,7 @@ class Translate(MatrixWarp):
 
 
 class Perspective(MatrixWarp):
-    """RandomPerspective: moves the four corners."""
+    """``RandomPerspective``: moves the four corners of the image."""
 
     kind = "perspective"
     words = "perspective"
@@ -234,7 +235,7 @@ class Perspective(MatrixWarp):
         return corners
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Output positions of the four corners, (B, 4, 2)."""
+        """Draw the output positions of the four corners in pixels, (B, 4, 2)."""
         reach = self._distortion * sides_of(size)[..., None, :] / 2
         numbers = sampler.uniform(8).T.reshape(size.batch, 4, 2)
         if self._inwards:
@@ -255,15 +256,20 @@ class Perspective(MatrixWarp):
 
 
 def sides_of(size: Size) -> Array:
-    """Width and height of the images, (2,), or of each, (B, 2); float32."""
+    """(width, height) of the images, float32: (2,), or (B, 2) if images differ in size."""
     return np.stack((np.asarray(size.width), np.asarray(size.height)), -1).astype(np.float32)
 
 
 def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tuple[float, float] | None = None) -> Array:
-    """(B, 3, 3) that maps by [[a, b], [c, d]] and leaves a pixel (x, y) where it is: the centre of the image unless given.
+    """Matrices, (B, 3, 3), with the linear part [[a, b], [c, d]] and a fixed point.
 
-    Shape:
-        - a, b, c, d: (B,), or one number for all samples
+    Args:
+        a: Array (B,), or one number for all samples; also ``b``, ``c`` and ``d``.
+        b: See ``a``.
+        c: See ``a``.
+        d: See ``a``.
+        size: Size of the images.
+        centre: Fixed point (x, y) in pixels; ``None`` for the centre of the image.
     """
     x, y = ((size.width - 1) / 2, (size.height - 1) / 2) if centre is None else centre
     matrix = _identities(size.batch)
@@ -277,23 +283,23 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
 
 
 def _identities(count: int) -> Array:
-    """Identity matrices, (count, 3, 3). An element's values for all samples are contiguous, for NumPy's inner loop."""
+    """Identity matrices, (count, 3, 3), stored with the sample as the innermost dimension, for NumPy's inner loop."""
     matrix = np.zeros((3, 3, count))
     matrix[0, 0] = matrix[1, 1] = matrix[2, 2] = 1
     return matrix.transpose(2, 0, 1)
 
 
 def _among_identities(samples: Array | None, matrices: Array, count: int) -> Array:
-    """(count, 3, 3): the matrices of these samples, ``None`` for all, and the identity for the others."""
+    """Matrices, (count, 3, 3): ``matrices`` at indices ``samples`` (``None`` for all), the identity elsewhere."""
     if samples is None:
         return matrices
-    made = _identities(count)
-    made[samples] = matrices
-    return made
+    all_matrices = _identities(count)
+    all_matrices[samples] = matrices
+    return all_matrices
 
 
 def from_unit_square(quad: Array) -> Array:
-    """(B, 3, 3) that takes (0, 0), (1, 0), (1, 1), (0, 1) to the corners of each quadrilateral, (B, 4, 2)."""
+    """Matrices, (B, 3, 3), that map (0, 0), (1, 0), (1, 1), (0, 1) to the corners of quadrilaterals, (B, 4, 2)."""
     x, y = quad[..., 0], quad[..., 1]
     right = quad[:, 1] - quad[:, 2]
     left = quad[:, 3] - quad[:, 2]
@@ -315,7 +321,7 @@ def from_unit_square(quad: Array) -> Array:
 
 
 def inverse(matrix: Array) -> Array:
-    """Inverses of (B, 3, 3) by cofactors: exact where the entries are 0, 1 and -1."""
+    """Inverses of matrices (B, 3, 3) by cofactors, exact for entries 0, 1 and -1."""
     (a, b, c), (d, e, f), (g, h, i) = matrix.transpose(1, 2, 0)
     rows: Array = np.array(
         (

@@ -1,1 +1,1 @@
-"""Ops that pick other ops: RandAugment and the like, and containers with ``random_apply``."""
+"""Ops that pick other ops: automatic augmentation policies such as RandAugment, and containers with ``random_apply``."""

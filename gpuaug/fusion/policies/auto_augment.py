@@ -1,4 +1,4 @@
-"""Kornia's RandAugment, TrivialAugment and AutoAugment: their picks and magnitudes."""
+"""Kornia's RandAugment, TrivialAugment and AutoAugment: picks and magnitudes."""
 
 import functools
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ from gpuaug.fusion.policies.picking import Child, Entry, Member, Pick, Policy, n
 
 POLICIES: tuple[type[nn.Module], ...] = (auto.RandAugment, auto.TrivialAugment, auto.AutoAugment)
 OPERATIONS: frozenset[type[nn.Module]] = frozenset(getattr(operations, name) for name in operations.__all__)
-"""Kornia's wrappers of one augmentation and its magnitude."""
+"""Kornia's wrapper classes, each of which holds one augmentation and its magnitude."""
 
-_MOST_KEPT = 256
+_CACHE_SIZE = 256
+"""Largest number of cached magnitudes."""
 
 
 class KorniaPolicy(Policy):
-    """A policy of Kornia's, whose children are distinct picks.
+    """Kornia's RandAugment, TrivialAugment or AutoAugment. Picks are without replacement.
 
     Args:
         name: Name of the policy in its container.
-        module: The policy.
-        children: Its sub-policies.
-        pick: ``"batch"``: the same picks for all samples of a batch; ``"sample"``: each sample picks.
+        module: Policy of the user.
+        children: Sub-policies of ``module``.
+        pick: ``"batch"`` to share the picks among all samples of a batch; ``"sample"`` to pick per sample.
     """
 
     def __init__(self, name: str, module: nn.Module, children: Sequence[Child], pick: Pick) -> None:
@@ -47,13 +48,13 @@ class KorniaPolicy(Policy):
 
     @property
     def read_at_draw(self) -> tuple[Any, ...]:
-        """RandAugment's magnitude, or the fixed magnitude of each operation."""
+        """Magnitude setting of RandAugment, or the fixed magnitude of every operation."""
         if isinstance(self.module, auto.RandAugment):
             return (self.module.m,)
-        return tuple(_own_magnitude(wrapper) for wrapper in self._wrappers)
+        return tuple(_fixed_magnitude(wrapper) for wrapper in self._wrappers)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick children and draw for them: ``"layers"``, and with ``pick="batch"`` ``"picks"``, (picks, batches)."""
+        """Pick children and draw for them: ``"layers"``; with ``pick="batch"`` also ``"picks"``, (picks, batches)."""
         drawn: OpDraws = {"apply_mask": always(size.batch)}
         if self._pick == "batch":
             picks = drawn["picks"] = sampler.permutation(len(self.children)).T[: self.count]
@@ -64,7 +65,7 @@ class KorniaPolicy(Policy):
         for row, row_of_samples in zip(picks, picks_of_samples, strict=True):
             picked = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
             for position in self.positions:
-                # Each sample runs one of the operations, so all draw from the same numbers.
+                # A sample runs only one operation of a layer, so all operations share the same uniform numbers.
                 numbers = sampler.uniform(1 + self._numbers)
                 children = sorted(self.always_drawn[position].union(picked.tolist()))
                 drawn_for = [index for index in children if position < len(self.children[index].members)]
@@ -72,7 +73,15 @@ class KorniaPolicy(Policy):
         return {**drawn, "layers": tuple(layers)}
 
     def _entry(self, index: int, position: int, numbers: Array, size: Size, picks: Array) -> Entry:
-        """The draws of one operation, by uniform numbers for its sign and for the rest, for the samples that picked it."""
+        """Entry of one operation.
+
+        Args:
+            index: Index of the child.
+            position: Position of the operation in the child.
+            numbers: Uniform numbers, (1 + n, B): the sign of the magnitude, then the parameters of the op.
+            size: Size of the input images.
+            picks: Index of the picked child per sample, (B,).
+        """
         wrapper = self.children[index].members[position].operation
         drawn = self.op(index, position).draw(GivenUniforms(numbers[1:]), size)
         factor = wrapper._factor_name
@@ -84,24 +93,24 @@ class KorniaPolicy(Policy):
         return Entry(index, position, drawn, size, picks == index)
 
     def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
-        """The magnitude that all samples of an operation have, (1,) float32; ``None`` where each sample draws its own."""
+        """Magnitude shared by all samples of an operation, (1,) float32; ``None`` if it is drawn per sample."""
         rand = isinstance(self.module, auto.RandAugment)
-        setting: Any = self.module.m if rand else _own_magnitude(wrapper)
+        setting: Any = self.module.m if rand else _fixed_magnitude(wrapper)
         if setting is None:
             return None
         key = wrapper, setting, size.height, size.width
         if key not in self._magnitudes:
-            if len(self._magnitudes) >= _MOST_KEPT:
+            if len(self._magnitudes) >= _CACHE_SIZE:
                 self._magnitudes.clear()
             values = _rand_augment_magnitude(wrapper, setting, size) if rand else wrapper.magnitude.detach()
             self._magnitudes[key] = _mapped(wrapper, values)
         return self._magnitudes[key]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Why an operation cannot be lowered for images of this size, or ``None``.
+        """Reason why an operation cannot be fused for images of ``size``, or ``None``.
 
         Raises:
-            ArgumentError: If there is such an operation and each sample picks, which Kornia cannot run.
+            ArgumentError: If an operation cannot be fused and ``pick="sample"``, which Kornia does not support.
         """
         reason = super().unsupported_size(size)
         if reason is not None and self._pick == "sample":
@@ -113,10 +122,10 @@ class KorniaPolicy(Policy):
         return reason
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
-        """The draws in the form that Kornia's module takes as ``params=``.
+        """Draws in the form of the ``params=`` argument of Kornia's module.
 
         Raises:
-            ArgumentError: If each sample picked its own.
+            ArgumentError: If ``pick="sample"``.
         """
         if self._pick == "sample":
             raise no_form_in_kornia(self.name)
@@ -132,26 +141,26 @@ class KorniaPolicy(Policy):
 
 
 def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], type[Op]], pick: Pick) -> KorniaPolicy | str:
-    """Lower a policy, or return the reason why it is left to Kornia."""
+    """Lower a policy, or return the reason why Kornia runs it."""
     children = []
     for child_name, child in module.named_children():
         if class_of(child, (PolicySequential,)) is None:
             return f"{child_name} is {difference(child, PolicySequential)}"
         members = []
         for operation_name, operation in child.named_children():
-            found = _member(operation_name, operation, lowered)
-            if isinstance(found, str):
-                return f"{operation_name} in {child_name} is {found}"
-            members.append(found)
+            member = _member(operation_name, operation, lowered)
+            if isinstance(member, str):
+                return f"{operation_name} in {child_name} is {member}"
+            members.append(member)
         children.append(Child(child_name, tuple(members), is_container=True))
     return KorniaPolicy(name, module, children, pick)
 
 
 def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Member | str:
-    kind = nearest_class(operation, OPERATIONS)
-    if kind is None:
+    wrapper = nearest_class(operation, OPERATIONS)
+    if wrapper is None:
         return "none of Kornia's operations, and may do anything"
-    changed = difference(operation, kind)
+    changed = difference(operation, wrapper)
     if changed is not None:
         return changed
     function = operation._magnitude_fn
@@ -160,7 +169,7 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
     inner = operation.op
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in (*vars(inner).values(), operation._magnitude)):
         return "on the GPU; leave the pipeline on the CPU, where it draws"
-    augmentation = _augmentation(kind)
+    augmentation = _augmentation(wrapper)
     if class_of(inner, (augmentation,)) is None or foreign_generator(inner, augmentation) is not None:
         return f"made of {type(inner).__name__}, which is not Kornia's augmentation for it"
     if operation.op.same_on_batch or operation.op.p_batch < 1:
@@ -172,24 +181,24 @@ def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]])
 
 @functools.cache
 def _augmentation(wrapper: type) -> type[nn.Module]:
-    """The type of augmentation that a wrapper makes."""
+    """Type of the augmentation that a wrapper class creates."""
     with initial_settings():
         inner: Any = wrapper().op
     return type(inner)
 
 
 def _numbers_drawn(op: Op) -> int:
-    """How many uniform numbers an op draws for each sample."""
+    """Number of uniform numbers that an op draws per sample."""
     sampler = Sampler((0,), 1, apart=True)
     op.draw(sampler, Size(1, 3, 8, 8))
     return sampler.used
 
 
 def _distinct(children: int, numbers: Array) -> Array:
-    """Indices of distinct children for each pick, (picks, B) int64, uniformly, from as many uniform numbers."""
+    """Indices of distinct children per sample, (picks, B) int64, from uniform numbers in [0, 1) of the same shape."""
     picks = np.empty(numbers.shape, dtype=np.int64)
     for count, row in enumerate(numbers):
-        # Among the children that are left, in order; each that was picked before moves those from its index on by one.
+        # Index among the remaining children. Each earlier pick shifts the indices from its own on by one.
         pick = (row * (children - count)).astype(np.int64)
         for taken in np.sort(picks[:count], axis=0):
             pick += pick >= taken
@@ -197,15 +206,15 @@ def _distinct(children: int, numbers: Array) -> Array:
     return picks
 
 
-def _own_magnitude(wrapper: Any) -> Any:
-    """The fixed magnitude of an operation, which the user may set at any time."""
+def _fixed_magnitude(wrapper: Any) -> Any:
+    """Fixed magnitude of an operation, or ``None``. The user may set it at any time."""
     magnitude = wrapper._magnitude
     return None if magnitude is None else magnitude.item()
 
 
 def _rand_augment_magnitude(wrapper: Any, m: float, size: Size) -> torch.Tensor:
-    """RandAugment's magnitude of an operation, (1,)."""
-    # In the order of Kornia's float32 operations, so that the numbers are the same.
+    """Magnitude of an operation under RandAugment with setting ``m``, (1,) float32."""
+    # Same order of float32 operations as in Kornia, for equal results.
     share = host_tensor([m / 30], np.float32)
     low, high = wrapper.magnitude_range
     share = 1 - share if wrapper._factor_name == "bits_factor" else share
@@ -215,7 +224,7 @@ def _rand_augment_magnitude(wrapper: Any, m: float, size: Size) -> torch.Tensor:
 
 
 def _mapped(wrapper: Any, values: torch.Tensor) -> Array:
-    """Magnitudes mapped by the operation's function, without their sign."""
-    change = wrapper._magnitude_fn
-    mapped: Array = (change.fn if wrapper.symmetric_megnitude else change)(values).float().numpy()
+    """Magnitudes mapped by the operation's magnitude function, before a random sign."""
+    function = wrapper._magnitude_fn
+    mapped: Array = (function.fn if wrapper.symmetric_megnitude else function)(values).float().numpy()
     return mapped

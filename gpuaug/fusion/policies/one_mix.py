@@ -1,4 +1,4 @@
-"""One of several mixes, picked for the batch or for each sample: a container of MixUp and CutMix with ``random_apply``."""
+"""Containers of mixes (MixUp, CutMix) with ``random_apply``: one mix is picked per batch or per sample."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,14 @@ from gpuaug.fusion.policies.picking import Pick, no_form_in_kornia
 
 
 class OneMix(MixOp):
-    """A container that runs one of its mixes. Rows of all mixes have one layout, so that it is one op for every pick.
+    """Container that runs one of its mixes. The rows of all mixes have the same layout, so one op serves every pick.
 
     Args:
         name: Name of the container.
-        module: The container.
-        mixes: Its mixes, by name.
-        pick: ``"batch"``: one mix for the whole batch; ``"sample"``: one for each sample.
-        weights: Relative frequency of each mix.
+        module: Container of the user.
+        mixes: (name, op) of every mix.
+        pick: ``"batch"`` to pick one mix per batch; ``"sample"`` to pick one mix per sample.
+        weights: Relative frequency of every mix.
     """
 
     counts_pixels = True
@@ -37,58 +37,58 @@ class OneMix(MixOp):
         self._ends: Array = ends / ends[-1]
 
     def _read(self, module: Any) -> None:
-        """Nothing: the settings are those of the ops."""
+        """Do nothing: settings are read by the ops of the mixes."""
 
     @property
     def keepdim(self) -> bool:
-        """True if a single image, (C, H, W), comes out as one for every pick, as in Kornia."""
+        """True if all mixes return a single image (C, H, W) without a batch dimension, as in Kornia."""
         return all(mix.keepdim for _, mix in self.mixes)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick mixes and draw for them: ``"parts"``, each (index of the mix, its draws, samples; ``None`` for all)."""
+        """Pick mixes and draw for them: ``"parts"``, tuples (index of the mix, its draws, mask of its samples or ``None``)."""
         if self._pick == "batch":
             index = int(self._picked(sampler.integer(0, 2**53) / 2**53))
             return {"parts": ((index, self.mixes[index][1].draw(sampler, size), None),)}
         picked = self._picked(sampler.uniform())
         parts = [(index, mix.draw(sampler, size), picked == index) for index, (_, mix) in enumerate(self.mixes)]
-        # All mixes share one permutation, so that each image is the partner of exactly one other.
+        # All mixes share one permutation, so that every image is the partner of exactly one image.
         partner = parts[0][1]["partner"]
         return {"parts": tuple((index, {**drawn, "partner": partner}, where) for index, drawn, where in parts)}
 
     def _picked(self, numbers: Any) -> Any:
-        """Indices of the mixes that uniform numbers in [0, 1) pick, by the weights."""
+        """Indices of mixes, drawn by weight from uniform numbers in [0, 1)."""
         return np.searchsorted(self._ends, numbers, side="right")
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Not used: ``draw`` draws for the mixes."""
+        """Return no draws: ``draw`` draws for the mixes."""
         return {}
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The row of the mix that each sample picked."""
-        for index, own, where in drawn["parts"]:
+        """Write the row of the picked mix per sample."""
+        for index, mix_drawn, where in drawn["parts"]:
             mix = self.mixes[index][1]
             if where is None:
-                mix.rows(own, size, out)
+                mix.rows(mix_drawn, size, out)
                 continue
             rows = np.empty_like(out)
-            mix.rows(own, size, rows)
+            mix.rows(mix_drawn, size, rows)
             out[where] = rows[where]
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Not used: ``rows`` writes the rows of the mixes."""
+        """Do nothing: ``rows`` writes the rows of the mixes."""
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
-        """The draws in the form that the container takes as ``params=``.
+        """Draws in the form of the container's ``params=`` argument.
 
         Raises:
-            ArgumentError: If each sample picked its own.
+            ArgumentError: If ``pick="sample"``.
         """
         if self._pick == "sample":
             raise no_form_in_kornia(self.name)
-        ((index, own, _),) = drawn["parts"]
+        ((index, mix_drawn, _),) = drawn["parts"]
         name, mix = self.mixes[index]
-        return [ParamItem(name, mix.params(own, size))]
+        return [ParamItem(name, mix.params(mix_drawn, size))]
 
     def describe(self) -> str:
-        """A few words for ``explain()``."""
+        """Short description for ``explain()``."""
         return f"for each {self._pick} {' or '.join(mix.describe() for _, mix in self.mixes)}"

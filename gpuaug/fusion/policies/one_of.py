@@ -1,4 +1,4 @@
-"""The ops that policies are compiled to: one of several pointwise ops, or one of several affine warps, per sample."""
+"""Ops that run one of several pointwise ops, or one of several affine warps, per sample. Policies are lowered to them."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -13,13 +13,13 @@ from gpuaug.fusion.ops.warp import MatrixWarp
 
 
 class OneOf(PointOp):
-    """One of several pointwise ops, picked for each sample or for the batch, compiled once for all picks.
+    """One of several pointwise ops, picked per sample or per batch. One compiled kernel serves all picks.
 
-    A row holds the apply mask, the code of the op that was picked, and that op's own row.
+    A row holds the apply mask, the code of the picked op, and the row of the picked op.
 
     Args:
         name: Name of the module that picks.
-        ops: The ops that can be picked. ``takes`` is True for each.
+        ops: Ops that can be picked. ``takes`` is True for all of them.
     """
 
     code = MOST_CODES
@@ -27,87 +27,90 @@ class OneOf(PointOp):
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
         super().__init__(name, ops[0].module)
-        self._kinds = {op.code: op for op in ops}
+        self._op_by_code = {op.code: op for op in ops}
         self._ops = tuple(ops)
-        self.flags = sum(1 << code for code in self._kinds)
+        self.flags = sum(1 << code for code in self._op_by_code)
         self.rgb_only = any(op.rgb_only for op in ops)  # type: ignore[misc]
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
 
     def _read(self, module: Any) -> None:
-        """Nothing: the settings are those of the ops."""
+        """Do nothing: settings are read by the ops."""
 
     @staticmethod
     def takes(op: Any) -> TypeGuard[PointOp]:
-        """True for a pointwise op that needs the pixel and its row only: no coordinates, flags or mean."""
+        """True for a pointwise op whose result depends on the pixel and the row only, not on coordinates, flags or the mean."""
         return isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
 
     @property
     def is_random(self) -> bool:
-        """True: a sample may have picked no op."""
+        """True, because a sample may have picked no op."""
         return True
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """``None``: the module that picks checks its ops."""
+        """Return ``None``: the policy checks its ops."""
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """``None``: the module that picks checks its ops."""
+        """Return ``None``: the policy checks its ops."""
         return None
 
     def row_width(self, channels: int) -> int:
-        """The apply mask, the code, and the longest row of an op."""
+        """Length of a row: the apply mask, the code, and the longest row of an op."""
         return 2 + max(op.row_width(channels) for op in self._ops)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Code and row of each sample's op, zeros without one, from ``"parts"``: (op, its draws, samples; ``None`` for all)."""
+        """Write the code and row of the picked op per sample, or zeros if no op was picked.
+
+        ``drawn["parts"]`` holds tuples (op, its draws, mask of its samples or ``None`` for all samples).
+        """
         out[:, 1:] = 0
-        for op, own, where in drawn["parts"]:
+        for op, op_drawn, where in drawn["parts"]:
             width = op.row_width(size.channels)
             if where is None:
-                out[:, 0] = own["apply_mask"]
+                out[:, 0] = op_drawn["apply_mask"]
                 out[:, 1] = op.code
-                op.rows(own, size, out[:, 2 : 2 + width])
+                op.rows(op_drawn, size, out[:, 2 : 2 + width])
                 continue
             samples = np.flatnonzero(where)
             rows = np.zeros((len(samples), width), dtype=np.float32)
-            op.rows(cut(own, samples), size.taking(samples), rows)
+            op.rows(cut(op_drawn, samples), size.taking(samples), rows)
             out[samples, 0] = rows[:, 0]
             out[samples, 1] = op.code
             out[samples, 2 : 2 + width] = rows
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Each op on the samples that picked it."""
-        made = images
-        for code, op in self._kinds.items():
+        """Apply every op to the samples that picked it."""
+        output = images
+        for code, op in self._op_by_code.items():
             picked = rows[:, 1] == code
-            # On a GPU the host would have to wait for the answer, so all ops run.
+            # On a GPU ``picked.any()`` would synchronise with the host, so all ops run.
             if picked.is_cuda or bool(picked.any()):
                 # Zero the rows of samples that picked another op: apply runs on the whole batch, and an unrelated value may be
                 # out of range, for example as a channel index in gather.
-                own = rows[:, 2:].masked_fill(~picked[:, None], 0)
-                made = torch.where(picked[:, None, None, None], op.apply(images, own), made)
-        return made
+                op_rows = rows[:, 2:].masked_fill(~picked[:, None], 0)
+                output = torch.where(picked[:, None, None, None], op.apply(images, op_rows), output)
+        return output
 
     def describe(self) -> str:
-        """In a few words."""
-        return "one of " + ", ".join(op.describe() for op in self._kinds.values())
+        """Short description for ``explain()``."""
+        return "one of " + ", ".join(op.describe() for op in self._op_by_code.values())
 
 
 class AnyAffine(MatrixWarp):
-    """One of several affine warps, picked for each sample, as one warp.
+    """One of several affine warps, picked per sample and run as one warp.
 
     Args:
         name: Name of the module that picks.
-        like: Any of the warps. All have the same interpolation, edge and fill.
+        like: Any one of the warps. All have the same interpolation, edge and fill.
     """
 
     words = "one of several affine warps"
 
     def __init__(self, name: str, like: WarpOp) -> None:
-        # Not that of MatrixWarp, which reads the settings of a Kornia module.
+        # Skip MatrixWarp.__init__, which reads the settings of a Kornia module.
         WarpOp.__init__(self, name, nn.Identity())
         self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
-        self.p = 0.5  # a sample may have picked none
+        self.p = 0.5  # below 1, because a sample may have picked no warp
 
     @staticmethod
     def takes(op: Any) -> TypeGuard[WarpOp]:
@@ -115,15 +118,15 @@ class AnyAffine(MatrixWarp):
         return isinstance(op, WarpOp) and op.kind == "affine"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """``None``: the module that picks checks its ops."""
+        """Return ``None``: the policy checks its ops."""
         return None
 
     def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        # Each part is an op, its draws, and the mask of its samples.
+        # drawn["parts"] holds tuples (op, its draws, mask of its samples).
         moved = [np.empty(0, np.int64)]
         matrices = [np.empty((0, 3, 3))]
-        for op, own, where in drawn["parts"]:
+        for op, op_drawn, where in drawn["parts"]:
             samples = np.flatnonzero(where)
             moved.append(samples)
-            matrices.append(op.matrix(cut(own, samples), size.taking(samples)))
+            matrices.append(op.matrix(cut(op_drawn, samples), size.taking(samples)))
         return np.concatenate(moved), np.concatenate(matrices)

@@ -1,8 +1,8 @@
-"""Modules that pick among others, and policies: modules whose picks are fixed parts of a plan.
+"""Base classes of modules that pick among child modules, and of policies, whose plan is the same for all picks.
 
-A policy picks for each sample, or once for a batch. Either way its plan holds the same ops: for each pick and each position in
-the units that are picked, one op per kind (``OneOf`` for pointwise ops, ``AnyAffine`` for affine warps), whose apply mask is
-True for the samples that picked an op of this kind. So one plan serves all picks, and few kernels are compiled.
+A policy picks per sample or per batch. In both cases its plan holds the same ops: for each pick and each position in a child,
+one op per group of ops (``OneOf`` for pointwise ops, ``AnyAffine`` for affine warps), whose apply mask is True for the samples
+that picked an op of the group. One plan thus serves all picks, and few kernels are compiled.
 """
 
 import copy
@@ -24,17 +24,17 @@ Pick = Literal["batch", "sample"]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A module that may be picked."""
+    """Module that may be picked, alone or as a part of a ``Child``."""
 
     name: str
     op: Op | EagerOp
     operation: Any = None
-    """Kornia's wrapper with its magnitude, or torchvision's ``Magnitude``; ``None`` in a container."""
+    """Kornia's wrapper, or the ``Magnitude`` of a torchvision policy; ``None`` in a container with ``random_apply``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """The unit that is picked: one module, or several that run one after the other."""
+    """Unit of a pick: one module, or several modules that run in sequence."""
 
     name: str
     members: tuple[Member, ...]
@@ -42,7 +42,7 @@ class Child:
 
 
 class Entry(NamedTuple):
-    """The draws of one member, for the samples in ``where``, (B,) bool; ``None``: all."""
+    """Draws of one member, for the samples where ``where``, (B,) bool, is True; ``None`` for all samples."""
 
     child: int
     position: int
@@ -52,66 +52,67 @@ class Entry(NamedTuple):
 
     @property
     def apply_mask(self) -> Array:
-        """Mask of the samples that the member runs for, bool, (B,)."""
+        """Mask of the samples that the member is applied to, (B,) bool."""
         apply_mask: Array = self.drawn["apply_mask"]
         return apply_mask if self.where is None else apply_mask & self.where
 
 
 class Picking(Op):
-    """A module that picks among its children. Its draws hold ``"layers"``, tuples of entries, run one after the other."""
+    """Module that picks among its children. Its draws hold ``"layers"``, tuples of ``Entry``, in order."""
 
     children: tuple[Child, ...]
 
     def _read(self, module: Any) -> None:
-        """Nothing: the settings are those of the ops."""
+        """Do nothing: settings are read by the ops of the children."""
 
     @property
     def ops(self) -> tuple[Op | EagerOp, ...]:
-        """All ops that can be picked."""
+        """Ops of all members of all children."""
         return tuple(member.op for child in self.children for member in child.members)
 
     @property
     def keepdim(self) -> bool:
-        """True if a single image, (C, H, W), comes out as one for every pick."""
+        """True if all ops return a single image (C, H, W) without a batch dimension."""
         return all(op.keepdim for op in self.ops)
 
 
 _TAKES_PARTS = OneOf | AnyAffine | EqualizeOrContrast
-"""Ops with draws ``"parts"``, which may be empty. Any other op of a policy takes the draws of one type of op."""
+"""Ops whose draws hold ``"parts"``, which may be empty. Other ops of a policy have the draws of a single type of op."""
 
 
 class Policy(Picking):
-    """A policy. A subclass sets ``children`` and ``count``, and draws one layer for each pick and position, in this order.
+    """Base class of policies. A subclass sets ``children`` and ``count``, and draws one layer per pick and position.
 
-    A layer has entries for the children with a member at its position; children that no sample picked may have none, but for
-    those in ``always_drawn``. ``"apply_mask"`` holds the samples that the policy applies to.
+    Layers are ordered by pick, then by position. A layer has one ``Entry`` per child with a member at its position. The entry
+    of a child that no sample picked may be omitted, unless the child is in ``always_drawn``. ``"apply_mask"`` is True for the
+    samples that the policy is applied to.
     """
 
     count: int
-    """Number of picks."""
+    """Number of picks per sample."""
 
     @property
     def positions(self) -> range:
-        """Positions in the longest child."""
+        """Range over the members of the longest child."""
         return range(max((len(child.members) for child in self.children), default=0))
 
     @cached_property
     def _layers(self) -> list[list[tuple[Op, list[int]]]]:
-        # Not in the constructor: copies of ops are made here, and a later step of lowering may change the ops.
+        # Computed on first use, because it copies ops, which may still be changed after the constructor returns.
         return [self._layer(position) for _ in range(self.count) for position in self.positions]
 
     def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
-        """An op for each kind of op at one position of the children, and the indices of the children of that kind."""
-        kinds: dict[Any, list[int]] = {}
+        """(op, indices of its children) for every group of ops at one position of the children."""
+        groups: dict[Any, list[int]] = {}
         for index, child in enumerate(self.children):
             if position < len(child.members):
-                kinds.setdefault(_kind(self.op(index, position)), []).append(index)
-        layer = [(self._part([self.op(index, position) for index in which]), which) for which in kinds.values()]
-        # A sample runs one op of a layer, so their order is free: an op that joins the pass before it goes first.
+                groups.setdefault(_group_key(self.op(index, position)), []).append(index)
+        layer = [(self._part([self.op(index, position) for index in group]), group) for group in groups.values()]
+        # A sample runs one op of a layer, so the order is free. Ops that join the preceding pass come first.
         return sorted(layer, key=lambda item: _rank(item[0]))
 
     def _part(self, ops: list[Op]) -> Op:
-        """One op for all ops of a kind."""
+        """One op that can run any op of a group."""
         first = ops[0]
         equalize = next((op for op in ops if isinstance(op, Equalize)), None)
         contrast = next((op for op in ops if isinstance(op, AutoContrast)), None)
@@ -123,33 +124,33 @@ class Policy(Picking):
             return AnyAffine(self.name, first)
         part = copy.copy(first)
         part.name = self.name
-        part.p = 0.5  # with p below 1 its apply mask is read
+        part.p = 0.5  # below 1, so that the apply mask is read
         return part
 
     @cached_property
     def always_drawn(self) -> list[set[int]]:
-        """By position, the children whose draws a part needs, whether or not a sample picked them."""
+        """Per position, indices of the children that must be drawn for even if no sample picked them."""
         layers = (self._layers[position] for position in self.positions)
-        return [{which[0] for op, which in layer if not isinstance(op, _TAKES_PARTS)} for layer in layers]
+        return [{group[0] for op, group in layer if not isinstance(op, _TAKES_PARTS)} for layer in layers]
 
     def op(self, child: int, position: int) -> Op:
-        """The op of one member."""
+        """Op of the member at ``position`` of child ``child``."""
         op = self.children[child].members[position].op
         assert isinstance(op, Op)
         return op
 
     @property
     def parts(self) -> tuple[Op, ...]:
-        """The ops of all layers, in order."""
+        """Ops of all layers, in order."""
         return tuple(op for layer in self._layers for op, _ in layer)
 
     def of_parts(self, drawn: OpDraws) -> dict[Op, OpDraws]:
-        """The draws of each of its parts."""
+        """Draws per op of ``parts``."""
         draws: dict[Op, OpDraws] = {}
         for parts, layer in zip(self._layers, drawn["layers"], strict=True):
             by_child = {entry.child: entry for entry in layer}
-            for part, which in parts:
-                entries = [by_child[index] for index in which if index in by_child]
+            for part, group in parts:
+                entries = [by_child[index] for index in group if index in by_child]
                 masks = [entry.apply_mask for entry in entries]
                 if isinstance(part, _TAKES_PARTS):
                     pairs = zip(entries, masks, strict=True)
@@ -161,19 +162,19 @@ class Policy(Picking):
         return draws
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Why an op that can be picked cannot be lowered for images of this size, or ``None``."""
+        """Reason why an op of a child cannot be fused for images of ``size``, or ``None``."""
         ops = (op for op in self.ops if isinstance(op, Op))
         return next((f"{reason} ({op.describe()})" for op in ops if (reason := why_not_picked(op, size)) is not None), None)
 
 
 def why_not_picked(op: Op, size: Size) -> str | None:
-    """Why an op cannot stand among those that are picked from for images of this size, or ``None``."""
-    alone = ChannelOp.begins_pass(op, size.channels)
-    return op.unsupported_size(size) or (f"takes a pass of its own for {size.channels} channels" if alone else None)
+    """Reason why ``op`` cannot be picked within a fused pass for images of ``size``, or ``None``."""
+    begins_pass = ChannelOp.begins_pass(op, size.channels)
+    return op.unsupported_size(size) or (f"takes a pass of its own for {size.channels} channels" if begins_pass else None)
 
 
-def _kind(op: Op) -> tuple[Any, ...]:
-    """Key of the ops of a layer that one op can stand for."""
+def _group_key(op: Op) -> tuple[Any, ...]:
+    """Key of the group of ``op``. One op runs all ops of a layer with the same key."""
     if isinstance(op, Equalize | AutoContrast):
         return (EqualizeOrContrast,)
     if OneOf.takes(op):
@@ -182,14 +183,17 @@ def _kind(op: Op) -> tuple[Any, ...]:
 
 
 def _rank(op: Op) -> int:
-    """Rank of an op in its layer: pointwise ops, flips, warps, an op that needs a mean and joins a warp's pass, filters."""
+    """Sort key of an op in its layer.
+
+    Order: pointwise ops, flips, warps, pointwise ops that need the mean (they join the pass of a warp), filters.
+    """
     if isinstance(op, PointOp):
         return 3 if op.needs_mean else 0
     return 2 if isinstance(op, WarpOp) else 1 if isinstance(op, GatherOp) else 4
 
 
 def _merged(entries: list[Entry], masks: list[Array]) -> OpDraws:
-    """Draws of ops of one type, each sample's from the entry whose mask holds it."""
+    """Draws merged from entries of one type of op. A sample's draws come from the entry whose mask is True for it."""
     merged = dict(entries[0].drawn)
     for entry, mask in zip(entries[1:], masks[1:], strict=True):
         for name, values in entry.drawn.items():
@@ -199,7 +203,7 @@ def _merged(entries: list[Entry], masks: list[Array]) -> OpDraws:
 
 
 def no_form_in_kornia(name: str) -> ArgumentError:
-    """The error if Kornia's form is asked of draws that were picked for each sample."""
+    """Error for a request of Kornia's ``params=`` with ``pick="sample"``."""
     return ArgumentError(
         f"pick must be 'batch' for draws to have Kornia's form, got 'sample': {name} of Kornia picks once for all "
         "samples. Fuse with pick='batch' to compare the two."

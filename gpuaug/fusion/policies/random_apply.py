@@ -1,8 +1,8 @@
 """Containers with ``random_apply``: the number, choice and order of the modules that run, drawn anew for every batch.
 
-Modules may change the size of the images, run more than once, and be left to Kornia, so a batch is run as the steps of the
-modules that it picked. Pointwise ops share one op, ``OneOf``, so that the number of compiled kernels does not grow with the
-combinations.
+A picked module may change the size of the images, run more than once, or be run by Kornia. A batch therefore runs as a
+sequence of ``Step``, one per op of the picked modules. Pointwise ops share one op, ``OneOf``, so that the number of compiled
+kernels does not grow with the number of combinations.
 """
 
 import copy
@@ -26,34 +26,35 @@ from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.policies.one_of import OneOf
 from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, why_not_picked
 
-_TOGETHER = 4
-"""Largest number of ``OneOf`` ops in one kernel. Each adds the code of all its ops."""
+_MAX_ONE_OFS = 4
+"""Largest number of ``OneOf`` ops in one kernel. Every ``OneOf`` adds the code of all ops that it can pick."""
 
 
 class Step(NamedTuple):
-    """An op that runs for a batch.
-
-    One that ``begins`` starts a plan, so that its kernel does not depend on the ops before it: there is one kernel for each
-    kind of op, not for each order. A ``OneOf`` joins the pass before it.
-    """
+    """One picked op and its draws for a batch."""
 
     op: Op | EagerOp
     drawn: OpDraws
     begins: bool
+    """True if the op starts a new plan, so that its kernel does not depend on the ops before it.
+
+    The number of kernels then grows with the number of ops, not with the number of orders. False for a ``OneOf`` that joins
+    the preceding pass.
+    """
 
 
 class Nothing(IndexOp):
-    """The op that runs if no other was picked: the identity."""
+    """Identity op, which runs if no module was picked."""
 
     words = "nothing"
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """The identity."""
+        """Return the identity map."""
         return IndexMap()
 
 
 class RandomApply(Picking):
-    """A container that runs some of its modules, in a random order."""
+    """Container with ``random_apply``: runs some of its modules, in a random order."""
 
     needs_own_batch = True
 
@@ -66,12 +67,15 @@ class RandomApply(Picking):
 
     @property
     def _counts(self) -> tuple[int, int]:
-        """Smallest and largest number of picks."""
+        """(smallest, largest) number of picked modules."""
         low, end = self.module.random_apply  # type: ignore[misc]
         return int(low), int(end) - 1  # type: ignore[has-type]
 
     def picks(self, sampler: Sampler) -> list[int]:
-        """A drawn number of children, by weight; with repetition if it exceeds the weights' sum, or the weights above 0."""
+        """Draw indices of children, weighted by ``random_apply_weights``.
+
+        Draws are with replacement if their number exceeds the sum of the weights or the number of nonzero weights.
+        """
         low, high = self._counts
         weights: Any = self.module.random_apply_weights
         count = low + min(int(_number(sampler) * (high - low + 1)), high - low)
@@ -89,7 +93,12 @@ class RandomApply(Picking):
         return [int(index) for index in times.argsort()[:count]]
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick children and draw for them: ``"layers"``, one entry each, ``"picks"`` and ``"end"``."""
+        """Pick children and draw for them.
+
+        Returns:
+            ``"layers"``, a tuple of one ``Entry`` per picked member; ``"picks"``, indices of the picked children; and
+            ``"end"``, the output ``Size``.
+        """
         layers = []
         picked = self.picks(sampler)
         for child in picked:
@@ -101,12 +110,12 @@ class RandomApply(Picking):
         return {"layers": tuple(layers), "picks": tuple(picked), "end": size}
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The output size for these draws."""
+        """Output size for the draws ``drawn``."""
         end: Size = drawn["end"]
         return end
 
     def _run_by(self, child: int, position: int, size: Size) -> Op | EagerOp:
-        """The op of a member, or the member left to Kornia for images of this size."""
+        """Op that runs a member for images of ``size``: the fused op, or Kornia's module as an ``EagerKornia``."""
         op = self.children[child].members[position].op
         reason = None if isinstance(op, EagerOp) else why_not_picked(op, size)
         if isinstance(op, EagerOp) or reason is None:
@@ -116,7 +125,7 @@ class RandomApply(Picking):
         return self._eager[child, position]
 
     def steps(self, drawn: OpDraws) -> list[Step]:
-        """The ops that run for a batch, in order."""
+        """Steps of a batch, in order. Ops that change neither an image nor the size are omitted."""
         steps: list[Step] = []
         seen: Counter[Any] = Counter()
         for (entry,) in drawn["layers"]:
@@ -132,43 +141,45 @@ class RandomApply(Picking):
     def _step(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> Step:
         point = OneOf.takes(op)
         if (key, occurrence) not in self._steps:
-            # An op may run twice, and a plan tells ops apart.
+            # A plan identifies ops by identity, and an op may run twice, so every occurrence has a separate op.
             self._steps[key, occurrence] = OneOf(self.name, self._points) if point else copy.copy(op)
-        own = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if point else drawn
-        return Step(self._steps[key, occurrence], own, not point or occurrence % _TOGETHER == 0 < occurrence)
+        step_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if point else drawn
+        return Step(self._steps[key, occurrence], step_drawn, not point or occurrence % _MAX_ONE_OFS == 0 < occurrence)
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
-        """The draws in the form that the container takes as ``params=``."""
+        """Draws in the form of the container's ``params=`` argument."""
         layers = iter(drawn["layers"])
 
-        def form(child: Child) -> ParamItem:
+        def param_item(child: Child) -> ParamItem:
             items = [ParamItem(member.name, self._data(*next(layers))) for member in child.members]
             return ParamItem(child.name, items if child.is_container else items[0].data)
 
-        return [form(self.children[index]) for index in drawn["picks"]]
+        return [param_item(self.children[index]) for index in drawn["picks"]]
 
     def _data(self, entry: Entry) -> Any:
         op = self._run_by(entry.child, entry.position, entry.size)
         return entry.drawn["params"][0].data if isinstance(op, EagerOp) else op.params(entry.drawn, entry.size)
 
     def describe(self) -> str:
-        """A few words for ``explain()``: the number of picks, and all ops that may be picked."""
+        """Short description for ``explain()``: the number of picks and the ops that may be picked."""
         low, high = self._counts
         count = f"{high}" if low == high else f"{low} to {high}"
-        return f"for each batch {count} of {', '.join(dict.fromkeys(map(_words, self.ops)))}"
+        return f"for each batch {count} of {', '.join(dict.fromkeys(map(_description, self.ops)))}"
 
     def left(self, size: Size) -> list[str]:
-        """Descriptions of the members that Kornia runs for images of this size."""
+        """Descriptions of the members that Kornia runs for images of ``size``, without duplicates."""
         return list(
-            dict.fromkeys(_words(op) for op in self.ops if isinstance(op, EagerOp) or why_not_picked(op, size) is not None)
+            dict.fromkeys(
+                _description(op) for op in self.ops if isinstance(op, EagerOp) or why_not_picked(op, size) is not None
+            )
         )
 
     def always_left(self) -> tuple[EagerOp, ...]:
-        """The ops that Kornia runs for images of any size."""
+        """Ops that Kornia runs for images of any size."""
         return tuple(op for op in self.ops if isinstance(op, EagerOp))
 
     def most_launches(self, size: Size) -> int | None:
-        """Largest number of kernels launched; ``None`` if Kornia may run a member."""
+        """Largest number of kernel launches per batch, or ``None`` if Kornia may run a member."""
         if self.left(size):
             return None
         members = self._counts[1] * max(len(child.members) for child in self.children)
@@ -176,19 +187,19 @@ class RandomApply(Picking):
 
 
 def _number(sampler: Sampler) -> float:
-    """One uniform number in [0, 1) for the batch, which may be empty."""
+    """Draw one uniform number in [0, 1) for the whole batch. The batch may be empty."""
     return sampler.integer(0, 2**53) / 2**53
 
 
-def _words(op: Op | EagerOp) -> str:
+def _description(op: Op | EagerOp) -> str:
     return op.name if isinstance(op, EagerOp) else op.describe()
 
 
 def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: Pick) -> RandomApply | OneMix | str:
-    """Lower a container with ``random_apply``, or return the reason why it is left to Kornia.
+    """Lower a container with ``random_apply``, or return the reason why Kornia runs it.
 
     Raises:
-        ArgumentError: If each sample is to pick for itself, among what is not all mixes.
+        ArgumentError: If ``pick="sample"`` and a child is not a mix.
     """
     mixes = _mixes(children)
     if pick == "sample" and not mixes:
@@ -215,7 +226,7 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
 
 
 def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
-    """The mixes of a container, by name; empty if it holds other modules."""
+    """(name, op) of the mixes of a container; empty if it holds any other module."""
     mixes = []
     for child in children:
         op = child.members[0].op if child.members else None
@@ -226,7 +237,7 @@ def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
 
 
 def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> OneMix | str:
-    # Kornia runs one mix of a container for any number of picks, and none if the number may be 0.
+    # Kornia runs exactly one mix whatever the number of picks is, unless that number may be 0: then it runs none.
     if module.random_apply[0] == 0:
         return "random_apply of none or more over mixes"
     if not module.random_apply_weights.any():

@@ -1,1 +1,1 @@
-"""Ops with the settings, draws and conventions of torchvision's transforms, v2. One family a file, named as Kornia's."""
+"""Ops lowered from ``torchvision.transforms.v2``. File names match those of the ops lowered from Kornia, in ``ops``."""

@@ -1,7 +1,7 @@
-"""What ops lowered from torchvision's transforms share: units of settings, and the call that repeats a sample's draws.
+"""Base class of ops lowered from torchvision's transforms: units of settings, fills, and functional calls per sample.
 
-An op here has the arithmetic of the op that it inherits from, which Kornia's module is lowered to, with torchvision's
-settings and draws. It is made from a transform's public attributes.
+Most ops inherit their arithmetic from the op that Kornia's equivalent module is lowered to, and add torchvision's settings
+and draws. They read public attributes of the transform only.
 """
 
 from typing import Any, ClassVar
@@ -17,98 +17,108 @@ from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.pixels import LARGEST
 
 Call = tuple[str, dict[str, Any]]
-"""A function of ``torchvision.transforms.v2.functional``, and its arguments but for the image."""
+"""(name of a function in ``torchvision.transforms.v2.functional``, its keyword arguments without the image)."""
 
 Units = torch.dtype
-"""Type of the images that a transform is given, of whose values its fills and thresholds are."""
+"""dtype of a transform's input images. Fills and thresholds of the transform refer to its value range."""
 
 _PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""By the numbers that stand for them in Pillow."""
+"""Names of Pillow's resampling modes, in the order of their integer codes."""
 
 LEAST_AND_LARGEST = np.float32(0), np.float32(1 - 2**-24)
-"""Of the numbers that samples draw from."""
+"""Smallest and largest uniform number that a ``Sampler`` returns, float32."""
 
 
 class TorchvisionOp(Op):
-    """An op lowered from a transform of torchvision's.
+    """Op lowered from a transform of ``torchvision.transforms.v2``.
 
     Args:
-        name: The transform's name in its container, such as ``RandomHorizontalFlip_1``.
-        transform: The user's. It is read, never changed, moved or called.
-        units: Of the images that it is given.
+        name: Name of the transform in its container, such as ``RandomHorizontalFlip_1``.
+        transform: Transform of the user. It is read, never changed, moved or called.
+        units: dtype of the transform's input images, whose value range its settings refer to.
     """
 
     package = "torchvision"
     left_types: ClassVar[tuple[torch.dtype, ...]] = ()
-    """Types of images of which torchvision makes something else than of bytes and floats: by bits, or by negative values."""
+    """dtypes for which torchvision runs the transform, because its results differ from those for uint8 and floats."""
     image_dtype: torch.dtype = torch.float32
-    """Type of the images that torchvision would give the transform at its place in the pipeline."""
+    """dtype of the images that torchvision would pass to the transform at this position of the pipeline."""
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
-        # Not the op's that a subclass inherits from besides, which reads a module of Kornia's.
+        # Skip the constructor of the second base class of a subclass, which reads a module of Kornia.
         Op.__init__(self, name, transform)
         self.units = units
 
     def _read(self, module: Any) -> None:
-        """The probability, where torchvision's methods read one: a user's subclass may have an attribute of that name."""
+        """Read ``p`` if torchvision's methods read it. A subclass of the user may have an unrelated attribute ``p``."""
         if "p" in names_used(torchvision_class(module) or nn.Module):
             self.p = float(module.p)
 
     @property
     def keepdim(self) -> bool:
-        """True: torchvision's transforms take a single image, (C, H, W)."""
+        """True: torchvision's transforms return a single image (C, H, W) without a batch dimension."""
         return True
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return f"torchvision computes it in its own way for {self.units}" if self.units in self.left_types else None
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """What repeats the op on one sample that it applies to; ``size`` is of the batch that the op is given."""
+        """Functional calls that repeat the op on image ``sample``.
+
+        Args:
+            drawn: Draws of the batch.
+            sample: Index of a sample that the op is applied to.
+            size: Size of the input images of the batch.
+        """
         raise NotImplementedError
 
     def share(self, value: float) -> float:
-        """A value of the images that the transform is given, as a value of images in [0, 1]."""
+        """Convert a pixel value from the units of the input images to [0, 1]."""
         return float(value) / LARGEST.get(self.units, 1)
 
     def fill_share(self, fill: Any, *, whole: bool = False) -> float | list[float]:
-        """A fill for images in [0, 1]: one number, or one for each channel.
+        """Convert a fill to [0, 1]: one number, or a list with one number per channel.
 
         Args:
-            fill: As the transform was given it.
-            whole: Whether torchvision cuts the fill of images of whole numbers off: where it writes pixels, and blends none.
+            fill: Fill of the transform.
+            whole: True if torchvision truncates the fill of integer images, as in transforms that do not interpolate.
         """
         value = image_fill(fill)
-        shares = [self.share(int(each) if whole and self.units in LARGEST else each) for each in np.atleast_1d(value)]
+        shares = [self.share(int(number) if whole and self.units in LARGEST else number) for number in np.atleast_1d(value)]
         return shares[0] if len(shares) == 1 else shares
 
 
 def whole_sides(size: Size, height: Any, width: Any) -> Size:
-    """Images of these sides, rounded down to whole pixels: of one size, or each of its own where they are arrays."""
+    """``size`` with another height and width, rounded down to whole pixels: numbers, or arrays (B,)."""
     sides = (np.asarray(side).astype(np.int64) for side in (height, width))
     return size.to(*(side if side.ndim else int(side) for side in sides))
 
 
 def image_fill(fill: Any) -> float | list[float]:
-    """The fill for images in what a transform was given: a number, one for each channel, or either by the type of the input."""
+    """Fill for images: a number, or a list with one number per channel.
+
+    Args:
+        fill: Fill of a transform: a number, a sequence, ``None``, or a dict of these by input type.
+    """
     fill = _fill_of(fill, tv_tensors.Image, torch.Tensor, "others")
     if fill is None:
         return 0
-    return fill if isinstance(fill, int | float) else [float(each) for each in fill]
+    return fill if isinstance(fill, int | float) else [float(number) for number in fill]
 
 
 def mask_fill(fill: Any) -> float:
-    """The same for masks; 0 where it is one for each channel, which torchvision has for images alone."""
+    """Fill for masks: a number. 0 for a fill with one number per channel, which torchvision supports for images only."""
     fill = _fill_of(fill, tv_tensors.Mask, "others")
     return float(fill) if isinstance(fill, int | float) else 0.0
 
 
-def _fill_of(fill: Any, *kinds: Any) -> Any:
-    return next((fill[kind] for kind in kinds if kind in fill), None) if isinstance(fill, dict) else fill
+def _fill_of(fill: Any, *keys: Any) -> Any:
+    return next((fill[key] for key in keys if key in fill), None) if isinstance(fill, dict) else fill
 
 
 def interpolation_of(transform: Any) -> str:
-    """``"nearest"``, ``"nearest-exact"``, ``"bilinear"``, ``"bicubic"`` or another mode, in whatever form it was given."""
+    """Name of the interpolation mode of a transform, such as ``"bilinear"``, from a name, an enum member or Pillow's code."""
     mode = transform.interpolation
     if isinstance(mode, int):
         return _PIL_MODES[mode]

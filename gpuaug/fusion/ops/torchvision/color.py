@@ -1,4 +1,4 @@
-"""torchvision's ops on a pixel's colour: jitter, greys, inversion, solarising, levels, channels, normalisation."""
+"""torchvision's pointwise color transforms: jitter, grayscale, invert, solarize, posterize, channel order, normalize."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,42 +18,42 @@ _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 
 
 class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
-    """ColorJitter: four adjustments in an order that each sample draws."""
+    """``v2.ColorJitter``: up to four adjustments, in a random order per sample."""
 
     red_share = channel.TORCHVISION_RED
     left_types = (torch.int16,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        given = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
+        settings = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
         self._fixed = None
-        self._active = [between is not None for between in given]
+        self._active = [between is not None for between in settings]
         self._drawn = np.flatnonzero(self._active)
         self.bounds = [
             between or (0.0 if adjustment == "hue" else 1.0,) * 2
-            for adjustment, between in zip(_ADJUSTMENTS, given, strict=True)
+            for adjustment, between in zip(_ADJUSTMENTS, settings, strict=True)
         ]
         self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
 
     @property
     def flags(self) -> int:  # type: ignore[override]
-        """A bit for each adjustment that can take part, and that of torchvision's greys."""
+        """One bit per adjustment that is set, and ``TORCHVISION_GREY``."""
         return super().flags | color_jitter.TORCHVISION_GREY
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """Saturation and hue leave grey images as they are."""
+        """``None`` for 1 or 3 channels. Saturation and hue do not change grayscale images."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Four factors a sample, and an order."""
+        """Draw ``"factors"``, (4, B), and ``"order"``, (B, 4) indices of adjustments."""
         return {"factors": sampler.between(self._low, self._high), "order": sampler.uniform(4).T.argsort(axis=1)}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
-        """Factors are in columns, and orders in rows."""
+        """Draws of sample ``index`` as a batch of one: its column of the factors and its row of the orders."""
         return {**super().of_sample(drawn, index), "order": drawn["order"][index : index + 1]}
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The adjustments in the sample's order."""
+        """``adjust_brightness``, ``adjust_contrast``, ``adjust_saturation`` and ``adjust_hue``, in the sample's order."""
         return self._adjustments(drawn, sample)
 
     def _adjustments(self, drawn: OpDraws, sample: int) -> list[Call]:
@@ -66,38 +66,43 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
 
 
 class PhotometricDistort(ColorJitter):
-    """RandomPhotometricDistort: a jitter whose adjustments each have a chance, contrast before the last two or behind them.
+    """``v2.RandomPhotometricDistort``: brightness, contrast, saturation and hue, each with probability ``p``.
 
-    Its channels, put into another order by a chance of their own, are the last of it.
+    Contrast comes before saturation and hue, or after them. The channels are permuted last, also with probability ``p``.
     """
 
     width = 12
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         super().__init__(name, transform, units)
-        # The chance is that of each adjustment, and not of all of them.
-        self._chance = self.p
+        # p is the probability of a single adjustment, not that of the whole transform.
+        self._adjustment_p = self.p
         self.p = 1.0
 
     @property
     def flags(self) -> int:  # type: ignore[override]
-        """Those of a jitter, and that of the channels."""
+        """Flags of a color jitter, and ``PERMUTES``."""
         return super().flags | color_jitter.PERMUTES
 
     @property
     def is_random(self) -> bool:
-        """A sample may draw none of them."""
+        """True, because a sample may draw no adjustment."""
         return True
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The parameters; the op applies to samples that drew any."""
+        """Draw the parameters. The apply mask is False for samples that drew neither an adjustment nor a permutation."""
         drawn = super().draw(sampler, size)
         changes = (drawn["order"] != color_jitter.NONE).any(1) | (drawn["channels"] != np.arange(size.channels)).any(1)
         return {**drawn, "apply_mask": drawn["apply_mask"] & changes}
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Four factors a sample, an order without the adjustments that it leaves out, and where its channels come from."""
-        taken = sampler.uniform(5) < self._chance
+        """Draw the adjustments and the permutation of the channels.
+
+        Returns:
+            ``"factors"``, (4, B); ``"order"``, (B, 4) indices of adjustments, ``NONE`` for one that is omitted; and
+            ``"channels"``, (B, C) indices of the source channels.
+        """
+        taken = sampler.uniform(5) < self._adjustment_p
         factors = sampler.between(self._low, self._high)
         order = np.where(sampler.uniform()[:, None] < 0.5, (0, 1, 2, 3), (0, 2, 3, 1))
         order = np.where(np.take_along_axis(taken[:4].T, order, 1), order, color_jitter.NONE)
@@ -105,32 +110,35 @@ class PhotometricDistort(ColorJitter):
         return {"factors": factors, "order": order, "channels": channels}
 
     def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
-        """Channels are in rows, as orders are."""
+        """Draws of sample ``index`` as a batch of one."""
         return {**super().of_sample(drawn, index), "channels": drawn["channels"][index : index + 1]}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """The factors of the adjustments that are made, in their order, and where the channels come from."""
+        """Factors of the adjustments that run, in order, and indices of the source channels."""
         factors = {name: factor for _, arguments in self._adjustments(drawn, sample) for name, factor in arguments.items()}
-        return factors | {f"channels_{index}": float(each) for index, each in enumerate(drawn["channels"][sample])}
+        return factors | {f"channels_{index}": float(channel) for index, channel in enumerate(drawn["channels"][sample])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Factors, order and channels as they are."""
+        """Write factors, order and source channels."""
         out[:, 1:5] = drawn["factors"].T
         out[:, 5:9] = drawn["order"]
         out[:, 9:12] = drawn["channels"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """The jitter, then the channels."""
-        made = super().apply(images, rows)
-        return channel.reordered(made, rows[:, 9:12]) if images.shape[1] == 3 else made
+        """Run the adjustments, then permute the channels."""
+        jittered = super().apply(images, rows)
+        return channel.reordered(jittered, rows[:, 9:12]) if images.shape[1] == 3 else jittered
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The adjustments that are made, in their order, and where each channel comes from."""
+        """Calls of the adjustments that run, in order, and ``permute_channels``."""
         return [*self._adjustments(drawn, sample), ("permute_channels", {"permutation": drawn["channels"][sample].tolist()})]
 
 
 class Grayscale(TorchvisionOp, channel.Grayscale):
-    """RandomGrayscale, and Grayscale to three channels; to one, or of one to three, it only tells what shape comes out."""
+    """``v2.RandomGrayscale``, and ``v2.Grayscale`` with three output channels.
+
+    torchvision runs a ``v2.Grayscale`` that changes the number of channels; the op then serves for the output size only.
+    """
 
     @property
     def _to_one(self) -> bool:
@@ -138,37 +146,37 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 
     @property
     def _weights(self) -> None:
-        """``None``: torchvision's."""
+        """``None``, for torchvision's fixed weights."""
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return "num_output_channels=1" if self._to_one else None
 
     def out(self, size: Size) -> Size:
-        """As many channels as are asked for."""
+        """Output size, with ``num_output_channels`` channels."""
         channels: Any = self.module.num_output_channels if isinstance(self.module, v2.Grayscale) else size.channels
         return replace(size, channels=channels)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A fused pass has as many channels as its source."""
+        """Refuse a change of the number of channels, which is constant within a fused pass."""
         channels = self.out(size).channels
         return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """RGB, and grey images, which stay as they are."""
+        """``None`` for 1 or 3 channels. Images of one channel are unchanged."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The channels' weights."""
+        """Write the weights of the channels."""
         out[:, 1:] = (channel.TORCHVISION_RED, *channel.GREY[1:]) if size.channels == 3 else 1
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The grey, in as many channels."""
+        """``rgb_to_grayscale`` with ``num_output_channels``."""
         return [("rgb_to_grayscale", {"num_output_channels": size.channels})]
 
 
 class Invert(TorchvisionOp, color.Invert):
-    """RandomInvert."""
+    """``v2.RandomInvert``."""
 
     left_types = (torch.int16,)
 
@@ -177,15 +185,15 @@ class Invert(TorchvisionOp, color.Invert):
         self.settings = {"max_val": 1.0}
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The inversion."""
+        """``invert`` without arguments."""
         return [("invert", {})]
 
 
 class Solarize(TorchvisionOp, color.Solarize):
-    """RandomSolarize: by one threshold. Images have values in [0, 1].
+    """``v2.RandomSolarize``, for images in [0, 1].
 
     Raises:
-        ArgumentError: If the threshold is larger than any value of the images.
+        ArgumentError: If the threshold exceeds the largest value of the images.
     """
 
     left_types = (torch.uint16, torch.int16)
@@ -193,8 +201,8 @@ class Solarize(TorchvisionOp, color.Solarize):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        at = float(below_byte(transform.threshold)) if units == torch.uint8 else transform.threshold
-        self._threshold = self.share(at)
+        threshold = float(below_byte(transform.threshold)) if units == torch.uint8 else transform.threshold
+        self._threshold = self.share(threshold)
         if self._threshold > 1:
             raise ArgumentError(
                 f"threshold of {name} must be at most the largest value of the images, got {transform.threshold}. Give it in "
@@ -202,21 +210,21 @@ class Solarize(TorchvisionOp, color.Solarize):
             )
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Nothing: the threshold is given."""
+        """Return no draws: the threshold is a setting."""
         return {}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The threshold, and nothing to add."""
+        """Write the threshold in [0, 1], and 0 for the addition."""
         out[:, 1] = self._threshold
         out[:, 2] = 0
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The threshold as it was given."""
+        """``solarize`` with ``threshold`` in the units of the input images."""
         return [("solarize", {"threshold": self.module.threshold})]
 
 
 class Posterize(TorchvisionOp, color.Posterize):
-    """RandomPosterize of bytes: keeps the upper bits."""
+    """``v2.RandomPosterize`` for uint8 images: keeps the highest ``bits`` bits."""
 
     left_types = (torch.uint16, torch.int16)
     fixed = True
@@ -225,59 +233,60 @@ class Posterize(TorchvisionOp, color.Posterize):
         TorchvisionOp.__init__(self, name, transform, units)
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         if self.units.is_floating_point:
             return "its levels of floats are others than of bytes, as before v2.ToDtype(scale=True)"
         return super().unsupported()
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Nothing: the number of bits is given."""
+        """Return no draws: the number of bits is a setting."""
         return {}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The step between the levels that are kept, and half a level, so that values are rounded to one."""
+        """Write the distance between kept levels, and 0.5, which rounds values to the nearest byte."""
         out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
         out[:, 2] = 0.5
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The number of bits."""
+        """``posterize`` with ``bits``."""
         return [("posterize", {"bits": self.module.bits})]
 
 
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
-    """RandomChannelPermutation."""
+    """``v2.RandomChannelPermutation``."""
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Where each channel comes from."""
+        """``permute_channels`` with the indices of the source channels."""
         return [("permute_channels", {"permutation": drawn["channels"][sample].tolist()})]
 
 
 class Normalize(TorchvisionOp, channel.Normalize):
-    """Normalize: less the mean, over the deviation. ``ImageTypes.normalize`` refuses bytes."""
+    """``v2.Normalize``: ``(image - mean) / std`` per channel. ``ImageTypes.normalize`` refuses uint8 images."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.mean, self.std = channel.values_of(transform.mean), channel.values_of(transform.std)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Mean and std. torchvision broadcasts images of one channel to as many channels as there are values."""
+        """Mean and std; empty for one channel, which torchvision broadcasts to the number of values."""
         return {} if channels == 1 else super().per_channel(channels)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """With torchvision images of one channel have as many as there are values."""
+        """Refuse numbers of values that differ from the number of channels. torchvision broadcasts images of one channel."""
         counts = {len(self.mean), len(self.std)} - {1, size.channels}
         return f"holds {max(counts)} values for {size.channels} channels" if counts else None
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Mean and deviation."""
+        """``normalize`` with ``mean`` and ``std``."""
         transform: Any = self.module
         return [("normalize", {"mean": transform.mean, "std": transform.std})]
 
 
 def below_byte(threshold: Any) -> Any:
-    """What tells the least byte that reaches a threshold from the one before, at half of their distance, as if rounded.
+    """Threshold for float images that selects the same bytes as ``threshold`` does for uint8 images.
 
-    torchvision compares bytes with the threshold in float32.
+    It lies half a level below the smallest byte >= ``threshold``, so that rounding errors of bytes do not matter. torchvision
+    compares bytes with the threshold in float32.
     """
     return np.ceil(np.float32(threshold)) - 0.5
 

@@ -18,23 +18,23 @@ _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect
 
 
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
-    """RandomHorizontalFlip."""
+    """``v2.RandomHorizontalFlip``."""
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The flip."""
+        """``horizontal_flip`` without arguments."""
         return [("horizontal_flip", {})]
 
 
 class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
-    """RandomVerticalFlip."""
+    """``v2.RandomVerticalFlip``."""
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The flip."""
+        """``vertical_flip`` without arguments."""
         return [("vertical_flip", {})]
 
 
 class UniformTemporalSubsample(TorchvisionOp, FrameOp):
-    """UniformTemporalSubsample: frames at equal distances, the first and the last among them."""
+    """``v2.UniformTemporalSubsample``: selects equally spaced frames, including the first and the last."""
 
     words = "choose frames"
 
@@ -43,17 +43,17 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
         self.count = transform.num_samples
 
     def frames(self, count: int) -> Array:
-        """As torchvision counts them, in float32."""
-        chosen: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
-        return chosen
+        """Indices of the selected frames of ``count``, computed in float32 as in torchvision."""
+        indices: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
+        return indices
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The choice."""
+        """``uniform_temporal_subsample`` with ``num_samples``."""
         return [("uniform_temporal_subsample", {"num_samples": self.count})]
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
-    """CenterCrop: margins are rounded to the nearest, and half to even; shorter sides than the crop's are padded with 0."""
+    """``v2.CenterCrop``: margins are rounded half to even; images smaller than the crop are padded with 0."""
 
     edge = "constant"
 
@@ -62,20 +62,20 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         self._height, self._width = transform.size
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A skipped sample keeps the size that it came with."""
+        """Refuse a change of size with a probability below 1, because a skipped sample keeps its size."""
         return changes_size_by_chance(self, size=size)
 
     def start(self, size: Size) -> tuple[Any, Any]:
-        """The first column and row, below 0 where padding is in front of the image."""
+        """(first column, first row) of the crop in the image; negative for padding on the left or above."""
         return _margin(size.width, self._width), _margin(size.height, self._height)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The crop."""
+        """``center_crop`` with ``output_size``."""
         return [("center_crop", {"output_size": list(self.module.size)})]  # type: ignore[arg-type]
 
 
 class _Padded(TorchvisionOp, IndexOp):
-    """An op that pads as a transform with ``fill`` and ``padding_mode``, or with ``mode`` where it has none."""
+    """Op that pads by the transform's ``fill`` and ``padding_mode``. ``mode`` replaces a missing ``padding_mode``."""
 
     def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -84,7 +84,7 @@ class _Padded(TorchvisionOp, IndexOp):
         self.fill = self.fill_share(transform.fill, whole=True) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         mode = self._mode
         if self._pads and mode != "constant" and isinstance(image_fill(self.module.fill), list):
             return f"fill has a value per channel with padding_mode={mode!r}"
@@ -92,23 +92,23 @@ class _Padded(TorchvisionOp, IndexOp):
 
     @property
     def mask_fill(self) -> float:
-        """What padding holds in masks, in their own values."""
+        """Fill of masks, in the values of the masks."""
         return mask_fill(self.module.fill)
 
     @property
     def edge(self) -> Edge:  # type: ignore[override]
-        """What padding holds; nothing where there is none."""
+        """Padding mode; ``""`` without padding."""
         return _EDGES.get(self._mode, "constant") if self._pads else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Left, right, above and below: numbers, or arrays of them where images differ in size."""
+        """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
         raise NotImplementedError
 
     def _cannot_pad(self, size: Size) -> str | None:
         return crop.why_not_padded(self._padding(size), self.edge, size)
 
     def pad_call(self, size: Size, sample: int) -> Call:
-        """The padding of one sample."""
+        """``pad`` with ``padding`` in pixels, ``fill`` and ``padding_mode``, for one sample."""
         left, right, top, bottom = (int(side) for side in self._padding(size.of(sample)))
         transform: Any = self.module
         arguments = {"fill": image_fill(transform.fill), "padding_mode": self._mode}
@@ -116,46 +116,46 @@ class _Padded(TorchvisionOp, IndexOp):
 
 
 class Pad(_Padded):
-    """Pad."""
+    """``v2.Pad``."""
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        given: Any = self.module.padding
-        sides = [given] if isinstance(given, int) else list(given)
-        # One for all, or across and down, or left, top, right and bottom.
+        padding: Any = self.module.padding
+        sides = [padding] if isinstance(padding, int) else list(padding)
+        # One number for all sides; left/right and top/bottom; or left, top, right and bottom.
         left, top, right, bottom = sides * (4 // len(sides))
         return left, right, top, bottom
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Padding is of the image, and no less than none."""
+        """Refuse padding that torchvision refuses, and a change of size with a probability below 1."""
         return self._cannot_pad(size) or changes_size_by_chance(self, size=size)
 
     def out(self, size: Size) -> Size:
-        """The image with its padding."""
+        """Size of the padded image."""
         left, right, top, bottom = self._padding(size)
         return size.to(size.height + top + bottom, size.width + left + right)
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Shifted by what is padded before the image."""
+        """Shift by the padding on the left and above."""
         left, _, top, _ = self._padding(size)
         return IndexMap(Axis(offset=-float(left)), Axis(offset=-float(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """The shift."""
+        """Translation matrix, input to output pixels."""
         matrix, (left, _, top, _) = crop.identities(size), self._padding(size)
         matrix[:, 0, 2], matrix[:, 1, 2] = left, top
         return matrix
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The padding."""
+        """``pad`` with its arguments."""
         return [self.pad_call(size, sample)]
 
     def describe(self) -> str:
-        """In a word."""
+        """Short description for ``explain()``."""
         return f"pad by {self.module.padding}"
 
 
 class RandomCrop(_Padded, crop.Crop):
-    """RandomCrop, with whatever padding it is given."""
+    """``v2.RandomCrop``, with or without padding."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _Padded.__init__(self, name, transform, units)
@@ -165,7 +165,7 @@ class RandomCrop(_Padded, crop.Crop):
             self.fill = 0.0
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Of an image that is too small, torchvision pads both ends with all that it lacks."""
+        """Padding in pixels (left, right, above, below). A too small image is padded by the whole difference at both ends."""
         transform: Any = self.module
         left, right, top, bottom = transform.padding or (0, 0, 0, 0)
         if not transform.pad_if_needed:
@@ -175,22 +175,22 @@ class RandomCrop(_Padded, crop.Crop):
         return left + across, right + across, top + down, bottom + down
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A crop is no larger than its canvas."""
+        """Refuse a crop that is larger than the padded image, and a change of size with a probability below 1."""
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}"
         return self._cannot_pad(size) or changes_size_by_chance(self, size=size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The padding, where there is any, and the crop."""
+        """``pad``, unless the padding is 0, and ``crop`` with the window in pixels."""
         name, arguments = self.pad_call(size, sample)
-        padded = [(name, arguments)] if any(arguments["padding"]) else []
+        pad_calls = [(name, arguments)] if any(arguments["padding"]) else []
         window = {"top": int(drawn["y"][sample]), "left": int(drawn["x"][sample])}
-        return [*padded, ("crop", {**window, "height": self._height, "width": self._width})]
+        return [*pad_calls, ("crop", {**window, "height": self._height, "width": self._width})]
 
 
 class ZoomOut(TorchvisionOp, IndexOp):
-    """RandomZoomOut: onto a canvas of a drawn size, in float32, as torchvision computes it."""
+    """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
 
     draws_size = True
     edge = "constant"
@@ -198,30 +198,30 @@ class ZoomOut(TorchvisionOp, IndexOp):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.fill = self.fill_share(transform.fill, whole=True)
-        self._least, self._most = transform.side_range
+        self._min_scale, self._max_scale = transform.side_range
 
     @property
     def mask_fill(self) -> float:
-        """What padding holds in masks, in their own values."""
+        """Fill of masks, in the values of the masks."""
         return mask_fill(self.module.fill)
 
     def _scale(self, uniform: Any) -> Any:
-        return uniform * np.float32(self._most - self._least) + np.float32(self._least)
+        return uniform * np.float32(self._max_scale - self._min_scale) + np.float32(self._min_scale)
 
     def out(self, size: Size) -> Size:
-        """One of each sample's own."""
+        """``ANY_SIDES``, because the size is drawn per sample."""
         return size.to(*ANY_SIDES)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The canvas that each sample drew, or its own size where it is skipped."""
+        """Size of the drawn canvas per sample, or of the image if the sample is skipped."""
         return _scaled(size, np.where(drawn["apply_mask"], drawn["scale"], np.float32(1)))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """The image, and the largest canvas."""
+        """Size of the image, and of the largest canvas."""
         return size, _scaled(size, np.asarray(self._scale(LEAST_AND_LARGEST[1])))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """How much larger the canvas is, and where the image lies on it."""
+        """Draw ``"scale"``, side of the canvas / side of the image, and ``"x"`` and ``"y"``, offset of the image in pixels."""
         uniform, across, down = sampler.uniform(3)
         scale = self._scale(uniform)
         canvas = _scaled(size, scale)
@@ -235,31 +235,31 @@ class ZoomOut(TorchvisionOp, IndexOp):
         return np.where(drawn["apply_mask"], drawn["x"], 0.0), np.where(drawn["apply_mask"], drawn["y"], 0.0)
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Shifted to where the image lies."""
+        """Shift by the offset of the image on the canvas."""
         x, y = self._start(drawn)
         return IndexMap(Axis(offset=-x), Axis(offset=-y))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """The shift."""
+        """Translation matrix, input to output pixels."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[:, 0, 2], matrix[:, 1, 2] = self._start(drawn)
         return matrix
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The padding."""
-        own = size.of(sample)
-        canvas = self.out_drawn(self.of_sample(drawn, sample), own).of(0)
+        """``pad`` with ``padding`` in pixels and ``fill``."""
+        image_size = size.of(sample)
+        canvas = self.out_drawn(self.of_sample(drawn, sample), image_size).of(0)
         left, top = int(drawn["x"][sample]), int(drawn["y"][sample])
-        padding = [left, top, canvas.width - own.width - left, canvas.height - own.height - top]
+        padding = [left, top, canvas.width - image_size.width - left, canvas.height - image_size.height - top]
         return [("pad", {"padding": padding, "fill": image_fill(self.module.fill)})]
 
     def describe(self) -> str:
-        """In a few words."""
-        return f"zoom out by {self._least} to {self._most}"
+        """Short description for ``explain()``."""
+        return f"zoom out by {self._min_scale} to {self._max_scale}"
 
 
 def _margin(length: Any, cropped: int) -> Any:
-    """Pixels in front of a centred crop of ``cropped`` pixels."""
+    """Number of pixels before a centred crop of ``cropped`` pixels; negative if ``length`` is shorter than the crop."""
     return np.where(length < cropped, -((cropped - length) // 2), np.rint((length - cropped) / 2))[()]
 
 

@@ -1,4 +1,4 @@
-"""What torchvision's transforms of targets do, which a fused pipeline does in its end. Imports nothing of torchvision's."""
+"""Conversions of targets by torchvision's transforms, which a fused pipeline runs at its end. Does not import torchvision."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,21 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What torchvision's transforms of targets make of them where a pipeline ends, whatever their place in it."""
+    """Conversions of targets at the end of a pipeline, collected from its transforms at any position."""
 
     boxes: str | None = None
-    """The form that boxes are converted to, by its name in ``fuse(…, boxes=…)``."""
+    """Output format of boxes, by its name in ``fuse(…, boxes=…)``; ``None`` to keep the format."""
     masks: torch.dtype | None = None
-    """The type that masks are converted to."""
+    """Output dtype of masks; ``None`` to keep the dtype."""
     is_pure: bool = False
-    """Whether torchvision's tensors leave as plain ones."""
+    """True if tv_tensors are returned as plain tensors."""
     min_size: float = 1.0
+    """Smallest width and height of a valid box, in pixels."""
     min_area: float = 1.0
-    """How many pixels wide and high a valid box has to be, and of what area."""
+    """Smallest area of a valid box, in pixels."""
 
     def then(self, other: "Ending") -> "Ending":
-        """This ending, and another one after it."""
+        """Combine this ending with ``other``, which comes later in the pipeline."""
         return Ending(
             other.boxes or self.boxes,
             other.masks or self.masks,

@@ -1,4 +1,4 @@
-"""torchvision's random erasing."""
+"""``v2.RandomErasing``."""
 
 import math
 from typing import Any
@@ -14,11 +14,11 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.pixels import LARGEST
 
 CANDIDATES = 10
-"""Rectangles that are drawn, of which the first that is smaller than the image is taken, and none if none is."""
+"""Number of candidate rectangles per sample. The first that fits is used; if none fits, nothing is erased."""
 
 
 class Erasing(TorchvisionOp, positional.Erasing):
-    """RandomErasing: one value in a rectangle. Masks stay as they are."""
+    """``v2.RandomErasing``: fills a rectangle with a constant value. Masks are not modified."""
 
     erases_masks = False
 
@@ -26,24 +26,27 @@ class Erasing(TorchvisionOp, positional.Erasing):
         TorchvisionOp.__init__(self, name, transform, units)
         value = transform.value[0] if transform.value else 0
         self._value = self.share(int(value) if units in LARGEST else value)
-        self._least, most = (float(bound) for bound in transform.scale)
-        self._by = most - self._least
-        self._log_least, log_most = (math.log(bound) for bound in transform.ratio)
-        self._log_by = log_most - self._log_least
+        self._min_area, max_area = (float(bound) for bound in transform.scale)
+        self._area_range = max_area - self._min_area
+        self._min_log_ratio, max_log_ratio = (math.log(bound) for bound in transform.ratio)
+        self._log_ratio_range = max_log_ratio - self._min_log_ratio
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         values: Any = self.module.value
         if values is None:
             return "value='random'"
         return None if len(values) == 1 else "value has a number for each channel"
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """The values, where they are given."""
+        """``value``, unless it is random."""
         return {} if self.module.value is None else {"value": self.module.value}
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Whole sides of an area and ratio, and a start where the rectangle fits; no sides where none is small enough."""
+        """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) float32 each.
+
+        Width and height are 0 for a sample without a candidate smaller than the image.
+        """
         numbers = sampler.uniform(4)
         heights, widths = self._sides(numbers[0], numbers[1], size)
         misses = np.flatnonzero((heights >= size.height) | (widths >= size.width))
@@ -53,9 +56,9 @@ class Erasing(TorchvisionOp, positional.Erasing):
             high, wide = self._sides(shares, aspects, missed)
             fits = (high < missed.height) & (wide < missed.width)
             first = fits.argmax(0)[None]
-            found = fits.any(0)
-            for sides, others in ((heights, high), (widths, wide)):
-                sides[misses] = np.where(found, np.take_along_axis(others, first, 0)[0], 0)
+            any_fits = fits.any(0)
+            for sides, candidates in ((heights, high), (widths, wide)):
+                sides[misses] = np.where(any_fits, np.take_along_axis(candidates, first, 0)[0], 0)
         return {
             "widths": widths,
             "heights": heights,
@@ -64,15 +67,17 @@ class Erasing(TorchvisionOp, positional.Erasing):
         }
 
     def _sides(self, share: Array, aspect: Array, size: Size) -> tuple[Array, Array]:
-        """Whole heights and widths of rectangles, from numbers in [0, 1)."""
-        area = (share * np.float32(self._by) + np.float32(self._least)) * np.float32(size.height * size.width)
-        ratio = np.exp((aspect * np.float32(self._log_by) + np.float32(self._log_least)).astype(np.float64)).astype(np.float32)
+        """(heights, widths) of rectangles in whole pixels, from uniform numbers in [0, 1) for area and aspect ratio."""
+        area = (share * np.float32(self._area_range) + np.float32(self._min_area)) * np.float32(size.height * size.width)
+        ratio = np.exp(
+            (aspect * np.float32(self._log_ratio_range) + np.float32(self._min_log_ratio)).astype(np.float64)
+        ).astype(np.float32)
         return np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The rectangle, unless there is none, and its value."""
+        """``erase`` with the rectangle in pixels and the value; no call if nothing is erased."""
         names = {"i": "ys", "j": "xs", "h": "heights", "w": "widths"}
-        rectangle = {name: int(drawn[own][sample]) for name, own in names.items()}
+        rectangle = {argument: int(drawn[name][sample]) for argument, name in names.items()}
         if not rectangle["h"] or not rectangle["w"]:
             return []
         return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]

@@ -1,4 +1,4 @@
-"""torchvision's ops that need more of the image than the pixel: blur, sharpness, equalize and autocontrast."""
+"""torchvision's transforms whose output pixel depends on other pixels: blur, sharpness, equalize and autocontrast."""
 
 from typing import Any
 
@@ -13,70 +13,70 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
 
 class Blur(TorchvisionOp, filters.BlurOp):
-    """GaussianBlur: one width for both axes, over a kernel that is given across and down."""
+    """``v2.GaussianBlur``: one sigma per sample for both axes."""
 
     border = "reflect"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        across, down = transform.kernel_size
-        self.kernel_size = int(down), int(across)
+        width, height = transform.kernel_size
+        self.kernel_size = int(height), int(width)
         self._bounds = float(transform.sigma[0]), float(transform.sigma[1])
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The kernel, and the width of the Gaussian."""
+        """``gaussian_blur`` with ``kernel_size`` and ``sigma``."""
         transform: Any = self.module
         sigma = float(drawn["sigma"][sample])
         return [("gaussian_blur", {"kernel_size": list(transform.kernel_size), "sigma": [sigma, sigma]})]
 
 
 class Sharpness(TorchvisionOp, filters.SharpnessOp):
-    """RandomAdjustSharpness."""
+    """``v2.RandomAdjustSharpness``."""
 
     left_types = (torch.int16,)
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """Grey images and RGB."""
+        """``None`` for 1 or 3 channels, the numbers that torchvision accepts."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Nothing: the factor is given."""
+        """Return no draws: the factor is a setting."""
         return {}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factor."""
+        """Write the sharpness factor."""
         out[:, 1] = self.module.sharpness_factor  # type: ignore[assignment]
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The factor."""
+        """``adjust_sharpness`` with ``sharpness_factor``."""
         return [("adjust_sharpness", {"sharpness_factor": self.module.sharpness_factor})]
 
 
 class SharpnessJitter(Sharpness):
-    """LeRobot's: RandomAdjustSharpness with a factor for each sample."""
+    """LeRobot's ``SharpnessJitter``: adjusts sharpness by a random factor per sample."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         Sharpness.__init__(self, name, transform, units)
-        self._between = float(transform.sharpness[0]), float(transform.sharpness[1])
+        self._bounds_of_factor = float(transform.sharpness[0]), float(transform.sharpness[1])
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The factor."""
-        return {"sharpness_factor": sampler.within(*self._between)}
+        """Draw the sharpness factor per sample, (B,)."""
+        return {"sharpness_factor": sampler.within(*self._bounds_of_factor)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factor."""
+        """Write the sharpness factor."""
         out[:, 1] = drawn["sharpness_factor"]
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The factor."""
+        """``adjust_sharpness`` with ``sharpness_factor``."""
         return [("adjust_sharpness", {"sharpness_factor": float(drawn["sharpness_factor"][sample])})]
 
 
 class Equalize(TorchvisionOp, filters.Equalize):
-    """RandomEqualize: of bytes, rounded to the next; of floats as torchvision converts them to bytes."""
+    """``v2.RandomEqualize``. uint8 values are rounded to the nearest; floats are converted to uint8 as in torchvision."""
 
     keeps_values = False
     left_types = (torch.uint16, torch.int16)
@@ -86,12 +86,12 @@ class Equalize(TorchvisionOp, filters.Equalize):
         self.to_levels = (255.0, 0.5 + filters.SLACK) if units == torch.uint8 else (255.999, 0.0)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """No arguments."""
+        """``equalize`` without arguments."""
         return [("equalize", {})]
 
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
-    """RandomAutocontrast: of bytes, rounded to the next; a channel of one level stays as it is."""
+    """``v2.RandomAutocontrast``. uint8 values are rounded to the nearest; a constant channel is unchanged."""
 
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
@@ -102,11 +102,11 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
         self.to_levels = (255.0, 0.5 + filters.SLACK)
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """Grey images and RGB."""
+        """``None`` for 1 or 3 channels, the numbers that torchvision accepts."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """No arguments."""
+        """``autocontrast`` without arguments."""
         return [("autocontrast", {})]
 
 

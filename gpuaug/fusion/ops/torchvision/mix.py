@@ -1,4 +1,4 @@
-"""torchvision's MixUp and CutMix: one share or one rectangle for the batch, and the sample before each as its partner."""
+"""``v2.MixUp`` and ``v2.CutMix``: one weight or rectangle per batch. The partner of a sample is the sample before it."""
 
 from typing import Any
 
@@ -14,25 +14,25 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 
 class TorchvisionMix(MixOp):
-    """A mix whose labels are shares of the classes.
+    """Mix whose labels are class probabilities, (B, K).
 
-    What it draws is named as in the parameters of ``make_params``, which the transform's own ``transform`` takes.
+    Draws have the names of the parameters that the transform's ``make_params`` returns and its ``transform`` takes.
     """
 
     package = "torchvision"
 
     def _read(self, module: Any) -> None:
-        """None of the settings of Kornia's modules."""
+        """Do nothing: the transform has no settings of Kornia's modules."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The sample before each, and before the first the last; and what the batch shares."""
+        """Return ``"partner"``, the index of the preceding sample (the last for the first), and draw the shared parameters."""
         return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_lam(sampler.same(), size)}
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """Shares, mixed, for labels that are shares already.
+        """Mix labels that are class probabilities, (B, K).
 
         Raises:
-            ArgumentError: If they are class indices, of which torchvision has to know how many there are.
+            ArgumentError: If labels are class indices, which need ``num_classes``.
         """
         if labels.ndim != 2 or len(labels) != len(rows):
             way_out = "Pass the class index or the shares of each image."
@@ -46,11 +46,11 @@ class TorchvisionMix(MixOp):
 
 
 class _Mix(TorchvisionMix):
-    """One transform.
+    """Op of one transform.
 
     Args:
-        name: Its name in its container.
-        transform: The user's. It is read, never changed, moved or called.
+        name: Name of the transform in its container.
+        transform: Transform of the user. It is read, never changed, moved or called.
     """
 
     def __init__(self, name: str, transform: Any) -> None:
@@ -60,28 +60,32 @@ class _Mix(TorchvisionMix):
 
 
 class MixUp(_Mix):
-    """MixUp: a weighted mean with the partner."""
+    """``v2.MixUp``: weighted mean of a sample and its partner."""
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The share of the sample itself."""
+        """Draw ``"lam"``, the weight of the sample."""
         return {"lam": sampler.beta(self._alpha)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The partner's weight, which is its share."""
+        """Write the partner's weight, for the image and for the label."""
         out[:, mix.LAM] = out[:, mix.WEIGHT] = 1 - drawn["lam"]
 
     def describe(self) -> str:
-        """In a word."""
+        """Short description for ``explain()``."""
         return "mixup"
 
 
 class CutMix(_Mix):
-    """CutMix: a rectangle of the partner, which ends at the frame."""
+    """``v2.CutMix``: replaces a rectangle, clipped to the image, by that of the partner."""
 
     counts_pixels = True
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """The corners of a rectangle about any pixel, and the share of the sample itself, which is that of the rest."""
+        """Draw a rectangle around a random pixel.
+
+        Returns:
+            ``"box"``, (left, top, right, bottom) in pixels, and ``"lam_adjusted"``, the fraction of the image outside it.
+        """
         reach = 0.5 * np.sqrt(1.0 - sampler.beta(self._alpha).astype(np.float64))
         corners = []
         for side in (size.width, size.height):
@@ -93,12 +97,12 @@ class CutMix(_Mix):
         return {"box": np.stack((left, top, right, bottom), -1), "lam_adjusted": lam}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The rectangle, and its share of the image."""
+        """Write the rectangle, and its fraction of the image."""
         out[:, mix.LAM] = 1.0 - drawn["lam_adjusted"]
         out[:, mix.RECTANGLE] = drawn["box"]
 
     def describe(self) -> str:
-        """In a word."""
+        """Short description for ``explain()``."""
         return "cutmix"
 
 

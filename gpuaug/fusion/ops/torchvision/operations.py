@@ -1,4 +1,4 @@
-"""What torchvision's policies pick from: ops with the magnitude that a policy draws, ``"magnitude"``, (B,) float64."""
+"""Operations of torchvision's policies. The policy draws the magnitude of an operation, ``"magnitude"``, (B,) float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,39 +14,39 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
 
 class AffineOperation(warp.Affine):
-    """ShearX, ShearY, TranslateX and TranslateY. Shears leave the upper left corner where it is."""
+    """ShearX, ShearY, TranslateX and TranslateY. Shears keep the upper left corner of the image fixed."""
 
     def __init__(self, name: str, policy: Any, units: Units) -> None:
         centre = [0, 0] if name.startswith("Shear") else None
-        made = v2.RandomAffine(0, interpolation=policy.interpolation, fill=policy.fill, center=centre)
-        super().__init__(name, made, units)
+        transform = v2.RandomAffine(0, interpolation=policy.interpolation, fill=policy.fill, center=centre)
+        super().__init__(name, transform, units)
 
     def _as_drawn(self, drawn: OpDraws) -> OpDraws:
-        """The draws in the form of a RandomAffine: shears in degrees, shifts in whole pixels, rounded towards zero.
+        """Draws in the form of ``v2.RandomAffine``: shears in degrees, shifts in whole pixels, rounded towards zero.
 
-        Numbers that the operation does not change are scalars, since sines and cosines of them take most of the time.
+        Parameters that the operation does not change are scalars, because sines and cosines of arrays take most of the time.
         """
         magnitude = drawn["magnitude"]
-        made: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
-        made["scale"] = np.float64(1)
+        draws: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
+        draws["scale"] = np.float64(1)
         axis = self.name[-1].lower()
         if self.name.startswith("Shear"):
-            made[f"shear_{axis}"] = np.degrees(np.arctan(magnitude))
+            draws[f"shear_{axis}"] = np.degrees(np.arctan(magnitude))
         else:
-            made[f"shift_{axis}"] = np.trunc(magnitude)
-        return made
+            draws[f"shift_{axis}"] = np.trunc(magnitude)
+        return draws
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
         return super()._forward(self._as_drawn(drawn), size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Shift or shear."""
-        made = self._as_drawn(drawn)
-        return super().calls({name: np.broadcast_to(made[name], size.batch) for name in made}, sample, size)
+        """``affine`` with ``shear`` in degrees, or with ``translate`` in pixels."""
+        draws = self._as_drawn(drawn)
+        return super().calls({name: np.broadcast_to(draws[name], size.batch) for name in draws}, sample, size)
 
 
 class Rotate(warp.Rotation):
-    """Rotate: by the magnitude, in degrees."""
+    """Rotate. The magnitude is the angle in degrees, counterclockwise."""
 
     def __init__(self, name: str, policy: Any, units: Units) -> None:
         super().__init__(name, v2.RandomRotation(0, interpolation=policy.interpolation, fill=policy.fill), units)
@@ -55,83 +55,86 @@ class Rotate(warp.Rotation):
         return super()._forward({"angle": drawn["magnitude"]}, size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The angle."""
+        """``rotate`` with ``angle`` in degrees."""
         return super().calls({"angle": drawn["magnitude"]}, sample, size)
 
 
 ADJUSTED = {"Brightness": 0, "Contrast": 1, "Color": 2}
-"""Operations that are one adjustment of a jitter, and its index."""
+"""Index of the adjustment in ``v2.ColorJitter``, by name of the operation."""
 
 
 class Adjust(color.ColorJitter):
-    """Brightness, Contrast and Color: a jitter of one adjustment, by 1 + the magnitude, with the same kernel for all three."""
+    """Brightness, Contrast and Color: a color jitter with a single adjustment, by the factor 1 + magnitude.
+
+    All three share one kernel.
+    """
 
     def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
         super().__init__(name, v2.ColorJitter((0, 2), (0, 2), (0, 2)), units)
 
     @property
     def adjustment(self) -> int:
-        """Its index among the adjustments of a jitter."""
+        """Index of the adjustment in ``v2.ColorJitter``: 0 brightness, 1 contrast, 2 saturation."""
         return ADJUSTED[self.name]
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """The magnitude."""
+        """Magnitude of one sample."""
         return {"magnitude": float(drawn["magnitude"][sample])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factor in the place of each, and an order with the one adjustment."""
+        """Write the factor to the columns of brightness, contrast and saturation, and an order of one adjustment."""
         factor = 1 + drawn["magnitude"]
         for column, values in enumerate((factor, factor, factor, 0, drawn["adjustment"], NONE, NONE, NONE), 1):
             out[:, column] = values
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The adjustment and its factor."""
+        """``adjust_brightness``, ``adjust_contrast`` or ``adjust_saturation`` with its factor."""
         name = ("brightness", "contrast", "saturation")[ADJUSTED[self.name]]
         return [(f"adjust_{name}", {f"{name}_factor": 1 + float(drawn["magnitude"][sample])})]
 
     def describe(self) -> str:
-        """All three."""
+        """Short description for ``explain()``: the names of all three operations."""
         return ", ".join(ADJUSTED).lower()
 
 
 class Sharpness(filters.Sharpness):
-    """Sharpness: by 1 + the magnitude."""
+    """Sharpness, by the factor 1 + magnitude."""
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The factor."""
+        """Write the sharpness factor."""
         out[:, 1] = 1 + drawn["magnitude"]
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The factor."""
+        """``adjust_sharpness`` with ``sharpness_factor``."""
         return [("adjust_sharpness", {"sharpness_factor": 1 + float(drawn["magnitude"][sample])})]
 
 
 class Posterize(color.Posterize):
-    """Posterize: to as many bits as the magnitude."""
+    """Posterize. The magnitude is the number of bits that are kept."""
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The step between the levels that are kept, and half a level, so that values are rounded to one."""
+        """Write the distance between kept levels, and 0.5, which rounds values to the nearest byte."""
         out[:, 1] = np.exp2(8 - drawn["magnitude"])
         out[:, 2] = 0.5
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The number of bits."""
+        """``posterize`` with ``bits``."""
         return [("posterize", {"bits": int(drawn["magnitude"][sample])})]
 
 
 class Solarize(color.Solarize):
-    """Solarize: from the magnitude on, as a share of 255."""
+    """Solarize. The magnitude is the threshold as a fraction of the largest value."""
 
     def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, policy, units)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """The threshold, and nothing to add."""
+        """Write the threshold in [0, 1], and 0 for the addition."""
         out[:, 1] = color.below_byte(255 * drawn["magnitude"]) / 255
         out[:, 2] = 0
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The threshold, of bytes."""
+        """``solarize`` with ``threshold`` in [0, 255]."""
         return [("solarize", {"threshold": 255 * float(drawn["magnitude"][sample])})]
 
 
@@ -146,4 +149,4 @@ OPERATIONS: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "Equalize": filters.Equalize,
     "Invert": color.Invert,
 }
-"""By torchvision's names of them; what is left out is the identity."""
+"""Op for each operation name of torchvision's policies. Names not listed do nothing."""

@@ -1,4 +1,4 @@
-"""torchvision's resizes, of whole images and of windows in them."""
+"""torchvision's resizing transforms, of whole images and of random crops."""
 
 import math
 from typing import Any, ClassVar
@@ -15,9 +15,9 @@ from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, Torchvis
 
 
 class _Resampling(TorchvisionOp, ResampleOp):
-    """What is common to a resize of the image and of a window: pixels are squares, and antialiasing is the transform's.
+    """Base class of resizes, with ``align_corners=False`` and the transform's ``antialias`` and ``interpolation``.
 
-    Masks are resized by torch's ``"nearest"``, which takes the pixel at the first corner.
+    Masks are resized by the ``"nearest"`` mode of ``torch.nn.functional.interpolate``.
     """
 
     half_pixel_centers = True
@@ -31,19 +31,19 @@ class _Resampling(TorchvisionOp, ResampleOp):
             self.set_antialias(cubic=mode == "bicubic")
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         mode = interpolation_of(self.module)
         if mode == "bicubic" and not self.filter:
             return "interpolation='bicubic' without antialias"
         return None if mode in ("nearest-exact", "bilinear", "bicubic") else f"interpolation={mode!r}"
 
-    def _how(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         transform: Any = self.module
         return {"interpolation": transform.interpolation, "antialias": transform.antialias}
 
 
 class ResizedCrop(_Resampling, resize.ResizedCrop):
-    """RandomResizedCrop: where none of ten windows fits, as much of the image's middle as the ratios allow."""
+    """``v2.RandomResizedCrop``. If none of ten windows fits, the largest central crop within ``ratio`` is used."""
 
     centred = True
 
@@ -58,126 +58,126 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         self.ratios = min(ratios), max(ratios)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A skipped sample keeps the size that it came with."""
+        """Refuse a change of size with a probability below 1, because a skipped sample keeps its size."""
         return changes_size_by_chance(self, size=size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The window, and the size it is resized to."""
+        """``resized_crop`` with the window in pixels and ``size``."""
         names = {"top": "y", "left": "x", "height": "height", "width": "width"}
-        window = {name: int(drawn[own][sample]) for name, own in names.items()}
-        return [("resized_crop", {**window, "size": [self._height, self._width], **self._how()})]
+        window = {argument: int(drawn[name][sample]) for argument, name in names.items()}
+        return [("resized_crop", {**window, "size": [self._height, self._width], **self._options()})]
 
 
 class _WholeResize(_Resampling, resize.Resize):
-    """A resize of the whole image, which masks follow by the pixel at the centre where images take it."""
+    """Resize of the whole image. Masks use ``"nearest-exact"`` if images do, else ``"nearest"``."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _Resampling.__init__(self, name, transform, units)
         self.mask_half_pixel_centers = self.nearest
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A skipped sample keeps the size that it came with, and an image has pixels."""
+        """Refuse an empty output, and a change of size with a probability below 1."""
         if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"
         return changes_size_by_chance(self, size=size)
 
 
 class Resize(_WholeResize):
-    """Resize: to two sides, or the shorter side to one with a bound for the longer."""
+    """``v2.Resize``: to (height, width), or to a length of the shorter side with an optional ``max_size`` of the longer."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _WholeResize.__init__(self, name, transform, units)
         self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
     def out(self, size: Size) -> Size:
-        """The size given, or one side of it with the other in proportion, rounded down."""
+        """Output size: (height, width) if set, else the aspect ratio of the input, rounded down."""
         transform: Any = self.module
-        wanted = [transform.size] if isinstance(transform.size, int) else transform.size  # a subclass may set a number
-        most = transform.max_size
-        if wanted is not None and len(wanted) == 2:
-            return size.to(int(wanted[0]), int(wanted[1]))
-        if wanted is not None:
-            return shorter_side_to(size, wanted[0], most)
+        target = [transform.size] if isinstance(transform.size, int) else transform.size  # a subclass may set a number
+        max_size = transform.max_size
+        if target is not None and len(target) == 2:
+            return size.to(int(target[0]), int(target[1]))
+        if target is not None:
+            return shorter_side_to(size, target[0], max_size)
         short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
-        return _sides(size, most * short / long, np.full_like(long, most))
+        return _sides(size, max_size * short / long, np.full_like(long, max_size))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The resize."""
+        """``resize`` with ``size``, ``max_size``, ``interpolation`` and ``antialias``."""
         transform: Any = self.module
-        return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._how()})]
+        return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
 
 
 class _DrawnResize(_WholeResize):
-    """A resize of each image to a size that it draws: those of a batch differ, until an op gives them one."""
+    """Resize to a random size per image. Images of a batch then differ in size until an op with a fixed output size."""
 
     draws_size = True
     drawn_as: ClassVar[str] = "size"
-    """The name of the number that is drawn."""
+    """Name of the drawn number."""
 
     def _number(self, uniform: Any) -> Any:
-        """What is drawn, from numbers in [0, 1), and larger for larger ones."""
+        """Map uniform numbers in [0, 1) to the drawn number. Must be monotonically increasing."""
         raise NotImplementedError
 
     def _out(self, number: Any, size: Size) -> Size:
-        """The size for what was drawn."""
+        """Output size for the drawn number."""
         raise NotImplementedError
 
     def out(self, size: Size) -> Size:
-        """One of each sample's own."""
+        """``ANY_SIDES``, because the size is drawn per sample."""
         return size.to(*ANY_SIDES)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The size that each sample drew, or its own size where it is skipped."""
+        """Drawn size per sample, or the input size if the sample is skipped."""
         out = self._out(drawn[self.drawn_as], size)
         applies = drawn["apply_mask"]
         return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Those of the least and of the largest number, and the images where samples may be skipped."""
+        """Output sizes for the smallest and the largest number, and the input size if a sample may be skipped."""
         drawn = tuple(self._out(self._number(uniform), size) for uniform in LEAST_AND_LARGEST)
         return (*drawn, size) if self.is_random else drawn
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """One number a sample."""
+        """Draw one number per sample, (B,)."""
         return {self.drawn_as: self._number(sampler.uniform())}
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The resize."""
+        """``resize`` with the drawn ``size``, ``interpolation`` and ``antialias``."""
         out = self.out_drawn(self.of_sample(drawn, sample), size.of(sample)).of(0)
-        return [("resize", {"size": [out.height, out.width], **self._how()})]
+        return [("resize", {"size": [out.height, out.width], **self._options()})]
 
 
 class RandomResize(_DrawnResize):
-    """RandomResize: the shorter side to a whole number below ``max_size``."""
+    """``v2.RandomResize``: resizes the shorter side to a random integer in [``min_size``, ``max_size``)."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _DrawnResize.__init__(self, name, transform, units)
-        self._least = int(transform.min_size)
+        self._min_size = int(transform.min_size)
         self._count = int(transform.max_size) - int(transform.min_size)
-        self.settings = {"size": f"between {self._least} and {transform.max_size - 1} at the shorter side"}
+        self.settings = {"size": f"between {self._min_size} and {transform.max_size - 1} at the shorter side"}
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return super().unsupported() if self._count > 0 else "max_size is not larger than min_size, and is never drawn itself"
 
     def _number(self, uniform: Any) -> Any:
-        return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._least
+        return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._min_size
 
     def _out(self, number: Any, size: Size) -> Size:
         return shorter_side_to(size, number)
 
 
 class RandomShortestSize(_DrawnResize):
-    """RandomShortestSize: the shorter side to one of some, or the longer to ``max_size`` where that is smaller."""
+    """``v2.RandomShortestSize``: shorter side to a random element of ``min_size``, longer side to at most ``max_size``."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _DrawnResize.__init__(self, name, transform, units)
         self._choices = np.sort(transform.min_size)
-        self._most = transform.max_size
+        self._max_size = transform.max_size
         self.settings = {"size": f"one of {transform.min_size} at the shorter side"}
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return super().unsupported() if len(self._choices) else "min_size is empty"
 
     def _number(self, uniform: Any) -> Any:
@@ -185,34 +185,37 @@ class RandomShortestSize(_DrawnResize):
 
     def _out(self, number: Any, size: Size) -> Size:
         scale = number / np.minimum(size.height, size.width)
-        if self._most is not None:
-            scale = np.minimum(scale, self._most / np.maximum(size.height, size.width))
+        if self._max_size is not None:
+            scale = np.minimum(scale, self._max_size / np.maximum(size.height, size.width))
         return whole_sides(size, size.height * scale, size.width * scale)
 
 
 class ScaleJitter(_DrawnResize):
-    """ScaleJitter: into ``target_size``, times a number; in float32, as torchvision computes it."""
+    """``v2.ScaleJitter``: fits the image into ``target_size`` times a random scale. Computed in float32, as in torchvision."""
 
     drawn_as = "scale"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _DrawnResize.__init__(self, name, transform, units)
-        self._target, (self._least, most) = transform.target_size, transform.scale_range
-        self._range = np.float32(most - self._least)
-        self.settings = {"size": f"between {self._least} and {most} of {tuple(self._target)}"}
+        self._target, (self._min_scale, max_scale) = transform.target_size, transform.scale_range
+        self._range = np.float32(max_scale - self._min_scale)
+        self.settings = {"size": f"between {self._min_scale} and {max_scale} of {tuple(self._target)}"}
 
     def _number(self, uniform: Any) -> Any:
-        return uniform * self._range + np.float32(self._least)
+        return uniform * self._range + np.float32(self._min_scale)
 
     def _out(self, number: Any, size: Size) -> Size:
-        # As torchvision has it: the first of the two goes with the width.
+        # As in torchvision, target_size[0] is compared with the width.
         fitting = np.minimum(self._target[1] / size.height, self._target[0] / size.width)
         scale = np.float32(fitting) * number
         return whole_sides(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
 
 
 def shorter_side_to(size: Size, shorter: Any, most: int | None = None) -> Size:
-    """Images whose shorter side is ``shorter``, one number or one each, and whose longer side is at most ``most``."""
+    """``size`` with the shorter side resized to ``shorter`` and the longer side to at most ``most``, in pixels.
+
+    ``shorter`` is a number, or an array (B,). The aspect ratio is kept.
+    """
     short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
     longer = (shorter * long / short).astype(np.int64)
     shorter = np.broadcast_to(shorter, longer.shape)
@@ -224,7 +227,7 @@ def shorter_side_to(size: Size, shorter: Any, most: int | None = None) -> Size:
 
 
 def _sides(size: Size, shorter: Any, longer: Any) -> Size:
-    """Images whose sides are these, upright where they were."""
+    """``size`` with the given shorter and longer sides. The orientation of the images is kept."""
     upright = np.less_equal(size.width, size.height)
     return whole_sides(size, np.where(upright, longer, shorter), np.where(upright, shorter, longer))
 

@@ -1,4 +1,4 @@
-"""The resize of timm and open_clip that keeps the ratio of the sides, and their crop that pads."""
+"""``ResizeKeepRatio`` of timm and open_clip, and timm's ``CenterCropOrPad``."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,10 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, inter
 
 
 class ResizeKeepRatio(resize._WholeResize):
-    """ResizeKeepRatio: until the image covers a size (``longest=0``), lies in it (1), or between."""
+    """timm's ``ResizeKeepRatio``: resizes to ``size`` and keeps the aspect ratio.
+
+    With ``longest=0`` the output covers ``size``; with ``longest=1`` it fits within ``size``; values between interpolate.
+    """
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -30,49 +33,49 @@ class ResizeKeepRatio(resize._WholeResize):
         return whole_sides(size, *map(np.rint, sides))
 
     def out(self, size: Size) -> Size:
-        """The image in proportion."""
+        """Output size, with the aspect ratio of the input."""
         return self._sides(size, (1.0, 1.0))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The resize."""
+        """``resize`` with ``size``, ``interpolation`` and ``antialias``."""
         out = self.out_drawn(self.of_sample(drawn, sample), size.of(sample)).of(0)
-        how = {"interpolation": self.module.interpolation, "antialias": True}
-        return [("resize", {"size": [out.height, out.width], **how})]
+        options = {"interpolation": self.module.interpolation, "antialias": True}
+        return [("resize", {"size": [out.height, out.width], **options})]
 
 
 class OpenClipResizeKeepRatio(ResizeKeepRatio):
-    """open_clip's ResizeKeepRatio without draws, which would have other distributions than timm's."""
+    """open_clip's ``ResizeKeepRatio`` without random scales or ratios, whose distributions differ from timm's."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         ResizeKeepRatio.__init__(self, name, transform, units)
         self.draws_size = transform.random_scale_prob > 0 or transform.random_aspect_prob > 0
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return "random scales or ratios of open_clip's" if self.draws_size else super().unsupported()
 
 
 class RandomResizeKeepRatio(ResizeKeepRatio):
-    """ResizeKeepRatio of which some samples are scaled, or their sides, by what they draw."""
+    """timm's ``ResizeKeepRatio`` with a random scale and a random aspect ratio per sample."""
 
     draws_size = True
 
     def _factors(self, scales: Any, aspects: Any) -> tuple[Any, Any]:
-        """What the height and the width are scaled by."""
+        """(factor of the height, factor of the width) for scales and aspect ratios."""
         scale = 1.0 / np.sqrt(scales) if self.module.random_scale_area else scales
         root = np.sqrt(aspects)
         return scale / root, scale * root
 
     def out(self, size: Size) -> Size:
-        """One of each sample's own."""
+        """``ANY_SIDES``, because the size is drawn per sample."""
         return size.to(*ANY_SIDES)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The size that each sample drew."""
+        """Output sizes that were drawn."""
         return self._sides(size, (drawn["scale_height"], drawn["scale_width"]))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """The sizes for the smallest and largest scales and ratios."""
+        """Output sizes for the smallest and largest scale and aspect ratio, in all four combinations."""
         transform: Any = self.module
         scales = [1.0, *(transform.random_scale_range if transform.random_scale_prob > 0 else ())]
         aspects = [1.0, *(transform.random_aspect_range if transform.random_aspect_prob > 0 else ())]
@@ -83,26 +86,26 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
         )
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """A scale and a ratio, each for some samples, (B,) float64."""
+        """Draw a scale and an aspect ratio per sample: ``"scale_height"`` and ``"scale_width"``, (B,) float64."""
         transform: Any = self.module
         is_scaled, scales, is_stretched, aspects = sampler.uniform(4).astype(np.float64)
         low, high = transform.random_scale_range
         scales = np.where(is_scaled < transform.random_scale_prob, low + scales * (high - low), 1.0)
         low, high = map(math.log, transform.random_aspect_range)
         aspects = np.where(is_stretched < transform.random_aspect_prob, np.exp(low + aspects * (high - low)), 1.0)
-        # A scale of 1, as of a sample that is not scaled, is 1 as an area too.
+        # Samples that are not scaled have a scale of 1, which is also 1 as a scale of the area.
         height, width = self._factors(scales, aspects)
         return {"scale_height": height, "scale_width": width}
 
 
 def resize_keep_ratio(name: str, transform: Any, units: Units) -> ResizeKeepRatio:
-    """The op for timm's ``ResizeKeepRatio``, which draws or does not."""
+    """Create the op for timm's ``ResizeKeepRatio``, with or without random scales and aspect ratios."""
     draws = transform.random_scale_prob > 0 or transform.random_aspect_prob > 0
     return (RandomResizeKeepRatio if draws else ResizeKeepRatio)(name, transform, units)
 
 
 class CenterCropOrPad(crop.RandomCrop):
-    """CenterCropOrPad: the middle of the image, with half of what it lacks before it and half behind."""
+    """timm's ``CenterCropOrPad``: crops the centre. A side shorter than the crop is first padded equally at both ends."""
 
     def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         crop._Padded.__init__(self, name, transform, units, mode)
@@ -114,12 +117,12 @@ class CenterCropOrPad(crop.RandomCrop):
         return across // 2, (across + 1) // 2, down // 2, (down + 1) // 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Nothing: the first column and row of the middle, (B,), half to even."""
+        """Return the first column ``"x"`` and row ``"y"`` of the crop, (B,), rounded half to even. Nothing is random."""
         canvas = self._canvas(size)
         spare = (canvas.width - self._width, canvas.height - self._height)
-        left, top = (np.broadcast_to(np.rint(np.asarray(each) / 2.0), size.batch).astype(np.float32) for each in spare)
+        left, top = (np.broadcast_to(np.rint(np.asarray(margin) / 2.0), size.batch).astype(np.float32) for margin in spare)
         return {"x": left, "y": top}
 
     def describe(self) -> str:
-        """In a few words."""
+        """Short description for ``explain()``."""
         return f"centre crop or pad {self._height}x{self._width}"

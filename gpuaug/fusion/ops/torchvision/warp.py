@@ -1,7 +1,7 @@
-"""torchvision's rotations, affine and perspective maps: their draws, and their matrices in torchvision's conventions.
+"""torchvision's rotation, affine and perspective transforms: draws and matrices.
 
-Matrices map pixel centres, as those of Kornia's ops do. torchvision counts from the edge of the first pixel in a perspective
-map and in the centre of a rotation that is given, which is half a pixel further.
+Matrices map coordinates of pixel centres, in which the first pixel has x = 0. In torchvision the ``center`` of a rotation and
+the points of a perspective transform count from the edge of the first pixel, whose centre is then at x = 0.5.
 """
 
 from typing import Any
@@ -23,33 +23,33 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
         self.nearest = interpolation_of(transform) == "nearest"
         self.fill = self.fill_share(transform.fill)
         self.mask_fill = mask_fill(transform.fill)
-        # Nothing blended with nothing once more is another border, but where no pixel is blended.
-        plain = transform.fill is None or (self.nearest and not np.any(self.fill))
-        self.edge = "zeros" if plain else "fill"
+        # With interpolation, a fill of 0 weights border pixels differently from no fill. With nearest they are equal.
+        zeros = transform.fill is None or (self.nearest and not np.any(self.fill))
+        self.edge = "zeros" if zeros else "fill"
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         mode = interpolation_of(self.module)
         return None if mode in ("nearest", "bilinear") else f"interpolation={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Any image has edges that it is normalised by."""
+        """``None``: all sizes are supported."""
         return None
 
-    def _how(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         transform: Any = self.module
         fill = image_fill(transform.fill) if isinstance(transform.fill, dict) else transform.fill
         return {"interpolation": transform.interpolation, "fill": fill}
 
     @property
     def _centre(self) -> tuple[float, float] | None:
-        """The pixel, (x, y), that a rotation leaves where it is; that in the middle where none is given."""
-        given: Any = self.module.center
-        return None if given is None else (given[0] - 0.5, given[1] - 0.5)
+        """Fixed point of a rotation, (x, y) in coordinates of pixel centres; ``None`` for the centre of the image."""
+        center: Any = self.module.center
+        return None if center is None else (center[0] - 0.5, center[1] - 0.5)
 
 
 class Rotation(_Warp):
-    """RandomRotation: against the clock, within the frame, or with ``expand`` in the least frame that holds the image."""
+    """``v2.RandomRotation``, counterclockwise. With ``expand`` the output frame holds the whole rotated image."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _Warp.__init__(self, name, transform, units)
@@ -58,21 +58,21 @@ class Rotation(_Warp):
         self.draws_size = self._expands and self._degrees[0] != self._degrees[1]
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """A skipped sample keeps the size that it came with."""
+        """Refuse ``expand`` with a probability below 1, because a skipped sample keeps its size."""
         return changes_size_by_chance(self, size=size) if self._expands else None
 
     def out(self, size: Size) -> Size:
-        """The frame's size, or one of each sample's own."""
+        """Output size; ``ANY_SIDES`` if it is drawn per sample."""
         if self.draws_size:
             return size.to(*ANY_SIDES)
         return _turned(size, self._degrees[0]) if self._expands else size
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """The frame of each sample's angle, or its own size where it is skipped."""
+        """Size of the frame for the drawn angle per sample, or the input size if the sample is skipped."""
         if not self.draws_size:
             return self.out(size)
         turned = _turned(size, drawn["angle"])
@@ -80,17 +80,20 @@ class Rotation(_Warp):
         return size.to(np.where(applies, turned.height, size.height), np.where(applies, turned.width, size.width))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Frames at the bounds and at quarter turns, the image if it may be skipped, and a square that holds any frame."""
+        """Sizes of the frames at the bounds of the angle and at multiples of 90 degrees, and of a square that holds all frames.
+
+        The input size is included if a sample may be skipped.
+        """
         if not self.draws_size:
             return super().out_bounds(size)
         first, last = self._degrees
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
-        least = [_turned(size, angle) for angle in (first, last, *quarters.tolist())]
+        frames = [_turned(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
-        return (*least, *([size] if self.is_random else []), whole_sides(size, diagonal, diagonal))
+        return (*frames, *([size] if self.is_random else []), whole_sides(size, diagonal, diagonal))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """An angle a sample, in degrees."""
+        """Draw an angle per sample, in degrees, (B,)."""
         return {"angle": sampler.within(*self._degrees)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
@@ -104,21 +107,21 @@ class Rotation(_Warp):
         return matrix
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """The angle."""
+        """``rotate`` with ``angle`` in degrees, ``expand`` and ``center``."""
         angle = float(drawn["angle"][sample])
         transform = self.module
-        return [("rotate", {"angle": angle, "expand": self._expands, "center": transform.center, **self._how()})]
+        return [("rotate", {"angle": angle, "expand": self._expands, "center": transform.center, **self._options()})]
 
     def describe(self) -> str:
-        """In a word."""
+        """Short description for ``explain()``."""
         return "rotate"
 
 
 class Affine(_Warp):
-    """RandomAffine: shears, turns with the clock and scales, about one point, and shifts by whole pixels."""
+    """``v2.RandomAffine``: shear, clockwise rotation and scale about ``center``, then translation by whole pixels."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Angle and shears in degrees, a factor, and shifts in whole pixels."""
+        """Draw angle and shears in degrees, a scale factor, and shifts in whole pixels, (B,) each."""
         transform: Any = self.module
         zeros = np.zeros(sampler.batch, np.float32)
         drawn = {"angle": _within(sampler, transform.degrees), "shift_x": zeros, "shift_y": zeros}
@@ -142,64 +145,69 @@ class Affine(_Warp):
         return matrix
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Angle, shift, scale and shears."""
-        own = {name: float(drawn[name][sample]) for name in ("angle", "scale")}
+        """``affine`` with ``angle`` and ``shear`` in degrees, ``translate`` in pixels and ``scale``."""
+        scalars = {name: float(drawn[name][sample]) for name in ("angle", "scale")}
         shift, shear = ([float(drawn[f"{kind}_{axis}"][sample]) for axis in "xy"] for kind in ("shift", "shear"))
-        translate = [int(each) for each in shift]
-        return [("affine", {**own, "translate": translate, "shear": shear, "center": self.module.center, **self._how()})]
+        translate = [int(pixels) for pixels in shift]
+        return [
+            ("affine", {**scalars, "translate": translate, "shear": shear, "center": self.module.center, **self._options()})
+        ]
 
     def describe(self) -> str:
-        """In a word."""
+        """Short description for ``explain()``."""
         return "affine"
 
 
 class Perspective(_Warp):
-    """RandomPerspective: the corners move inwards by whole pixels."""
+    """``v2.RandomPerspective``: moves the corners of the image inwards by whole pixels."""
 
     kind = "perspective"
 
     def unsupported(self) -> str | None:
-        """Why the transform is left to torchvision, or ``None``."""
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return "distortion_scale=1, by which corners may meet" if self.module.distortion_scale == 1 else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """The corners of one pixel meet, which is torchvision's to say."""
+        """Refuse images of one pixel in width or height, whose corners coincide. torchvision raises the error."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Where the four corners go, (B, 4, 2), from the top left on with the clock."""
+        """Draw ``"end_points"``, (B, 4, 2): positions (x, y) of the moved corners in pixels, clockwise from the top left."""
         sides, scale = warp.sides_of(size), float(self.module.distortion_scale)  # type: ignore[arg-type]
         reach = np.floor(scale * (sides // 2).astype(np.float64))[..., None, :] + 1
         moved = np.floor(sampler.uniform(8).T.reshape(size.batch, 4, 2) * reach)
         last = np.broadcast_to((sides - 1)[..., None, :], moved.shape)
         right_and_below = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=bool)
-        # A corner on the right or below lies as far before the last pixel as one on the left or above lies behind the first.
+        # Corners on the right or bottom move left or up from the last pixel, the others right or down from the first.
         return {"end_points": np.where(right_and_below, last - moved, moved).astype(np.float32)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Input → output pixels: corners are pixels in name, and edges in what is done with them."""
+        """Matrices of pixel centres, input to output. torchvision treats integer corners as coordinates of pixel edges."""
         matrix = warp.from_unit_square(drawn["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (warp.sides_of(size) - 1)[..., None, :]
         to_edges, to_centres = np.eye(3), np.eye(3)
         to_edges[:2, 2] = 0.5
         to_centres[:2, 2] = -0.5
-        made: Array = to_centres @ matrix @ to_edges
-        return made
+        matrices: Array = to_centres @ matrix @ to_edges
+        return matrices
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """Where the corners come from, and where they go."""
+        """``perspective`` with ``startpoints`` and ``endpoints`` in pixels."""
         right, bottom = (int(side) - 1 for side in warp.sides_of(size.of(sample)))
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
         ends = drawn["end_points"][sample].astype(int).tolist()
-        return [("perspective", {"startpoints": start, "endpoints": ends, **self._how()})]
+        return [("perspective", {"startpoints": start, "endpoints": ends, **self._options()})]
 
     def describe(self) -> str:
-        """In a word."""
+        """Short description for ``explain()``."""
         return "perspective"
 
 
 def _turned(size: Size, angle: Any) -> Size:
-    """Size of the frame of images turned by ``angle`` degrees, (B,) or one number, in float32 as in torchvision."""
+    """Size of the smallest frame that holds an image rotated by ``angle`` degrees, in float32 as in torchvision.
+
+    ``angle`` is a number, or an array (B,).
+    """
     turned = np.deg2rad(-(np.asarray(angle, np.float64) % 360))
     cosine, sine = np.abs(np.cos(turned)).astype(np.float32), np.abs(np.sin(turned)).astype(np.float32)
     half_width, half_height = np.float32(0.5) * np.float32(size.width), np.float32(0.5) * np.float32(size.height)
@@ -208,13 +216,13 @@ def _turned(size: Size, angle: Any) -> Size:
 
 
 def _pixels(reach: Any, half: Any) -> Any:
-    """Number of pixels between ``half - reach`` and ``half + reach``, less 1e-4 of a pixel at both ends."""
+    """Number of pixels between ``half - reach`` and ``half + reach``, both truncated to multiples of 1e-4 pixels."""
     first, last = (np.trunc(end * np.float32(1e4)) * np.float32(1e-4) for end in (half - reach, half + reach))
     return np.ceil(last) - np.floor(first)
 
 
 def _within(sampler: Sampler, bounds: Any) -> Array:
-    """Numbers between two bounds, or their one value, (B,)."""
+    """Uniform numbers between two bounds, (B,); constant if the bounds are equal."""
     low, high = (float(bound) for bound in bounds)
     return sampler.within(low, high) if low != high else np.full(sampler.batch, low, np.float32)
 
