@@ -85,7 +85,7 @@ def find(backend: Backend, device: torch.device) -> Found:
             decoders[decoder_type.name] = Absence("not asked for", f"backend={backend!r}")
     decoders["cpu"] = Cpu()
     if backend not in ("cpu", "nvdec"):
-        _report_absences(backend, decoders)
+        _tell(backend, decoders)
     return decoders
 
 
@@ -159,7 +159,7 @@ def _nvdec(device: torch.device) -> FileDecoder | Absence:
         return _made[device, NvDec.name]
 
 
-def _report_absences(backend: Backend, decoders: Found) -> None:
+def _tell(backend: Backend, decoders: Found) -> None:
     """Log, warn or raise an error if a decoder that the user expects is not used."""
     absences = [decoder for decoder in decoders.values() if isinstance(decoder, Absence)]
     if any(decoder.on_card for decoder in used(decoders)):

@@ -118,13 +118,13 @@ class TorchvisionLowering:
             return _ending(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
-            if any(isinstance(each, mixes.MixUp) for each in (mix, *(held for _, held in getattr(mix, "mixes", ())))):
+            if any(isinstance(op, mixes.MixUp) for op in (mix, *(held for _, held in getattr(mix, "mixes", ())))):
                 self._types.require_floats(mix.name)
             return Leaf(mix.name, mix)
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
         kind = class_of(transform, KNOWN)
         if kind is v2.Compose:
-            return Group(name, tuple(self._member(*each) for each in _named(transform.transforms)), is_container=False)
+            return Group(name, tuple(self._member(*member) for member in _named(transform.transforms)), is_container=False)
         name = name or type(transform).__name__
         if kind in PASSED:
             return Done(name)
@@ -223,14 +223,14 @@ class TorchvisionLowering:
     def _by_chance(self, name: str, container: Any) -> Tree:
         """Lower a container to its transforms, with gates that share its draw, or to a fallback that runs it image by image."""
         members = list(_named(container.transforms))
-        if any(_scales(each) or class_of(each, ENDINGS) for each in _in_sequence([each for _, each in members])):
+        if any(_scales(member) or class_of(member, ENDINGS) for member in _in_sequence([member for _, member in members])):
             raise ArgumentError(
                 f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion "
                 f"behind {name}."
             )
         dtype = self._types.dtype
         reason = _too_long(container)
-        trees = [self._member(*each) for each in members] if reason else self._gated(container, members)
+        trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
         each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
         foreign = next((leaf.name for leaf in each_leaf if leaf.op.package != "torchvision"), None)
         if foreign is not None:
@@ -272,14 +272,14 @@ class TorchvisionLowering:
         if in_order:
             places = range(len(orders[0]))
             outcomes = [[[order[place] == member for order in orders] for member in range(count)] for place in places]
-        made = []
+        trees = []
         for turn in outcomes:
             for member, runs in zip(members, turn, strict=True):
                 if any(runs):
-                    made.append(self._member(*member))
-                    for leaf in leaves(made[-1]):
+                    trees.append(self._member(*member))
+                    for leaf in leaves(trees[-1]):
                         leaf.op.gates = (Gate(draw, np.array(runs)), *leaf.op.gates)
-        return made
+        return trees
 
 
 def _ending(name: str, transform: Any) -> Done:

@@ -19,7 +19,7 @@ from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.policies.random_apply import Nothing, RandomApply, Step
 from gpuaug.fusion.program.plan import Plan, columns_of, plan
 
-_MOST_CACHED = 256
+_MOST_KEPT = 256
 _NOTHING = Nothing("", nn.Identity())
 
 
@@ -51,7 +51,7 @@ class Segments:
         self.chooses = any(isinstance(op, RandomApply) for op in ops)
         """Whether a container with ``random_apply`` picks the ops of every batch."""
         self._mixes = any(isinstance(op, MixOp) for op in ops)
-        self._cache: dict[Any, Segment] = {}
+        self._kept: dict[Any, Segment] = {}
         """Segments by first op and image size. Planning a crop, flip, jitter and normalization takes 106 µs (one core)."""
 
     def at(self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None) -> Segment:
@@ -66,12 +66,12 @@ class Segments:
         # The parameter table has one row per image, so a plan is valid for any batch size, and for images that differ in size.
         size = Size(1, size.channels, *ANY_SIDES, size.frames) if size.ragged else size
         key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
-        segment = self._cache.get(key)
+        segment = self._kept.get(key)
         if segment is None:
             segment = self._segment(self._ops if ops is None else ops, start, size, masks)
-            if len(self._cache) >= _MOST_CACHED:
-                self._cache.clear()
-            self._cache[key] = segment
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = segment
         return segment
 
     def whole(self, size: Size, *, masks: bool, views: int) -> Plan | None:
@@ -152,7 +152,7 @@ def check_channels(op: Op | None, channels: int) -> None:
                 "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
             )
     run = op.ops if isinstance(op, RandomApply) else (op,)
-    for part in (part for each in run if isinstance(each, Op) for part in each.parts):
+    for part in (part for run_op in run if isinstance(run_op, Op) for part in run_op.parts):
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))
             if count not in (1, channels):
