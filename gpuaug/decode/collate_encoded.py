@@ -1,4 +1,4 @@
-"""``collate_encoded``: a batch of image files, undecoded, in one flat buffer."""
+"""``collate_encoded``: pack undecoded image files into one flat buffer."""
 
 import os
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ ALIGN = 64
 """Alignment of each file in bytes, and padding after the last one: decoders read whole words, and past the end."""
 
 MOST_BYTES = 2**30
-"""Bytes of the largest file that is read: more than any image needs, and too few to exhaust a worker's memory."""
+"""Maximum size of a file in bytes: larger than any image, and too small to exhaust the memory of a worker."""
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # Windows would convert line ends
+_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # without O_BINARY, Windows converts line ends
 
 
 def collate_encoded(samples: Sequence[Any]) -> Batch:
@@ -32,20 +32,20 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
     a file: bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); or Hugging Face's ``{"bytes": …, "path": …}``.
     A member of bytes holds images if its bytes begin with an image signature in any sample; otherwise it may be a label.
     Clips of videos are ``read_clip(path, …)``: the packets that their frames are decoded from are packed.
-    Samples have the forms that ``collate_ragged`` takes, and their other members are collated as there.
+    Samples have the forms that ``collate_ragged`` takes. Other members are collated as by ``collate_ragged``.
 
     Args:
         samples: Samples of one form. The first decides which members are images or clips.
 
     Returns:
-        A batch of the samples' form, as ``default_collate`` gives it (a list for a tuple), with an ``Encoded`` for each
+        Batch of the samples' form, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per
         member of images or clips. Its ``headers.problems`` has the files and headers that cannot be read. In a worker of a
         loader with slots the files are in a slot, which is overwritten once the batch is decoded: return the batch from the
         collate function, and keep no reference to it.
 
     Raises:
-        ArgumentTypeError: If no member is an encoded image, or one is missing where the first sample has one.
-        ArgumentError: If there is no sample, or if samples differ in form or clips in their number of frames.
+        ArgumentTypeError: If no member is an encoded image, or a sample lacks an image that the first sample has.
+        ArgumentError: If ``samples`` is empty, samples differ in form, or clips differ in number of frames.
         DeviceError: If there are clips, and PyAV is not installed.
 
     Cost:
@@ -70,33 +70,33 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
     if type(images[0]) is Clip:
         return clips_packed(images, path)
     sources = [named(image, path, where(index, path)) for index, image in enumerate(images)]
-    unread: dict[int, str] = {}
+    read_problems: dict[int, str] = {}
     lengths = []
-    for index, (name, held) in enumerate(sources):
+    for index, (name, content) in enumerate(sources):
         try:
-            lengths.append(os.stat(name).st_size if held is None else len(held))
+            lengths.append(os.stat(name).st_size if content is None else len(content))
         except (OSError, ValueError) as error:
             lengths.append(0)
-            unread[index] = _reason(error)
+            read_problems[index] = _reason(error)
         if lengths[index] > MOST_BYTES:
-            unread[index] = f"its {lengths[index]} bytes are more than the {MOST_BYTES} that are read of a file"
+            read_problems[index] = f"its {lengths[index]} bytes are more than the {MOST_BYTES} that are read of a file"
             lengths[index] = 0
     # At least one spare byte after each file: reading one byte more than its length shows whether it has grown.
-    rooms = [(length // ALIGN + 1) * ALIGN for length in lengths]
-    starts = [0, *accumulate(rooms)]
+    padded_lengths = [(length // ALIGN + 1) * ALIGN for length in lengths]
+    starts = [0, *accumulate(padded_lengths)]
     data = allocated((starts.pop() + ALIGN,), torch.uint8)
     buffer = data.numpy().data
     rows = []
     problems = {}
     zeros = bytes(ALIGN)
-    for index, ((name, held), start, length, room) in enumerate(zip(sources, starts, lengths, rooms, strict=True)):
+    for index, ((name, content), start, length, size) in enumerate(zip(sources, starts, lengths, padded_lengths, strict=True)):
         end = start + length
-        problem = unread.get(index, "")
-        if held is not None and not problem:
-            buffer[start:end] = held
+        problem = read_problems.get(index, "")
+        if content is not None and not problem:
+            buffer[start:end] = content
         elif length:
             problem = _read(name, buffer[start : end + 1], length)
-        buffer[end : start + room] = zeros[: start + room - end]  # reused slots hold bytes of older files
+        buffer[end : start + size] = zeros[: start + size - end]  # reused slots hold bytes of older files
         header = Header(problem=problem) if problem else parse(buffer[start:end])
         if header.problem:
             problems[index] = header.problem
@@ -105,14 +105,14 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
     return Encoded(data, Headers(np.array(rows, HEADER), [name for name, _ in sources], problems))
 
 
-def _read(path: str, room: memoryview, length: int) -> str:
-    """Read a file of ``length`` bytes into ``room``. Returns why it cannot be read, or an empty string."""
+def _read(path: str, buffer: memoryview, length: int) -> str:
+    """Read a file of ``length`` bytes into ``buffer``. Return the reason why it cannot be read, or an empty string."""
     try:
         file = os.open(path, _FLAGS)
         try:
-            count = _read_some(file, room)
-            while 0 < count < length and (more := _read_some(file, room[count:])):  # a read may return early
-                count += more
+            count = _read_some(file, buffer)
+            while 0 < count < length and (added := _read_some(file, buffer[count:])):  # a read may return early
+                count += added
         finally:
             os.close(file)
     except OSError as error:
@@ -120,14 +120,14 @@ def _read(path: str, room: memoryview, length: int) -> str:
     return "" if count == length else "its size has changed since it was asked for"
 
 
-def _read_some(file: int, room: memoryview) -> int:
+def _read_some(file: int, buffer: memoryview) -> int:
     if hasattr(os, "readv"):
-        return os.readv(file, [room])
-    read = os.read(file, len(room))  # Windows
-    room[: len(read)] = read
-    return len(read)
+        return os.readv(file, [buffer])
+    content = os.read(file, len(buffer))  # Windows
+    buffer[: len(content)] = content
+    return len(content)
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Why a file cannot be read, without its name: the headers have it."""
+    """Return the reason why a file cannot be read, without the name of the file, which ``Headers.names`` has."""
     return f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) else str(error)

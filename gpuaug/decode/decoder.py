@@ -1,11 +1,11 @@
-"""Decodes batches on threads of its own, by several decoders at once. A file's header alone decides which decoder it gets.
+"""Decoding of batches on background threads, with several decoders at once. The header of a file alone selects its decoder.
 
-A call of the engines blocks its thread for milliseconds. The thread that makes these calls does nothing else, so that the
-engines never wait for the interpreter; other threads prepare batches.
+A call to the JPEG engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never
+wait for the interpreter. Other threads prepare batches.
 
-**Memory.** Threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane's wait for
-all readers of memory freed there. The engines do not wait for the stream that they are given: they begin at once. So a thread
-waits on the host for the copy lane's event before it decodes into that memory.
+**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane
+has waited for all readers of memory freed there. The engines start at once, without waiting for the CUDA stream of the call.
+Therefore a thread waits on the host for the copy lane's event before it decodes into the allocated memory.
 """
 
 import time
@@ -31,14 +31,15 @@ from gpuaug.decode.work import Work, allocated
 
 
 class Decoder:
-    """Decodes on the lanes of one loader.
+    """Decode batches on the lanes of one loader.
 
     Args:
-        name: The stage's name.
-        lanes: The loader's lanes.
-        options: The stage's options.
-        find_images: Finds the decoders of images, when the first images arrive. The first that takes a file decodes it.
-        find_clips: Finds the decoders of clips, when the first clips arrive.
+        name: Name of the stage.
+        lanes: Lanes of the loader.
+        options: Options of the stage.
+        find_images: Function that returns the image decoders, called for the first images. Of these, the first decoder whose
+            ``takes`` is true for a file decodes it.
+        find_clips: Function that returns the clip decoders, called for the first clips.
     """
 
     def __init__(
@@ -52,47 +53,47 @@ class Decoder:
         self._name, self._lanes, self._options = name, lanes, options
         self._find = {Encoded: find_images, EncodedClips: find_clips}
         self.found: dict[type[Encoded], list[FileDecoder]] = {}
-        """The decoders of images once images have arrived, and of clips once clips have."""
-        # Beside a training step, colour conversion would otherwise wait behind its kernels.
+        """Decoders of images (``Encoded``) and of clips (``EncodedClips``), set when the first of them arrive."""
+        # High priority: otherwise colour conversion waits for the kernels of the training step.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
         self._card_lanes = [self._lane]
         self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
         self._idle_card_lanes.put(self._lane)
         self._cannot_lock = False
         self.waited_s: defaultdict[str, float] = defaultdict(float)
-        """Seconds of waiting for each decoder after the one before it had ended. Threads add without a lock: approximate."""
+        """Seconds spent waiting for each decoder, by name. Approximate: threads add to it without a lock."""
         self._pixels: list[weakref.ref[Tensor]] = []
-        """Memory on the device, of batches that are not freed yet."""
+        """Device buffers of batches that are not freed yet."""
         self._pinned: list[weakref.ref[Tensor]] = []
-        """Page-locked memory, of batches that are being decoded."""
+        """Page-locked buffers of batches that are being decoded."""
 
     def decoders_of(self, kind: type[Encoded]) -> list[FileDecoder]:
-        """The decoders of images (``Encoded``) or of clips (``EncodedClips``). Called on the training thread at first."""
+        """Return the decoders of images (``Encoded``) or clips (``EncodedClips``). The first call is on the training thread."""
         if kind not in self.found:
-            self.found[kind] = found = self._find[kind]()
-            # A lane for each concurrent call of a decoder of the card.
-            for call in range(len(self._card_lanes), sum(each.calls for each in found if each.on_card)):
+            self.found[kind] = decoders = self._find[kind]()
+            # One lane per concurrent call of a decoder on the card.
+            for call in range(len(self._card_lanes), sum(decoder.calls for decoder in decoders if decoder.on_card)):
                 self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
                 self._idle_card_lanes.put(self._card_lanes[-1])
         return self.found[kind]
 
     @property
     def all_decoders(self) -> list[FileDecoder]:
-        """The decoders that have been found."""
-        return [each for found in self.found.values() for each in found]
+        """All decoders of ``found``."""
+        return [decoder for decoders in self.found.values() for decoder in decoders]
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes of batches that are being decoded, and of decoders."""
-        return _bytes(self._pinned) + sum(each.held_bytes[0] for each in self.all_decoders)
+        """Page-locked bytes of the batches that are being decoded, and of the decoders."""
+        return _bytes(self._pinned) + sum(decoder.held_bytes[0] for decoder in self.all_decoders)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device for pixels, of batches that have not been freed, and of decoders."""
-        return _bytes(self._pixels) + sum(each.held_bytes[1] for each in self.all_decoders)
+        """Device bytes of the pixels of batches that are not freed yet, and of the decoders."""
+        return _bytes(self._pixels) + sum(decoder.held_bytes[1] for decoder in self.all_decoders)
 
     def allocate(self, encoded: Encoded, bad: Mapping[int, str], windows: WindowsOf | None = None) -> Work | ClipWork:
-        """Allocate memory for a batch. Called on the training thread, with the copy lane current."""
+        """Allocate the buffers of a batch. Called on the training thread, with the copy lane current."""
         if isinstance(encoded, EncodedClips):
             return self._allocate_clips(encoded, bad)
         layout = Layout(encoded.headers, self._options, self.decoders_of(Encoded), bad=bad, windows=windows)
@@ -110,17 +111,17 @@ class Decoder:
         return ClipWork(clips, layout, data, raw, self._staging(layout.staged_length, torch.uint8) if staged else None)
 
     def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        made = allocated(slab_length(length * dtype.itemsize), self._lanes.device, dtype)
-        self._pixels = [*(each for each in self._pixels if each() is not None), weakref.ref(made)]
-        return made
+        buffer = allocated(slab_length(length * dtype.itemsize), self._lanes.device, dtype)
+        self._pixels = [*(reference for reference in self._pixels if reference() is not None), weakref.ref(buffer)]
+        return buffer
 
     def _staging(self, values: int, dtype: torch.dtype) -> Tensor:
-        """Host memory, page-locked unless that cannot be had."""
+        """Return a host buffer for ``values`` values: page-locked, or pageable if page-locking fails."""
         length = values * dtype.itemsize
         host, rounded = torch.device("cpu"), slab_length(length)
         if not self._cannot_lock:
             try:
-                made = allocated(rounded, host, dtype, pin_memory=True)
+                buffer = allocated(rounded, host, dtype, pin_memory=True)
             except RuntimeError as error:
                 self._cannot_lock = True
                 reason = str(error).partition("\n")[0]
@@ -131,17 +132,17 @@ class Decoder:
                     stacklevel=2,
                 )
             else:
-                self._pinned = [*(each for each in self._pinned if each() is not None), weakref.ref(made)]
-                return made
+                self._pinned = [*(reference for reference in self._pinned if reference() is not None), weakref.ref(buffer)]
+                return buffer
         return allocated(rounded, host, dtype)
 
     def start(self, pools: Pools, works: list[Work | ClipWork]) -> Future[list[Event]]:
-        """Submit a batch. The future's result is the decoders' events; its exception, an error of a library or the card."""
+        """Submit a batch. The future has the decoders' events as its result, or the error of a library or the card."""
         free = self._lanes.copy.record_event()
         return pools.batches.submit(self._decode, pools, works, free)
 
     def settle(self) -> None:
-        """Make the copy lane wait for all decoding queued so far. Memory freed on that lane can then be reused safely."""
+        """Make the copy lane wait for all decoding queued so far, so that memory freed on that lane can be reused safely."""
         for lane in self._card_lanes:
             self._lanes.copy.wait(lane.record_event())
 
@@ -159,7 +160,7 @@ class Decoder:
             self._begin(works, resources, on_card, on_card=True)
         except BaseException as error:
             errors.append(error)
-        for name, finish in [*on_card, *on_host]:  # all, also after an error: none may write to memory that is used again
+        for name, finish in [*on_card, *on_host]:  # all, even after an error: no decoder may write to memory that is reused
             start = time.perf_counter()
             try:
                 events.append(finish())
@@ -173,7 +174,7 @@ class Decoder:
     def _begin(
         self, works: list[Work | ClipWork], resources: Resources, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool
     ) -> None:
-        """Begin decoders, and add the name of each and a function that waits for it to ``begun``."""
+        """Start the decoders on the card, or on the host. Appends (name, function that waits for the decoder) to ``begun``."""
         for work in works:
             decoders = self.decoders_of(type(work.encoded))
             for number, decoder in reversed(list(enumerate(decoders))):  # the hybrid decoder's function decodes, so first
@@ -183,4 +184,4 @@ class Decoder:
 
 
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:
-    return sum(each.nbytes for reference in references if (each := reference()) is not None)
+    return sum(tensor.nbytes for reference in references if (tensor := reference()) is not None)

@@ -1,4 +1,4 @@
-"""Which values in a sample are encoded images, and where their bytes are: in a file, or in memory."""
+"""Recognition of encoded images in samples, and access to their bytes, in a file or in memory."""
 
 import os
 import re
@@ -20,22 +20,22 @@ _SIGNATURES = (
     b"\x89PNG\r\n\x1a\n",
     b"GIF8",
     b"BM",
-    *(b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"),  # TIFF; two are mistakes of writers, which PIL reads
+    *(b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"),  # TIFF; the last two are invalid, but PIL reads them
     *(b"II+\0", b"MM\0+"),  # BigTIFF
     *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),  # JPEG 2000
 )
 _BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
-"""Brands of AVIF and HEIF in an ISO base media file. Bytes 4 to 7, ``ftyp``, are those of a video too."""
+"""Brands of AVIF and HEIF in an ISO base media file. Bytes 4 to 7 are ``ftyp`` in videos, too, so the brand decides."""
 
 _NETPBM = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]").match
-"""PBM, PGM, PPM and their like, by a magic number with a size or a comment behind it: a label may be the number alone."""
+"""Match PBM, PGM, PPM and related formats: magic number, then size or comment. The magic number alone may be a label."""
 
 
 class EncodedFile:
-    """An image file that is not read yet. Made by ``read_encoded``.
+    """Image file that is not read yet, as ``read_encoded`` returns it.
 
     Args:
-        path: The file's path.
+        path: Path of the file.
     """
 
     __slots__ = ("path",)
@@ -45,11 +45,11 @@ class EncodedFile:
 
     @property
     def height(self) -> int:
-        """Height in pixels, of the image turned upright.
+        """Height in pixels of the image after rotation by its EXIF orientation.
 
         Raises:
-            OSError: If there is no such file.
-            DecodeError: If it is no image.
+            OSError: If the file does not exist or cannot be read.
+            DecodeError: If the file is not an image.
 
         Cost:
             Reads the file. The batch reads it again, from the page cache.
@@ -58,7 +58,7 @@ class EncodedFile:
 
     @property
     def width(self) -> int:
-        """Width in pixels, as ``height``."""
+        """Width in pixels of the image after rotation by its EXIF orientation. See ``height``."""
         return self._size()[1]
 
     def _size(self) -> list[int]:
@@ -67,7 +67,7 @@ class EncodedFile:
         if header.problem:
             raise DecodeError(f"{self.path} has no size, because of its header: {header.problem}. Leave it out of the dataset.")
         sides = [header.height, header.width]
-        return sides[::-1] if header.orientation > 4 else sides  # 5 to 8 turn it by a quarter
+        return sides[::-1] if header.orientation > 4 else sides  # 5 to 8 swap height and width
 
     def __fspath__(self) -> str:
         return self.path
@@ -83,7 +83,7 @@ def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
     )
 
 
-# torchvision's v2 transforms pass on what they do not know. They flatten each sample with torch's pytrees.
+# torchvision's v2 transforms flatten each sample with torch's pytrees, and pass unknown types through without an error.
 register_pytree_node(
     EncodedFile,
     _refuse_to_flatten,
@@ -93,15 +93,15 @@ register_pytree_node(
 
 
 def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
-    """Name a file that ``collate_encoded`` reads straight into the batch: ``ImageFolder(root, loader=gpuaug.read_encoded)``.
+    """Return a file that ``collate_encoded`` reads directly into the batch: ``ImageFolder(root, loader=gpuaug.read_encoded)``.
 
     Args:
-        path: Path of an image file. A missing file is found when the batch is made.
+        path: Path of an image file. A missing file is reported when the batch is collated.
 
     Returns:
-        An object with the path as ``path``, and ``height`` and ``width``, which read the file. It holds no
-        pixels, so transforms of the dataset cannot run on it:
-        torchvision's v2 transforms raise ``ArgumentTypeError``. Give transforms to the loader as stages.
+        Object with the attributes ``path``, ``height`` and ``width``; the last two read the file. It has no pixels, so
+        transforms cannot run in the dataset: torchvision's v2 transforms raise ``ArgumentTypeError``. Pass transforms to the
+        loader as stages.
 
     Raises:
         ArgumentTypeError: If ``path`` is neither a str nor a path of ``pathlib``.
@@ -124,9 +124,9 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
 
 
 def _tell_torchvision_of_sizes() -> None:
-    """Have torchvision's ``get_size`` take files: ``wrap_dataset_for_transforms_v2`` calls it for the canvas of boxes.
+    """Register ``EncodedFile`` for torchvision's ``get_size``, which ``wrap_dataset_for_transforms_v2`` calls for boxes.
 
-    torchvision has no public function for that. Without the private one, the wrapper raises its own ``TypeError``.
+    torchvision has no public function to register a type. Without its private registry, the wrapper raises ``TypeError``.
     """
     functional = sys.modules.get("torchvision.transforms.v2.functional")
     kernels = getattr(getattr(functional, "_utils", None), "_KERNEL_REGISTRY", {}).get(getattr(functional, "get_size", None))
@@ -135,13 +135,13 @@ def _tell_torchvision_of_sizes() -> None:
 
 
 def are_encoded(members: Sequence[Any], path: str) -> bool:
-    """Whether a member of the batch holds encoded images or clips.
+    """Return whether a member of the batch holds encoded images or clips.
 
-    Its first value decides. Bytes may also be labels: they are images if they begin with an image signature in any sample.
+    The type of the first value decides. Bytes may also be labels: they are images if any sample begins with an image signature.
     Samples that are bytes or text themselves (``path`` is empty) are images, or paths of images.
 
     Args:
-        members: The member's value in each sample.
+        members: Value of the member per sample.
         path: Path of the member within a sample.
     """
     first = members[0]
@@ -155,10 +155,10 @@ def are_encoded(members: Sequence[Any], path: str) -> bool:
 
 
 def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
-    """(name, bytes) of an encoded image in memory, with a name that may be empty; (path, ``None``) of a file to read.
+    """Return (name, bytes) of an encoded image in memory, where the name may be empty, or (path, ``None``) of a file.
 
     Raises:
-        ArgumentTypeError: If ``value`` is no encoded image.
+        ArgumentTypeError: If ``value`` is not an encoded image.
     """
     if type(value) is EncodedFile:
         return value.path, None
@@ -166,34 +166,34 @@ def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
         return "", _view(value)
     if _is_row(value):
         name = value["path"] or ""
-        held = value["bytes"]
-        if held is None and name:
+        content = value["bytes"]
+        if content is None and name:
             return name, None
-        return name, _view(b"" if held is None else held)
+        return name, _view(b"" if content is None else content)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not path):
         return os.fsdecode(value), None
     refuse(value, where)
 
 
 def refuse(value: Any, where: str) -> NoReturn:
-    """Raise the error for a ``value`` that is no encoded image where one is expected.
+    """Raise the error for a ``value`` that must be an encoded image, but is not.
 
     Raises:
         ArgumentTypeError: Always.
     """
-    kind = type(value).__name__
+    type_name = type(value).__name__
     if _is_bytes(value):
-        kind = f"{kind} that begin with {bytes(_view(value)[:8])!r}"
-        way_out = "Return the bytes of the file as they are."
+        type_name = f"{type_name} that begin with {bytes(_view(value)[:8])!r}"
+        advice = "Return the bytes of the file as they are."
     elif isinstance(value, str):
-        way_out = "Return gpuaug.read_encoded(path) from the dataset."
+        advice = "Return gpuaug.read_encoded(path) from the dataset."
     elif getattr(value, "ndim", 0) >= 2 or hasattr(value, "getbands"):
-        way_out = "What is decoded already is for gpuaug.collate_ragged."
+        advice = "What is decoded already is for gpuaug.collate_ragged."
     else:
-        way_out = "An ImageFolder gives them with loader=gpuaug.read_encoded."
+        advice = "An ImageFolder gives them with loader=gpuaug.read_encoded."
     raise ArgumentTypeError(
         "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, the bytes of a file or a dict of 'bytes' and "
-        f"'path', got {kind} in {where}. {way_out}"
+        f"'path', got {type_name} in {where}. {advice}"
     )
 
 
@@ -210,7 +210,7 @@ def _is_bytes(value: Any) -> bool:
 
 
 def _is_row(value: Any) -> bool:
-    """Whether ``value`` is an undecoded image of Hugging Face's datasets."""
+    """Return whether ``value`` is an undecoded image of Hugging Face's ``datasets``."""
     if not isinstance(value, Mapping) or value.keys() != {"bytes", "path"}:
         return False
     return (value["bytes"] is None or _is_bytes(value["bytes"])) and isinstance(value["path"], str | None)

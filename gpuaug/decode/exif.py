@@ -11,13 +11,13 @@ from typing import Any
 _ORIENTATION = 274
 
 _BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM*\0": ">", b"MM\0*": ">", b"MM\0+": ">"}
-"""Byte order for each beginning of EXIF's TIFF structure that PIL accepts: two of them are mistakes of writers."""
+"""Byte order for each signature of EXIF's TIFF structure that PIL accepts, two of which are invalid."""
 
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
-"""Bytes per value of each type of entry. PIL ignores entries of other types."""
+"""Bytes per value, by type of entry. PIL ignores entries of other types."""
 
 _NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
-"""Form of a value of each type that is a number for PIL. BYTE (1) is bytes there, which no orientation equals."""
+"""``struct`` format per type of entry that PIL reads as a number. It reads BYTE (1) as bytes, never as an orientation."""
 
 _STRUCTS = {
     order: (
@@ -33,18 +33,18 @@ _XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _CHUNK = re.compile(rb"\w{4}").fullmatch
 
 _MOST_CHUNKS = 2**18
-"""Largest number of chunks of a PNG that are read: a file of 2 GiB has as many, in chunks of 8 KB as libpng writes them."""
+"""Maximum number of chunks of a PNG that are read: 2 GiB in chunks of 8 KB, the size that libpng writes."""
 
 _MOST_TEXT = 2**20
-"""Bytes of a compressed text of a PNG. PIL decodes no PNG with a longer one."""
+"""Maximum size of a decompressed text of a PNG in bytes. PIL does not decode a PNG with a longer text."""
 
 
 def orientation(exif: Any, xmp: Any = b"") -> int:
-    r"""EXIF orientation of an image.
+    r"""Return the EXIF orientation of an image.
 
     Args:
-        exif: (bytes,) EXIF, with ``Exif\0\0`` before its TIFF structure or without; empty if the file has none.
-        xmp: (bytes,) XMP. Its ``tiff:Orientation`` counts where EXIF has no orientation of any form.
+        exif: (bytes,) EXIF, with or without ``Exif\0\0`` before its TIFF structure; empty if the file has none.
+        xmp: (bytes,) XMP. Its ``tiff:Orientation`` is used if EXIF has no entry for the orientation.
 
     Returns:
         1 to 8; 1 if it is missing, invalid or damaged.
@@ -69,10 +69,10 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
 
 
 def _entry(tiff: memoryview) -> int | None:
-    """Value of the orientation entry, 0 if it is no whole number, ``None`` if there is no entry.
+    """Return the value of the orientation entry; 0 if it is not an integer, ``None`` if there is no entry.
 
     Raises:
-        struct.error: If the TIFF structure is none that PIL reads.
+        struct.error: If PIL does not read this TIFF structure.
         ValueError, ArithmeticError: If the value is not finite.
     """
     for _ in range(2):
@@ -83,44 +83,44 @@ def _entry(tiff: memoryview) -> int | None:
     order = _BYTE_ORDERS.get(bytes(tiff[:4]))
     if order is None:
         raise struct.error
-    long, short, entry = _STRUCTS[order]
-    (at,) = long(tiff, 4)
-    (count,) = short(tiff, at) if at + 2 <= len(tiff) else (0,)
+    unpack_long, unpack_short, unpack_entry = _STRUCTS[order]
+    (directory,) = unpack_long(tiff, 4)
+    (count,) = unpack_short(tiff, directory) if directory + 2 <= len(tiff) else (0,)
     seen = set[int]()
-    outside = 0
-    for start in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
-        tag, form, values, offset = entry(tiff, start)
-        if tag in seen or form not in _SIZES:
+    external_bytes = 0
+    for start in range(directory + 2, min(directory + 2 + 12 * count, len(tiff) - 11), 12):
+        tag, entry_type, values, offset = unpack_entry(tiff, start)
+        if tag in seen or entry_type not in _SIZES:
             continue
-        size = values * _SIZES[form]
-        place = start + 8
+        size = values * _SIZES[entry_type]
+        value_start = start + 8
         if size > 4:
-            outside += size
-            place = offset
-            if outside > len(tiff):  # PIL ignores an entry with which there would be more values than bytes
+            external_bytes += size
+            value_start = offset
+            if external_bytes > len(tiff):  # PIL ignores an entry whose values would exceed the bytes of the file
                 continue
-            if place + size > len(tiff):  # where PIL stops reading
+            if value_start + size > len(tiff):  # PIL stops reading here
                 return None
         if not size:
             continue
         if tag != _ORIENTATION:
             seen.add(tag)
-        elif form not in _NUMBERS:
+        elif entry_type not in _NUMBERS:
             return 0
         else:
-            value, *divisor = struct.unpack_from(order + _NUMBERS[form], tiff, place)
-            number = value / divisor[0] if divisor else value
-            return int(number) if number == int(number) else 0
+            value, *divisor = struct.unpack_from(order + _NUMBERS[entry_type], tiff, value_start)
+            quotient = value / divisor[0] if divisor else value
+            return int(quotient) if quotient == int(quotient) else 0
     return None
 
 
 def of_png(data: memoryview) -> tuple[bytes, bytes]:
-    """EXIF and XMP in the chunks of a PNG, before its pixels and behind them.
+    """Return the EXIF and XMP in the chunks of a PNG, before and after its pixels.
 
-    EXIF is the last chunk ``eXIf``, or else the text that ImageMagick writes, in hexadecimal digits.
+    EXIF is the last chunk ``eXIf``, or else the hexadecimal text that ImageMagick writes.
 
     Args:
-        data: (bytes,) the file.
+        data: (bytes,) content of the file.
 
     Returns:
         (EXIF, XMP), each empty if the file has none.
@@ -128,28 +128,28 @@ def of_png(data: memoryview) -> tuple[bytes, bytes]:
     Cost:
         About 0.6 µs per chunk: 50 µs for a file of 600 KB in chunks of 8 KB.
     """
-    exif, profile, xmp, at = b"", b"", b"", 8
+    exif, profile, xmp, position = b"", b"", b"", 8
     animated = behind_pixels = False
     for _ in range(_MOST_CHUNKS):
-        length = int.from_bytes(data[at : at + 4])
-        name = bytes(data[at + 4 : at + 8])
-        content = data[at + 8 : at + 8 + length]
-        at += length + 12
-        if name == b"IDAT":
+        length = int.from_bytes(data[position : position + 4])
+        chunk_type = bytes(data[position + 4 : position + 8])
+        content = data[position + 8 : position + 8 + length]
+        position += length + 12
+        if chunk_type == b"IDAT":
             behind_pixels = True
-        elif name == b"eXIf":
+        elif chunk_type == b"eXIf":
             exif = b"Exif\0\0" + bytes(content)
-        elif name in (b"tEXt", b"zTXt", b"iTXt"):
+        elif chunk_type in (b"tEXt", b"zTXt", b"iTXt"):
             key = bytes(content[:80]).split(b"\0")[0]
             if key == b"Raw profile type exif":
-                profile = _text(name, bytes(content))
+                profile = _text(chunk_type, bytes(content))
             elif key == b"XML:com.adobe.xmp":
-                xmp = _text(name, bytes(content))
-            elif key == b"exif" and name == b"tEXt":
-                exif = _text(name, bytes(content))
-        elif name == b"acTL":
+                xmp = _text(chunk_type, bytes(content))
+            elif key == b"exif" and chunk_type == b"tEXt":
+                exif = _text(chunk_type, bytes(content))
+        elif chunk_type == b"acTL":
             animated = int.from_bytes(content[:4]) > 0
-        elif name == b"IEND" or not _CHUNK(name) or (name == b"fcTL" and behind_pixels and animated):
+        elif chunk_type == b"IEND" or not _CHUNK(chunk_type) or (chunk_type == b"fcTL" and behind_pixels and animated):
             break  # PIL stops before the second frame of an animation
     if not exif and profile:
         try:
@@ -159,14 +159,14 @@ def of_png(data: memoryview) -> tuple[bytes, bytes]:
     return exif, xmp
 
 
-def _text(name: bytes, content: bytes) -> bytes:
-    """Text of a chunk of a PNG; empty if it is damaged."""
+def _text(chunk_type: bytes, content: bytes) -> bytes:
+    """Return the text of a chunk of a PNG; empty if the chunk is damaged."""
     _, _, text = content.partition(b"\0")
-    compressed = name == b"zTXt" or (name == b"iTXt" and text[:1] != b"\0")
-    if name == b"zTXt":
-        text = text[1:]  # the method
-    elif name == b"iTXt":
-        text = text[2:].split(b"\0", 2)[-1]  # the flag, the method, a language and a translated keyword
+    compressed = chunk_type == b"zTXt" or (chunk_type == b"iTXt" and text[:1] != b"\0")
+    if chunk_type == b"zTXt":
+        text = text[1:]  # skips the compression method
+    elif chunk_type == b"iTXt":
+        text = text[2:].split(b"\0", 2)[-1]  # skips the flag, method, language and translated keyword
     if not compressed:
         return text
     try:

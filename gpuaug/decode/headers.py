@@ -1,4 +1,4 @@
-"""Headers of encoded images: a JPEG's markers are parsed here; PIL opens every other format, without decoding it."""
+"""Parser of the headers of encoded images: JPEG and TIFF directly; PIL opens all other formats, without decoding them."""
 
 import io
 import struct
@@ -15,31 +15,30 @@ from gpuaug.decode.exif import of_png, orientation
 class Header(NamedTuple):
     """Metadata parsed from an image file.
 
-    Fields follow the order of ``gpuaug.core.encoded.HEADER`` after its first two, ``start`` and ``length``;
-    ``problem`` is extra.
+    All fields except ``problem`` are the fields of ``gpuaug.core.encoded.HEADER`` after ``start`` and ``length``, in order.
     """
 
     height: int = 0
     width: int = 0
     channels: int = 0
     stored: int = 0
-    """Channels of the image decoded as stored: palettes and CMYK are RGB."""
+    """Number of channels if decoded as stored, where palettes and CMYK become RGB."""
     format: Format = Format.UNREADABLE
     sampling: int = 0
-    """JPEG chroma subsampling as 4*h + v, h and v being the luma component's horizontal and vertical sampling factors.
+    """JPEG chroma subsampling 4*h + v, where h and v are the horizontal and vertical sampling factors of the luma component.
 
     5 = 4:4:4 or grey, 9 = 4:2:2, 10 = 4:2:0, 6 = 4:4:0. 0 if a chroma factor is not 1, or not a JPEG.
     """
     orientation: int = 1
     """EXIF orientation, 1 to 8."""
     type: int = 0
-    """Type of the pixels, an index of ``SAMPLE_TYPES``."""
+    """Type of the pixels, as an index into ``SAMPLE_TYPES``."""
     problem: str = ""
-    """Why the image cannot be decoded, as a clause; empty if it can be."""
+    """Reason why the image cannot be decoded, as a clause; empty if it can be decoded."""
 
 
 _MOST_SEGMENTS = 4096
-"""Most segments before the first scan. Photographs have about ten, and one more for each 64 KB of embedded metadata."""
+"""Maximum number of segments before the first scan. Photographs have about ten, plus one per 64 KB of metadata."""
 
 _SEGMENT = struct.Struct(">BBH").unpack_from
 _FRAME = struct.Struct(">BHHB").unpack_from
@@ -47,43 +46,43 @@ _FRAME = struct.Struct(">BHHB").unpack_from
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15, without DHT, JPG and DAC between them
 _SOF0, _SOF2, _SOF3, _DHT, _SOS, _EOI, _DQT, _DRI, _APP1, _APP14 = 0xC0, 0xC2, 0xC3, 0xC4, 0xDA, 0xD9, 0xDB, 0xDD, 0xE1, 0xEE
 _DECODABLE = frozenset([_SOF0, 0xC1, _SOF2, _SOF3, 0xC9, 0xCA])
-"""Frames that libjpeg-turbo decodes: baseline, extended, progressive, lossless; extended and progressive arithmetic."""
+"""Frame markers that libjpeg-turbo decodes: baseline, extended, progressive, lossless; arithmetic extended and progressive."""
 
 _ALONE = frozenset([0x00, 0x01, *range(0xD0, 0xD9)])
-"""Markers without a length, which are not allowed before a scan."""
+"""Markers without a length field. They are not allowed before a scan."""
 
 _SAMPLING = {h << 4 | v: 4 * h + v for h in range(1, 5) for v in range(1, 5)}
-"""``Header.sampling`` by the luma component's byte of sampling factors."""
+"""``Header.sampling`` for each byte of sampling factors of the luma component."""
 
 _PIL_FORMATS = ("PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF", "HEIF")
-"""Formats that PIL or a plugin opens without decoding. PIL decodes others at once, runs a program, or checks no signature."""
+"""Formats that PIL or a plugin opens lazily. For other formats, PIL decodes at once, runs a program, or checks no signature."""
 
 _MOST_SIDE = 2**31 - 1
-"""Pixels of the longest side: the table of headers has 32 bits for it."""
+"""Maximum length of a side in pixels, which has 32 bits in ``HEADER``."""
 
 _MOST_OF_PIL = 4
-"""Bands of a grey or RGB image that PIL decodes, alpha included."""
+"""Maximum number of bands of an image that PIL decodes, alpha included."""
 
 _MOST_BANDS = 255
-"""Bands of an image: the table of headers has 8 bits for their number."""
+"""Maximum number of bands of an image, which has 8 bits in ``HEADER``."""
 
 _PNG_SAMPLES = {0: 1, 2: 3, 4: 2, 6: 4}
-"""Channels of a PNG of 16 bits by its colour type."""
+"""Number of channels of a 16-bit PNG, by colour type."""
 
 _CONVERTED = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
-"""Modes of PIL whose images become RGB where they are decoded as stored."""
+"""PIL modes of images that become RGB when they are decoded as stored."""
 
 _XMP_NAME = b"http://ns.adobe.com/xap/1.0/\0"
 
 
 def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
-    """Read the header of an encoded image.
+    """Parse the header of an encoded image.
 
     Args:
-        data: (bytes,) the whole file.
+        data: (bytes,) content of the file.
 
     Returns:
-        The header. For any bytes that are no image to decode, the format is ``UNREADABLE`` and ``problem`` says why.
+        Header. If the bytes cannot be decoded, its ``format`` is ``UNREADABLE`` and its ``problem`` is the reason.
 
     Cost:
         About 6 µs for a JPEG, 10 with EXIF. For any other format PIL opens the file: 50 to 200 µs.
@@ -107,43 +106,43 @@ def _jpeg(data: memoryview) -> Header:
     """Parse the segments before the first scan.
 
     Raises:
-        IndexError, struct.error: If the file ends before it.
+        IndexError, struct.error: If the file ends before the first scan.
     """
-    at, frame, regular, ycc, restarts, huffman = 2, 0, True, True, False, False
+    position, frame, is_regular, is_ycc, restarts, huffman = 2, 0, True, True, False, False
     exif = b""
     xmp = b""
     tables = set[int]()
     for _ in range(_MOST_SEGMENTS):
-        first, marker, size = _SEGMENT(data, at)
-        if first != 0xFF or marker in _ALONE:  # libjpeg looks for the next marker
-            at += 1 + max(bytes(data[at + 1 : at + 65536]).find(b"\xff"), 0)
-            regular = False
+        prefix, marker, size = _SEGMENT(data, position)
+        if prefix != 0xFF or marker in _ALONE:  # libjpeg skips to the next marker
+            position += 1 + max(bytes(data[position + 1 : position + 65536]).find(b"\xff"), 0)
+            is_regular = False
             continue
         if marker == 0xFF:  # a byte of padding
-            at += 1
+            position += 1
             continue
         if marker == _SOS:
             break
         if marker == _EOI:
             raise IndexError
         if marker in _FRAMES:
-            if frame:  # libjpeg refuses it; PIL takes the size of the last one
+            if frame:  # libjpeg raises an error; PIL uses the size of the last frame
                 return Header(problem="it has several frames")
-            frame, frame_marker, frame_size = at, marker, size
+            frame, frame_marker, frame_size = position, marker, size
         elif marker == _DQT:
-            tables |= _quantization_tables(data[at + 4 : at + 2 + size])
+            tables |= _quantization_tables(data[position + 4 : position + 2 + size])
         elif marker == _DHT:
             huffman = True
         elif marker == _DRI:
-            restarts = bytes(data[at + 4 : at + 6]) != b"\0\0"
+            restarts = bytes(data[position + 4 : position + 6]) != b"\0\0"
         elif marker == _APP1:
-            if bytes(data[at + 4 : at + 10]) == b"Exif\0\0":  # the first one, and what others add to it
-                exif += data[at + (10 if exif else 4) : at + 2 + size]
-            elif bytes(data[at + 4 : at + 4 + len(_XMP_NAME)]) == _XMP_NAME:
-                xmp = bytes(data[at + 4 : at + 2 + size])
-        elif marker == _APP14 and bytes(data[at + 4 : at + 9]) == b"Adobe":
-            ycc = data[at + 15] == 1
-        at += 2 + size
+            if bytes(data[position + 4 : position + 10]) == b"Exif\0\0":  # later segments continue the first
+                exif += data[position + (10 if exif else 4) : position + 2 + size]
+            elif bytes(data[position + 4 : position + 4 + len(_XMP_NAME)]) == _XMP_NAME:
+                xmp = bytes(data[position + 4 : position + 2 + size])
+        elif marker == _APP14 and bytes(data[position + 4 : position + 9]) == b"Adobe":
+            is_ycc = data[position + 15] == 1
+        position += 2 + size
     else:
         frame = 0
     if not frame:
@@ -156,46 +155,46 @@ def _jpeg(data: memoryview) -> Header:
         return Header(problem=f"it has {precision} bits a channel")
     if not (height and width and channels):
         return Header(problem=f"its size is {width}x{height}")
-    # Bytes after the end marker are common: search backwards for it.
-    if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[at:]).rfind(b"\xff\xd9") < 0:
+    # Bytes after the end marker are common, so search backwards for the marker.
+    if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[position:]).rfind(b"\xff\xd9") < 0:
         return Header(problem="it ends before its end marker")
     sampling = 5
     if channels != 1:
         sampling = _SAMPLING.get(components[1], 0) if components[4::3] == b"\x11\x11" else 0
-        ycc = ycc and components[::3] != b"RGB"
+        is_ycc = is_ycc and components[::3] != b"RGB"
     else:  # engines decode a grey image with other factors, or with restart markers, to garbage
-        regular = regular and components[1] == 0x11 and not restarts
-    scan = bytes(data[at + 4 : at + 2 + size])
-    regular = regular and huffman and frame_size == 8 + 3 * channels and (channels == 1 or (channels == 3 and ycc))
+        is_regular = is_regular and components[1] == 0x11 and not restarts
+    scan = bytes(data[position + 4 : position + 2 + size])
+    is_regular = is_regular and huffman and frame_size == 8 + 3 * channels and (channels == 1 or (channels == 3 and is_ycc))
     if frame_marker == _SOF3:
-        form = Format.LOSSLESS_JPEG
-    elif regular and frame_marker == _SOF0 and _is_baseline(components, scan, tables):
-        form = Format.JPEG
-    elif regular and frame_marker == _SOF2 and tables.issuperset(components[2::3]) and max(tables) < 16:
-        form = Format.PROGRESSIVE_JPEG
+        format_ = Format.LOSSLESS_JPEG
+    elif is_regular and frame_marker == _SOF0 and _is_baseline(components, scan, tables):
+        format_ = Format.JPEG
+    elif is_regular and frame_marker == _SOF2 and tables.issuperset(components[2::3]) and max(tables) < 16:
+        format_ = Format.PROGRESSIVE_JPEG
     else:
-        form = Format.OTHER_JPEG
-    turned = orientation(exif, xmp) if exif or xmp else 1
-    return Header(height, width, channels, 3 if channels == 4 else channels, form, sampling, turned)
+        format_ = Format.OTHER_JPEG
+    orientation_ = orientation(exif, xmp) if exif or xmp else 1
+    return Header(height, width, channels, 3 if channels == 4 else channels, format_, sampling, orientation_)
 
 
 def _quantization_tables(content: memoryview) -> set[int]:
-    """Index of each table that a segment DQT defines, plus 16 or more for a table of 16 bits."""
-    found = set[int]()
-    at = 0
-    while at < len(content):
-        found.add(content[at])
-        at += 65 if content[at] < 16 else 129
-    return found
+    """Return the index of each table that a DQT segment defines, plus 16 or more for a table of 16-bit values."""
+    tables = set[int]()
+    position = 0
+    while position < len(content):
+        tables.add(content[position])
+        position += 65 if content[position] < 16 else 129
+    return tables
 
 
 def _is_baseline(components: bytes, scan: bytes, tables: set[int]) -> bool:
-    """Whether a scan is all of a baseline image: what engines are known to decode.
+    """Return whether one scan contains a complete baseline image, which the JPEG engines decode reliably.
 
     Args:
         components: Identifier, sampling factors and quantization table of each component.
         scan: Content of the segment SOS.
-        tables: Quantization tables before it.
+        tables: Indices of the quantization tables before the scan.
     """
     return (
         scan[:1] == bytes([len(components) // 3])
@@ -208,82 +207,82 @@ def _is_baseline(components: bytes, scan: bytes, tables: set[int]) -> bool:
 
 
 def _other(data: memoryview) -> Header:
-    found = tiff.tags(data) if tiff.is_tiff(bytes(data[:4])) else None
-    if found is not None and (found.bits == 16 or (found.samples > _MOST_OF_PIL and found.is_plain)):
-        return _of_tags(found)
+    tags = tiff.tags(data) if tiff.is_tiff(bytes(data[:4])) else None
+    if tags is not None and (tags.bits == 16 or (tags.samples > _MOST_OF_PIL and tags.is_plain)):
+        return _of_tags(tags)
     try:
         image = opened(data)
         if image is None:
             return Header(problem="it is no image that PIL knows")
-        deep = image.format == "PNG" and data[24] == 16
-        bits = 16 if deep else _bits(image)
-        if bits > 8 and not deep:
+        is_deep = image.format == "PNG" and data[24] == 16
+        bits = 16 if is_deep else _bits(image)
+        if bits > 8 and not is_deep:
             return Header(problem=f"it has {bits} bits a channel")
         width, height = image.size
-        bands = _PNG_SAMPLES[data[25]] if deep else len(image.getbands())
+        bands = _PNG_SAMPLES[data[25]] if is_deep else len(image.getbands())
         if image.format == "TIFF":
-            if found is not None and found.samples > bands:  # PIL leaves them out without a word
-                return _of_tags(found)
-            # PIL turns it upright as it decodes; in some versions ``size`` is the stored one.
+            if tags is not None and tags.samples > bands:  # PIL drops the other bands silently
+                return _of_tags(tags)
+            # PIL rotates TIFFs upright while decoding. In some versions ``size`` is the stored size, so read the tags.
             width, height = image.tag_v2[tiff.WIDTH], image.tag_v2[tiff.HEIGHT]
-            turned = image.getexif().get(tiff.ORIENTATION, 1)
-            turned = int(turned) if turned in range(1, 9) else 1
+            orientation_ = image.getexif().get(tiff.ORIENTATION, 1)
+            orientation_ = int(orientation_) if orientation_ in range(1, 9) else 1
         elif image.format == "PNG":
-            turned = orientation(*of_png(data))
+            orientation_ = orientation(*of_png(data))
         else:
             metadata = [image.info.get(key) for key in ("exif", "xmp")]
-            turned = orientation(*(each if isinstance(each, bytes) else b"" for each in metadata))
+            orientation_ = orientation(*(value if isinstance(value, bytes) else b"" for value in metadata))
         if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
             return Header(problem=f"its size is {width}x{height}")
         stored = 3 if image.mode in _CONVERTED else bands
-        form = Format.DEEP if deep else Format.OTHER
-        return Header(height, width, bands, stored, form, 0, turned, SAMPLE_TYPES.index("uint16") if deep else 0)
+        format_ = Format.DEEP if is_deep else Format.OTHER
+        return Header(height, width, bands, stored, format_, 0, orientation_, SAMPLE_TYPES.index("uint16") if is_deep else 0)
     except Exception as error:  # a plugin may raise anything
-        if found is not None and found.samples > 1:
-            return _of_tags(found)
+        if tags is not None and tags.samples > 1:
+            return _of_tags(tags)
         return Header(problem=f"PIL cannot read its header: {error}".splitlines()[0])
 
 
-def _of_tags(found: tiff.Tags) -> Header:
-    """The header of a TIFF that PIL does not decode."""
-    if not found.type:
-        return Header(problem=f"it has {found.bits} bits a channel, or channels of several types")
-    if not found.is_plain:
-        return Header(problem=f"its {found.samples} bands of {found.bits} bits are neither RGB nor grey with black as 0")
-    if found.samples > _MOST_BANDS:
-        return Header(problem=f"it has {found.samples} bands, more than {_MOST_BANDS}")
-    if not (0 < found.height <= _MOST_SIDE and 0 < found.width <= _MOST_SIDE and found.samples):
-        return Header(problem=f"its size is {found.width}x{found.height}")
-    kind = SAMPLE_TYPES.index(found.type)
-    return Header(found.height, found.width, found.samples, found.samples, Format.DEEP, 0, found.orientation, kind)
+def _of_tags(tags: tiff.Tags) -> Header:
+    """Return the header of a TIFF that PIL does not decode."""
+    if not tags.type:
+        return Header(problem=f"it has {tags.bits} bits a channel, or channels of several types")
+    if not tags.is_plain:
+        return Header(problem=f"its {tags.samples} bands of {tags.bits} bits are neither RGB nor grey with black as 0")
+    if tags.samples > _MOST_BANDS:
+        return Header(problem=f"it has {tags.samples} bands, more than {_MOST_BANDS}")
+    if not (0 < tags.height <= _MOST_SIDE and 0 < tags.width <= _MOST_SIDE and tags.samples):
+        return Header(problem=f"its size is {tags.width}x{tags.height}")
+    type_ = SAMPLE_TYPES.index(tags.type)
+    return Header(tags.height, tags.width, tags.samples, tags.samples, Format.DEEP, 0, tags.orientation, type_)
 
 
 def opened(data: memoryview) -> Any:
-    """An image of another format than JPEG as PIL opens it, undecoded, or ``None``.
+    """Open an image of a format other than JPEG with PIL, without decoding it. Return ``None`` if no format matches.
 
-    ``PIL.Image.open`` is not used: it tries formats that PIL decodes at once, warns of large images and refuses larger ones. A
-    stage has a limit of its own, and PIL's limit is a global variable, which holds for TIFF and WebP all the same.
+    ``PIL.Image.open`` is not used, because it tries formats that PIL decodes at once, and limits the number of pixels by a
+    global variable. A stage has ``max_pixels`` instead; for TIFF and WebP PIL's limit holds in addition.
     """
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
     Image.init()
     prefix = bytes(data[:16])
-    failed = None
-    for kind in _PIL_FORMATS:
-        factory, accept = Image.OPEN.get(kind, (None, None))
+    last_error = None
+    for format_name in _PIL_FORMATS:
+        factory, accept = Image.OPEN.get(format_name, (None, None))
         if factory is None or accept is None or accept(prefix) is not True:
             continue
         try:
             return factory(io.BytesIO(data), "")
         except Exception as error:  # AVIF and HEIF share signatures
-            failed = error
-    if failed is not None:
-        raise failed
+            last_error = error
+    if last_error is not None:
+        raise last_error
     return None
 
 
 def _bits(image: Any) -> int:
-    """Bits per channel: the larger of PIL's decoded pixels and the stored ones."""
+    """Return the number of bits per channel: the maximum of the stored pixels and of the pixels that PIL decodes."""
     if image.mode.startswith("I;16"):
         return 16
     stored: tuple[int, ...] = getattr(image, "tag_v2", {}).get(tiff.BITS, (8,))

@@ -1,4 +1,4 @@
-"""Place and decoder of each image in a batch, computed from the headers and the stage's options alone."""
+"""Buffer offset and decoder of each image in a batch, computed only from the headers and the options of the stage."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -13,82 +13,84 @@ from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 
 SLAB_STEP = 1.125
-"""Factor between sizes of memory blocks for pixels, so that batches of similar size reuse one cached block."""
+"""Ratio of consecutive block sizes of pixel buffers, so that batches of similar size reuse one cached block."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of a ``DecodeStage`` that decide the decoded images."""
+    """Arguments of a ``DecodeStage`` that affect the decoded images."""
 
     channels: int | None
-    """``None``: as the files of a batch have them, in the type that they have."""
+    """Number of channels; ``None``: number and type as stored in the files."""
     min_side: int | None
     exif: bool
     max_pixels: int
     scales_windows: bool = False
-    """Whether windows are decoded at the smallest scale at which they keep the size that they are resized to."""
+    """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
 
 
 WindowsOf = Callable[[Shapes], Windows | None]
-"""Function of the sizes of images that gives the window of each that is to be decoded. ``None``: whole images."""
+"""Function from the sizes of images to the windows to decode. It returns ``None`` to decode whole images."""
 
 
 class Taker(Protocol):
-    """Interface of a decoder for a layout."""
+    """Interface of a decoder as ``Layout`` uses it. See ``FileDecoder``."""
 
     @property
     def on_card(self) -> bool:
-        """Whether it writes images as stored to the device's memory."""
+        """Whether the decoder writes images to device memory, in the stored orientation and size."""
 
     @property
     def decodes_windows(self) -> bool:
-        """Whether it decodes the window of an image."""
+        """Whether the decoder can decode a window of an image."""
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
+        """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
 
     def widened(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Windows that contain those wanted, and are decoded in less time."""
+        """Return windows that contain ``windows``, enlarged to regions that are faster to decode."""
 
 
 class ImageFacts(NamedTuple):
-    """Header fields and window of one image as Python numbers, which threads read faster than records of NumPy."""
+    """Header fields and window of one image as Python numbers, which are faster to read than NumPy records."""
 
     start: int
-    """First byte of the file in the batch's files."""
+    """Offset of the file in ``Encoded.data``, in bytes."""
     length: int
-    """Bytes of the file."""
+    """Length of the file in bytes."""
     format: int
-    """Number of the ``Format``."""
+    """Value of the ``Format``."""
     channels: int
-    """Channels in the file."""
+    """Number of channels in the file."""
     height: int
-    """In the file, as is ``width``."""
+    """Height in the file, in pixels."""
     width: int
+    """Width in the file, in pixels."""
     stored_orientation: int
-    """Orientation in the file's EXIF."""
+    """EXIF orientation of the file."""
     orientation: int
-    """Orientation that is undone."""
+    """EXIF orientation that decoding corrects; 1 if ``exif=False``."""
     scale: int
     """Downsampling factor."""
     window: list[int]
     """Top, left, height and width of the part of the upright, downsampled image that the batch holds."""
     wanted: list[int]
-    """Part of ``window`` that was asked for. Pixels beside it are undefined."""
+    """Requested part of ``window``. Pixels outside of it are undefined."""
     whole: bool
     """Whether the window is the whole image."""
 
 
 class Layout:
-    """The places of a batch's images in one flat buffer.
+    """Offsets of the images of a batch in one flat buffer.
 
     Args:
-        headers: The batch's headers.
-        options: The stage's options.
-        decoders: The decoders. The first that takes a file decodes it; the last takes all files.
-        bad: Images that cannot be decoded. Each is replaced by the nearest good one before it, cyclically; one must be good.
-        windows: Windows of the images that are decoded. Images that the card does not decode in their final form are decoded
-            whole, as are those whose decoder decodes no windows.
+        headers: Headers of the batch.
+        options: Options of the stage.
+        decoders: Decoders. The first whose ``takes`` is true for a file decodes it. The last must take all files.
+        bad: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest good image before it,
+            cyclically.
+        windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
+            decode windows, are decoded whole.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Layout:
         self.channels = int(table["stored"][0]) if options.channels is None else options.channels
         name = SAMPLE_TYPES[0] if options.channels is not None else SAMPLE_TYPES[int(table["type"][0])]
         self.dtype: torch.dtype = getattr(torch, name)
-        """Type of the decoded pixels."""
+        """dtype of the decoded pixels."""
         stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         jpeg = np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG, Format.OTHER_JPEG))
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
@@ -114,82 +116,82 @@ class Layout:
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
         self.stored = stored
         """(B, 2) heights and widths in the files."""
-        self.decoders = np.stack([each.takes(table) for each in decoders]).argmax(0)
+        self.decoders = np.stack([decoder.takes(table) for decoder in decoders]).argmax(0)
         """(B,) index of the decoder of each image."""
-        on_card = np.array([each.on_card for each in decoders])[self.decoders]
+        on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         self.needs_postprocessing = on_card & ((self.scales > 1) | (self.orientations > 1))
-        """(B,) bool: the card decodes this image at full size into the temporary buffer ``raw``.
+        """(B,) mask of the images that the card decodes at full size into the temporary buffer ``raw``.
 
-        ``finish`` then downsamples or rotates it into the batch.
+        ``finish`` then downsamples or rotates these images into the batch.
         """
         self.shapes = self._whole()
-        # A pipeline may draw other windows for another type, and the files of other types are decoded whole in any case.
+        # Windows are drawn for uint8: a pipeline may draw others for other types, whose files are always decoded whole.
         windows = windows if self.dtype == torch.uint8 else None
-        found = windows(self.shapes) if windows is not None else None
-        if windows is not None and found is not None and options.scales_windows and found.alone:
-            found = self._scaled(found, windows, jpeg & ~on_card)
+        drawn_windows = windows(self.shapes) if windows is not None else None
+        if windows is not None and drawn_windows is not None and options.scales_windows and drawn_windows.alone:
+            drawn_windows = self._scaled(drawn_windows, windows, jpeg & ~on_card)
         sizes = self.shapes.sizes
         self.windows = np.column_stack([np.zeros_like(sizes), sizes])
         """(B, 4) top, left, height and width of the part of each upright image that the batch holds."""
         self.wanted = self.windows
-        """(B, 4) part of ``windows`` that was asked for. Pixels beside it are undefined."""
-        if found is not None:
-            cut = np.array([each.decodes_windows for each in decoders])[self.decoders] & ~self.needs_postprocessing
-            self.wanted = np.where(cut[:, None], found.table, self.windows)
+        """(B, 4) requested part of ``windows``. Pixels outside of it are undefined."""
+        if drawn_windows is not None:
+            windowed = np.array([decoder.decodes_windows for decoder in decoders])[self.decoders] & ~self.needs_postprocessing
+            self.wanted = np.where(windowed[:, None], drawn_windows.table, self.windows)
             self.windows = self.wanted.copy()
-            for number, decoder in enumerate(decoders):
-                own = cut & (self.decoders == number) & (self.orientations == 1)
-                self.windows[own] = decoder.widened(self.windows[own], table[own], self.scales[own])
+            for decoder_index, decoder in enumerate(decoders):
+                selected = windowed & (self.decoders == decoder_index) & (self.orientations == 1)
+                self.windows[selected] = decoder.widened(self.windows[selected], table[selected], self.scales[selected])
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows)
         self.undecoded = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
-        """Number of pixels outside of the windows."""
+        """Number of pixels outside the windows."""
         self.lengths = lengths = self.windows[:, 2:].prod(1) * self.channels
-        """(B,) number of values of each image that are decoded."""
+        """(B,) number of decoded values per image."""
         self.starts = lengths.cumsum() - lengths
-        """(B,) index of each image's first value in the buffer."""
+        """(B,) offset of each image in the buffer, in values."""
         self.length = int(lengths.sum())
-        """Number of values of all images that are decoded."""
+        """Total number of decoded values."""
         staged = np.where(on_card, 0, lengths)
         self.staged_starts = staged.cumsum() - staged
-        """(B,) index of each image's first value in memory for the images that the CPU decodes alone."""
+        """(B,) offset of each image that the CPU decodes in ``Work.staging``, in values."""
         self.staged_length = int(staged.sum())
-        """Number of values of the images that the CPU decodes."""
+        """Total number of values of the images that the CPU decodes."""
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * self.channels, 0)
         self.raw_starts = raw_lengths.cumsum() - raw_lengths
         self.raw_length = int(raw_lengths.sum())
 
     def _whole(self) -> Shapes:
-        """Sizes of the upright images at their scales."""
+        """Return the sizes of the upright, downsampled images."""
         shrunk = -(-self.stored // self.scales[:, None])
         return Shapes(np.where((self.orientations > 4)[:, None], shrunk[:, ::-1], shrunk), self.channels, "hwc")
 
-    def _scaled(self, found: Windows, windows: WindowsOf, scalable: NDArray[np.bool_]) -> Windows | None:
-        """Windows at the smallest scale of each image at which its window has the size that it is resized to.
+    def _scaled(self, full_windows: Windows, windows: WindowsOf, scalable: NDArray[np.bool_]) -> Windows | None:
+        """Return the windows at the smallest scale at which the window of each image is at least as large as after the resize.
 
-        Crops are drawn anew for images of that scale, from the same random numbers. Their sides are rounded anew, too.
+        Crops are drawn again for the downsampled images, from the same random numbers, so their sides are rounded again.
         """
-        out, times = np.array(found.out), (found.table[:, 2:] // found.out).min(1)
-        self.scales = np.where(scalable, 2 ** np.log2(np.clip(times, 1, 8)).astype(np.int64), self.scales)
+        out, ratios = np.array(full_windows.out), (full_windows.table[:, 2:] // full_windows.out).min(1)
+        self.scales = np.where(scalable, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
         while True:
             self.shapes = self._whole()
-            again = windows(self.shapes)
-            sides = self.shapes.sizes if again is None else again.table[:, 2:]
-            small = (sides < out).any(1) & (self.scales > 1)
-            if not small.any():
-                return again
-            self.scales[small] //= 2
+            scaled_windows = windows(self.shapes)
+            sides = self.shapes.sizes if scaled_windows is None else scaled_windows.table[:, 2:]
+            too_small = (sides < out).any(1) & (self.scales > 1)
+            if not too_small.any():
+                return scaled_windows
+            self.scales[too_small] //= 2
 
     @cached_property
     def facts(self) -> list[ImageFacts]:
-        """Facts of each image."""
+        """Header fields and window per image."""
         table = self.headers
         names = ("start", "length", "format", "channels", "height", "width", "orientation")
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
         columns = (*(table[name] for name in names), self.orientations, self.scales, self.windows, self.wanted, whole)
-        return [ImageFacts(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+        return [ImageFacts(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
     def places(self) -> torch.Tensor:
-        """(B, 3) or, with windows, (B, 4) int64: ``Ragged.places``."""
+        """Return ``Ragged.places``: int64, (B, 3), or (B, 4) with windows."""
         if self.shapes.windows is None:
             return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
         top, left, _, width = self.windows.T
@@ -197,22 +199,22 @@ class Layout:
         return torch.from_numpy(np.column_stack([firsts, self.shapes.sizes, width]))
 
     def card_windows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n, 4) top, left, height and width of the part of each file that the card decodes.
+        """Return (n, 4) top, left, height and width of the part of each file that the card decodes.
 
-        That is the whole of an image that ``finish`` turns or downsamples.
+        Images that ``finish`` rotates or downsamples are decoded whole.
         """
         whole = np.column_stack([np.zeros_like(self.stored), self.stored])[indices]
         return np.where(self.needs_postprocessing[indices, None], whole, self.windows[indices])
 
     def ragged(self, data: torch.Tensor, places: torch.Tensor) -> Ragged:
-        """The decoded batch."""
+        """Return the decoded batch."""
         return Ragged(data[: self.length], places, self.shapes)
 
     def finish(self, data: torch.Tensor, raw: torch.Tensor | None) -> None:
         """Downsample and rotate the images in ``raw`` into ``data``, on the current stream.
 
         Cost:
-            Up to six launches for each image that needs it.
+            Up to six launches per image of ``needs_postprocessing``.
         """
         for index in np.flatnonzero(self.needs_postprocessing).tolist():
             assert raw is not None
@@ -229,14 +231,14 @@ class Layout:
 
 
 def turned(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """An image (H, W, C) upright, given its EXIF orientation."""
+    """Rotate an image (H, W, C) upright. ``orientation``: EXIF orientation, 1 to 8. Returns a view or a copy."""
     flips = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}.get(orientation)
     image = image.flip(flips) if flips else image
     return image.transpose(0, 1) if orientation > 4 else image
 
 
 def nearest_good(count: int, bad: Collection[int]) -> NDArray[np.int64]:
-    """(B,) index of the file for each image: its own, or for a bad image the nearest good one before it, cyclically."""
+    """Return the (B,) index of the file of each image; for a bad image, of the nearest good image before it, cyclically."""
     sources = np.arange(count)
     if bad:
         good = np.setdiff1d(sources, np.fromiter(bad, np.int64))
@@ -245,32 +247,32 @@ def nearest_good(count: int, bad: Collection[int]) -> NDArray[np.int64]:
 
 
 def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Why images cannot be decoded according to their headers, by index."""
-    found = dict(headers.problems)
+    """Return the reason per image that cannot be decoded according to its header, by index."""
+    reasons = dict(headers.problems)
     pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
         height, width = headers.table["height"][index], headers.table["width"][index]
-        found.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
+        reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
     if options.channels is not None:
         for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
-            found.setdefault(index, f"it has {_kind_of(headers, index)}, which only channels=None decodes")
-        return found
-    good = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(found, np.int64))
+            reasons.setdefault(index, f"it has {_kind_of(headers, index)}, which only channels=None decodes")
+        return reasons
+    good = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
     kinds = headers.table[["stored", "type"]][good]
     for index in good[kinds != kinds[:1]].tolist():
         first = _kind_of(headers, int(good[0]))
-        found[index] = f"it has {_kind_of(headers, index)}, and the first image of the batch has {first}"
-    return found
+        reasons[index] = f"it has {_kind_of(headers, index)}, and the first image of the batch has {first}"
+    return reasons
 
 
 def _kind_of(headers: Headers, index: int) -> str:
-    """Channels and type of an image, in words."""
+    """Return the number of channels and the type of an image as text."""
     count = int(headers.table["stored"][index])
     return f"{count} channel{'s' if count > 1 else ''} of {SAMPLE_TYPES[int(headers.table['type'][index])]}"
 
 
 def slab_length(length: int) -> int:
-    """Bytes to allocate for ``length`` bytes: the next power of ``SLAB_STEP``, in whole pages of 4096."""
+    """Return the size to allocate for ``length`` bytes: the next power of ``SLAB_STEP``, rounded up to pages of 4096 bytes."""
     step = max(int(SLAB_STEP ** np.ceil(np.log(max(length, 1)) / np.log(SLAB_STEP))), length)
     return -(-step // 4096) * 4096
 

@@ -1,4 +1,4 @@
-"""Members of a batch: replaced by type, and with bad samples replaced by good ones."""
+"""Replacement of members of a batch by type, and of bad samples in all members."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,20 +12,20 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.columns import PackedTargets
 
 
-def map_instances(function: Callable[[Any], Any], kind: type, batch: Batch) -> Batch:
-    """A batch with ``function`` applied to each member of type ``kind``, also where ``kind`` is itself a container."""
-    return batches.map_members(function, lambda value: isinstance(value, kind), batch)
+def map_instances(function: Callable[[Any], Any], type_: type, batch: Batch) -> Batch:
+    """Return a batch with ``function`` applied to each member of type ``type_``, which may itself be a container type."""
+    return batches.map_members(function, lambda value: isinstance(value, type_), batch)
 
 
 def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -> Batch:
-    """A host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
+    """Return a host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
 
-    Tensors, arrays, lists and tuples of length B are taken to hold one entry per sample; other members are left as they are.
+    Tensors, arrays, lists and tuples of length B are assumed to hold one entry per sample. Other members are not changed.
 
     Args:
-        sources: (B,) index of the sample that each sample is replaced by.
-        batch: Any nesting of containers.
-        decoded: Type of the leaves that already have the replaced samples.
+        sources: (B,) index in ``batch`` of the source of each sample.
+        batch: Containers, nested to any depth.
+        decoded: Type of the leaves whose samples are replaced already.
     """
     index = torch.from_numpy(sources)
     count = len(sources)
@@ -40,7 +40,7 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -
             return value[index] if isinstance(value, torch.Tensor) else value[sources]
         if not isinstance(value, tuple | list) or batches.is_namedtuple(value):
             return None
-        # A list of length B may also hold members instead of samples: B views, or a tuple of B members as a list.
+        # A list of length B may also hold B members instead of B samples: B views, or the members of a tuple of length B.
         inside = batches.leaves(value)
         members = outermost or any(isinstance(leaf, decoded) for leaf in inside) or (value and all(map(of_samples, value)))
         if len(value) != count or members:
@@ -49,9 +49,9 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -
 
     def walk(value: Any, *, outermost: bool) -> Any:
         value = value.unpacked() if isinstance(value, PackedTargets) else value
-        made = replaced(value, outermost=outermost)
-        if made is not None:
-            return made
+        replacement = replaced(value, outermost=outermost)
+        if replacement is not None:
+            return replacement
         if not batches.is_container(value):
             return value
         members = {name: walk(batches.member(value, name), outermost=False) for name in batches.member_names(value)}

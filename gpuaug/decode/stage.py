@@ -1,4 +1,4 @@
-"""``DecodeStage``: decodes images onto the device, ahead of the other stages."""
+"""``DecodeStage``: decode images and clips onto the device, ahead of the other stages."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,78 +42,78 @@ from gpuaug.stages.selection import On
 OnError = Literal["raise", "replace"]
 
 MAX_PIXELS = 178_956_970
-"""PIL's limit for the pixels of one image, above which it warns of a decompression bomb: 13 377 x 13 377."""
+"""PIL's limit on the number of pixels of an image, above which it warns of a decompression bomb: 13 377 x 13 377."""
 
 MOST_THREADS = 4096
-"""Most threads that decode on the CPU, far above any number of cores."""
+"""Maximum number of threads that decode on the CPU, far above any number of cores."""
 
 SPARED = 4
-"""One core of this number is left to the other threads and the workers.
+"""One of every ``SPARED`` cores is reserved for other threads and the workers.
 
-With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: on 16 cores
-beside a ResNet-50, 16 threads fed it 5 000 images a second and 12 threads 5 900.
+With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: on 16 cores,
+16 threads fed 5 000 images per second to a ResNet-50, and 12 threads fed 5 900.
 """
 
 MOST_NAMED = 3
-"""Images that a log line names; it counts the others."""
+"""Maximum number of images that a log message names. It counts the others."""
 
 _log = logging.getLogger("gpuaug")
 
 
 class DecodeStage(Stage):
-    """Decodes the ``Encoded`` images of a batch into a ``Ragged``, or its clips into frames, on the device.
+    """Decode the ``Encoded`` images of a batch into a ``Ragged``, or its clips into frames, on the device.
 
-    It works ahead of the other stages, on threads of its own, wherever it stands among them. The JPEG engines of a data-centre
-    card (A100, H100, H200, B200) take baseline JPEGs; host threads and the card together take progressive ones, and without
-    engines baseline ones too; host threads decode all else, and without a GPU all images. ``print(DecodeStage().decoders)``
-    shows which decoder takes what here.
+    The stage decodes ahead of all other stages, on background threads, regardless of its position in ``stages``. The JPEG
+    engines of a data-centre card (A100, H100, H200, B200) decode baseline JPEGs. Host threads and the card together decode
+    progressive JPEGs, and baseline JPEGs on a card without engines. Host threads decode all other files, and all files without
+    a GPU. ``print(DecodeStage().decoders)`` shows the files of each decoder on this machine.
 
-    Clips of ``read_clip`` become a tensor (B, T, 3, H, W) uint8, or a ``Ragged`` of B·T frames where clips differ in size. The
-    video engines of a card (``nvdec``) take H.264, HEVC, VP9 and, if the card has an engine for it, AV1, in 4:2:0 of 8 bits;
-    host threads (``pyav``) take all other clips.
+    Clips of ``read_clip`` become a tensor (B, T, 3, H, W) uint8, or a ``Ragged`` of B·T frames if clips differ in size. The
+    video engines of a card (``nvdec``) decode H.264, HEVC, VP9 and, if the card has an engine for it, AV1, in 4:2:0 of 8 bits;
+    host threads (``pyav``) decode all other clips.
 
     Args:
-        on: Members of the batch to decode: a selector, or several. Left out: every ``Encoded`` in it.
-        backend: ``"auto"``: all decoders that there are: engines, hybrid (host threads read the Huffman codes, the card does
-            the rest) and CPU. ``"engines"``, ``"hybrid"``: that decoder and the CPU, and an error without that decoder.
-            ``"nvdec"``: as ``"auto"`` for clips, and an error without that decoder. ``"cpu"``: host threads alone. The header
-            alone of an image or a clip decides which decoder it gets.
-        channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, of 8 or 16 bits and any number of
-            bands, which have to be the same for all images of a batch.
-        min_side: Decode JPEGs at 1/2, 1/4 or 1/8 of their size where the short side keeps at least this many pixels. Lossless
-            JPEGs and other formats are decoded whole.
-        scale: ``"auto"``: of JPEGs that the CPU decodes, decode the window that a fused stage crops to at the smallest of 1/1,
-            1/2, 1/4 and 1/8 at which it still has the size that it is resized to, if images alone go through that stage. Pixels
-            then differ from the pixels of whole images. Left out: full resolution.
-        exif: Whether images are turned upright by the orientation in their EXIF, or in XMP alone, before any stage sees their
-            size: as by PIL's ``exif_transpose``. ``False`` gives images of all formats as they are stored.
+        on: Members of the batch to decode: a selector, or several. Default: every ``Encoded``.
+        backend: ``"auto"``: all available decoders: engines, hybrid (host threads read the Huffman codes, the card does the
+            rest) and CPU. ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``:
+            as ``"auto"`` for clips; an error if it is not available. ``"cpu"``: host threads only. The decoder of an image or
+            a clip depends only on its header.
+        channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, with 8 or 16 bits and any number
+            of bands. Both must be the same for all images of a batch.
+        min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
+            many pixels. Lossless JPEGs and other formats are decoded at full size.
+        scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 at which
+            it is at least as large as its size after the resize. Applies to JPEGs that the CPU decodes, if the fused stage
+            transforms only images. Pixels then differ from the pixels of whole images. Default: full resolution.
+        exif: Whether images are rotated upright by the orientation in their EXIF, or in XMP if EXIF has none, as PIL's
+            ``exif_transpose`` does, before all stages. ``False``: images of all formats are decoded as stored.
         on_error: For an image that cannot be decoded, ``"raise"`` an error at its batch, or ``"replace"`` its sample, in every
             member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples, and a
-            log line names the first.
-        max_pixels: Images with more pixels are not decoded: their header may lie.
-        threads: Number of threads that decode on the CPU. Left out: three quarters of the cores that this process may use,
+            log message names the first.
+        max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
+        threads: Number of threads that decode on the CPU. Default: three quarters of the cores that this process may use,
             within its affinity and the CPU quota of its container, divided by the number of ranks on this machine
             (``LOCAL_WORLD_SIZE``).
-        name: The stage's name in errors and traces.
+        name: Name of the stage in errors and traces.
 
     Raises:
-        ArgumentError: For a value that cannot work, at once.
+        ArgumentError: If an argument has an invalid value.
         DeviceError: If ``backend`` names a decoder that cannot be used on the loader's device.
-        DecodeError: At its batch, for an image that cannot be decoded; with ``on_error="replace"`` only if no image can be.
+        DecodeError: In iteration, if an image cannot be decoded; with ``on_error="replace"``, if no image of a batch can be.
 
     Warns:
         GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA or cannot be
             set up, or on the card in a process whose streams share too few hardware queues.
 
     Cost:
-        The thread that trains allocates memory for the pixels of a batch. On an H200 the engines decode some 35 000 images of
-        500x420 pixels a second (``bench run files``). Memory on the device: the pixels of up to
-        ``depth + 7`` batches, each rounded up by an eighth at most.
+        The training thread allocates the memory for the pixels of a batch. On an H200 the engines decode about 35 000 images of
+        500x420 pixels per second (``bench run files``). Device memory: the pixels of up to ``depth + 7`` batches, each rounded
+        up by at most an eighth.
 
-        Of clips, besides: 8 threads feed the video engines, each with up to 3 open sessions, for a codec and a size; the least
-        recently used one is closed. A session takes 5 MB for 340x256 and 36 MB for 1280x720 (H.264, H100), and some 40 frames
-        of 1.5 bytes per pixel. A batch takes 1.5 bytes per pixel more while it is decoded. Sessions are a device's, and stay
-        open for later loaders. On an H100, 319 clips of 16 frames of 340x256, every fourth, are decoded a second.
+        For clips, 8 threads feed the video engines. Each has up to 3 open sessions, one per codec and size, and closes the
+        least recently used. A session takes 5 MB for 340x256 and 36 MB for 1280x720 (H.264, H100), plus about 40 frames of 1.5
+        bytes per pixel. A batch takes another 1.5 bytes per pixel while it is decoded. Sessions belong to a device, and stay
+        open for later loaders. An H100 decodes 319 clips per second, each 16 frames of 340x256, every fourth of the video.
 
     Examples:
         >>> import io, PIL.Image
@@ -163,13 +163,13 @@ class DecodeStage(Stage):
 
     @property
     def decoders(self) -> registry.DecoderTable:
-        """The decoders on this machine's accelerator: what each takes, or why it is not used. Print it.
+        """Decoders on this machine's accelerator: the files of each, or the reason why it is not used. Print it.
 
         Raises:
             DeviceError: If ``backend`` names a decoder that cannot be used.
 
         Cost:
-            Sets nvJPEG up for the device once in a process: about a second.
+            Sets up nvJPEG for the device once per process: about one second.
 
         Examples:
             >>> DecodeStage(backend="cpu").decoders["engines"].words
@@ -179,25 +179,25 @@ class DecodeStage(Stage):
         return registry.DecoderTable({**registry.find(self.backend, device), **registry.find_clips(self.backend, device)})
 
     def __call__(self, encoded: Encoded, device: torch.device | str | int | None = None) -> Ragged | Tensor:
-        """Decode one batch at once, without a loader.
+        """Decode one batch without a loader.
 
         Args:
-            encoded: A member of a batch from ``collate_encoded``.
-            device: Device of the decoded images. Left out: this machine's accelerator, or the CPU without one.
+            encoded: Member of a batch from ``collate_encoded``.
+            device: Device of the decoded images. Default: this machine's accelerator, or the CPU without one.
 
         Returns:
-            The images, or a tensor (B, T, 3, H, W) of clips, ready on the current stream.
+            Ragged images, or a tensor (B, T, 3, H, W) of clips, ready on the current stream.
 
         Raises:
-            ArgumentTypeError: If ``encoded`` is no ``Encoded``.
+            ArgumentTypeError: If ``encoded`` is not an ``Encoded``.
             DecodeError: As in a loader.
 
         Cost:
-            Starts threads for this one call, in about 5 ms. The first call in a process sets nvJPEG up: about a second.
+            Starts threads for each call, in about 5 ms. The first call per process sets up nvJPEG: about one second.
         """
         if not isinstance(encoded, Encoded):
-            way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
-            raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {way_out}")
+            advice = "Pass the member of a batch that gpuaug.collate_encoded has made."
+            raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {advice}")
         lanes = Lanes(devices.resolve(device))
         bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
         consumer = lanes.consumer()
@@ -207,12 +207,12 @@ class DecodeStage(Stage):
                 lanes.wait_for_consumers(consumer, consumer.record_event())
                 batch, pending = bound.submit(encoded, memory, Position(0, 0, 0, 0), ())
                 assert pending is not None
-                made: Ragged | Tensor = pending.collect(batch).to(lanes.device)
+                result: Ragged | Tensor = pending.collect(batch).to(lanes.device)
                 ready = lanes.copy.record_event()
             consumer.wait(ready)
-            for tensor in (made.data, made.places) if isinstance(made, Ragged) else (made,):
+            for tensor in (result.data, result.places) if isinstance(result, Ragged) else (result,):
                 consumer.reads(tensor)
-            return made
+            return result
         finally:
             bound.close(memory)
 
@@ -222,7 +222,7 @@ class DecodeStage(Stage):
 
 
 class BoundDecode(BoundStage):
-    """A ``DecodeStage`` on the lanes of one loader."""
+    """``DecodeStage`` on the lanes of one loader."""
 
     ahead = 2
     """Number of batches that may be decoding at once, in addition to the ``depth`` batches whose stages have been queued on the
@@ -241,10 +241,10 @@ class BoundDecode(BoundStage):
             self.decoder.decoders_of(EncodedClips)
 
     def versions(self, named: Collection[str] = ()) -> dict[str, str]:
-        """Decoders of images, by the stage's name, and of clips, by that name with ``", clips"``."""
+        """Return the decoders and their versions: of images under the name of the stage, of clips under ``"<name>, clips"``."""
         keys = {Encoded: self.name, EncodedClips: f"{self.name}, clips"}
         return {
-            key: "; ".join(f"{each.name}: {each.version}" for each in self.decoder.decoders_of(kind))
+            key: "; ".join(f"{decoder.name}: {decoder.version}" for decoder in self.decoder.decoders_of(kind))
             for kind, key in keys.items()
             if kind in self.decoder.found or key in named
         }
@@ -258,63 +258,63 @@ class BoundDecode(BoundStage):
     def submit(
         self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence[BoundStage]
     ) -> tuple[Batch, "Decoding | None"]:
-        """Start to decode the images of a batch. Each is replaced by a placeholder, which gives the decoded images when copied.
+        """Start to decode the images of a batch, and replace each ``Encoded`` by a placeholder for the decoded images.
 
-        Of images that one stage alone reads, the windows that it reads are decoded.
+        If the first stage that reads an ``Encoded`` crops its images, only the crop windows are decoded.
 
         Raises:
-            SelectionError: If there are no encoded images.
+            SelectionError: If the batch has no encoded images.
         """
-        chosen = batch if self._selection.on in (..., None) else self._selection.read(batch)
-        found = {id(leaf): leaf for leaf in _encoded_in(chosen)}
-        if not found:
+        selected = batch if self._selection.on in (..., None) else self._selection.read(batch)
+        members = {id(leaf): leaf for leaf in _encoded_in(selected)}
+        if not members:
             raise SelectionError(
-                f"on must name encoded images in the batch, got {_form(chosen)}. Pass collate_fn=gpuaug.collate_encoded to the "
-                "DataLoader, or leave the DecodeStage out."
+                f"on must name encoded images in the batch, got {_form(selected)}. Pass collate_fn=gpuaug.collate_encoded to "
+                "the DataLoader, or leave the DecodeStage out."
             )
         if self.name not in memory:
             memory[self.name] = Pools(self.threads)
-        encoded = list(found.values())
-        windows = [partial(self._windows, each, batch, position, stages) for each in encoded]
+        encoded = list(members.values())
+        windows = [partial(self._windows, member, batch, position, stages) for member in encoded]
         decoding = Decoding(self, encoded, windows, memory[self.name])
         return decoding.with_placeholders(batch), decoding
 
     def _windows(
         self, encoded: Encoded, batch: Batch, position: Position, stages: Sequence[BoundStage], shapes: Shapes
     ) -> Windows | None:
-        """The windows of the images that the first stage to read ``encoded`` reads; ``None`` for whole images."""
-        if sum(each is encoded for each in _encoded_in(batch)) > 1:
+        """Return the windows of the images that the first stage to read ``encoded`` needs; ``None`` for whole images."""
+        if sum(member is encoded for member in _encoded_in(batch)) > 1:
             return None
         for stage in stages:
             if isinstance(stage, BoundDecode):
                 continue
             try:
                 values = stage.selected(batch)
-            except SelectionError:  # it reads what another stage adds
+            except SelectionError:  # the stage reads a member that another stage adds
                 return None
-            if any(each is encoded for each in _encoded_in(values)):
+            if any(member is encoded for member in _encoded_in(values)):
                 return stage.windows(batch, encoded, shapes, position)
         return None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        """An empty tuple: the images are decoded before the batch is copied."""
+        """Return an empty tuple: the images are decoded before the batch is copied."""
         return ()
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        """The unchanged batch."""
+        """Return the batch unchanged."""
         return batch
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> None:
-        """Does nothing: the images are decoded already."""
+        """Do nothing: the images are decoded already."""
 
     @property
     def pinned_bytes(self) -> int:
-        """Page-locked bytes of the images that the CPU decodes, and of decoders."""
+        """Page-locked bytes of the images that the CPU decodes, and of the decoders."""
         return self.decoder.pinned_bytes
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes on the device for decoded pixels of batches that have not been freed, and of decoders."""
+        """Device bytes of the decoded pixels of batches that are not freed yet, and of the decoders."""
         return self.decoder.device_bytes
 
     def close(self, memory: dict[str, Any]) -> None:
@@ -333,46 +333,50 @@ class DecodingPlaceholder:
         self._decoding, self._number = decoding, number
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
-        """The decoded images or clips. Called in place of a copy, on the copy lane, which waits for the decoder."""
+        """Return the decoded images or clips. Called as ``Tensor.to``, on the copy lane, after it waits for the decoders."""
         return self._decoding.works[self._number].to(device, non_blocking=non_blocking)
 
 
 class Decoding:
-    """The decoding of one batch, from its start to its end."""
+    """Decoding of one batch, from submission to collection."""
 
     def __init__(self, bound: BoundDecode, encoded: list[Encoded], windows: Sequence[WindowsOf], pools: Pools) -> None:
         self._bound, self._encoded, self._windows, self._pools = bound, encoded, windows, pools
         self._bad: dict[int, str] = {}
         self.replaced = 0
-        """Number of samples that were replaced by another one of the batch."""
+        """Number of samples that were replaced by another sample of the batch."""
         self.undecoded = 0
-        """Number of pixels outside of the windows that are decoded."""
-        for each in encoded:
+        """Number of pixels outside the decoded windows."""
+        for member in encoded:
             options = bound.stage.options
-            found = clip_problems(each.headers, options) if isinstance(each, EncodedClips) else problems(each.headers, options)
-            self._note(each, found)
+            reasons = (
+                clip_problems(member.headers, options)
+                if isinstance(member, EncodedClips)
+                else problems(member.headers, options)
+            )
+            self._note(member, reasons)
         self._start()
 
     def done(self) -> bool:
-        """Whether ``collect`` returns without waiting for the decoder."""
+        """Return whether ``collect`` returns without waiting for the decoders."""
         return self._future.done()
 
     def with_placeholders(self, batch: Batch) -> Batch:
-        """The batch with a placeholder for each ``Encoded``."""
-        numbers = {id(each): number for number, each in enumerate(self._encoded)}
+        """Return the batch with a placeholder for each ``Encoded``."""
+        numbers = {id(member): number for number, member in enumerate(self._encoded)}
         return map_instances(
-            lambda each: DecodingPlaceholder(self, numbers[id(each)]) if id(each) in numbers else each, Encoded, batch
+            lambda member: DecodingPlaceholder(self, numbers[id(member)]) if id(member) in numbers else member, Encoded, batch
         )
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Wait for the decoder on the host, and make the copy lane, which is current, wait for its event.
+        """Wait for the decoders on the host, and make the copy lane wait for their events. The copy lane must be current.
 
         Args:
-            batch: The batch, with a placeholder for each ``Encoded``.
-            waiting: Makes the block in which this thread blocks. Not called if the images are decoded.
+            batch: Batch with a placeholder for each ``Encoded``.
+            waiting: Factory of the context in which this thread blocks. Not called if the images are decoded already.
 
         Returns:
-            The batch. Samples whose image could not be decoded are replaced.
+            Batch in which samples whose image cannot be decoded are replaced.
 
         Raises:
             DecodeError: If an image cannot be decoded, and ``on_error`` is ``"raise"`` or no image of the batch can be.
@@ -380,8 +384,8 @@ class Decoding:
         self._wait_for_decoders(waiting)
         while any(work.problems for work in self.works):
             for work in self.works:
-                self._note(work.encoded, {int(work.layout.sources[index]): why for index, why in work.problems.items()})
-            self._start()  # all images anew: their places follow from the sizes of the images before them
+                self._note(work.encoded, {int(work.layout.sources[index]): reason for index, reason in work.problems.items()})
+            self._start()  # decode all images again: offsets depend on the sizes of preceding images
             self._wait_for_decoders(waiting)
         if not self._bad:
             return batch
@@ -390,9 +394,9 @@ class Decoding:
         return with_samples_from(nearest_good(len(self._encoded[0]), self._bad), batch, DecodingPlaceholder)
 
     def abandon(self) -> None:
-        """Wait until nothing is decoded into this batch's memory any more, so that it may be reused."""
+        """Wait until no decoder writes to the memory of this batch, so that it can be reused."""
         if not self._future.cancel():
-            wait([self._future])  # not ``result()``: it would raise an error of a batch that nobody reads
+            wait([self._future])  # not ``result()``, which raises the errors of a batch that is not used
             self._bound.decoder.settle()
 
     def _start(self) -> None:
@@ -420,10 +424,10 @@ class Decoding:
         for event in events:
             self._bound.lanes.copy.wait(event)
 
-    def _note(self, encoded: Encoded, found: Mapping[int, str]) -> None:
-        for index, why in found.items():
+    def _note(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
+        for index, reason in reasons.items():
             name = encoded.headers.names[index]
-            self._bad.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {why}")
+            self._bad.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {reason}")
 
     def _log(self) -> None:
         first = "; ".join(self._bad[index] for index in sorted(self._bad)[:MOST_NAMED])
@@ -432,16 +436,16 @@ class Decoding:
 
 
 def _encoded_in(batch: Batch) -> list[Encoded]:
-    found: list[Encoded] = []
+    members: list[Encoded] = []
 
-    def note(each: Encoded) -> Encoded:
-        found.append(each)
-        return each
+    def collect(member: Encoded) -> Encoded:
+        members.append(member)
+        return member
 
-    map_instances(note, Encoded, batch)
-    return found
+    map_instances(collect, Encoded, batch)
+    return members
 
 
-def _form(chosen: Any) -> str:
-    kinds = [type(leaf).__name__ for leaf in batches.leaves(chosen)]
-    return ", ".join(dict.fromkeys(kinds)) or "nothing"
+def _form(value: Any) -> str:
+    names = [type(leaf).__name__ for leaf in batches.leaves(value)]
+    return ", ".join(dict.fromkeys(names)) or "nothing"

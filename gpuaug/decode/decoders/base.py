@@ -1,4 +1,4 @@
-"""The interface of a decoder of image files."""
+"""Interface of a decoder of image files or clips."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from gpuaug.core.streams import Event, Lane, Lanes
 
 PREPARED = 4
-"""Batches in preparation at once.
+"""Maximum number of batches in preparation at the same time.
 
-Threads that are done with one batch go on with the next while its slowest file is decoded, and while a batch waits for the card
-to free memory: with two, 9 of 16 cores were idle on files of many kinds.
+Threads that are done with one batch continue with the next, while the slowest file of the first is decoded, or a batch waits
+for the card to free memory. With two batches, 9 of 16 cores were idle on a mix of file formats.
 """
 
 
 MOST_SESSIONS = 8
-"""Sessions of NVDEC that decode at once, each on a thread. An H100 has seven engines."""
+"""Maximum number of NVDEC sessions that decode at the same time, one per thread. An H100 has seven engines."""
 
 
 class Pools:
-    """The threads of one iterator, started with its first batch and so after workers have been forked.
+    """Threads of one iterator. They start with its first batch, after workers have been forked.
 
     Args:
         threads: Number of threads that decode on the CPU.
@@ -52,45 +52,45 @@ class Resources:
 
     lanes: Lanes
     lane: Lane
-    """Lane for copies of images that the CPU has decoded."""
+    """Lane for copies of images that the CPU decodes."""
     card_lanes: "SimpleQueue[Lane]"
-    """Idle lanes for calls of decoders of the card. A call takes a lane and puts it back."""
+    """Idle lanes for calls of decoders on the card. A call takes a lane and puts it back."""
     pools: Pools
 
 
 class FileDecoder(ABC):
-    """Decodes files of a batch. One object serves all loaders of a device."""
+    """Decoder of files of a batch. One object serves all loaders of a device."""
 
     name: ClassVar[str]
     files: ClassVar[str]
-    """Short description of the files that it takes."""
+    """Short description of the files that the decoder takes, for ``DecoderTable``."""
     on_card: ClassVar[bool]
-    """Whether it writes images as stored to the device's memory. Other decoders write upright, downsampled images on the
-    host."""
+    """Whether the decoder writes images to device memory, in the stored orientation and size. Other decoders write upright,
+    downsampled images to host memory."""
     decodes_windows: bool = True
-    """Whether it decodes the window of an image, with the pixels that the whole image has there."""
+    """Whether the decoder can decode a window of an image, with the same pixels as in the whole image."""
     calls: int = 1
     """Maximum number of concurrent calls on the lanes of one loader."""
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes that it keeps for all loaders: page-locked, on the device."""
+        """(page-locked, device) bytes that the decoder keeps for all loaders."""
         return 0, 0
 
     @property
     @abstractmethod
     def version(self) -> str:
-        """The libraries and their versions."""
+        """Libraries and their versions."""
 
     @abstractmethod
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """(B,) whether it decodes each file, by the records of ``HEADER`` alone."""
+        """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
 
     def widened(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Windows that contain those wanted, and are decoded in less time.
+        """Return windows that contain ``windows``, enlarged to regions that are faster to decode.
 
         Args:
-            windows: (n, 4) top, left, height and width in images that are upright as stored.
+            windows: (n, 4) top, left, height and width, in images with EXIF orientation 1.
             table: (n,) records of ``HEADER``.
             scales: (n,) downsampling factors.
         """
@@ -100,14 +100,14 @@ class FileDecoder(ABC):
     def begin(self, work: Any, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Start to decode the images ``indices`` of a batch. Called on a thread of ``Pools.batches``.
 
-        A decoder on the card is called when the device's memory of the batch is free to be written.
+        For a decoder on the card, it is called when the device memory of the batch can be written.
 
         Args:
-            work: The ``Work`` of a batch, or the ``ClipWork`` for a decoder of clips. Images and clips that cannot be decoded
-                are added to its ``problems``.
-            indices: (n,) indices of the images.
+            work: ``Work`` of a batch, or ``ClipWork`` for a decoder of clips. Images and clips that cannot be decoded are added
+                to its ``problems``.
+            indices: (n,) indices of the images or clips in the batch.
             resources: Lanes and threads.
 
         Returns:
-            A function that waits for the decoder and returns the event after which the pixels are in ``work.data``.
+            Function that waits for the decoder on the host, and returns the event after which the pixels are in ``work.data``.
         """

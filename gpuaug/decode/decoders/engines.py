@@ -1,4 +1,4 @@
-"""The JPEG engines of a data-centre card: they decode the baseline JPEGs of a batch, one call for each sampling."""
+"""Decoding of baseline JPEGs by the JPEG engines of a data-centre card, with one call per chroma subsampling."""
 
 import threading
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from gpuaug.decode.layout import Layout
 from gpuaug.decode.work import Work
 
 MOST_SIDE = 16384
-"""Pixels of the longest side that the JPEG engines support."""
+"""Maximum length of a side that the JPEG engines support, in pixels."""
 
 SAMPLINGS = (4 * 1 + 1, 4 * 2 + 1, 4 * 2 + 2, 4 * 1 + 2)
 """Chroma subsamplings that the engines support, in ``HEADER``'s encoding: 4:4:4 or grey, 4:2:2, 4:2:0, 4:4:0."""
 
 
 _GREY = 0
-"""Kind of a file without chroma. The kind of any other file is its sampling."""
+"""Kind of a file without chroma. The kind of any other file is its chroma subsampling."""
 
 _FILE = np.dtype(
     [
@@ -35,21 +35,21 @@ _FILE = np.dtype(
         ("parameters", np.uint64),
     ]
 )
-"""Record of a structured NumPy array: arguments of nvJPEG's batched call for one file."""
+"""Structured dtype of the arguments of nvJPEG's batched call for one file."""
 
 
 def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
-    """(B,) whether nvJPEG decodes JPEGs of this sampling and size."""
+    """Return the (B,) mask of the JPEGs whose chroma subsampling and size nvJPEG supports."""
     fits: NDArray[np.bool_] = np.isin(table["sampling"], SAMPLINGS)
     fits &= np.maximum(table["height"], table["width"]) <= MOST_SIDE
     return fits
 
 
 class Engines(FileDecoder):
-    """The JPEG engines of one device.
+    """JPEG engines of one device.
 
-    One call runs at once on a device, over all loaders of the process: concurrent calls deadlocked on an H200 with nvJPEG 13.3,
-    between threads and between processes, and were no faster. The device's lock is held until the call's GPU work is done.
+    Calls of all loaders of the process run one at a time: on an H200 with nvJPEG 13.3, concurrent calls deadlocked, between
+    threads and between processes, and were not faster. The lock is held until the GPU work of a call has ended.
 
     Args:
         device: A CUDA device.
@@ -72,25 +72,25 @@ class Engines(FileDecoder):
         return f"nvJPEG {self._decoder.version}"
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """(B,) whether each file is a baseline JPEG of a supported sampling and size."""
+        """Return the (B,) mask of the baseline JPEGs with a supported chroma subsampling and size."""
         taken = fits_nvjpeg(table)
         taken &= table["format"] == Format.JPEG
         return taken
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit calls to the thread that makes such calls alone, so that the engines never wait for the interpreter."""
+        """Submit calls to the thread that makes only such calls, so that the engines never wait for the interpreter."""
         calls = self._calls(work, indices)
         try:
             return resources.pools.card.submit(self._decode, work, calls, resources).result
-        except RuntimeError:  # no thread can be started: one that starts later must not write to memory that is used again
+        except RuntimeError:  # no thread can be started. One that starts later must not write to memory that is reused
             calls.clear()
             raise
 
     def _calls(self, work: Work, indices: NDArray[Any]) -> list[NDArray[np.void]]:
-        """Records of ``_FILE`` for a call for each kind, without files for which nvJPEG finds another size than their header's.
+        """Return records of ``_FILE``, one array per kind, without files whose size differs between nvJPEG and the header.
 
-        A batch of 256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one state, 10 ms in a call with a
-        state for each subsampling, and 8.5 ms with the largest images first, so that all engines end at about the same time
+        A batch of 256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one state, 10 ms with one call and
+        one state per subsampling, and 8.5 ms with the largest images first, so that all engines end at about the same time
         (H200, nvJPEG 13.3).
         """
         layout = work.layout
@@ -106,21 +106,21 @@ class Engines(FileDecoder):
         if work.raw is not None:
             output["channel"][raw, 0] = work.raw.data_ptr() + layout.raw_starts[indices][raw]
         output["pitch"][:, 0] = windows[:, 3] * layout.channels
-        found = self._decoder.sizes(files["address"], files["length"])
-        same = (found == layout.stored[indices]).all(1)
-        for index, (height, width) in zip(indices[~same].tolist(), found[~same].tolist(), strict=True):
+        sizes = self._decoder.sizes(files["address"], files["length"])
+        matches = (sizes == layout.stored[indices]).all(1)
+        for index, (height, width) in zip(indices[~matches].tolist(), sizes[~matches].tolist(), strict=True):
             stored = layout.stored[index].tolist()
             work.problems[index] = f"nvJPEG finds {width}x{height} pixels and its header {stored[1]}x{stored[0]}"
-        files = files[same]
+        files = files[matches]
         if layout.shapes.windows is not None:
-            files["parameters"] = self._decoder.with_windows(windows[same], _form(layout))
+            files["parameters"] = self._decoder.with_windows(windows[matches], _form(layout))
         return [files[files["kind"] == kind] for kind in np.unique(files["kind"])]
 
     def _decode(self, work: Work, calls: list[NDArray[np.void]], resources: Resources) -> Event:
-        """Decode a batch; after a failed call decode its halves, and theirs, to find the images that cannot be decoded."""
+        """Decode a batch. Split the files of a failed call in halves, recursively, to find the images that fail."""
         nvjpeg.enter(resources.lanes.device)
         form = _form(work.layout)
-        cut = work.layout.shapes.windows is not None
+        has_windows = work.layout.shapes.windows is not None
         with self._turn:
             lane = resources.card_lanes.get()
             try:
@@ -129,9 +129,9 @@ class Engines(FileDecoder):
                     addresses, lengths, outputs, parameters = (
                         np.ascontiguousarray(files[name]) for name in ("address", "length", "output", "parameters")
                     )
-                    given = (addresses, lengths, outputs, form, lane.number, parameters if cut else None)
-                    status = self._decoder.decode(int(files["kind"][0]), *given)
-                    # Otherwise its GPU work, colour conversion of less than 1 ms, would overlap with the next call's.
+                    arguments = (addresses, lengths, outputs, form, lane.number, parameters if has_windows else None)
+                    status = self._decoder.decode(int(files["kind"][0]), *arguments)
+                    # Otherwise the GPU work of this call, a colour conversion of < 1 ms, would overlap the next.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
                         work.problems[int(files["index"][0])] = f"nvJPEG finds: {nvjpeg.STATUS[status]}"
@@ -139,7 +139,7 @@ class Engines(FileDecoder):
                         middle = len(files) // 2
                         calls += [files[:middle], files[middle:]]
                         continue
-                    if cut:
+                    if has_windows:
                         self._decoder.put_back(parameters, form)
                 return lane.record_event()
             finally:

@@ -1,4 +1,4 @@
-"""JPEGs decoded by host threads and the card together: threads read the Huffman codes, and the card does the rest."""
+"""Decoding of JPEGs by host threads and the card together: threads read the Huffman codes, and the card does the rest."""
 
 import threading
 from collections import deque
@@ -20,28 +20,28 @@ from gpuaug.decode.decoders.engines import fits_nvjpeg
 from gpuaug.decode.work import Work
 
 MOST_STATES = 48
-"""Maximum number of images of one capacity between their first and last phase, over all loaders of a process on one device."""
+"""Maximum number of images of one capacity between their phases, over all loaders of a process on one device."""
 
 LEAST_STATES, CLASS_BYTES = 4, 2**29
-"""Minimum number of states of one capacity, and bytes that more of them may take together."""
+"""Minimum number of states of one capacity, and limit on the bytes of all states of one capacity above this number."""
 
 LEAST_CAPACITY = 2**21
-"""Bytes of coefficients that every state has memory for: of 500 000 pixels at 4:2:0 with some to spare."""
+"""Minimum capacity of a state in bytes of coefficients: 500 000 pixels at 4:2:0, with a margin."""
 
 MOST_PIXELS = 2**25
-"""Pixels of the largest image. Its coefficients take 6 bytes a pixel at most, in page-locked memory."""
+"""Maximum number of pixels of an image. Coefficients take up to 6 bytes per pixel, in page-locked memory."""
 
 GROUP = 16
-"""Images whose card phases are queued behind one event."""
+"""Number of images whose card phases share one event."""
 
 
 def most_states(capacity: int) -> int:
-    """Maximum number of states of a capacity in bytes."""
+    """Return the maximum number of states of a capacity in bytes."""
     return min(max(CLASS_BYTES // capacity, LEAST_STATES), MOST_STATES)
 
 
 class Hybrid(FileDecoder):
-    """nvJPEG by phases: the host phase on the threads that decode on the CPU, the card phase on a lane of the loader.
+    """Decode with nvJPEG in phases: host phases on the threads that decode on the CPU, card phases on a lane of the loader.
 
     Args:
         device: A CUDA device.
@@ -57,7 +57,7 @@ class Hybrid(FileDecoder):
     def __init__(self, device: torch.device) -> None:
         self._decoder = nvjpeg.PhasedDecoder(device)
         self.decodes_windows = self._decoder.exact_windows
-        # A state for each capacity, because nvJPEG waits for all work of the device when it enlarges one.
+        # One pool per capacity, because nvJPEG waits for all work of the device when it enlarges a state.
         self._pools: dict[int, _States] = {}
         self._making = threading.Lock()
 
@@ -68,44 +68,44 @@ class Hybrid(FileDecoder):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes of coefficients: page-locked, on the device."""
+        """(page-locked, device) bytes of coefficients."""
         held = [self._decoder.held_bytes(state) for pool in list(self._pools.values()) for state in pool.made]
         return sum(pinned for pinned, _ in held), sum(device for _, device in held)
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """(B,) whether each file is a baseline or progressive JPEG of a supported sampling and size."""
+        """Return the (B,) mask of the baseline and progressive JPEGs with a supported chroma subsampling and size."""
         pixels = table["height"].astype(np.int64) * table["width"]
         taken = fits_nvjpeg(table)
         taken &= np.isin(table["format"], (Format.JPEG, Format.PROGRESSIVE_JPEG)) & (pixels <= MOST_PIXELS)
         return taken
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Nothing begins before the function that is returned is called: two batches of one thread might wait for states."""
+        """Return the function that decodes. It starts nothing before, as two batches could deadlock waiting for states."""
         return partial(self._decode, work, indices, resources)
 
     def _decode(self, work: Work, indices: NDArray[Any], resources: Resources) -> Event:
-        """Submit the host phases, the longest first, and queue the card phases as they end."""
+        """Submit the host phases, longest file first, and queue each card phase when its host phase has ended."""
         layout = work.layout
         indices = indices[np.argsort(-layout.headers["length"][indices])]
         images = _images(work, indices)
         batch = _Batch(work.problems, images, iter(range(len(images))))
-        lane = resources.card_lanes.get()  # before any state is taken, which this thread alone would put back
+        lane = resources.card_lanes.get()  # before any state is taken, because only this thread puts states back
         try:
             try:
                 for _ in range(min(len(images), resources.pools.threads)):
                     resources.pools.images.submit(self._host_phases, batch, resources)
-            except RuntimeError as error:  # no thread can be started; others may have begun
+            except RuntimeError as error:  # no thread can be started, but others may have started
                 batch.give_up(error)
             return self._card_phases(batch, lane)
         finally:
             resources.card_lanes.put(lane)
 
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
-        """Run host phases of a batch until none is left to begin."""
-        for number in batch.left:
+        """Run host phases of a batch until all have started."""
+        for number in batch.pending:
             image = batch.images[number]
             try:
-                nvjpeg.enter(resources.lanes.device)  # here, so that its error is raised at the batch
+                nvjpeg.enter(resources.lanes.device)  # within try, so that its error is raised at the batch
                 state, problem = self._state(image.capacity), "it was not decoded"
                 try:
                     problem = self._decoder.host_phase(state, *image.file)
@@ -119,7 +119,7 @@ class Hybrid(FileDecoder):
                 batch.ready.put(error)
 
     def _state(self, capacity: int) -> nvjpeg.PhasedState:
-        """A state that no image uses. Waits for one if there are as many as there may be, or as memory allows."""
+        """Return an idle state. Creates one if the pool is not full; waits for one if it is full, or memory is exhausted."""
         pool = self._pools.get(capacity) or self._pools.setdefault(capacity, _States())
         try:
             return pool.idle.get_nowait()
@@ -139,42 +139,42 @@ class Hybrid(FileDecoder):
             self._pools[capacity].idle.put(state)
 
     def _card_phases(self, batch: "_Batch", lane: Lane) -> Event:
-        """Queue the card phase of each image whose host phase has ended, until all have. Returns the event behind them."""
+        """Queue the card phase of each image when its host phase has ended. Returns an event after all card phases."""
         queued, states = deque[tuple[Event, list[_Used]]](), list[_Used]()
-        ready, left = batch.ready, len(batch.images)
+        ready, remaining = batch.ready, len(batch.images)
         error: BaseException | None = None
         try:
-            while left or states or queued:
-                if len(states) == GROUP or (states and (ready.empty() or not left)):
+            while remaining or states or queued:
+                if len(states) == GROUP or (states and (ready.empty() or not remaining)):
                     queued.append((lane.record_event(), states))
                     states = []
-                # States go back before this thread waits for host phases, which may be waiting for states.
+                # Put states back before waiting for host phases, which may be waiting for states.
                 if queued and (len(queued) > 1 or ready.empty()):
-                    event, ended = queued[0]
+                    event, used = queued[0]
                     event.synchronize()
                     queued.popleft()
-                    self._put_back(ended)
-                elif left:
-                    done = ready.get()
-                    left -= 1
-                    if isinstance(done, BaseException):
-                        error = error or done
-                    elif done is not None:
-                        image, state = done
+                    self._put_back(used)
+                elif remaining:
+                    result = ready.get()
+                    remaining -= 1
+                    if isinstance(result, BaseException):
+                        error = error or result
+                    elif result is not None:
+                        image, state = result
                         states.append((image.capacity, state))
                         try:
                             if problem := self._decoder.card_phase(state, *image.target, lane.number):
                                 batch.problems[image.position] = problem
-                        except nvjpeg.NvJpegError as failed:
-                            error = error or failed
-        except BaseException as failed:  # an event that cannot be recorded or waited for: the card does no more work
-            batch.give_up(failed)
-            for _, ended in queued:
-                self._put_back(ended)
+                        except nvjpeg.NvJpegError as card_error:
+                            error = error or card_error
+        except BaseException as card_error:  # an event fails: the card does no more work
+            batch.give_up(card_error)
+            for _, used in queued:
+                self._put_back(used)
             self._put_back(states)
-            for _ in range(left):  # until no thread reads a file
-                if isinstance(done := ready.get(), tuple):
-                    self._put_back([(done[0].capacity, done[1])])
+            for _ in range(remaining):  # wait until no thread reads a file
+                if isinstance(result := ready.get(), tuple):
+                    self._put_back([(result[0].capacity, result[1])])
             raise
         if error is not None:
             raise error
@@ -183,43 +183,43 @@ class Hybrid(FileDecoder):
 
 @dataclass(slots=True)
 class _States:
-    """The states of one capacity."""
+    """Pool of the states of one capacity."""
 
     made: list[nvjpeg.PhasedState] = field(default_factory=list)
     idle: "SimpleQueue[nvjpeg.PhasedState]" = field(default_factory=SimpleQueue)
 
 
 _Used: TypeAlias = tuple[int, nvjpeg.PhasedState]
-"""A state that an image uses, and its capacity."""
+"""(capacity, state) in use by an image."""
 
 
 class _Image(NamedTuple):
-    """An image of a batch, in the numbers that its phases take."""
+    """Arguments of the phases of one image."""
 
     position: int
     """Index in the batch."""
     file: tuple[int, int, int, int, int, list[int]]
-    """Address, length, height, width, form of the output, and window."""
+    """Address, length in bytes, height, width, output format, and window."""
     target: tuple[int, int]
-    """Address of the pixels on the device, and bytes of a row."""
+    """Device address of the output, and bytes per row."""
     capacity: int
-    """Bytes of memory for coefficients, a power of 2."""
+    """Bytes of memory for coefficients: a power of 2."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The images of a batch between their phases."""
+    """Images of a batch between their phases."""
 
     problems: dict[int, str]
     images: list[_Image]
-    left: Iterator[int]
-    """Numbers of the images whose host phase has not begun."""
+    pending: Iterator[int]
+    """Indices into ``images`` of the images whose host phase has not started. Shared by all threads."""
     ready: "SimpleQueue[tuple[_Image, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
-    """An entry for each image whose host phase has ended; ``None`` for one that cannot be decoded."""
+    """One entry per image whose host phase has ended; ``None`` if the image cannot be decoded."""
 
     def give_up(self, error: BaseException) -> None:
-        """Put ``error`` into ``ready`` for each image whose host phase has not begun, and begin none of these phases."""
-        for _ in self.left:
+        """Put ``error`` into ``ready`` for each image whose host phase has not started, so that none of these phases starts."""
+        for _ in self.pending:
             self.ready.put(error)
 
 
@@ -228,25 +228,25 @@ def _images(work: Work, indices: NDArray[Any]) -> list[_Image]:
     headers, stored = layout.headers[indices], layout.stored[indices]
     targets = work.data.data_ptr() + layout.starts[indices]
     if work.raw is not None:
-        whole = layout.needs_postprocessing[indices]
-        targets[whole] = work.raw.data_ptr() + layout.raw_starts[indices][whole]
+        raw = layout.needs_postprocessing[indices]
+        targets[raw] = work.raw.data_ptr() + layout.raw_starts[indices][raw]
     form = nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y
     starts = work.encoded.data.data_ptr() + headers["start"]
     windows = layout.card_windows(indices)
     pitches = windows[:, 3] * layout.channels
-    numbers = (indices, starts, headers["length"], *stored.T, windows, targets, pitches, _capacities(headers))
+    columns = (indices, starts, headers["length"], *stored.T, windows, targets, pitches, _capacities(headers))
     return [
         _Image(index, (start, length, height, width, form, window), (target, pitch), capacity)
         for index, start, length, height, width, window, target, pitch, capacity in zip(
-            *(each.tolist() for each in numbers), strict=True
+            *(column.tolist() for column in columns), strict=True
         )
     ]
 
 
 def _capacities(headers: NDArray[np.void]) -> NDArray[np.int64]:
-    """(B,) bytes of memory for each image's coefficients, two bytes each, with a quarter and 256 KB to spare: a power of 2."""
+    """Return (B,) bytes of memory for coefficients, at 2 bytes each, plus a quarter and 256 KB, rounded up to a power of 2."""
     area = (headers["height"].astype(np.int64) + 31) * (headers["width"].astype(np.int64) + 31)
-    # 4 h + v of the luma's sampling factors, by which chroma has fewer pixels.
+    # h · v of the luma's sampling factors, from 4 h + v: chroma has fewer pixels by this factor.
     factors = (headers["sampling"] - 1) // 4 * ((headers["sampling"] - 1) % 4 + 1)
     chroma = np.where(headers["channels"] == 3, 2 / np.maximum(factors, 1), 0)
     needed = np.maximum(2.5 * area * (1 + chroma) + 2**18, LEAST_CAPACITY)

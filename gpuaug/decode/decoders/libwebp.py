@@ -1,7 +1,7 @@
-"""The libwebp that PIL has loaded, through its C interface.
+"""Bindings of the C interface of the libwebp that PIL has loaded.
 
-PIL decodes a WebP with it into four channels, and copies them three times, in part with the interpreter's lock held. Apart from
-``cpu.py``, because one file alone speaks to each C library.
+PIL itself decodes a WebP into four channels, and copies them three times, in part with the interpreter's lock held. Each C
+library has its own file.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DEMUX_ABI = 0x0107
-"""``WEBP_DEMUX_ABI_VERSION``. libwebp refuses another than its own in the upper byte, with which structures change."""
+"""``WEBP_DEMUX_ABI_VERSION``. libwebp rejects a version whose upper byte differs from its own, because structures differ."""
 
 
 class _Data(ctypes.Structure):
@@ -44,42 +44,42 @@ class _Frame(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The functions, or ``None`` where PIL has no libwebp, or has it inside of its own module, as on Windows.
+    """Return the library, or ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
 
-    It is PIL's own library, so pixels are equal in every version of it.
+    PIL uses the same library, so pixels are equal for all versions.
     """
     try:
         from PIL import _webp  # type: ignore[attr-defined]  # here, so that importing gpuaug does not import PIL
 
-        found = ctypes.CDLL(_webp.__file__)  # a symbol is also searched for in the libraries that the module is linked to
-        found.WebPDemuxInternal.argtypes = [c_void_p, c_int, c_void_p, c_int]
-        found.WebPDemuxInternal.restype = c_void_p
-        found.WebPDemuxGetFrame.argtypes = [c_void_p, c_int, c_void_p]
-        found.WebPDemuxReleaseIterator.argtypes = [c_void_p]
-        found.WebPDemuxDelete.argtypes = [c_void_p]
-        found.WebPDecodeRGBInto.argtypes = [c_void_p, c_size_t, c_void_p, c_size_t, c_int]
-        found.WebPDecodeRGBInto.restype = c_void_p
+        functions = ctypes.CDLL(_webp.__file__)  # finds symbols of the libraries that the module is linked to, too
+        functions.WebPDemuxInternal.argtypes = [c_void_p, c_int, c_void_p, c_int]
+        functions.WebPDemuxInternal.restype = c_void_p
+        functions.WebPDemuxGetFrame.argtypes = [c_void_p, c_int, c_void_p]
+        functions.WebPDemuxReleaseIterator.argtypes = [c_void_p]
+        functions.WebPDemuxDelete.argtypes = [c_void_p]
+        functions.WebPDecodeRGBInto.argtypes = [c_void_p, c_size_t, c_void_p, c_size_t, c_int]
+        functions.WebPDecodeRGBInto.restype = c_void_p
     except (ImportError, OSError, AttributeError):
         return None
-    return found
+    return functions
 
 
 def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
-    """Decode a WebP, of an animation the first frame if it covers the canvas, with the interpreter's lock released.
+    """Decode a WebP, or the first frame of an animation if the frame covers the canvas. Releases the interpreter's lock.
 
     Args:
-        file: (bytes,) the encoded image.
+        file: (bytes,) encoded image.
         buffer: (h, w, 3) contiguous memory for RGB. Its content is undefined after a failure.
 
     Returns:
-        Whether the image was decoded; ``False`` also for one of another size than ``buffer``.
+        Whether the image was decoded. ``False`` also if its size differs from ``buffer``.
     """
     libwebp = library()
     height, width, _ = buffer.shape
     assert libwebp is not None
     data = _Data(file.ctypes.data, file.size)
     frame = _Frame()
-    # As PIL does: the decoder gets the chunks of the frame, not what follows them.
+    # As in PIL, the decoder gets the chunks of the frame, without the bytes after them.
     demuxer = libwebp.WebPDemuxInternal(byref(data), 0, None, _DEMUX_ABI)
     try:
         if not demuxer or not libwebp.WebPDemuxGetFrame(demuxer, 1, byref(frame)):
@@ -89,5 +89,5 @@ def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
         chunks = frame.chunks
         return libwebp.WebPDecodeRGBInto(chunks.bytes, chunks.size, buffer.ctypes.data, buffer.size, 3 * width) is not None
     finally:
-        libwebp.WebPDemuxReleaseIterator(byref(frame))  # which a null pointer and an empty frame allow
+        libwebp.WebPDemuxReleaseIterator(byref(frame))  # allows a null pointer and an empty frame
         libwebp.WebPDemuxDelete(demuxer)

@@ -17,21 +17,21 @@ from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPo
 from gpuaug.decode.decoders.pyav import Running
 
 FED_AT_ONCE = 32
-"""Packets of a call. A session keeps memory for as many frames, and a few more.
+"""Number of packets per call. A session allocates memory for as many frames, and a few more.
 
-8 sessions decoded 232 clips of 340x256 a second with 4, 285 with 12, 319 with 32, and 296 with 200 (H100, 2026-11-26).
+8 sessions decoded 232 clips of 340x256 per second with 4, 285 with 12, 319 with 32, and 296 with 200 (H100, 2026-11-26).
 """
 
 _START_CODES = ("h264", "hevc")
-"""Codecs whose packets the engines find by start codes. Packets of other codecs are fed one by one."""
+"""Codecs whose packets the engines separate by start codes. Packets of other codecs are fed one per call."""
 
 _PIXELS = (b"yuv420p", b"yuvj420p")
 
 
 class NvDec(FileDecoder):
-    """The video engines of one device.
+    """Video engines of one device.
 
-    Frames are copied as NV12, and converted to RGB when the batch is complete.
+    Frames are copied as NV12, and converted to RGB when all clips of the batch are decoded.
 
     Args:
         device: A CUDA device.
@@ -42,13 +42,13 @@ class NvDec(FileDecoder):
 
     def __init__(self, device: torch.device) -> None:
         gpu = int(device.index or 0)
-        found = {codec: nvdec_sessions.caps(gpu, codec) for codec in nvdec_sessions.CODECS}
-        self.caps = {codec.encode(): caps for codec, caps in found.items() if caps is not None}
+        caps_of = {codec: nvdec_sessions.caps(gpu, codec) for codec in nvdec_sessions.CODECS}
+        self.caps = {codec.encode(): caps for codec, caps in caps_of.items() if caps is not None}
         self.sessions = SessionPool(lambda key, stream: Session(key, gpu, stream))
 
     @property
     def files(self) -> str:  # type: ignore[override]
-        """Short description of the clips that it takes."""
+        """Short description of the clips that the decoder takes, for ``DecoderTable``."""
         codecs = ", ".join(sorted(codec.decode() for codec in self.caps))
         return f"clips of {codecs}: 4:2:0 of 8 bits, progressive, with even sides"
 
@@ -58,7 +58,7 @@ class NvDec(FileDecoder):
         return f"PyNvVideoCodec {nvdec_sessions.library().__version__}"
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """(B,) whether each clip has a codec and a size of the engines, in 4:2:0 of 8 bits."""
+        """Return the (B,) mask of the clips whose codec, size and pixel format (8 bits, 4:2:0) the engines support."""
         height, width = table["height"], table["width"]
         taken: NDArray[np.bool_] = np.isin(table["pixels"], _PIXELS) & ~table["interlaced"] & table["instant"]
         taken &= (height % 2 == 0) & (width % 2 == 0)
@@ -70,15 +70,15 @@ class NvDec(FileDecoder):
         return taken & fits
 
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit the clips to the threads of sessions, those with most packets and pixels first."""
+        """Submit the clips to the threads of sessions, in descending order of packets · pixels."""
         layout = work.layout
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
-        left = iter(indices[np.argsort(-cost, kind="stable")].tolist())
+        pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
         events: list[Event] = []
         running = Running(
             resources.pools.clips.submit,
             min(len(indices), MOST_SESSIONS),
-            partial(self._some, work, left, resources, events),
+            partial(self._decode_pending, work, pending, resources, events),
         )
 
         def finish() -> Event:
@@ -90,8 +90,8 @@ class NvDec(FileDecoder):
 
         return finish
 
-    def _some(self, work: ClipWork, indices: Iterator[int], resources: Resources, events: list[Event]) -> None:
-        """Decode the clips that no thread has begun, on one lane."""
+    def _decode_pending(self, work: ClipWork, indices: Iterator[int], resources: Resources, events: list[Event]) -> None:
+        """Decode clips that no other thread has started, on one lane."""
         if not resources.lanes.in_line:
             nvjpeg.enter(resources.lanes.device)
         lane = resources.card_lanes.get()
@@ -106,53 +106,53 @@ class NvDec(FileDecoder):
             resources.card_lanes.put(lane)
 
     def _decode(self, work: ClipWork, index: int, lane: Lane) -> str:
-        """Decode one clip. Returns why it cannot be decoded, or an empty string."""
+        """Decode one clip. Return the reason why it cannot be decoded, or an empty string."""
         assert work.raw is not None
         facts = work.layout.facts[index]
         key = SessionKey(facts.codec, facts.height, facts.width)
         try:
             session = self.sessions.take(key, lane)
             problem = _decode(session, work.encoded.data.data_ptr(), facts, work.layout.raw_clip(work.raw, index))
-        except Exception as error:  # a new session serves the next clip
+        except Exception as error:  # the session is dropped: the next clip opens a new one
             return f"NVDEC says: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
         if not problem:
             self.sessions.put(key, lane, session)
         return problem
 
 
-def _decode(session: Session, address: int, facts: ClipFacts, room: torch.Tensor) -> str:
+def _decode(session: Session, address: int, facts: ClipFacts, frames_out: torch.Tensor) -> str:
     """Decode one clip on the current stream.
 
     Args:
-        session: A session of the clip's codec and size.
-        address: Address of the batch's packets on the host.
-        facts: The clip.
-        room: (T, 3/2 H, W) memory for its frames.
+        session: Session for the codec and size of the clip.
+        address: Host address of the packets of the batch.
+        facts: Facts of the clip.
+        frames_out: (T, 3/2 H, W) output for the frames.
 
     Returns:
-        Why it cannot be decoded, or an empty string.
+        Reason why the clip cannot be decoded, or an empty string.
     """
-    shown = sorted(stamp for _, _, stamp, _ in facts.packets)
+    stamps = sorted(stamp for _, _, stamp, _ in facts.packets)
     count = 0
     for start, size in _calls(facts):
         for frame in session.feed(address + start, size) if size else session.end():
-            if count == len(shown):
+            if count == len(stamps):
                 return f"NVDEC gives more frames than its {count} packets have"
-            positions = facts.positions.get(shown[count], ())
+            positions = facts.positions.get(stamps[count], ())
             count += 1
             if positions:
                 pixels = nvdec_sessions.nv12_of(frame)
-                if pixels.shape != room.shape[1:]:
-                    return f"NVDEC gives frames of shape {tuple(pixels.shape)}, and its header {tuple(room.shape[1:])}"
+                if pixels.shape != frames_out.shape[1:]:
+                    return f"NVDEC gives frames of shape {tuple(pixels.shape)}, and its header {tuple(frames_out.shape[1:])}"
                 for position in positions:
-                    room[position].copy_(pixels, non_blocking=True)
-    return "" if count == len(shown) else f"NVDEC gives {count} frames of its {len(shown)} packets"
+                    frames_out[position].copy_(pixels, non_blocking=True)
+    return "" if count == len(stamps) else f"NVDEC gives {count} frames of its {len(stamps)} packets"
 
 
 def _calls(facts: ClipFacts) -> Iterator[tuple[int, int]]:
-    """First byte and number of bytes of each call, of which the last, without bytes, ends the stream.
+    """Yield (offset, number of bytes) per call. The last call has no bytes and ends the stream.
 
-    Zeros between packets are allowed where packets are found by start codes. The first call begins with the parameter sets.
+    Packets with start codes may have zeros between them. The first call begins with the parameter sets.
     """
     step = FED_AT_ONCE if facts.codec in _START_CODES else 1
     for first in range(0, len(facts.packets), step):

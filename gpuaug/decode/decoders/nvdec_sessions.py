@@ -1,13 +1,13 @@
-"""Sessions of NVDEC through PyNvVideoCodec: opened for a codec and a size, kept open, closed when others are used more.
+"""NVDEC sessions through PyNvVideoCodec, opened per codec and size, and kept open in a least-recently-used cache.
 
-This is the only file that speaks to PyNvVideoCodec.
+No other file calls PyNvVideoCodec.
 
-A session belongs to no file: after a clip it is told that the stream has ended, and takes the next clip of any file with its
-codec and size. It gives one frame for each packet, in the order in which they are shown.
+A session is independent of files: the end of a clip ends its stream, and the session then decodes the next clip of any file
+with the same codec and size. It returns one frame per packet, in display order.
 
-The library's ``SimpleDecoder``, which opens files, is not used: it would read the file again, its frames have no time stamp
-that could be checked, and its conversion to RGB keeps the matrix of colours in one place for all threads. A call for each
-packet made threads wait for the interpreter's lock (H100, 340x256: 8 threads 37 clips a second, one 45), so calls take many.
+PyNvVideoCodec's ``SimpleDecoder`` is not used: it would read the file again, its frames have no time stamps to check, and its
+conversion to RGB has one colour matrix for all threads. One call per packet made threads wait for the interpreter's lock (H100,
+340x256: 37 clips per second with 8 threads, 45 with one), so a call takes many packets.
 """
 
 import importlib
@@ -23,14 +23,14 @@ from torch import Tensor
 from gpuaug.core.streams import Lane
 
 SESSIONS_PER_LANE = 3
-"""Sessions that a lane keeps open: codecs and sizes of videos that its clips alternate between."""
+"""Number of sessions that a lane keeps open: pairs of codec and size that its clips alternate between."""
 
 CODECS = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
-"""PyNvVideoCodec's names of codecs, by FFmpeg's."""
+"""PyNvVideoCodec's name of each codec, by FFmpeg's name."""
 
 
 class SessionKey(NamedTuple):
-    """What a session is opened for."""
+    """Codec and size of a session."""
 
     codec: str
     height: int
@@ -41,19 +41,19 @@ class Caps(NamedTuple):
     """Limits of the engines for one codec at 8 bits and 4:2:0."""
 
     least: tuple[int, int]
-    """Least height and width."""
+    """Minimum height and width in pixels."""
     most: tuple[int, int]
-    """Most height and width."""
+    """Maximum height and width in pixels."""
     most_blocks: int
-    """Most blocks of 16x16 pixels."""
+    """Maximum number of blocks of 16x16 pixels."""
 
 
 @cache
 def library() -> Any:
-    """The module ``PyNvVideoCodec``, or ``None`` where it is not installed.
+    """Return the module ``PyNvVideoCodec``, or ``None`` if it is not installed.
 
     Raises:
-        Exception: Of any type, if the driver does not let it load.
+        Exception: Any type, if the module cannot be loaded with this driver.
     """
     logger = logging.getLogger("PyNvVideoCodec")
     if importlib.util.find_spec("PyNvVideoCodec") is None:
@@ -64,20 +64,22 @@ def library() -> Any:
 
 
 def caps(gpu: int, codec: str) -> Caps | None:
-    """Limits of a card's engines for a codec, or ``None`` if they do not decode it."""
+    """Return the limits of a card's engines for a codec, or ``None`` if the engines do not decode it."""
     nvc = library()
     chroma = getattr(nvc.cudaVideoChromaFormat, "420")
     try:
-        found = nvc.GetDecoderCaps(gpuid=gpu, codec=getattr(nvc.cudaVideoCodec, CODECS[codec]), chromaformat=chroma, bitdepth=8)
-    except Exception:  # it raises for codecs that the driver does not know
+        limits = nvc.GetDecoderCaps(
+            gpuid=gpu, codec=getattr(nvc.cudaVideoCodec, CODECS[codec]), chromaformat=chroma, bitdepth=8
+        )
+    except Exception:  # raised for codecs that the driver does not know
         return None
-    if not found["supported"] or not found["num_decoder_engines"]:
+    if not limits["supported"] or not limits["num_decoder_engines"]:
         return None
-    return Caps((found["height_min"], found["width_min"]), (found["height_max"], found["width_max"]), found["mb_num_max"])
+    return Caps((limits["height_min"], limits["width_min"]), (limits["height_max"], limits["width_max"]), limits["mb_num_max"])
 
 
 class Session:
-    """A session of NVDEC, used by one thread at a time.
+    """NVDEC session, used by one thread at a time.
 
     Args:
         key: Codec and size.
@@ -100,11 +102,11 @@ class Session:
         )
 
     def feed(self, address: int, size: int) -> list[Any]:
-        """Feed packets. Returns the frames that are ready, as they are shown; the next call uses their memory again.
+        """Feed packets. Return the frames that are ready, in display order. The next call overwrites their memory.
 
         Args:
-            address: Address of the first packet on the host.
-            size: Bytes up to the end of the last packet.
+            address: Host address of the first packet.
+            size: Number of bytes up to the end of the last packet.
         """
         packet = self._packet()
         packet.bsl_data, packet.bsl = address, size
@@ -112,21 +114,21 @@ class Session:
         return frames
 
     def end(self) -> list[Any]:
-        """Tell that the stream has ended. Returns the remaining frames."""
+        """End the stream. Return the remaining frames."""
         return self.feed(0, 0)
 
 
 def nv12_of(frame: Any) -> Tensor:
-    """(3/2 H, W) the frame's memory on the device."""
+    """Return a (3/2 H, W) view of the device memory of a frame."""
     return torch.utils.dlpack.from_dlpack(frame)
 
 
 class SessionPool:
-    """The open sessions of the lanes of one device.
+    """Open sessions of the lanes of one device.
 
     Args:
-        open_session: Opens a session for a key, on a stream.
-        most: Sessions that stay open for a lane. The least recently used one is closed.
+        open_session: Function of (key, stream handle) that opens a session.
+        most: Maximum number of open sessions per lane. The least recently used session is closed.
     """
 
     def __init__(self, open_session: Callable[[SessionKey, int], Session], most: int = SESSIONS_PER_LANE) -> None:
@@ -137,20 +139,20 @@ class SessionPool:
         return sum(map(len, list(self._sessions.values())))
 
     def take(self, key: SessionKey, lane: Lane) -> Session:
-        """The session of a lane for ``key``. The lane is the caller's alone until ``put``, so that no lock is needed.
+        """Take or open the session of a lane for ``key``. No lock: only the caller uses the lane until ``put``.
 
         Args:
             key: Codec and size.
-            lane: The lane. A later loader's lane on the same stream has the same sessions.
+            lane: Lane of the calls. Lanes of later loaders on the same stream share its sessions.
         """
-        mine = self._sessions.setdefault(_owner(lane), OrderedDict())
-        session = mine.pop(key, None)
-        while len(mine) >= self._most:
-            mine.popitem(last=False)  # closed with its last reference
+        sessions = self._sessions.setdefault(_owner(lane), OrderedDict())
+        session = sessions.pop(key, None)
+        while len(sessions) >= self._most:
+            sessions.popitem(last=False)  # the session closes with its last reference
         return session or self._open(key, lane.number)
 
     def put(self, key: SessionKey, lane: Lane, session: Session) -> None:
-        """Keep a session open for the lane's next clip. A session that raised an error is not put back."""
+        """Keep a session open for the next clip of the lane. Do not put back a session that raised an error."""
         self._sessions[_owner(lane)][key] = session
 
 

@@ -1,4 +1,4 @@
-"""Decoding of clips on host threads, by PyAV."""
+"""Decoding of clips on host threads with PyAV."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -17,27 +17,29 @@ RGB = "rgb24"
 
 
 class PyAv(FileDecoder):
-    """Host threads, a clip each. A codec context lives for one clip, so nothing of one clip shows in another."""
+    """Decode clips on host threads, one clip per thread, each with a new codec context, so that clips are independent."""
 
     name, on_card = "pyav", False
     files = "all other clips"
 
     @property
     def version(self) -> str:
-        """Versions of PyAV and of its FFmpeg."""
+        """Versions of PyAV and its FFmpeg."""
         av = libav.find()
         return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
-        """(B,) true."""
+        """Return a (B,) mask of true: all clips."""
         return np.ones(len(table), np.bool_)
 
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit the clips to the threads, those with most packets and pixels first."""
+        """Submit the clips to the threads, in descending order of packets · pixels."""
         layout = work.layout
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
-        left = iter(indices[np.argsort(-cost, kind="stable")].tolist())
-        running = Running(resources.pools.images.submit, min(len(indices), resources.pools.threads), partial(_some, work, left))
+        pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
+        running = Running(
+            resources.pools.images.submit, min(len(indices), resources.pools.threads), partial(_decode_pending, work, pending)
+        )
 
         def finish() -> Event:
             running.wait()
@@ -53,12 +55,12 @@ class PyAv(FileDecoder):
 
 
 class Running:
-    """Calls of one function on several threads, which are waited for together.
+    """Concurrent calls of one function on several threads.
 
     Args:
-        submit: Submits a call to an executor.
+        submit: Method ``submit`` of an executor.
         count: Number of calls.
-        function: The function.
+        function: Function to call.
     """
 
     def __init__(self, submit: Callable[..., Any], count: int, function: Callable[[], None]) -> None:
@@ -68,7 +70,7 @@ class Running:
         try:
             for _ in range(count):
                 self._futures.append(submit(self._run))
-        except RuntimeError as error:  # no thread can be started; others may have begun
+        except RuntimeError as error:  # no thread can be started, but others may have started
             self._errors.append(error)
 
     def _run(self) -> None:
@@ -78,57 +80,57 @@ class Running:
             self._errors.append(error)
 
     def wait(self) -> None:
-        """Wait until all calls have ended, also after an error: none may write to memory that is used again.
+        """Wait until all calls have ended, even after an error: no call may write to memory that is reused.
 
         Raises:
-            BaseException: The first error of a call.
+            BaseException: First error of a call.
         """
         wait(self._futures)
         if self._errors:
             raise self._errors[0]
 
 
-def _some(work: ClipWork, indices: Iterator[int]) -> None:
-    """Decode the clips that no thread has begun into host memory."""
+def _decode_pending(work: ClipWork, indices: Iterator[int]) -> None:
+    """Decode clips that no other thread has started into host memory."""
     layout = work.layout
     data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     file = work.encoded.data.numpy().data
     for index in indices:
-        room = layout.clip(data, index, int(starts[index])).numpy()
-        if problem := decode(file, layout.facts[index], room):
+        frames = layout.clip(data, index, int(starts[index])).numpy()
+        if problem := decode(file, layout.facts[index], frames):
             work.problems[index] = problem
 
 
-def decode(data: memoryview, facts: ClipFacts, room: NDArray[np.uint8]) -> str:
+def decode(data: memoryview, facts: ClipFacts, out: NDArray[np.uint8]) -> str:
     """Decode one clip.
 
     Args:
-        data: (bytes,) the batch's packets.
-        facts: The clip.
-        room: (T, h, w, 3) memory for the upright frames.
+        data: (bytes,) packets of the batch.
+        facts: Facts of the clip.
+        out: (T, h, w, 3) output for the upright frames.
 
     Returns:
-        Why the clip cannot be decoded; an empty string on success.
+        Reason why the clip cannot be decoded; an empty string on success.
     """
     av = libav.required()
     try:
         context = _context(av, data, facts)
-        left = set(facts.positions)
+        missing = set(facts.positions)
         for frame in _frames(av, context, data, facts):
-            if frame.pts not in left:
+            if frame.pts not in missing:
                 continue
             if frame.is_corrupt:
                 return f"its frame at time stamp {frame.pts} is damaged"
             if (frame.height, frame.width) != (facts.height, facts.width):
                 return f"it has frames of {frame.width}x{frame.height} and of {facts.width}x{facts.height} pixels"
-            left.discard(frame.pts)
+            missing.discard(frame.pts)
             first, *others = facts.positions[frame.pts]
-            room[first] = upright(frame.to_ndarray(format=RGB), facts.orientation)
+            out[first] = upright(frame.to_ndarray(format=RGB), facts.orientation)
             for other in others:
-                room[other] = room[first]
-            if not left:
+                out[other] = out[first]
+            if not missing:
                 return ""
-        return f"its frame at time stamp {min(left)} is missing"
+        return f"its frame at time stamp {min(missing)} is missing"
     except Exception as error:  # damaged data may raise anything
         return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"
 
@@ -138,8 +140,8 @@ def _context(av: Any, data: memoryview, facts: ClipFacts) -> Any:
     if facts.extradata:
         context.extradata = bytes(data[facts.start : facts.start + facts.extradata])
     context.thread_count = 1
-    context.width, context.height = facts.width, facts.height  # some codecs leave them to the container
-    if facts.reorder:  # as the demuxer found it: without, a decoder may take frames for late and leave them out
+    context.width, context.height = facts.width, facts.height  # some codecs store the size only in the container
+    if facts.reorder:  # reorder depth of the demuxer: without it, a decoder may drop frames as late
         context.reorder_depth = facts.reorder
     return context
 

@@ -1,4 +1,4 @@
-"""The decoders that a ``DecodeStage`` uses on a device, and why the others are not used."""
+"""Decoders that a ``DecodeStage`` uses on a device, and reasons why others are not used."""
 
 import logging
 import threading
@@ -30,31 +30,31 @@ _NO_ENGINES = {7, 9}
 
 @dataclass(frozen=True)
 class Absence:
-    """Why a decoder is not used."""
+    """Reason why a decoder is not used."""
 
     cause: Literal["not asked for", "device", "library", "no engines", "failed"]
     words: str
-    """The cause with its details: a clause that follows *because*."""
+    """Description of the cause: a clause that follows *because*."""
 
 
 Found: TypeAlias = Mapping[str, FileDecoder | Absence]
-"""Each decoder, or its absence, by the decoder's name, in order: the first decoder that takes a file decodes it."""
+"""Decoder or ``Absence``, by name of the decoder, in order: the first whose ``takes`` is true for a file decodes it."""
 
 _made: dict[tuple[torch.device, str], FileDecoder] = {}
-"""The decoders of each card, made once in a process: setting nvJPEG up takes over a second."""
+"""Decoders by (device, name), created once per process, because setting up nvJPEG takes over a second."""
 
 _making = threading.Lock()
 
 
 class DecoderTable:
-    """The decoders of a stage: the files and libraries of each, or why it is not used. ``print`` shows a table."""
+    """Table of the decoders of a stage: the files and libraries of each, or the reason why it is not used."""
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
+    def __init__(self, decoders: Found) -> None:
+        self._decoders = decoders
 
     def __str__(self) -> str:
         rows = []
-        for name, each in self._found.items():
+        for name, each in self._decoders.items():
             if isinstance(each, Absence):
                 rows.append(f"{name:8} not used: {each.words}")
             else:
@@ -64,11 +64,11 @@ class DecoderTable:
     __repr__ = __str__
 
     def __getitem__(self, name: str) -> FileDecoder | Absence:
-        return self._found[name]
+        return self._decoders[name]
 
 
 def find(backend: Backend, device: torch.device) -> Found:
-    """The decoders for a stage with this ``backend`` on ``device``.
+    """Return the decoders of images for a stage with this ``backend`` on ``device``.
 
     Raises:
         DeviceError: If ``backend`` names a decoder that cannot be used.
@@ -77,23 +77,23 @@ def find(backend: Backend, device: torch.device) -> Found:
         GpuAugWarning: If a GPU's images are decoded on the CPU because nvJPEG is missing or cannot be set up, or if decoding
             will wait for the training step.
     """
-    found: dict[str, FileDecoder | Absence] = {}
-    for kind in (Engines, Hybrid):
-        if backend in ("auto", kind.name):
-            found[kind.name] = _on_card(kind, device)
+    decoders: dict[str, FileDecoder | Absence] = {}
+    for decoder_type in (Engines, Hybrid):
+        if backend in ("auto", decoder_type.name):
+            decoders[decoder_type.name] = _on_card(decoder_type, device)
         else:
-            found[kind.name] = Absence("not asked for", f"backend={backend!r}")
-    found["cpu"] = Cpu()
+            decoders[decoder_type.name] = Absence("not asked for", f"backend={backend!r}")
+    decoders["cpu"] = Cpu()
     if backend not in ("cpu", "nvdec"):
-        _tell(backend, found)
-    return found
+        _tell(backend, decoders)
+    return decoders
 
 
 def find_clips(backend: Backend, device: torch.device) -> Found:
-    """The decoders of clips for a stage with this ``backend`` on ``device``.
+    """Return the decoders of clips for a stage with this ``backend`` on ``device``.
 
     Raises:
-        DeviceError: If ``backend`` is ``"nvdec"``, which cannot be used.
+        DeviceError: If ``backend`` is ``"nvdec"``, and NVDEC cannot be used.
 
     Warns:
         GpuAugWarning: If a GPU's clips are decoded on the CPU because PyNvVideoCodec is missing or cannot be loaded.
@@ -108,22 +108,22 @@ def find_clips(backend: Backend, device: torch.device) -> Found:
                 f"backend must be 'auto', or name a decoder that can be used here, got 'nvdec': {nvdec.words}. Leave it out."
             )
         if nvdec.cause != "device":
-            way_out = libav.INSTALL if nvdec.cause == "library" else "See that the container may use the capability video"
+            advice = libav.INSTALL if nvdec.cause == "library" else "See that the container may use the capability video"
             warnings.warn(
                 f"The CPU decodes clips, which may be too slow for a GPU, because the card does not decode: {nvdec.words}. "
-                f"{way_out}, or pass backend='cpu' to the DecodeStage.",
+                f"{advice}, or pass backend='cpu' to the DecodeStage.",
                 GpuAugWarning,
                 stacklevel=3,
             )
     return {"nvdec": nvdec, "pyav": pyav}
 
 
-def used(found: Found) -> list[FileDecoder]:
-    """The decoders that are used, in order: the first that takes a file decodes it."""
-    return [each for each in found.values() if isinstance(each, FileDecoder)]
+def used(decoders: Found) -> list[FileDecoder]:
+    """Return the decoders that are used, in order of precedence."""
+    return [decoder for decoder in decoders.values() if isinstance(decoder, FileDecoder)]
 
 
-def _on_card(kind: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
+def _on_card(decoder_type: type[Engines | Hybrid], device: torch.device) -> FileDecoder | Absence:
     if device.type != "cuda":
         return Absence("device", f"the device is {device}")
     if nvjpeg.find_library() is None:
@@ -132,14 +132,14 @@ def _on_card(kind: type[Engines | Hybrid], device: torch.device) -> FileDecoder 
             "library", f"nvJPEG is installed for CUDA {', '.join(others)} alone" if others else "nvJPEG is not installed"
         )
     with _making:
-        if (device, kind.name) not in _made:
+        if (device, decoder_type.name) not in _made:
             try:
-                _made[device, kind.name] = kind(device)
+                _made[device, decoder_type.name] = decoder_type(device)
             except nvjpeg.NvJpegError as error:
-                if kind is Engines and error.status in _NO_ENGINES:
+                if decoder_type is Engines and error.status in _NO_ENGINES:
                     return Absence("no engines", f"the card has no JPEG engines ({error.status})")
                 return Absence("failed", f"nvJPEG cannot be set up ({nvjpeg.STATUS.get(error.status, error.status)})")
-        return _made[device, kind.name]
+        return _made[device, decoder_type.name]
 
 
 def _nvdec(device: torch.device) -> FileDecoder | Absence:
@@ -150,20 +150,20 @@ def _nvdec(device: torch.device) -> FileDecoder | Absence:
             try:
                 if nvdec_sessions.library() is None:
                     return Absence("library", "PyNvVideoCodec is not installed")
-                made = NvDec(device)
-            except Exception as error:  # importing it loads the driver's libraries
+                decoder = NvDec(device)
+            except Exception as error:  # importing PyNvVideoCodec loads libraries of the driver
                 return Absence("failed", f"PyNvVideoCodec cannot be set up ({str(error).strip().splitlines()[0]})")
-            if not made.caps:
+            if not decoder.caps:
                 return Absence("no engines", "the card has no video engines")
-            _made[device, NvDec.name] = made
+            _made[device, NvDec.name] = decoder
         return _made[device, NvDec.name]
 
 
-def _tell(backend: Backend, found: Found) -> None:
-    """Log, warn or raise where other decoders are used than a user expects."""
-    absences = [each for each in found.values() if isinstance(each, Absence)]
-    if any(each.on_card for each in used(found)):
-        if isinstance(engines := found["engines"], Absence) and engines.cause != "not asked for":
+def _tell(backend: Backend, decoders: Found) -> None:
+    """Log, warn or raise an error if a decoder that the user expects is not used."""
+    absences = [decoder for decoder in decoders.values() if isinstance(decoder, Absence)]
+    if any(decoder.on_card for decoder in used(decoders)):
+        if isinstance(engines := decoders["engines"], Absence) and engines.cause != "not asked for":
             _log.info("Images are decoded by host threads and the card together, because %s.", engines.words)
         if nvjpeg.queues < nvjpeg.MOST_QUEUES:
             warnings.warn(
@@ -174,19 +174,19 @@ def _tell(backend: Backend, found: Found) -> None:
                 stacklevel=3,
             )
         return
-    why = next(each for each in reversed(absences) if each.cause != "not asked for")
+    absence = next(absence for absence in reversed(absences) if absence.cause != "not asked for")
     if backend != "auto":
         raise DeviceError(
-            f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {why.words}. Leave it out."
+            f"backend must be 'auto', or name a decoder that can be used here, got {backend!r}: {absence.words}. Leave it out."
         )
-    if why.cause == "device":
+    if absence.cause == "device":
         return
-    way_out = (
-        f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'" if why.cause == "library" else "See what else uses the card"
+    advice = (
+        f"Run pip install 'gpuaug[decode-cu{nvjpeg.major()}]'" if absence.cause == "library" else "See what else uses the card"
     )
     warnings.warn(
-        f"The CPU decodes images, which may be too slow for a GPU, because the card does not decode: {why.words}. "
-        f"{way_out}, or pass backend='cpu' to the DecodeStage.",
+        f"The CPU decodes images, which may be too slow for a GPU, because the card does not decode: {absence.words}. "
+        f"{advice}, or pass backend='cpu' to the DecodeStage.",
         GpuAugWarning,
         stacklevel=3,
     )

@@ -1,6 +1,6 @@
-"""Regions of JPEGs, by a libturbojpeg of libjpeg-turbo 3 or later, through its C interface.
+"""Bindings of libturbojpeg (libjpeg-turbo 3 or later) that decode regions of JPEGs.
 
-simplejpeg and PIL decode whole images only. Apart from ``cpu.py``, because one file alone speaks to each C library.
+simplejpeg and PIL decode only whole images. Each C library has its own file.
 """
 
 import ctypes
@@ -29,25 +29,25 @@ _PIXEL_FORMATS = {1: 6, 3: 0}
 """``TJPF_GRAY`` and ``TJPF_RGB``, by number of channels."""
 
 _MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
-"""``tjMCUWidth`` of 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``. A region begins at a multiple of it."""
+"""``tjMCUWidth`` of 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``. Regions begin at multiples."""
 
 _MARGIN = 2
-"""Columns decoded on either side of a window whose chroma is interpolated: one sample of chroma at half the width of luma.
+"""Number of extra columns on both sides of a window with interpolated chroma: one chroma sample at half the luma width.
 
-The first and the last sample of a region are interpolated without their neighbour, and a region that is one sample wide is not
+The first and last samples of a region are interpolated without their outer neighbours, and a region of one sample is not
 interpolated at all. Rows need no margin: libjpeg decodes the neighbours of skipped rows.
 """
 
 _FILES = ("turbojpeg.libs/libturbojpeg*.so*", "turbojpeg.dylibs/libturbojpeg*.dylib", "turbojpeg-*.dll")
-"""The library in the wheel ``turbojpeg`` on Linux, macOS and Windows, beside the module."""
+"""Paths of the library in the wheel ``turbojpeg`` on Linux, macOS and Windows, relative to the module's folder."""
 
 _CONDA_FILES = ("lib/libturbojpeg.so.0", "lib/libturbojpeg.dylib", "Library/bin/turbojpeg.dll")
-"""The library in an environment of conda."""
+"""Paths of the library in a conda environment."""
 
 _KEPT_BYTES = 2**25
-"""Largest scratch that a thread keeps for its next window.
+"""Maximum size in bytes of the scratch buffer that a thread keeps for its next window.
 
-A window of 5 megapixels of 12 takes 25 ms, and 33 in fresh memory (2026-11-26).
+A window of 5 of 12 megapixels takes 25 ms, and 33 ms in newly allocated memory (2026-11-26).
 """
 
 _kept = threading.local()
@@ -55,7 +55,7 @@ _kept = threading.local()
 _VERSION = re.compile(rb"libjpeg-turbo version ([0-9.]+)")
 
 _NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]").search
-"""Marker that ends the coded data of a scan, as restart markers and stuffed bytes do not."""
+"""Find the marker that ends the coded data of a scan: any but restart markers and stuffed bytes."""
 
 
 class _Region(ctypes.Structure):
@@ -71,20 +71,20 @@ class _Scale(ctypes.Structure):
 
 
 class Library(NamedTuple):
-    """The functions of a library."""
+    """Functions of libturbojpeg."""
 
     quick: ctypes.PyDLL
-    """Keeps the interpreter's lock, for calls that take less time than to take the lock again beside other threads."""
+    """All functions, called with the interpreter's lock held, because they are faster than taking the lock again."""
     decompress: Callable[..., int]
-    """``tj3Decompress8``, with the lock released."""
+    """``tj3Decompress8``, called with the lock released."""
 
 
 @cache
 def library() -> Library | None:
-    """The functions of the first library found that decodes regions, or ``None``.
+    """Return the functions of the first library that decodes regions, or ``None``.
 
-    Searched in this order: the environment of conda and the system, whose libraries are kept up to date, and the wheel
-    ``turbojpeg``, whose module, which decodes no regions, is not imported.
+    The search order is the conda environment and the system, whose libraries are kept up to date, then the wheel ``turbojpeg``.
+    The module of the wheel is not imported, because it cannot decode regions.
     """
     for path in _paths():
         try:
@@ -106,13 +106,13 @@ def library() -> Library | None:
 
 
 def _paths() -> Iterator[str]:
-    """Files that may be the library, the preferred one first."""
+    """Yield candidate paths of the library, in order of preference."""
     for name in _CONDA_FILES:
         yield str(Path(sys.prefix, name))
     system = ctypes.util.find_library("turbojpeg")
     if system is not None:
         yield system
-    with suppress(ValueError):  # of a module that is loaded and has no specification
+    with suppress(ValueError):  # raised for a loaded module without a specification
         spec = find_spec("turbojpeg")
         if spec is not None and spec.origin is not None:
             for name in _FILES:
@@ -121,22 +121,22 @@ def _paths() -> Iterator[str]:
 
 @cache
 def version() -> str:
-    """Name and version of the library, which no function of its interface returns: a text in its file, or the file's name."""
-    found = library()
-    assert found is not None
-    path = Path(found.quick._name)
-    with suppress(OSError):  # of the system's library, which has no path
+    """Return name and version of the library, read from its file, because no function returns them; or the name of the file."""
+    functions = library()
+    assert functions is not None
+    path = Path(functions.quick._name)
+    with suppress(OSError):  # raised for the system's library, which has no path
         if match := _VERSION.search(path.read_bytes()):
             return f"libjpeg-turbo {match[1].decode()}"
     return path.name
 
 
 def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Regions that libjpeg decodes: windows with a margin, extended to whole columns of blocks.
+    """Return the regions that libjpeg decodes for windows: with a margin, extended to whole columns of blocks.
 
     Args:
         windows: (n, 4) top, left, height and width.
-        table: (n,) records of ``HEADER`` with a sampling.
+        table: (n,) records of ``HEADER`` with a nonzero ``sampling``.
         scales: (n,) downsampling factors.
     """
     top, left, height, width = windows.T
@@ -158,86 +158,85 @@ def decode(
 ) -> bool:
     """Decode a window of a JPEG, with the interpreter's lock released.
 
-    Pixels equal those of the whole image as decoded by libjpeg-turbo, bit for bit. A file that causes a warning is refused, so
-    that the caller's decoder of whole images decides. What libjpeg does not read causes no warning: in a JPEG of one scan, the
-    rows below the window. A file that is damaged or cut off there gives its pixels, although a decoder of whole images may
-    refuse it. Pixels are a function of file, decoder and window, and so is whether there are any.
+    Pixels equal the pixels of the whole image decoded by libjpeg-turbo, bit for bit. A file that causes a warning is rejected,
+    so that the caller's decoder of whole images decides. In a JPEG of one scan, libjpeg does not read the rows below the
+    window: a file that is damaged or truncated there is decoded without a warning, although a decoder of whole images may
+    reject it. The result depends only on file, decoder and window.
 
     Args:
-        file: (bytes,) the encoded image.
-        buffer: (h, w, C) contiguous memory of the window's size, for RGB or for the luma. Its content is undefined after a
-            failure. Nothing is written outside.
+        file: (bytes,) encoded image.
+        buffer: (h, w, C) contiguous output of the size of the window, for RGB or luma. Its content is undefined after a
+            failure.
         window: (top, left, height, width) in pixels of the downsampled image, in the orientation of the file.
         full: (height, width) of the image in its header, before downsampling.
         scale: Downsampling factor 1, 2, 4 or 8. Sides are rounded up.
-        inner: First column and number of columns of ``buffer`` that are wanted. Left out: all. The content of other columns is
-            undefined.
+        inner: (first column, number of columns) of ``buffer`` that the caller needs. The content of other columns is
+            undefined. Default: all columns.
 
     Returns:
-        Whether the window was decoded; ``False`` also for an image of another size than ``full``, a window beyond the image,
-        CMYK, more than 8 bits, a lossless JPEG, a subsampling that TurboJPEG does not name, and a progressive JPEG without all
-        of its scans.
+        Whether the window was decoded. ``False`` also for an image whose size is not ``full``, a window outside the image,
+        CMYK, more than 8 bits, a lossless JPEG, a subsampling without a name in TurboJPEG, and an incomplete progressive JPEG.
 
     Cost:
         Huffman decoding of all rows down to the end of the window, or of the whole image if it has several scans. All other
-        work is for the window alone, widened to columns that are decoded together. A copy if ``buffer`` is not of that width.
+        work is limited to the region of the window (see ``regions``). One copy if ``buffer`` does not have the region's width.
     """
-    found = library()
-    assert found is not None
-    turbojpeg = found.quick
+    functions = library()
+    assert functions is not None
+    turbojpeg = functions.quick
     top, left, height, width = window
     full_height, full_width = full
     columns = -(-full_width // scale)
-    first, wanted = (0, width) if inner is None else inner
+    wanted_start, wanted_width = (0, width) if inner is None else inner
     address = _address(file)
     if left + width > columns:
         return False
-    # A new one for each file (1 µs), because it keeps the tables of a file for the next one, which may lack some.
+    # A new handle per file (1 µs): a handle keeps the tables of a file, and the next file may lack tables.
     handle = turbojpeg.tj3Init(_DECOMPRESS)
     try:
         if turbojpeg.tj3DecompressHeader(handle, address, file.size):  # each call fails if there is a warning
             return False
-        get = turbojpeg.tj3Get
-        subsampling = get(handle, _SUBSAMPLING)
+        get_parameter = turbojpeg.tj3Get
+        subsampling = get_parameter(handle, _SUBSAMPLING)
         if (
-            (get(handle, _HEIGHT), get(handle, _WIDTH)) != (full_height, full_width)
+            (get_parameter(handle, _HEIGHT), get_parameter(handle, _WIDTH)) != (full_height, full_width)
             or not 0 <= subsampling < len(_MCU_WIDTHS)
-            or (get(handle, _PROGRESSIVE) and not _is_complete(file))
+            or (get_parameter(handle, _PROGRESSIVE) and not _is_complete(file))
         ):
             return False
         mcu_width = _MCU_WIDTHS[subsampling]
         margin = _MARGIN if mcu_width > 8 else 0
         multiple = max(mcu_width // scale, 1)
-        start = max(left + first - margin, 0) // multiple * multiple
-        end = min(left + first + wanted + margin, columns)
-        # A region is set for whole images, too: a lossless JPEG, which is decoded without regard to the scale, is refused here.
+        start = max(left + wanted_start - margin, 0) // multiple * multiple
+        end = min(left + wanted_start + wanted_width + margin, columns)
+        # Set a region for whole images, too: it fails for a lossless JPEG, which would be decoded without downsampling.
         region = _Region(start, top, end - start, height)
         if (scale > 1 and turbojpeg.tj3SetScalingFactor(handle, _Scale(1, scale))) or turbojpeg.tj3SetCroppingRegion(
             handle, region
         ):
             return False
         shape = (height, end - start, buffer.shape[2])
-        made = buffer if start == left and buffer.shape == shape else _scratch(shape)
+        pixels = buffer if start == left and buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
-        format_ = _PIXEL_FORMATS[shape[2]]  # refused for CMYK; 12 bits are refused always
-        if found.decompress(handle, address, file.size, _address(made), row_bytes, format_):
+        format_ = _PIXEL_FORMATS[shape[2]]  # fails for CMYK, and always for 12 bits
+        if functions.decompress(handle, address, file.size, _address(pixels), row_bytes, format_):
             return False
-        if made is not buffer:
-            at = left + first - start
-            buffer[:, first : first + wanted] = made[:, at : at + wanted]
+        if pixels is not buffer:
+            offset = left + wanted_start - start
+            buffer[:, wanted_start : wanted_start + wanted_width] = pixels[:, offset : offset + wanted_width]
         return True
     finally:
         turbojpeg.tj3Destroy(handle)
 
 
 def _address(array: NDArray[np.uint8]) -> int:
-    """Address of an array's first element, in a third of the time that ``ctypes.data`` takes."""
+    """Return the address of the first element of an array, three times as fast as ``ctypes.data``."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def _scratch(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Memory that is this thread's own until the next call."""
+    """Return a buffer of the current thread, valid until the next call."""
     size = shape[0] * shape[1] * shape[2]
     memory: NDArray[np.uint8] | None = getattr(_kept, "memory", None)
     if memory is None or memory.size < size:
@@ -248,28 +247,28 @@ def _scratch(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
 
 
 def _is_complete(file: NDArray[np.uint8]) -> bool:
-    """Whether the scans of a progressive JPEG have all bits of all coefficients.
+    """Return whether the scans of a progressive JPEG have all bits of all coefficients.
 
-    libjpeg smooths the blocks of other files across the borders of a region, and differently from version to version.
+    libjpeg smooths the blocks of incomplete files across the borders of a region, which differs between its versions.
     """
     data = file.data
-    missing: dict[int, bytearray] = {}  # by component, for each coefficient the number of bits, 255 before the first scan
-    at = 2
+    missing: dict[int, bytearray] = {}  # number of missing bits per coefficient, by component; 255 before the first scan
+    position = 2
     try:
-        while match := _NEXT_MARKER(data, at):
-            at = match.end()
-            marker = data[at - 1]
+        while match := _NEXT_MARKER(data, position):
+            position = match.end()
+            marker = data[position - 1]
             if marker == 0xD9:  # the end of the image
                 break
             if marker == 0xDA:  # a scan
-                end = at + 3 + 2 * data[at + 2]
+                end = position + 3 + 2 * data[position + 2]
                 first = data[end]
                 last = data[end + 1]
                 bits = data[end + 2] & 15
-                for component in data[at + 3 : end : 2]:
+                for component in data[position + 3 : end : 2]:
                     of_component = missing.setdefault(component, bytearray(b"\xff" * 64))
                     of_component[first : last + 1] = bytes([bits]) * (last + 1 - first)
-            at += data[at] << 8 | data[at + 1]
+            position += data[position] << 8 | data[position + 1]
     except IndexError:  # the file ends
         return False
     return not any(map(any, missing.values()))

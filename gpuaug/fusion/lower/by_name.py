@@ -1,4 +1,4 @@
-"""Transforms of LeRobot, open_clip, timm and torchgeo, told by their names and their methods: gpuaug imports none of them."""
+"""Transforms of LeRobot, open_clip, timm and torchgeo, recognized by class name and methods, without importing them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -55,10 +55,10 @@ METHODS: dict[str, dict[str, str]] = {
     },
     "torchgeo.RandomGrayscale": {"apply_transform": "device expand shape sum to unsqueeze"},
 }
-"""The methods by which each class is applied, and the names in their code, in the versions compared with."""
+"""Methods that apply each class, and the names in the code of each method, in the versions that gpuaug is tested with."""
 
 _NOT_READ = frozenset({"selected_transforms"})
-"""Attributes that some versions set, and do not read."""
+"""Attributes that some versions set, but do not read."""
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
@@ -69,58 +69,60 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
 }
 
 MOST_PLACED = 24
-"""Largest product of picks and transforms of a ``RandomSubsetApply`` in random order: a transform has an op for each place."""
+"""Maximum of picks · transforms of a ``RandomSubsetApply`` in random order, with one op per transform and position."""
 
 MOST_SUBSETS = 10_000
-"""Largest number of subsets of a ``RandomSubsetApply``. Their shares are computed when the pipeline is fused."""
+"""Maximum number of subsets of a ``RandomSubsetApply``. Their probabilities are computed when the pipeline is fused."""
 
 
 def qualified_name(kind: type | None) -> str:
-    """Package and name of a class, such as ``"timm.ResizeKeepRatio"``, if it is one of these; empty otherwise."""
+    """Return package and name of a class, such as ``"timm.ResizeKeepRatio"``, if it is in ``METHODS``; empty otherwise."""
     name = "" if kind is None else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
     return name if name in METHODS else ""
 
 
 def named_class(transform: Any) -> type | None:
-    """The class of ``transform``, or the nearest base class, that is one of these; ``None`` without one."""
+    """Return the class of ``transform``, or its nearest base class, that is in ``METHODS``; ``None`` if there is none."""
     return next((kind for kind in type(transform).__mro__ if qualified_name(kind)), None)
 
 
 def is_a(transform: Any, name: str) -> bool:
-    """Whether ``transform`` does what the class ``name`` does, with other settings."""
+    """Return whether ``transform`` behaves as the class ``name``, except for its settings."""
     kind = named_class(transform)
     return kind is not None and qualified_name(kind) == name and unlike(transform, kind) is None
 
 
-def unlike(transform: Any, kind: type) -> str | None:
-    """Why ``transform``, of class ``kind``, may behave otherwise than that class in the versions compared with, or ``None``."""
-    known = METHODS[qualified_name(kind)]
-    found = {name: getattr(value, "__func__", value) for name, value in vars(kind).items() if name not in NOT_APPLIED}
-    inherited = {name: getattr(base, name) for base in (v2.Transform, *kind.__bases__) for name in found if hasattr(base, name)}
-    applied = [name for name, value in found.items() if name in inherited and not is_same(value, inherited[name])]
-    for name in dict.fromkeys((*known, *applied)):
-        method = found.get(name)
-        if not isinstance(method, FunctionType) or code_names([method]) - _NOT_READ != {*known.get(name, "").split()}:
-            return f"{name} of {kind.__name__} is not that of the versions compared with"
-    return difference(transform, kind)
+def unlike(transform: Any, class_: type) -> str | None:
+    """Return the reason why ``transform`` may behave differently from ``class_`` in the tested versions, or ``None``."""
+    expected_names = METHODS[qualified_name(class_)]
+    methods = {name: getattr(value, "__func__", value) for name, value in vars(class_).items() if name not in NOT_APPLIED}
+    inherited = {
+        name: getattr(base, name) for base in (v2.Transform, *class_.__bases__) for name in methods if hasattr(base, name)
+    }
+    applied = [name for name, value in methods.items() if name in inherited and not is_same(value, inherited[name])]
+    for name in dict.fromkeys((*expected_names, *applied)):
+        method = methods.get(name)
+        if not isinstance(method, FunctionType) or code_names([method]) - _NOT_READ != {*expected_names.get(name, "").split()}:
+            return f"{name} of {class_.__name__} is not that of the versions compared with"
+    return difference(transform, class_)
 
 
 def written_out(transform: Any) -> Any:
-    """The transform of torchvision's, or the list of transforms, that does the same; without one ``transform``.
+    """Return the equivalent transform of torchvision, or list of transforms; ``transform`` itself if there is none.
 
     Raises:
-        ArgumentTypeError: If it is one of timm's with a setting that torchvision has no transform for.
+        ArgumentTypeError: If it is a transform of timm with a setting that no transform of torchvision has.
     """
-    kind = named_class(transform)
-    if kind is None or unlike(transform, kind) is not None:
+    class_ = named_class(transform)
+    if class_ is None or unlike(transform, class_) is not None:
         return transform
-    name = qualified_name(kind)
+    name = qualified_name(class_)
     interpolation = getattr(transform, "interpolation", None)
     if isinstance(interpolation, tuple) and name in ("timm.RandomResizedCropAndInterpolation", "timm.ResizeKeepRatio"):
-        raise _refused(kind, "with random interpolation")
+        raise _refused(class_, "with random interpolation")
     if name == "lerobot.ImageTransforms":
         return transform.tf
-    if name == "open_clip.MaybeConvertMode":  # which returns tensors unchanged
+    if name == "open_clip.MaybeConvertMode":  # returns tensors unchanged
         return v2.Identity()
     if name in ("open_clip.color_jitter", "open_clip.gray_scale"):
         return v2.RandomApply([transform.transf], transform.p)
@@ -149,7 +151,7 @@ def _erasing(transform: Any) -> Any:
 
 
 def unsupported_subset(container: Any) -> str | None:
-    """Why a ``RandomSubsetApply`` is left to torchvision, or ``None``."""
+    """Return the reason why torchvision runs a ``RandomSubsetApply``, or ``None``."""
     count = len(container.transforms)
     picks = container.n_subset
     shares = torch.tensor(container.p)
@@ -161,33 +163,38 @@ def unsupported_subset(container: Any) -> str | None:
 
 
 def subsets(container: Any) -> tuple[list[tuple[int, ...]], list[float]]:
-    """The picks of a ``RandomSubsetApply``: indices of transforms in the order in which they run, and the share of each pick.
+    """Return the picks of a ``RandomSubsetApply``, as indices of transforms in running order, and the probability of each.
 
-    ``torch.multinomial`` without replacement draws one after the other, each by its share of what is left.
+    ``torch.multinomial`` without replacement draws one by one, each in proportion to its share of the remaining shares.
     """
     shares: list[float] = torch.tensor(container.p).double().tolist()
     members = [index for index, share in enumerate(shares) if share > 0]
     if container.random_order:
         picked = list(permutations(members, container.n_subset))
-        return picked, [_in_turn(each, shares) for each in picked]
-    found: dict[tuple[int, ...], float] = {(): 1.0}
+        return picked, [_in_turn(order, shares) for order in picked]
+    probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for size in range(1, container.n_subset + 1):
-        found = {each: sum(_with_last(each, last, found, shares) for last in each) for each in combinations(members, size)}
-    return list(found), list(found.values())
+        probabilities = {
+            subset: sum(_with_last(subset, last, probabilities, shares) for last in subset)
+            for subset in combinations(members, size)
+        }
+    return list(probabilities), list(probabilities.values())
 
 
 def _in_turn(order: Sequence[int], shares: Sequence[float]) -> float:
-    """The probability of an order of picks."""
-    left = sum(shares)
+    """Return the probability of picks in this order."""
+    remaining = sum(shares)
     probability = 1.0
     for member in order:
-        probability *= shares[member] / left
-        left -= shares[member]
+        probability *= shares[member] / remaining
+        remaining -= shares[member]
     return probability
 
 
-def _with_last(picked: tuple[int, ...], last: int, before: dict[tuple[int, ...], float], shares: Sequence[float]) -> float:
-    """The probability of a set of picks of which ``last`` was the last."""
+def _with_last(
+    picked: tuple[int, ...], last: int, probabilities: dict[tuple[int, ...], float], shares: Sequence[float]
+) -> float:
+    """Return the probability of a set of picks in which ``last`` is picked last."""
     others = tuple(member for member in picked if member != last)
-    left = sum(shares) - sum(shares[member] for member in others)
-    return before[others] * shares[last] / left
+    remaining = sum(shares) - sum(shares[member] for member in others)
+    return probabilities[others] * shares[last] / remaining

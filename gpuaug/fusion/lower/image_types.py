@@ -1,4 +1,4 @@
-"""Type of the images at each place of a pipeline, followed in order while the pipeline is lowered."""
+"""Type of the images before each transform of a pipeline, tracked while the pipeline is lowered."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,38 +12,38 @@ from gpuaug.fusion.ops.channel import Normalize
 from gpuaug.fusion.pixels import LARGEST
 
 _MOST_DEVIATION = 10.0
-"""Largest standard deviation taken for one of images in [0, 1]. Those of bytes are about 60, and 255 where they only scale."""
+"""Maximum standard deviation of images in [0, 1]. Deviations of bytes are about 60, or 255 for a mere scaling."""
 
 
 class Refusal(NamedTuple):
-    """The error for images of one type."""
+    """Error for images of one type."""
 
     error: ArgumentError | ArgumentTypeError
     is_certain: bool
-    """False if a fallback module stands before the transform that refuses them, and may return another type."""
+    """False if a fallback module before the transform may return a type that the transform accepts."""
 
 
 @dataclass(slots=True)
 class ImageTypes:
-    """The type that images have where the next transform stands.
+    """Type of the images before the next transform.
 
     Args:
-        dtype: Type of the images that the pipeline is called with.
-        scalings: Number of conversions from whole numbers to floats in [0, 1] that the pipeline declares.
-        returned: Type that a fallback module returns, by its number in the pipeline, where another type than it is passed.
+        dtype: Type of the input images of the pipeline.
+        scalings: Number of conversions from integers to floats in [0, 1] in the pipeline.
+        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 
     dtype: torch.dtype
     scalings: int = 0
     returned: Mapping[int, torch.dtype] = field(default_factory=dict)
     fallbacks: int = 0
-    """Number of torchvision's fallback modules so far."""
+    """Number of torchvision's fallback modules before the next transform."""
     largest: int = field(init=False)
-    """Value of the images that the pipeline is called with that stands for 1."""
+    """Value of the input images that represents 1."""
     at_most_one: bool = field(init=False)
-    """True while values are certain to be at most 1. Whole numbers stand for such values until a transform may change them."""
+    """True while values are certain to be at most 1. Integers count as such until a transform may change their range."""
     refusal: Refusal | None = field(default=None, init=False)
-    """Why images of the type that the pipeline is called with are refused. Images of another type may be accepted."""
+    """Error for input images of this type; ``None`` if they are accepted. Images of another type may be accepted."""
     _declared: bool = field(init=False)
     _signed: bool = field(init=False)
 
@@ -55,7 +55,7 @@ class ImageTypes:
 
     @property
     def are_whole(self) -> bool:
-        """Whether the next transform of torchvision is given whole numbers."""
+        """Whether the input of the next transform of torchvision is integers."""
         return self.dtype in LARGEST
 
     @property
@@ -64,20 +64,20 @@ class ImageTypes:
         return self.at_most_one and not self._signed
 
     def enter_kornia(self) -> None:
-        """Kornia's modules take floats. Where no conversion follows that says when, images become floats in front of them."""
+        """Convert images to floats before a module of Kornia, unless the pipeline has a conversion."""
         if not self.scalings:
             self.dtype = torch.float32
 
     def fall_back(self, *, keeps_range: bool) -> int:
-        """Pass a module that torchvision runs, and return its number."""
-        number = self.fallbacks
+        """Update the type for a module that torchvision runs, and return the index of the module among the fallbacks."""
+        index = self.fallbacks
         self.fallbacks += 1
-        self.dtype = self.returned.get(number, self.dtype)
+        self.dtype = self.returned.get(index, self.dtype)
         self.at_most_one = self.at_most_one and keeps_range
-        return number
+        return index
 
     def require_floats(self, name: str) -> None:
-        """Refuse whole numbers for a transform that torchvision runs on floats alone."""
+        """Record an error for integers before a transform that torchvision runs only on floats."""
         if self.are_whole:
             self._refuse(
                 ArgumentTypeError(
@@ -87,7 +87,7 @@ class ImageTypes:
             )
 
     def check_fill(self, name: str, fill: Any) -> None:
-        """Refuse whole numbers for a transform whose fill, a share or one per channel, is no value of their type."""
+        """Record an error for integers before a transform whose fill, in units of their maximum, is out of their range."""
         if not self.are_whole:
             return
         limits = torch.iinfo(self.dtype)
@@ -106,16 +106,16 @@ class ImageTypes:
         self.refusal = self.refusal or Refusal(error, is_certain=not self.fallbacks)
 
     def normalize(self, op: Normalize) -> None:
-        """Check a normalisation against the images that it is given, and pass it.
+        """Check a normalization against the range of its input images, and update the range.
 
         Raises:
-            ArgumentError: If the conversions of the pipeline say that images have another type or range.
+            ArgumentError: If the conversions of the pipeline imply another type or range of the images.
         """
         if op.package == "torchvision":
             self.require_floats(op.name)
         mean, std = float(op.mean.max(initial=0)), float(op.std.max(initial=0))
         if self.at_most_one and (mean > 1 or std > _MOST_DEVIATION):
-            # A conversion says that images are whole numbers, and not of which type.
+            # A conversion implies that images are integers, but not their type.
             types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self._declared else ""
             error = ArgumentError(
                 f"mean and std of {op.name} must be those of images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "

@@ -1,7 +1,7 @@
-"""Lowers Kornia modules to ops; other modules are left as they are.
+"""Lowering of Kornia's modules to ops. Modules that are not lowered become fallback ops.
 
-A subclass that overrides no method of its base is lowered as its base. A container becomes a tree whose leaves keep their
-names, from which a batch's draws are converted to Kornia's form.
+A subclass that overrides no method of its base is lowered as its base. A container becomes a tree with the names of its
+modules, by which draws are converted to Kornia's form.
 """
 
 import functools
@@ -41,27 +41,27 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 
 version = functools.cache(metadata.version)
-"""Version of an installed package. Looking it up takes longer than to lower a module."""
+"""Version of an installed package. Cached, because a look-up takes longer than lowering a module."""
 
 TESTED = ((0, 9), (0, 10))
-"""Kornia versions that the ops were compared with: from the first, up to but not including the second."""
+"""Range of Kornia versions that the ops are tested with: from the first, up to but not including the second."""
 
 REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED[0], *TESTED[1])
 """``TESTED`` as a requirement for pip."""
 
 
 Lower = Callable[[str, Any], Tree]
-"""Lowers a module of a container, given its name there."""
+"""Function of (name in the container, module) that lowers a module."""
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower one of ``CONTAINERS``: to a tree, or to a choice with ``random_apply``.
+    """Lower one of ``CONTAINERS`` to a tree, or with ``random_apply`` to an op that picks modules.
 
     Args:
-        name: Its own; empty where the user passed it.
-        container: The user's.
-        pick: Whether mixes are picked for the batch or for each sample.
-        lower: Lowers what it holds.
+        name: Name of the container; empty for the pipeline itself.
+        container: Container of the user.
+        pick: Whether mixes are picked per batch or per sample.
+        lower: Function that lowers a module of the container.
     """
     items = tuple(lower(child_name, child) for child_name, child in container.named_children())
     if container.random_apply is False:
@@ -77,7 +77,7 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
 
 
 def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
-    """Lower a module to an op or a policy, or leave it to Kornia with a reason."""
+    """Lower a module to an op or a policy, or to a fallback op with the reason."""
     name = name or type(module).__name__
     base: Any = nearest_class(module, {*LOWERED, *POLICIES, *CONTAINERS})
     if base is None:
@@ -88,44 +88,44 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     if base in POLICIES:
         policy = lower_policy(name, module, LOWERED, pick)
         return Leaf(name, EagerKornia(name, module, policy) if isinstance(policy, str) else policy)
-    kind = channel.TorchgeoGrayscale if base.__module__.startswith("torchgeo.") else LOWERED[base]
+    op_type = channel.TorchgeoGrayscale if base.__module__.startswith("torchgeo.") else LOWERED[base]
     try:
-        reason = _on_gpu(module) or kind.unsupported_module(module)
-        made = kind(name, module) if reason is None or kind.out is not Op.out else None
+        reason = _on_gpu(module) or op_type.unsupported_module(module)
+        op = op_type(name, module) if reason is None or op_type.out is not Op.out else None
     except (AttributeError, KeyError, TypeError) as error:
         if type(module) is base:
             raise
         return Leaf(name, EagerKornia(name, module, f"a subclass of {base.__name__} with other attributes: {error}"))
     if reason is not None:
-        return Leaf(name, EagerKornia(name, module, reason, made))
-    assert made is not None
-    return Leaf(name, made)
+        return Leaf(name, EagerKornia(name, module, reason, op))
+    assert op is not None
+    return Leaf(name, op)
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:
-    """The children that a container picks from; ``None`` if they are nested by more than one level."""
+    """Return the children that a container picks from; ``None`` if they are nested by more than one level."""
     children = []
     for item in items:
         inner = item.items if isinstance(item, Group) else (item,)
-        if any(isinstance(each, Group) for each in inner):
+        if any(isinstance(child, Group) for child in inner):
             return None
-        members = tuple(Member(each.name, each.op) for each in inner if isinstance(each, Leaf))
+        members = tuple(Member(child.name, child.op) for child in inner if isinstance(child, Leaf))
         children.append(Child(item.name, members, is_container=isinstance(item, Group)))
     return children
 
 
 def _class_of_torchgeo(module: nn.Module) -> type | None:
-    """Torchgeo's RandomGrayscale, if ``module`` is one; ``None`` otherwise."""
+    """Return the class of torchgeo's ``RandomGrayscale`` if ``module`` is an instance; ``None`` otherwise."""
     if not any(kind.__module__.startswith("torchgeo.") for kind in type(module).__mro__):
         return None
-    # Imported here, since it imports torchvision's transforms.
+    # Imported here, because it imports torchvision's transforms.
     from gpuaug.fusion.lower.by_name import named_class
 
     return named_class(module)
 
 
 def _unlike(module: nn.Module, base: type | None) -> str | None:
-    """Why a module is not ``base``, the nearest of its classes that is lowered, with other settings; ``None`` if it is."""
+    """Return the reason why a module behaves differently from ``base``, its nearest class that is lowered, or ``None``."""
     of_kornia = type(module).__module__.startswith("kornia.")
     if base is None:
         return "no lowering for this type" if of_kornia else "not one of Kornia's modules"
@@ -144,17 +144,17 @@ def _on_gpu(module: nn.Module) -> str | None:
 
 
 def untested_version() -> str | None:
-    """Why every module is left to Kornia; ``None`` if the ops were compared with the installed version."""
-    found = version("kornia")
-    numbers = re.match(r"(\d+)\.(\d+)", found)
+    """Return the reason why Kornia runs all of its modules; ``None`` if the installed version is in ``TESTED``."""
+    installed = version("kornia")
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
     if numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) < TESTED[1]:
         return None
-    return f"Kornia {found} is not one of the versions compared with ({REQUIREMENT})"
+    return f"Kornia {installed} is not one of the versions compared with ({REQUIREMENT})"
 
 
 @functools.cache
 def warn_of_version(reason: str) -> None:
-    """Warn once in a process that ``untested_version`` leaves every module to Kornia."""
+    """Warn once per process that Kornia runs all of its modules. ``reason``: from ``untested_version``."""
     warnings.warn(
         f"Every module is left to Kornia, with tens of launches a batch for each, because {reason}. "
         f'Run pip install "{REQUIREMENT}".',

@@ -1,4 +1,4 @@
-"""Lowers the user's pipeline to a tree of ops, each module by its library."""
+"""Lowering of the user's pipeline to a tree of ops."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Lowered(NamedTuple):
     dtype: torch.dtype
     """Type of the images that the user's pipeline returns."""
     refusal: Refusal | None
-    """Why images of the type that the pipeline was lowered for are refused; ``None`` if they are accepted."""
+    """Error for images of the type that the pipeline was lowered for; ``None`` if they are accepted."""
 
 
 def lower(
@@ -44,22 +44,22 @@ def lower(
     """Lower a pipeline to a tree of ops.
 
     Args:
-        pipeline: The user's pipeline.
-        pick: Whether Kornia's policies pick for the batch, as in Kornia, or for each sample.
-        antialias: Whether Kornia's modules that shrink weigh all pixels that fall on one. torchvision's say so themselves.
-        dtype: Type of the images that the pipeline is called with.
-        returned: Type that a fallback module returns, by its number in the pipeline, where another type than it is passed.
+        pipeline: Pipeline of the user.
+        pick: Whether Kornia's policies pick per batch, as in Kornia, or per sample.
+        antialias: Whether Kornia's modules antialias when they downsample. torchvision's modules have their own setting.
+        dtype: Type of the input images.
+        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
 
     Raises:
-        ArgumentTypeError: If the pipeline has no augmentations in it, or a transform that cannot run here.
-        ArgumentError: If the pipeline is empty, or the images are not what a transform of torchvision takes.
+        ArgumentTypeError: If ``pipeline`` is not a pipeline, or has a transform that cannot run on batches.
+        ArgumentError: If the pipeline is empty, or a transform of torchvision does not accept the images.
     """
     if isinstance(pipeline, type):
         raise ArgumentTypeError(
             f"pipeline must be an instance, got the class {pipeline.__name__}. Call it first: {pipeline.__name__}(…)."
         )
     scalings = 0
-    if "torchvision.transforms" in sys.modules:  # else the pipeline holds no transform of torchvision's
+    if "torchvision.transforms" in sys.modules:  # otherwise the pipeline has no transform of torchvision
         from gpuaug.fusion.lower.torchvision import count_scalings
 
         scalings = count_scalings(pipeline)
@@ -81,19 +81,19 @@ def lower(
 
 
 def _runs_of(tree: Tree) -> list[Sequence[Op | EagerOp]]:
-    """The op of each module, in order, or the ops that it may pick."""
+    """Return the ops per module, in order: one, or the ops that it may pick."""
     return [leaf.op.ops if isinstance(leaf.op, Picking) else (leaf.op,) for leaf in leaves(tree)]
 
 
 def _resamplings(tree: Tree) -> list[ResampleOp]:
-    """All ops that resize, those that may be picked included."""
+    """Return all ops that resize, including ops that may be picked."""
     return [op for ops in _runs_of(tree) for op in ops if isinstance(op, ResampleOp)]
 
 
 def _expect_rounding(tree: Tree) -> None:
-    """Tell Kornia's ops that count levels if they stand behind one that makes a pixel of several others.
+    """Call ``expect_rounding`` of Kornia's ops that count levels after an op that computes a pixel from several others.
 
-    Alone they have Kornia's levels bit for bit.
+    Without such an op before, levels equal Kornia's bit for bit.
     """
     rounded = False
     for ops in _runs_of(tree):
@@ -104,14 +104,14 @@ def _expect_rounding(tree: Tree) -> None:
 
 
 def _rounds(op: Op | EagerOp) -> bool:
-    """True if an op may make pixels of equal ones that are a rounding error apart."""
+    """Return whether an op may turn equal pixels into pixels that differ by a rounding error."""
     if isinstance(op, WarpOp | ResampleOp):
         return not op.nearest
     return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp | ChannelOp))
 
 
 def _advice_for(value: Any) -> str:
-    """Advice for what is no pipeline."""
+    """Return the advice for a value that is not a pipeline."""
     if isinstance(getattr(value, "transforms", None), nn.Module | Sequence):
         return "Pass the transforms that it calls: its attribute transforms."
     if hasattr(value, "image_mean") and hasattr(value, "do_resize"):  # an image processor of Hugging Face's
@@ -122,11 +122,11 @@ def _advice_for(value: Any) -> str:
 
 
 class _Lowering:
-    """One pipeline being lowered.
+    """State of the lowering of one pipeline.
 
     Args:
         pick: As for ``lower``.
-        types: Type of the images, followed from transform to transform.
+        types: Type of the images, updated by each transform.
     """
 
     def __init__(self, pick: Pick, types: ImageTypes) -> None:
@@ -134,7 +134,7 @@ class _Lowering:
         self._torchvision: Any = None
 
     def tree(self, name: str, module: Any) -> Tree:
-        """What one module, container or sequence consists of."""
+        """Lower a module, container or sequence."""
         if type(module) is nn.Sequential:
             module = list(module)
         if isinstance(module, Sequence) and not isinstance(module, str):
@@ -142,12 +142,12 @@ class _Lowering:
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named), is_container=False)
         if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES:
             if self._torchvision is None:
-                # Imported where a pipeline has a transform of torchvision's, and not with gpuaug.
+                # Imported only for a pipeline with a transform of torchvision.
                 from gpuaug.fusion.lower.torchvision import TorchvisionLowering
 
                 self._torchvision = TorchvisionLowering(self.tree, self._types)
-            made: Tree = self._torchvision.tree(name, module)
-            return made
+            tree: Tree = self._torchvision.tree(name, module)
+            return tree
         if not isinstance(module, nn.Module):
             refuse_transform(module)
             raise ArgumentTypeError(
@@ -163,7 +163,7 @@ class _Lowering:
         return leaf
 
     def _follow(self, leaf: Leaf) -> None:
-        """Follow the range of values through one of Kornia's modules, or through a module of the user's."""
+        """Update the range of values for a module of Kornia or of the user."""
         types, op = self._types, leaf.op
         for resampling in _resamplings(leaf):
             resampling.clamps = types.in_unit_range

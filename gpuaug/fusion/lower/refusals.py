@@ -1,4 +1,4 @@
-"""Transforms that ``fuse`` refuses, and their replacements."""
+"""Errors for transforms that ``fuse`` does not support, with replacements."""
 
 from collections.abc import Sequence
 from inspect import Parameter, signature
@@ -29,10 +29,10 @@ NOT_TAKEN = {
     "ToPILImage": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "VideoClassification": f"It is for videos. {_IN_DATASET}",
 }
-"""Names of torchvision's transforms that cannot run image by image, and the advice for each."""
+"""Advice for each of torchvision's transforms that cannot run image by image, by class name."""
 
 NAMED_MODULES = ("open_clip.transform", "timm.data.auto_augment", "timm.data.random_erasing", "timm.data.transforms")
-"""Modules of transforms that are told by their names, and may be no subclass of torchvision's."""
+"""Python modules with transforms that are recognized by class name, and may not derive from torchvision's classes."""
 
 TIMM = {
     "AugMixAugment": "Write v2.AugMix(…) instead, which torchvision runs image by image",
@@ -41,7 +41,7 @@ TIMM = {
     "ToNumpy": "gpuaug.fuse takes tensors and gives tensors. Leave it out",
     "ToTensor": "Write v2.ToDtype(torch.float32, scale=True) instead, and divide later means and deviations by 255",
 }
-"""Names of timm's transforms, and the advice for each."""
+"""Advice for each unsupported transform of timm, by class name."""
 
 
 TIMMS_SETTINGS = {
@@ -49,18 +49,18 @@ TIMMS_SETTINGS = {
     "with random interpolation": "Pass interpolation='bicubic' to create_transform",
     "with several rectangles": "Pass re_count=1 to create_transform",
 }
-"""Settings of timm's transforms that torchvision has not, and the advice for each."""
+"""Advice for each setting of timm's transforms that torchvision does not have."""
 
 
 def refuse_held(module: nn.Module) -> None:
-    """Refuse transforms of torchvision's in a module of Kornia's that calls them itself: they would draw once for a batch.
+    """Raise an error for torchvision's transforms inside a module of Kornia, which would call them once per batch.
 
     Raises:
-        ArgumentTypeError: If ``module`` is Kornia's, and holds one where nothing takes them apart.
+        ArgumentTypeError: If ``module`` is Kornia's, is not lowered member by member, and contains such a transform.
     """
     kind: Any = library_class(module)
     changed = kind is not None and difference(module, kind) is not None
-    if kind is None or (changed and type(module) is not kind):  # what a user's module holds is its own affair
+    if kind is None or (changed and type(module) is not kind):  # the members of a user's module are not checked
         return
     sequence = (
         not changed
@@ -76,10 +76,10 @@ def refuse_held(module: nn.Module) -> None:
 
 
 def refuse_transform(transform: Any) -> None:
-    """Refuse transforms that cannot run image by image.
+    """Raise an error for transforms that cannot run image by image.
 
     Raises:
-        ArgumentTypeError: If ``transform`` is such a transform of torchvision's, or one of timm's.
+        ArgumentTypeError: If ``transform`` is such a transform of torchvision, or an unsupported transform of timm.
     """
     kind = type(transform)
     if kind.__module__.startswith("timm.") and kind.__name__ in TIMM:
@@ -95,41 +95,41 @@ def refuse_transform(transform: Any) -> None:
 
 
 def refuse_timms(name: str, way_out: str) -> ArgumentTypeError:
-    """The error for a transform of timm's."""
+    """Return the error for a transform of timm. ``way_out``: advice."""
     return ArgumentTypeError(
         f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {name}. {way_out}."
     )
 
 
 def is_maybe_to_tensor(transform: Any) -> bool:
-    """True for the ``MaybeToTensor`` of timm, DINOv2 and open_clip, which returns tensors unchanged."""
+    """Return whether ``transform`` is ``MaybeToTensor`` of timm, DINOv2 or open_clip, which returns tensors unchanged."""
     kind = type(transform)
     return kind.__name__ == "MaybeToTensor" and kind.__module__.partition(".")[0] in ("timm", "dinov2", "open_clip")
 
 
 def v2_of(transform: Any, exact: Sequence[type]) -> Any:
-    """The v2 form of a transform of torchvision's v1; all others as they are.
+    """Convert a transform of torchvision's v1 to v2. All other transforms are returned unchanged.
 
     Args:
-        transform: Of torchvision.
-        exact: Transforms of v2 with the same settings as those of v1 with their names, and the same results.
+        transform: Transform of torchvision.
+        exact: Classes of v2 with the same settings and results as the classes of v1 with the same name.
 
     Raises:
-        ArgumentTypeError: If it is of v1, and there is none such.
+        ArgumentTypeError: If ``transform`` is of v1, and ``exact`` has no equivalent class.
     """
     if is_maybe_to_tensor(transform):
-        return next(each for each in exact if each.__module__.startswith("torchvision.transforms.transforms"))()
+        return next(class_ for class_ in exact if class_.__module__.startswith("torchvision.transforms.transforms"))()
     refuse_transform(transform)
     kind = torchvision_class(transform)
     if kind is None or kind in exact or kind.__module__.startswith("torchvision.transforms.v2"):
         return transform
-    made = next((each for each in exact if each.__name__ == kind.__name__), None)
-    if difference(transform, kind) is not None or (made is None and type(transform) is not kind):
+    v2_class = next((class_ for class_ in exact if class_.__name__ == kind.__name__), None)
+    if difference(transform, kind) is not None or (v2_class is None and type(transform) is not kind):
         return transform
-    if made is None:
+    if v2_class is None:
         raise ArgumentTypeError(
             f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got {kind.__name__} of v1. "
             f"Write v2.{kind.__name__}(…) instead: from torchvision.transforms import v2."
         )
-    plain = (each for each in signature(made).parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD)
-    return made(**{each.name: getattr(transform, each.name) for each in plain})
+    plain = (each for each in signature(v2_class).parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD)
+    return v2_class(**{each.name: getattr(transform, each.name) for each in plain})

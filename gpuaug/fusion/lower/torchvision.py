@@ -1,4 +1,4 @@
-"""torchvision's transforms, v2 → ops; everything else is called on each image by itself, in its place.
+"""Lowering of torchvision's v2 transforms to ops. All other transforms run image by image, at their position.
 
 A subclass that overrides no method of its base is lowered as its base.
 
@@ -51,18 +51,18 @@ LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
 }
 
 PASSED = (v2.Identity, v2.ToImage, v2.PILToTensor)
-"""Transforms that leave the pixels of a tensor as they are."""
+"""Transforms that do not change the pixels of a tensor."""
 
 ENDINGS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingBoxFormat, v2.SanitizeBoundingBoxes)
-"""Transforms of targets alone, which are made where the pipeline ends."""
+"""Transforms of targets only, which are applied at the end of the pipeline."""
 
 CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
 
 CHANGES_RANGE = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
-"""Transforms of torchvision's that may take values out of [0, 1]."""
+"""Transforms of torchvision whose output may lie outside [0, 1]."""
 
 BY_CHANCE = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
-"""Containers whose transforms run for some samples, or in an order that each draws."""
+"""Containers whose transforms run for some samples only, or in a random order per sample."""
 
 PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
 """Classes of ``weights.transforms()``, for images."""
@@ -80,23 +80,23 @@ KNOWN: frozenset[type] = frozenset(
         *PRESETS,
     }
 )
-"""Classes whose instances, and those of subclasses that override none of their methods, are lowered."""
+"""Classes that are lowered, including subclasses that override none of their methods."""
 
 MOST_ORDERED = 4
-"""The longest ``RandomOrder`` that is lowered: every transform of it has an op for each place in the order."""
+"""Maximum length of a ``RandomOrder`` that is lowered, with one op per transform and position."""
 
 _SOME = Size(1, 3, 4093, 4099)
-"""A size that no transform gives by chance."""
+"""Arbitrary input size that is unlikely to be the output size of a transform."""
 
 _IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
 
 
 class TorchvisionLowering:
-    """The transforms of one pipeline being lowered, in their order.
+    """Lower the torchvision transforms of one pipeline, in order.
 
     Args:
-        lower: Lowers a module that is not torchvision's, under its name.
-        types: Type of the images, followed from transform to transform.
+        lower: Function of (name, module) that lowers a module of another library.
+        types: Type of the images, updated by each transform.
     """
 
     def __init__(self, lower: Callable[[str, Any], Tree], types: ImageTypes) -> None:
@@ -104,27 +104,27 @@ class TorchvisionLowering:
 
     @property
     def units(self) -> Units:
-        """Unit of the next transform's settings."""
+        """Unit of the settings of the next transform."""
         return self._types.dtype if self._types.are_whole else torch.float32
 
     def tree(self, name: str, transform: Any) -> Tree:
-        """What one transform or container consists of.
+        """Lower a transform or container.
 
         Raises:
-            ArgumentTypeError: If it cannot run on the images of a batch.
-            ArgumentError: If the images are not what it takes.
+            ArgumentTypeError: If the transform cannot run on the images of a batch.
+            ArgumentError: If the transform does not accept the images.
         """
         if class_of(transform, KNOWN) in ENDINGS:
             return _ending(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
-            if any(isinstance(each, mixes.MixUp) for each in (mix, *(held for _, held in getattr(mix, "mixes", ())))):
+            if any(isinstance(op, mixes.MixUp) for op in (mix, *(held for _, held in getattr(mix, "mixes", ())))):
                 self._types.require_floats(mix.name)
             return Leaf(mix.name, mix)
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
         kind = class_of(transform, KNOWN)
         if kind is v2.Compose:
-            return Group(name, tuple(self._member(*each) for each in _named(transform.transforms)), is_container=False)
+            return Group(name, tuple(self._member(*member) for member in _named(transform.transforms)), is_container=False)
         name = name or type(transform).__name__
         if kind in PASSED:
             return Done(name)
@@ -135,7 +135,7 @@ class TorchvisionLowering:
         return self._leaf(name, transform)
 
     def _member(self, name: str, transform: Any) -> Tree:
-        """What a container of torchvision's holds; it calls functions and modules for each image."""
+        """Lower a member of a container of torchvision, which calls functions and modules per image."""
         taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
         if taken_apart or torchvision_class(transform) is not None or by_name.named_class(transform) is not None:
             return self._lower(name, transform)
@@ -143,7 +143,7 @@ class TorchvisionLowering:
         return self._fallback(name, transform, "it may do anything", keeps_range=False)
 
     def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
-        """A transform that torchvision runs, on images of the type that it has in the user's pipeline."""
+        """Return a leaf for a transform that torchvision runs, on images of their type in the user's pipeline."""
         dtype = self._types.dtype
         number = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
@@ -182,7 +182,7 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
-        """The op for the attributes of a transform of class ``base``, and why torchvision runs the transform, or ``None``."""
+        """Return the op for a transform of class ``base``, and the reason why torchvision must run it, or ``None``."""
         kind = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
         if kind is None:
             return None, "no lowering for this type"
@@ -195,10 +195,10 @@ class TorchvisionLowering:
             return None, f"a subclass of {base.__name__} with other attributes: {error}"
 
     def _converted(self, name: str, transform: Any) -> Tree:
-        """A conversion: part of how images are read and written, or one to bytes, which torchvision runs."""
+        """Lower a conversion: to part of the reading of images, or for bytes to a transform that torchvision runs."""
         dtype, scale = _conversion(transform)
-        given = transform.dtype if isinstance(transform, v2.ToDtype) else None
-        ending = Ending(masks=given.get(tv_tensors.Mask)) if isinstance(given, dict) else None
+        dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
+        ending = Ending(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
         done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
         if dtype is None:
             return Done(name, ending=ending)
@@ -212,25 +212,25 @@ class TorchvisionLowering:
             reason = "it rounds images to bytes"
             leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
             return Group("", (leaf, Done(name, ending=ending)), is_container=False)
-        way_out = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
+        advice = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
         if dtype is torch.float32:
-            way_out = "Pass scale=True, and give later transforms what they take of images in [0, 1]"
+            advice = "Pass scale=True, and give later transforms what they take of images in [0, 1]"
         raise ArgumentError(
             f"{name} must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype={dtype}, scale={scale}. "
-            f"{way_out}."
+            f"{advice}."
         )
 
     def _by_chance(self, name: str, container: Any) -> Tree:
-        """The transforms of a container, behind gates that share what it draws; or the container on each image by itself."""
+        """Lower a container to its transforms, with gates that share its draw, or to a fallback that runs it image by image."""
         members = list(_named(container.transforms))
-        if any(_scales(each) or class_of(each, ENDINGS) for each in _in_sequence([each for _, each in members])):
+        if any(_scales(member) or class_of(member, ENDINGS) for member in _in_sequence([member for _, member in members])):
             raise ArgumentError(
                 f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion "
                 f"behind {name}."
             )
         dtype = self._types.dtype
         reason = _too_long(container)
-        trees = [self._member(*each) for each in members] if reason else self._gated(container, members)
+        trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
         each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
         foreign = next((leaf.name for leaf in each_leaf if leaf.op.package != "torchvision"), None)
         if foreign is not None:
@@ -267,27 +267,26 @@ class TorchvisionLowering:
             in_order = container.random_order
             orders, shares = by_name.subsets(container)
             draw = Draw(tuple(accumulate(shares))[:-1])
-        # By the place in the order and the member there, or by the member alone, which runs in its own place: the outcomes
-        # under which it runs.
+        # Outcomes under which a member runs, by position in the order and member, or with a fixed order by member only.
         outcomes = [[[member in order for order in orders] for member in range(count)]]
         if in_order:
             places = range(len(orders[0]))
             outcomes = [[[order[place] == member for order in orders] for member in range(count)] for place in places]
-        made = []
+        trees = []
         for turn in outcomes:
             for member, runs in zip(members, turn, strict=True):
                 if any(runs):
-                    made.append(self._member(*member))
-                    for leaf in leaves(made[-1]):
+                    trees.append(self._member(*member))
+                    for leaf in leaves(trees[-1]):
                         leaf.op.gates = (Gate(draw, np.array(runs)), *leaf.op.gates)
-        return made
+        return trees
 
 
 def _ending(name: str, transform: Any) -> Done:
-    """What a transform of targets is to do where the pipeline ends.
+    """Return the effect of a transform of targets at the end of the pipeline.
 
     Raises:
-        ArgumentError: If it converts boxes to rotated ones.
+        ArgumentError: If the transform converts to rotated boxes.
     """
     kind = class_of(transform, ENDINGS)
     if kind is v2.ToPureTensor:
@@ -299,21 +298,21 @@ def _ending(name: str, transform: Any) -> Done:
                 f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Boxes are upright here: leave the conversion out."
             )
         return Done(name, ending=Ending(boxes=form.lower()), of_boxes=True)
-    if kind is v2.ClampBoundingBoxes:  # as all boxes are
+    if kind is v2.ClampBoundingBoxes:  # all boxes are clamped
         return Done(name, of_boxes=True)
-    judged = Ending(min_size=float(transform.min_size), min_area=float(transform.min_area))
-    return Done(name, ending=judged, is_last=True, of_boxes=True)
+    ending = Ending(min_size=float(transform.min_size), min_area=float(transform.min_area))
+    return Done(name, ending=ending, is_last=True, of_boxes=True)
 
 
 class _PickedMix(mixes.TorchvisionMix, OneMix):
-    """A RandomChoice of mixes, which picks one for the whole batch."""
+    """``RandomChoice`` of mixes, which picks one mix per batch."""
 
 
 def _mix(name: str, transform: Any) -> MixOp | None:
-    """The mix that a transform is, or picks for a batch; ``None`` if it has none in it.
+    """Return the op of a mix, or of a container that picks a mix per batch; ``None`` if ``transform`` contains no mix.
 
     Raises:
-        ArgumentTypeError: If it picks from more than mixes, or picks several.
+        ArgumentTypeError: If a container picks also from other transforms, or picks several mixes.
     """
     kind: Any = class_of(transform, KNOWN)
     if kind in mixes.LOWERED:
@@ -339,7 +338,7 @@ def _mix(name: str, transform: Any) -> MixOp | None:
 
 
 def _lessen(mix: MixOp, p: float) -> None:
-    """Have a mix, or whichever is picked, run for a share of the batches."""
+    """Multiply the probability per batch of a mix, or of all mixes that may be picked, by ``p``."""
     mix.p_batch *= p
     for _, each in mix.mixes if isinstance(mix, OneMix) else ():
         _lessen(each, p)
@@ -351,7 +350,7 @@ def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _too_long(container: Any) -> str | None:
-    """Why a container has too many outcomes to be lowered, or ``None``."""
+    """Return the reason why a container has too many outcomes to be lowered, or ``None``."""
     if by_name.named_class(container) is not None:
         return by_name.unsupported_subset(container)
     is_long = isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
@@ -359,23 +358,23 @@ def _too_long(container: Any) -> str | None:
 
 
 def _difference(transform: Any, base: type | None) -> str | None:
-    """What a transform may do otherwise than ``base``, the nearest of its classes that is known."""
+    """Return how a transform may differ from ``base``, its nearest class in ``KNOWN``, or ``None``."""
     if base is None:
         return "a function"
     return by_name.unlike(transform, base) if by_name.qualified_name(base) else difference(transform, base)
 
 
 def _sizing(op: Op | EagerOp | None) -> Op | None:
-    """The op that says what size comes out, if that is another than goes in."""
-    made = op.lowered if isinstance(op, EagerOp) else op
-    return made if made is not None and made.out(_SOME) != _SOME else None
+    """Return the op that changes the image size, or ``None``."""
+    lowered = op.lowered if isinstance(op, EagerOp) else op
+    return lowered if lowered is not None and lowered.out(_SOME) != _SOME else None
 
 
 def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
-    """The type that a conversion gives images, and whether it scales their values.
+    """Return the output type of images of a conversion, and whether it scales their values.
 
     Raises:
-        ArgumentError: If it converts anything else.
+        ArgumentError: If the conversion applies to other types than images and masks.
     """
     if isinstance(transform, v2.ToTensor | v1.ToTensor):
         return torch.float32, True
@@ -393,7 +392,7 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
 
 
 def _scales(transform: Any) -> bool:
-    """Whether it makes floats in [0, 1] of whole numbers."""
+    """Return whether a transform converts integers to floats in [0, 1]."""
     if is_maybe_to_tensor(transform):
         return True
     if class_of(transform, (*CONVERSIONS, v1.ConvertImageDtype)) is None:
@@ -403,7 +402,7 @@ def _scales(transform: Any) -> bool:
 
 
 def count_scalings(pipeline: Any) -> int:
-    """Number of conversions from whole numbers to floats in [0, 1] among the transforms that run for every sample.
+    """Return the number of conversions from integers to floats in [0, 1] among the transforms that run for every sample.
 
     Raises:
         ArgumentError: If a conversion converts more than images and masks.
@@ -412,7 +411,7 @@ def count_scalings(pipeline: Any) -> int:
 
 
 def _written_out(transform: Any) -> Any:
-    """Transforms that do the same as ``weights.transforms()`` of a model, or as a transform that is told by its name."""
+    """Return the equivalent of ``weights.transforms()`` of a model, or of a transform that is recognized by name."""
     transform = by_name.written_out(transform)
     kind = class_of(transform, PRESETS)
     if kind is None:
@@ -426,10 +425,10 @@ def _written_out(transform: Any) -> Any:
 
 
 def _in_sequence(pipeline: Any) -> Iterator[Any]:
-    """The transforms that run for every sample, in their order, with the preprocessing of weights written out."""
-    for each in in_sequence(pipeline):
-        written_out = _written_out(each)
-        if written_out is each:
-            yield each
+    """Yield the transforms that run for every sample, in order, with ``weights.transforms()`` replaced."""
+    for transform in in_sequence(pipeline):
+        replacement = _written_out(transform)
+        if replacement is transform:
+            yield transform
         else:
-            yield from in_sequence(written_out)
+            yield from in_sequence(replacement)

@@ -1,4 +1,4 @@
-"""The tree of a lowered pipeline; its leaves keep their names in the user's containers."""
+"""Tree of a lowered pipeline, with the names of modules in the user's containers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One module."""
+    """Module with an op."""
 
     name: str
     op: Op | EagerOp
@@ -22,34 +22,34 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A transform of torchvision's that needs no op: its work is done when images are read, or it has none."""
+    """Transform of torchvision without an op: it is part of the reading of images, or does nothing."""
 
     name: str
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
-    """Functions of torchvision's that do the same to one image, with their arguments."""
+    """(name, arguments) of the equivalent functions of torchvision for one image."""
     ending: Ending | None = None
-    """Its effect on targets."""
+    """Effect of the transform on targets."""
     is_last: bool = False
-    """True if all ops that move pixels have to stand before it."""
+    """True if all ops that move pixels must precede the transform."""
     of_boxes: bool = False
     """True if boxes are processed at the end of the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A container; its own name is empty where the user passed it, or a plain sequence."""
+    """Container or sequence. Its name is empty for the pipeline itself, and for a plain sequence."""
 
     name: str
     items: tuple["Tree", ...]
     is_container: bool
-    """True if draws in Kornia's form are nested for it."""
+    """True if draws in Kornia's form have a nested entry for the container."""
 
 
 Tree = Leaf | Done | Group
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
-    """All modules, in the order in which they run."""
+    """Yield all modules with ops, in running order."""
     if isinstance(tree, Leaf):
         yield tree
     elif isinstance(tree, Group):
@@ -58,7 +58,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def judged_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, Done]]:
-    """Each crop by boxes behind which, or behind flips of it, a transform judges the boxes, and that transform."""
+    """Yield each crop by boxes that is followed, flips aside, by a transform that removes boxes; and this transform."""
     crop: BoxCropOp | None = None
     for each in _in_order(tree):
         if isinstance(each, Done):
@@ -69,10 +69,10 @@ def judged_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, Done]]:
 
 
 def ending_of(tree: Tree) -> Ending:
-    """What becomes of targets in the end.
+    """Return the combined effect on targets of all transforms without ops.
 
     Raises:
-        ArgumentError: If boxes are judged before what moves them, other than in a crop by boxes.
+        ArgumentError: If boxes are removed before an op that moves pixels, except directly after a crop by boxes.
     """
     ending = AS_THEY_CAME
     judge = ""
@@ -100,7 +100,7 @@ def _in_order(tree: Tree) -> Iterator[Leaf | Done]:
 
 
 def transforms_done(tree: Tree) -> Iterator[tuple[str, bool]]:
-    """Names of the transforms without an op, and True if boxes are processed at the end."""
+    """Yield (name, whether it processes boxes at the end of the pipeline) of the transforms without an op."""
     if isinstance(tree, Done):
         yield tree.name, tree.of_boxes
     elif isinstance(tree, Group):

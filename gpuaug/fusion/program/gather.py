@@ -1,7 +1,7 @@
-"""How a run of ops that move pixels becomes one gather, and the numbers per sample that it takes.
+"""Composition of consecutive ops that move pixels to one gather, and its columns in the parameter table.
 
-A gather takes an output pixel through three maps: ``after`` (permutations after the interpolation), the interpolation, and
-``before`` (permutations before it). Without an interpolation there is ``before`` alone.
+A gather maps an output pixel to source pixels by three maps: ``after`` (permutations after the interpolation), the
+interpolation, and ``before`` (permutations before the interpolation). Without an interpolation there is only ``before``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,40 +31,40 @@ _WARP_COLUMNS: dict[Kind, int] = {"": 0, "resample": 6, "affine": 8, "perspectiv
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Permutations on one side of the interpolation, composed."""
+    """Composed permutations on one side of the interpolation."""
 
     ops: tuple[IndexOp, ...] = ()
 
     @property
     def edge(self) -> Edge:
-        """What lies outside; ``""``: nothing can."""
+        """Mode of padding; ``""`` if no pixel can lie outside the image."""
         return next((op.edge for op in self.ops if op.edge), "")
 
     @property
     def fill(self) -> Any:
-        """What padding with a constant holds."""
+        """Value of constant padding of images."""
         return next((op.fill for op in self.ops if op.edge == "constant"), 0.0)
 
     @property
     def mask_fill(self) -> float:
-        """The same for masks."""
+        """Value of constant padding of masks."""
         return next((op.mask_fill for op in self.ops if op.edge == "constant"), 0.0)
 
     def accepts(self, op: IndexOp) -> bool:
-        """Whether ``op`` composes with these: padding does with padding alone that holds the same constants."""
+        """Return whether ``op`` composes with the permutations. Two paddings compose only if both have the same constants."""
         if not op.edge or not self.edge:
             return True
         return op.edge == self.edge == "constant" and (op.fill, op.mask_fill) == (self.fill, self.mask_fill)
 
     @property
     def width(self) -> int:
-        """How many numbers a sample takes."""
+        """Number of columns."""
         return (8 if self.edge else 4) if self.ops else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """First column in a sample's row of each group of numbers of a gather; -1 for a group that the gather does not have."""
+    """First column of each group of columns of a gather; -1 for a group that the gather does not have."""
 
     after: int
     warp: int
@@ -74,15 +74,15 @@ class Columns:
     after_fill: int
     before_fill: int
     sides: int
-    """Height and width of the output image, where images differ in size behind the pass."""
+    """Height and width of the output image, if images differ in size after the pass."""
     frames: int
-    """Index of the source of each frame, where frames of clips are chosen."""
+    """Index of the input frame per output frame, if an op selects frames of clips."""
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Moves pixels: permutations, at most one interpolation, permutations."""
+    """Composition of ops that move pixels: permutations, at most one interpolation, permutations."""
 
     before: Part = field(default_factory=Part)
     warp: WarpOp | ResampleOp | None = None
@@ -90,14 +90,14 @@ class Gather:
     order: tuple[GatherOp, ...] = ()
 
     def accepts(self, op: GatherOp) -> bool:
-        """Whether ``op`` can be added without a pixel changing."""
-        # Of what draws sizes, the pass also takes the ops up to the one that gives one size, which may interpolate.
+        """Return whether ``op`` can be added without a change of the output pixels."""
+        # After an op that draws sizes, the gather must also take the ops up to the resize to one size, which interpolates.
         if isinstance(op, IndexOp) and not (op.draws_size and self.warp is not None):
             return (self.before if self.warp is None else self.after).accepts(op)
         return self.warp is None
 
     def adding(self, op: GatherOp) -> "Gather":
-        """This gather, and ``op`` after it."""
+        """Return this gather composed with ``op`` after it."""
         order = (*self.order, op)
         if isinstance(op, IndexOp):
             if self.warp is None:
@@ -108,71 +108,71 @@ class Gather:
 
     @property
     def kind(self) -> Kind:
-        """What the interpolation is."""
+        """Type of the interpolation; empty if there is none."""
         if self.warp is None:
             return ""
         return self.warp.kind if isinstance(self.warp, WarpOp) else "resample"
 
     @property
     def nearest(self) -> bool:
-        """Whether images take their nearest pixel. Masks always do."""
+        """Whether the interpolation of images is nearest-neighbour. For masks it always is."""
         return self.warp is not None and self.warp.nearest
 
     @property
     def half_pixel_centers(self) -> bool:
-        """Whether pixels are squares to a resize, for images."""
+        """Whether a resize of images has half-pixel centres."""
         return isinstance(self.warp, ResampleOp) and (self.warp.half_pixel_centers or self.warp.nearest)
 
     @property
     def mask_half_pixel_centers(self) -> bool:
-        """The same for masks."""
+        """Whether a resize of masks has half-pixel centres."""
         return isinstance(self.warp, ResampleOp) and self.warp.mask_half_pixel_centers
 
     @property
     def filter(self) -> Filter:
-        """What pixels of images are weighed by that fall on one, if they are."""
+        """Antialiasing filter of a resize of images; empty without antialiasing."""
         return self.warp.filter if isinstance(self.warp, ResampleOp) else ""
 
     @property
     def clamps(self) -> bool:
-        """Whether values that an antialiasing filter takes out of the range of bytes are clamped to it."""
+        """Whether the result of an antialiasing filter is clamped to the range of bytes."""
         return isinstance(self.warp, ResampleOp) and bool(self.warp.filter) and self.warp.clamps
 
     @property
     def exact(self) -> bool:
-        """Whether bytes have to become floats without a rounding error.
+        """Whether bytes must be converted to floats without a rounding error.
 
-        Where nothing is interpolated and where an interpolating op skips samples, since these come out as they went in; and
-        where padding is interpolated, since a fill may lie half way between two numbers of the output's type.
+        True if nothing is interpolated, or the interpolating op skips samples, because these pixels must not change; and if
+        padding is interpolated, because a fill may lie halfway between two values of the output type.
         """
         skips = self.warp is not None and self.warp.is_random
         return self.kind != "resample" or self.nearest or skips or self.before.edge == "constant"
 
     @property
     def zeros(self) -> bool:
-        """Whether what a warp takes from outside the frame is black, rather than the border."""
+        """Whether pixels outside the image are 0 in a warp, instead of the border pixel."""
         return isinstance(self.warp, WarpOp) and self.warp.edge != "border"
 
     @property
     def fills(self) -> bool:
-        """Whether a fill is blended in by the share that a pixel takes from outside the frame, as torchvision does."""
+        """Whether a warp blends in a fill, weighted by the share of a pixel outside the image, as torchvision does."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
     def columns(self, channels: int, masks: bool, *, sides: bool = False) -> Columns:
-        """Lay out the numbers.
+        """Assign columns to the groups.
 
         Args:
             channels: Number of channels of the images.
-            masks: Whether masks follow.
-            sides: Whether images differ in size behind the pass.
+            masks: Whether there are masks.
+            sides: Whether images differ in size after the pass.
         """
-        at = 0
-        places = {}
-        own_mask_warp = masks and isinstance(self.warp, ResampleOp) and not self.half_pixel_centers
+        column = 0
+        first_columns = {}
+        has_mask_warp = masks and isinstance(self.warp, ResampleOp) and not self.half_pixel_centers
         for name, width in (
             ("after", self.after.width),
             ("warp", _WARP_COLUMNS[self.kind]),
-            ("mask_warp", _WARP_COLUMNS[self.kind] if own_mask_warp else 0),
+            ("mask_warp", _WARP_COLUMNS[self.kind] if has_mask_warp else 0),
             ("before", self.before.width),
             ("warp_fill", channels if self.fills else 0),
             ("after_fill", channels if self.after.edge == "constant" else 0),
@@ -180,43 +180,43 @@ class Gather:
             ("sides", 2 if sides else 0),
             ("frames", next((op.count for op in reversed(self.order) if isinstance(op, FrameOp)), 0)),
         ):
-            places[name] = at if width else -1
-            at += width
-        if not own_mask_warp:
-            places["mask_warp"] = places["warp"]
-        return Columns(**places, end=at)
+            first_columns[name] = column if width else -1
+            column += width
+        if not has_mask_warp:
+            first_columns["mask_warp"] = first_columns["warp"]
+        return Columns(**first_columns, end=column)
 
     def rows(
         self, drawn_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, fixed: bool = True
     ) -> None:
-        """Write every sample's numbers into ``table``, (B, K) float32; only those that are drawn where not ``fixed``."""
-        at = size
+        """Write the columns of the gather, (B, K) float32; without ``fixed``, only columns that depend on draws."""
+        current_size = size
         before: IndexMap | None = None
         after: IndexMap | None = None
         for op in self.order:
             if isinstance(op, IndexOp):
-                map_ = op.map(drawn_of(op), at)
-                # Padding is counted from the image that is padded, whatever flips or crops the result behind it.
-                map_ = map_.padding(at) if op.edge else map_
+                map_ = op.map(drawn_of(op), current_size)
+                # Bounds of padding refer to the padded image, regardless of flips or crops after it.
+                map_ = map_.padding(current_size) if op.edge else map_
                 if op in self.before.ops:
                     before = map_ if before is None else map_.after(before)
                 else:
                     after = map_ if after is None else map_.after(after)
             else:
-                self._write_warp(op, drawn_of(op), at, columns, table, fixed)
-            at = op.out_drawn(drawn_of(op), at)
+                self._write_warp(op, drawn_of(op), current_size, columns, table, fixed)
+            current_size = op.out_drawn(drawn_of(op), current_size)
         if columns.frames >= 0 and fixed:
             chosen = frames_of(self.order, size.frames)
             assert chosen is not None
             table[:, columns.frames : columns.frames + len(chosen)] = chosen
         if columns.sides >= 0:
-            _write((at.height, at.width), table, columns.sides, fixed)
-        for map_at, part, column, fill_column in (
+            _write((current_size.height, current_size.width), table, columns.sides, fixed)
+        for composed_map, part, column, fill_column in (
             (before, self.before, columns.before, columns.before_fill),
             (after, self.after, columns.after, columns.after_fill),
         ):
-            if map_at is not None:
-                _write_map(map_at, bool(part.edge), table, column, fixed)
+            if composed_map is not None:
+                _write_map(composed_map, bool(part.edge), table, column, fixed)
             if fill_column >= 0 and fixed:
                 table[:, fill_column : fill_column + size.channels] = part.fill
 
@@ -237,18 +237,18 @@ class Gather:
             table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill
 
     def describe(self) -> str:
-        """In a few words."""
+        """Return a short description for ``explain()``."""
         return ", ".join(op.describe() for op in self.order) or "read"
 
 
 def frames_of(ops: Iterable[Op], count: int) -> Array | None:
-    """Index of the source of each frame that a run of ops gives of clips of ``count`` frames; ``None``: all stay."""
-    chosen: Array | None = None
+    """Return the index of the input frame per output frame, for clips of ``count`` frames; ``None`` if all frames are kept."""
+    frames: Array | None = None
     for op in ops:
         if isinstance(op, FrameOp):
-            own = op.frames(count if chosen is None else len(chosen))
-            chosen = own if chosen is None else chosen[own]
-    return chosen
+            indices = op.frames(count if frames is None else len(frames))
+            frames = indices if frames is None else frames[indices]
+    return frames
 
 
 def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, fixed: bool) -> None:
@@ -258,26 +258,34 @@ def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, fixed: 
     _write(values, table, column, fixed)
 
 
-def _write_resampling(made: Resampling, table: Array, column: int, fixed: bool) -> None:
-    values = (made.scale_x, made.start_x, made.count_x, made.scale_y, made.start_y, made.count_y)
+def _write_resampling(resampling: Resampling, table: Array, column: int, fixed: bool) -> None:
+    values = (
+        resampling.scale_x,
+        resampling.start_x,
+        resampling.count_x,
+        resampling.scale_y,
+        resampling.start_y,
+        resampling.count_y,
+    )
     _write(values, table, column, fixed)
 
 
 def _write(values: Sequence[Rows], table: Array, column: int, fixed: bool) -> None:
     for k, value in enumerate(values):
-        # What is a plain number is so for every batch of this size.
+        # A Python number is equal for all batches of this size.
         if fixed or isinstance(value, np.ndarray):
             table[:, column + k] = value
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCropColumns:
-    """Where in a row, behind what the passes read, the parts begin that a crop is fitted from; -1 for those it has not."""
+    """First column of each group from which the device computes crop windows, after the columns of the passes; -1: no group."""
 
     matrix: int
-    """That of all ops, to be written."""
+    """Matrix of all ops. The device writes it."""
     numbers: int
-    """Those in [0, 1) that the crop is drawn from."""
+    """Uniform numbers in [0, 1) of the crop."""
     rest: int
-    """The matrix of the ops behind the crop."""
+    """Matrix of the ops after the crop."""
     width: int
+    """Number of columns of the table."""

@@ -1,8 +1,8 @@
-"""Ops → passes: what can share one reading and one writing of the images.
+"""Grouping of ops into passes. The ops of a pass share one reading and one writing of the images.
 
-A pass is one front (a gather, a filter or a mix: what an output pixel is made from) and any number of pointwise ops on that
-pixel, in order. The first pass reads the user's images, the last one writes the result; the types of the images
-between passes are in ``intermediates.py``.
+A pass is one front (a gather, a filter or a mix, which computes an output pixel from source pixels) and any number of pointwise
+ops on that pixel, in order. The first pass reads the user's images, and the last pass writes the result. The types of the
+images between passes are in ``intermediates.py``.
 """
 
 from abc import ABC, abstractmethod
@@ -28,10 +28,10 @@ Rows = TypeVar("Rows", Array, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class BasePass(ABC):
-    """What one reading of the images does.
+    """One reading and writing of the images.
 
-    ``program`` holds the pointwise ops' codes, the columns in which their rows begin, and their flags. Columns are counted from
-    the ``first`` of the pass, so that passes that do the same are compiled once.
+    ``program`` has (code, first column, flags) per pointwise op. Columns are relative to ``first``, so that equal passes are
+    compiled once.
     """
 
     front: Gather | FrontOp
@@ -40,50 +40,50 @@ class BasePass(ABC):
     out: Size
     program: tuple[tuple[int, int, int], ...]
     first: int = 0
-    """The first of its columns in the parameter table."""
+    """First column of the pass in the parameter table."""
     way: int = -1
-    """Column that says, for each sample, from which of two buffers to which it goes (``_fill_ways`` in ``table/rows.py``).
+    """Column of the buffer route of each sample (``_fill_ways`` in ``table/rows.py``).
 
-    -1 where the pass takes every sample from its source to its output.
+    -1 if the pass reads every sample from its source and writes it to its output.
     """
     prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What an executor has worked out for batches of one kind, by that kind."""
+    """Cache of prepared launches, keyed by dtype, shape and strides."""
 
     def rows_of(self, table: Rows) -> Rows:
-        """The rows of the table, (B, K), from its own columns on."""
+        """Return the table (B, K) from the first column of the pass."""
         return table[:, self.first :] if self.first else table
 
     @property
     def mean(self) -> bool:
-        """Whether a pointwise op needs the mean grey of the image before it, and so a reduction first."""
+        """Whether a pointwise op needs the mean grey of its input image, and therefore a reduction before the pass."""
         return any(op.needs_mean for op in self.points)
 
     @property
     def moves(self) -> tuple[GatherOp, ...]:
-        """The ops that move pixels, in order."""
+        """Ops that move pixels, in order."""
         return ()
 
     @property
     def works_in_place(self) -> bool:
-        """Whether an output pixel depends on no other pixel of the source, but by a table or a mean made before."""
+        """Whether an output pixel depends only on the same pixel of the source, and on tables or means computed before."""
         return not self.moves
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Everything the pass does, in the order of its execution."""
+        """All ops of the pass, in the order of execution."""
         return (*self.moves, *self.points)
 
     @property
     def launches(self) -> int:
-        """Kernels of the Triton executor."""
+        """Number of kernel launches of the Triton executor."""
         return max((op.launches for op in self.ops), default=1)
 
     @abstractmethod
     def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
-        """Write the front's numbers of each sample into its rows, (B, K) float32; without ``fixed``, the drawn ones."""
+        """Write the columns of the front, (B, K) float32; without ``fixed``, only columns that depend on draws."""
 
     def out_drawn(self, drawn_of: Callable[[Any], OpDraws], size: Size) -> Size:
-        """Size of the output images, given the draws of each op and the size of the images that the pass reads."""
+        """Return the size of the output images. ``drawn_of`` returns the draws of an op; ``size``: of the source images."""
         if not self.out.ragged:
             return size.to(self.out.height, self.out.width)
         for op in self.moves:
@@ -91,56 +91,56 @@ class BasePass(ABC):
         return size
 
     def describe(self) -> str:
-        """In a few words."""
+        """Return a short description for ``explain()``."""
         return ", ".join([self.front.describe(), *(op.describe() for op in self.points)])
 
 
 @dataclass(frozen=True, slots=True)
 class GatherPass(BasePass):
-    """A pass that begins with a gather."""
+    """Pass whose front is a gather."""
 
     front: Gather
     columns: Columns = field(kw_only=True)
 
     @property
     def moves(self) -> tuple[GatherOp, ...]:
-        """Those of the gather."""
+        """Ops of the gather, in order."""
         return self.front.order
 
     def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
-        """Where pixels come from."""
+        """Write the source coordinates of each sample into its row."""
         self.front.rows(drawn_of, size, self.columns, table, fixed=fixed)
 
 
 @dataclass(frozen=True, slots=True)
 class OpPass(BasePass, Generic[F]):
-    """A pass that begins with an op of its own kernel: a filter or a mix."""
+    """Pass whose front is an op with a separate kernel: a filter or a mix."""
 
     front: F
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The front, and the pointwise ones."""
+        """Front op, then the pointwise ops."""
         return (self.front, *self.points)
 
     @property
     def works_in_place(self) -> bool:
-        """True of the ops that take levels to others."""
+        """Whether the front maps levels to levels."""
         return self.front.kernel == "levels"
 
     def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
-        """The op's row."""
+        """Write the columns of the front op."""
         self.front.rows(drawn_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
 Pass = GatherPass | OpPass[FrontOp]
 
 Canvases: TypeAlias = tuple[tuple[int, int], ...]
-"""Height and width of the memory for an image behind each pass but the last; empty if images never differ in size there."""
+"""(height, width) of the output buffer per image, for each pass but the last; empty if all images always have one size."""
 
 
 class BoxCrop(NamedTuple):
-    """A crop that the device chooses by the boxes of each image, and the pass that holds it."""
+    """Crop whose window the device chooses by the boxes of each image, and its pass."""
 
     step: GatherPass
     op: BoxCropOp
@@ -148,7 +148,7 @@ class BoxCrop(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """The passes of a run of ops for images of one size, and the width of a sample's row of numbers."""
+    """Passes of consecutive ops for images of one size, and the width of the parameter table."""
 
     passes: tuple[Pass, ...]
     width: int
@@ -156,45 +156,47 @@ class Plan:
     out: Size
     masks: bool = False
     template: Array | None = None
-    """float32 (width,): the columns that depend neither on draws nor on the batch, filled in once."""
+    """(width,) float32 row with the columns that depend neither on draws nor on the batch, written once."""
     numbers: int = 8
     """Number of uniform numbers per sample that the first call of the sampler draws."""
     columns: tuple[int, ...] = ()
-    """How many of them each op takes."""
+    """Number of these uniform numbers per op."""
     needs_own_batch: bool = False
-    """Whether the rows of a batch are made for it alone."""
+    """Whether tables cannot be prefetched for several batches."""
     rereading: tuple[Op, ...] = ()
-    """Ops with settings that every draw reads."""
+    """Ops whose settings are read at every draw."""
     box_crop: BoxCrop | None = None
 
     @property
     def frames(self) -> Array | None:
-        """Index of the source of each frame of a clip; ``None``: all stay."""
+        """Index of the input frame per output frame of a clip; ``None`` if all frames are kept."""
         return frames_of((op for step in self.passes for op in step.moves), self.source.frames)
 
     def canvases(self, size: Size, views: Sequence[Mapping[Op, OpDraws]]) -> Canvases:
-        """Height and width of the memory for an image behind each pass but the last; empty if images have one size everywhere.
+        """Return (height, width) of the output buffer per image, for each pass but the last; empty if images have one size.
 
-        An image that is smaller lies at the top left.
+        A smaller image lies in the top left corner of its buffer.
 
         Args:
             size: Size of the images that the first pass reads.
-            views: Draws of each op, for each view.
+            views: Draws by op, per view.
         """
         if not any(step.out.ragged for step in self.passes):
             return ()
         sides = np.zeros((len(self.passes) - 1, 2), np.int64)
         for drawn in views:
-            at = size
+            current_size = size
             for index, step in enumerate(self.passes[:-1]):
-                at = step.out_drawn(drawn.__getitem__, at)
-                sides[index] = np.maximum(sides[index], (np.max(at.height, initial=0), np.max(at.width, initial=0)))
+                current_size = step.out_drawn(drawn.__getitem__, current_size)
+                sides[index] = np.maximum(
+                    sides[index], (np.max(current_size.height, initial=0), np.max(current_size.width, initial=0))
+                )
         return tuple((height, width) for height, width in sides.tolist())
 
 
 @dataclass(slots=True)
 class _Open:
-    """A pass that may still take ops."""
+    """Pass under construction."""
 
     front: Gather | FrontOp = field(default_factory=Gather)
     points: list[PointOp] = field(default_factory=list)
@@ -204,7 +206,7 @@ class _Open:
         return isinstance(self.front, Gather) and not self.front.order and not self.points
 
     def take(self, op: Op, channels: int) -> bool:
-        """Add ``op`` if it fits."""
+        """Add ``op`` to the pass if it fits. Return whether it does."""
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, channels)):
             if self.empty:
                 self.front = op
@@ -227,60 +229,60 @@ class _Open:
 
 
 def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
-    """Split a run of ops into passes, each taking as many as it can.
+    """Split consecutive ops into as few passes as possible.
 
     Args:
-        ops: In order; each has accepted the size it will see.
-        size: Of the images that the first one sees.
-        masks: Whether masks follow, which takes numbers of their own for some ops.
+        ops: Ops in order. Each must support the size of its input images.
+        size: Size of the input images of the first op.
+        masks: Whether there are masks, for which some ops need more columns.
 
     Raises:
-        ArgumentError: If images are larger than an op can count, or have no pixels.
+        ArgumentError: If images are too large for an op, or have no pixels.
     """
-    opened = [_Open()]
-    at = size
+    open_passes = [_Open()]
+    current_size = size
     for index, op in enumerate(ops):
-        check_counted(op, at)
-        check_mixed_channels(op, at)
-        if op.draws_size and not at.ragged:
-            check_sizes(ops[index:], at.of(0))
-        at = op.out(at)
+        check_counted(op, current_size)
+        check_mixed_channels(op, current_size)
+        if op.draws_size and not current_size.ragged:
+            check_sizes(ops[index:], current_size.of(0))
+        current_size = op.out(current_size)
         for part in op.parts:
-            if not opened[-1].take(part, size.channels):
-                opened.append(_Open())
-                taken = opened[-1].take(part, size.channels)
-                assert taken, f"{part.name} fits no pass"
+            if not open_passes[-1].take(part, size.channels):
+                open_passes.append(_Open())
+                fits = open_passes[-1].take(part, size.channels)
+                assert fits, f"{part.name} fits no pass"
     passes: list[Pass] = []
     widths: list[int] = []
-    at, channels = size, size.channels
-    for each in opened:
-        front = each.front
-        points = tuple(each.points)
-        source = at
+    current_size, channels = size, size.channels
+    for open_pass in open_passes:
+        front = open_pass.front
+        points = tuple(open_pass.points)
+        source = current_size
         if isinstance(front, Gather):
             if masks:
                 _check_mask_fill(front)
             for op in front.order:
-                at = op.out(at)
-            columns = front.columns(channels, masks, sides=at.ragged)
-            program, width = _program(points, columns.end, channels, at.each)
-            passes.append(GatherPass(front, points, source, at, program, columns=columns))
+                current_size = op.out(current_size)
+            columns = front.columns(channels, masks, sides=current_size.ragged)
+            program, width = _program(points, columns.end, channels, current_size.each)
+            passes.append(GatherPass(front, points, source, current_size, program, columns=columns))
         else:
-            program, width = _program(points, front.row_width(channels), channels, at.each)
-            passes.append(OpPass(front, points, source, at, program))
+            program, width = _program(points, front.row_width(channels), channels, current_size.each)
+            passes.append(OpPass(front, points, source, current_size, program))
         widths.append(width)
     if _leaves_samples(passes):
         passes[1:] = [replace(step, way=width) for step, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
-    firsts = accumulate(widths, initial=0)
-    passes = [replace(step, first=first) for step, first in zip(passes, firsts, strict=False)]
+    first_columns = accumulate(widths, initial=0)
+    passes = [replace(step, first=first) for step, first in zip(passes, first_columns, strict=False)]
     gathers = [step for step in passes if isinstance(step, GatherPass)]
     box_crop = next((BoxCrop(step, op) for step in gathers for op in step.moves if isinstance(op, BoxCropOp)), None)
     return Plan(
         tuple(passes),
         max(sum(widths), 1),
         size,
-        at,
+        current_size,
         masks,
         needs_own_batch=any(op.needs_own_batch for op in ops) or any(step.out.ragged for step in passes),
         rereading=tuple(op for op in ops if op.read_at_draw),
@@ -289,18 +291,18 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 
 
 def _leaves_samples(passes: Sequence[Pass]) -> bool:
-    """Whether passes between the first and the last can leave samples where they are, to which none of their ops applies."""
+    """Return whether passes between the first and the last can skip samples to which none of their ops applies."""
     between = passes[1:-1]
-    can = all(isinstance(step, GatherPass) or step.front.kernel != "mix" for step in passes[1:])
-    can = can and all(step.source.frames == step.out.frames for step in passes[1:])
-    same = all(not step.source.ragged and step.source == step.out for step in between)
-    return can and same and any(all(op.is_random for op in step.ops) for step in between)
+    supported = all(isinstance(step, GatherPass) or step.front.kernel != "mix" for step in passes[1:])
+    supported = supported and all(step.source.frames == step.out.frames for step in passes[1:])
+    keeps_size = all(not step.source.ragged and step.source == step.out for step in between)
+    return supported and keeps_size and any(all(op.is_random for op in step.ops) for step in between)
 
 
 def _program(
     points: Sequence[PointOp], column: int, channels: int, frames: int
 ) -> tuple[tuple[tuple[int, int, int], ...], int]:
-    """The pointwise ops' codes, first columns and flags, with rows from ``column`` on; and the column after the last row."""
+    """Return (code, first column, flags) per pointwise op, with columns from ``column`` on, and the column after the last."""
     program = []
     for point in points:
         program.append((point.code, column, point.flags_for(channels, frames)))
@@ -309,7 +311,7 @@ def _program(
 
 
 def _check_mask_fill(front: Gather) -> None:
-    """Refuse a warp that would fill masks with something."""
+    """Raise an error for a warp with a nonzero fill for masks."""
     if front.warp is not None and isinstance(front.warp, WarpOp) and front.warp.mask_fill:
         raise ArgumentError(
             f"fill of {front.warp.name} must be 0 for masks, got {front.warp.mask_fill:g}. "
@@ -318,9 +320,9 @@ def _check_mask_fill(front: Gather) -> None:
 
 
 def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
-    """Number of uniform numbers per sample that each op of a run draws for images of this size."""
-    # Apart: a plan may be made in the middle of a draw.
+    """Return the number of uniform numbers per sample that each op draws, for images of this size."""
+    # apart=True, because a plan may be computed in the middle of a draw.
     sampler = Sampler((0,), 1, apart=True)
-    one = size if size.ragged else replace(size, batch=1)
-    used = [sampler.used for _ in draw_each(ops, sampler, one)]
+    sample_size = size if size.ragged else replace(size, batch=1)
+    used = [sampler.used for _ in draw_each(ops, sampler, sample_size)]
     return tuple(after - before for before, after in pairwise([0, *used]))

@@ -1,4 +1,4 @@
-"""A pipeline lowered for images of one type: its ops, their plans, and the type of the images that it returns."""
+"""Pipeline lowered for images of one type: ops, plans, and output type."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,33 +27,33 @@ from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
 ImageKey = tuple[torch.Size, torch.device]
 
 MOST_CACHED = 64
-"""Largest number of cached plans. Most programs need two: for whole batches, and for the last batch of an epoch."""
+"""Maximum number of cached plans. Most programs need two: for full batches, and for the last batch of an epoch."""
 
 
 class CachedPlan(NamedTuple):
-    """The plan that runs the whole pipeline for images that have been checked."""
+    """Plan that runs the whole pipeline, for images that have been checked."""
 
     plan: Plan
     size: Size
 
 
 def image_key(images: Any) -> ImageKey | None:
-    """Key of ``CachedPlan`` within a program; ``None`` for anything but a plain tensor of a batch of images or clips."""
+    """Return the key of ``Program.cached``; ``None`` for anything but a plain tensor with a batch of images or clips."""
     if type(images) is not Tensor or images.ndim not in (4, 5) or images.requires_grad:
         return None
     return images.shape, images.device
 
 
 class Program:
-    """The ops of a pipeline for images of one type.
+    """Ops of a pipeline for images of one type.
 
-    torchvision's transforms treat bytes and floats differently, so ops and what is left to torchvision depend on the type.
+    torchvision's transforms treat bytes and floats differently, so ops and fallback modules depend on the type.
 
     Args:
-        pipeline: The user's pipeline.
+        pipeline: Pipeline of the user.
         options: Arguments of ``fuse``.
-        source_dtype: Type of the images that the pipeline is called with.
-        returned: Type that a fallback module returns, by its number in the pipeline, where another type than it is passed.
+        source_dtype: Type of the input images.
+        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
 
     Raises:
         ArgumentError, ArgumentTypeError: If the pipeline cannot run.
@@ -70,18 +70,18 @@ class Program:
         lowered = lower(pipeline, options.pick, antialias=options.antialias, dtype=source_dtype, returned=self.returned)
         self.tree = lowered.tree
         self.dtype = lowered.dtype if options.dtype is None else options.dtype
-        """Type of the images that come out."""
+        """Type of the output images."""
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
         self.plain_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)
         self.cached: dict[ImageKey, CachedPlan] = {}
-        """Plans for calls on images alone.
+        """Plans for calls on images only, by ``image_key``.
 
-        In a training loop a call comes after milliseconds of other code, whose data fill the processor's caches, and each line
-        takes several times as long as in a loop of its own. So what is equal for all batches is looked up once: even in a loop
-        of its own, a call then takes 13 µs of the host and not 33 µs, without its launches (one core, 2026-11-26).
+        In a training loop, other code runs between calls and evicts the processor's caches, so that each line takes several
+        times as long as in a benchmark loop. So values that are equal for all batches are looked up once. Even in a benchmark
+        loop, a call then takes 13 µs of the host instead of 33 µs, without its launches (one core, 2026-11-26).
         """
         self._sizing = sizing_ops(self.ops, ragged=options.ragged)
         self._refusal, self._views, self._ragged = lowered.refusal, options.views, options.ragged
@@ -95,33 +95,33 @@ class Program:
             )
 
     def cache(self, key: ImageKey, plan: Plan, size: Size) -> None:
-        """Keep the plan of a call on images alone."""
+        """Add the plan of a call on images only to ``cached``."""
         if len(self.cached) >= MOST_CACHED:
             self.cached.clear()
         self.cached[key] = CachedPlan(plan, size)
 
     @property
     def refuses(self) -> bool:
-        """Whether images of this type are certain to be refused."""
+        """Whether all images of this type raise an error."""
         return self._refusal is not None and self._refusal.is_certain
 
     def check_type(self, *, ran: bool) -> None:
-        """Refuse images of a type that the user's library would refuse.
+        """Raise an error for images of a type that the user's library does not accept.
 
         Args:
             ran: Whether the fallback modules have run, and returned the types that the pipeline was lowered for.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If it would.
+            ArgumentError, ArgumentTypeError: If the library does not accept the type.
         """
         if self._refusal is not None and (ran or self._refusal.is_certain):
             raise type(self._refusal.error)(*self._refusal.error.args)
 
     def check_sizes(self, size: Size) -> None:
-        """Refuse images that an op could not give their one size.
+        """Raise an error for images that the pipeline cannot transform to one size.
 
         Raises:
-            ArgumentError: If there is one.
+            ArgumentError: If an image does not fit an op, or a ragged batch is passed without ``ragged=True``.
         """
         if size.ragged and not self._ragged:
             raise ArgumentError(
@@ -133,27 +133,27 @@ class Program:
             check_sizes(self._sizing, size)
 
     def draw(self, size: Size, seed: int) -> Draws:
-        """Draw for one batch, all views.
+        """Draw the random parameters of one batch, for all views.
 
         Raises:
-            ArgumentError: If images of this size are refused.
+            ArgumentError: If the pipeline does not accept images of this size.
         """
         self.check_sizes(size)
         if self._views > 1:
             check_views(self.ops, size)
-        first, *more = (self._draw_view(size, each) for each in seeds_of_views(seed, self._views))
-        return replace(first, _more=tuple(more))
+        first_draws, *other_draws = (self._draw_view(size, view_seed) for view_seed in seeds_of_views(seed, self._views))
+        return replace(first_draws, _more=tuple(other_draws))
 
     def windows(self, size: Size, seed: int) -> Windows | None:
-        """Smallest window of each image of a ragged batch that holds all pixels which a call reads, over all views.
+        """Return the smallest window of each image of a ragged batch that contains all pixels that a call reads, in all views.
 
         Args:
             size: Size of the images.
             seed: Seed of the call.
 
         Returns:
-            The windows, those of a clip for each of its frames. ``None`` where all images are read whole, where the windows
-            depend on more than the seed and the sizes, and for images that the call refuses.
+            Windows per image; for clips, per frame. ``None`` if all images are read whole, if the windows depend on more than
+            the seed and the sizes, and for images that raise an error in the call.
         """
         try:
             self.check_sizes(size)
@@ -181,7 +181,7 @@ class Program:
 
     @property
     def cropped_by(self) -> str:
-        """Name of the crop whose windows are known before the pixels of ragged batches are; empty without one."""
+        """Name of the crop whose windows can be computed before ragged images are decoded; empty if there is none."""
         photograph = Size(1, 3, np.array([480]), np.array([640]))
         return self._sizing[0].name if self._sizing and self.windows(photograph, 0) is not None else ""
 
@@ -190,8 +190,8 @@ class Program:
         columns = planned.numbers if planned is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
         drawn: list[Drawn] = []
-        at = size
+        current_size = size
         while len(drawn) < len(self.ops):
-            drawn += draw_each(self.segments.at(len(drawn), at, masks=False).run, sampler, at)
-            at = drawn[-1].out
-        return Draws(size.shape, self.tree, tuple(each.draws for each in drawn), tuple(each.size for each in drawn))
+            drawn += draw_each(self.segments.at(len(drawn), current_size, masks=False).run, sampler, current_size)
+            current_size = drawn[-1].out
+        return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn), tuple(entry.size for entry in drawn))

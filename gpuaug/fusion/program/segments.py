@@ -1,8 +1,7 @@
-"""How a pipeline is split for images of one size: into runs of ops that one plan holds, and the ops between them.
+"""Splitting of a pipeline into segments, for images of one size: consecutive ops with one plan, or a single unfused op.
 
-An op stands alone where its library runs it, always or for images of this size, or where it is a container with
-``random_apply``, which picks the modules that run anew for every batch.
-Which ops of a run share a pass is decided in ``gpuaug.fusion.program.plan``.
+An op is a segment by itself if its library runs it, always or for images of this size, or if it is a container with
+``random_apply``, which picks its modules for every batch. ``gpuaug.fusion.program.plan`` groups the ops of a plan into passes.
 """
 
 from collections.abc import Sequence
@@ -25,14 +24,14 @@ _NOTHING = Nothing("", nn.Identity())
 
 
 class Segment(NamedTuple):
-    """Ops that follow one another and their plan, or one op that stands alone."""
+    """Consecutive ops and their plan, or one op that is not part of a plan."""
 
     stop: int
-    """Index of the first op after it."""
+    """Index of the first op after the segment."""
     ops: tuple[Op, ...] = ()
     plan: Plan | None = None
     eager: EagerOp | RandomApply | None = None
-    """The op that stands alone."""
+    """Op that is not part of a plan."""
 
     @property
     def run(self) -> tuple[Op | EagerOp, ...]:
@@ -41,47 +40,47 @@ class Segment(NamedTuple):
 
 
 class Segments:
-    """The segments of one pipeline, with their plans kept by image size.
+    """Segments of one pipeline, with a cache of their plans by image size.
 
     Args:
-        ops: All of the pipeline's, in order.
+        ops: All ops of the pipeline, in order.
     """
 
     def __init__(self, ops: tuple[Op | EagerOp, ...]) -> None:
         self._ops = ops
         self.chooses = any(isinstance(op, RandomApply) for op in ops)
-        """Whether a container with ``random_apply`` decides for every batch which ops run."""
+        """Whether a container with ``random_apply`` picks the ops of every batch."""
         self._mixes = any(isinstance(op, MixOp) for op in ops)
         self._kept: dict[Any, Segment] = {}
-        """Segments by first op and image size. To plan a crop, a flip, a jitter and a normalisation takes 106 µs (one core)."""
+        """Segments by first op and image size. Planning a crop, flip, jitter and normalization takes 106 µs (one core)."""
 
     def at(self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None) -> Segment:
-        """The segment that begins at one op.
+        """Return the segment that begins at one op.
 
         Args:
             start: Index of the op.
-            size: Of the images that the op is given.
-            masks: Whether masks follow.
-            ops: What ``picked`` gave. Left out: the pipeline's.
+            size: Size of the input images of the op.
+            masks: Whether there are masks.
+            ops: Ops from ``picked``. ``None``: all ops of the pipeline.
         """
-        # The parameter table has a row for each image, so a plan serves any batch size, and images that differ in size.
+        # The parameter table has one row per image, so a plan is valid for any batch size, and for images that differ in size.
         size = Size(1, size.channels, *ANY_SIDES, size.frames) if size.ragged else size
         key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._made(self._ops if ops is None else ops, start, size, masks)
+        segment = self._kept.get(key)
+        if segment is None:
+            segment = self._segment(self._ops if ops is None else ops, start, size, masks)
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = found
-        return found
+            self._kept[key] = segment
+        return segment
 
     def whole(self, size: Size, *, masks: bool, views: int) -> Plan | None:
-        """The plan that runs everything, all views at once; ``None`` where there is none, and each view is taken by itself.
+        """Return the plan that runs the whole pipeline for all views at once; ``None`` if views must run one by one.
 
         Args:
-            size: Of the images.
-            masks: Whether masks follow.
-            views: How many there are. Where the pipeline mixes, an image must not meet one of another view.
+            size: Size of the images.
+            masks: Whether there are masks.
+            views: Number of views. A pipeline with a mix runs views one by one, so that no image is mixed with another view.
         """
         if self.chooses or (self._mixes and views > 1):
             return None
@@ -89,7 +88,7 @@ class Segments:
         return segment.plan if segment.stop == len(self._ops) else None
 
     def all(self, size: Size) -> list[Segment]:
-        """The whole pipeline's segments, for images of one size without masks."""
+        """Return all segments of the pipeline, for images of one size without masks."""
         segments: list[Segment] = []
         start = 0
         while start < len(self._ops):
@@ -98,49 +97,50 @@ class Segments:
             if segment.plan is not None:
                 size = segment.plan.out
             elif segment.eager is not None:
-                (drawn,) = draw_each(segment.run, Sampler((0,), size.batch), size)
-                size = drawn.out
+                (entry,) = draw_each(segment.run, Sampler((0,), size.batch), size)
+                size = entry.out
             start = segment.stop
         return segments
 
     def picked(self, drawn: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
-        """The ops that run for these draws and what each drew, split where a plan has to begin.
+        """Return the ops that run for these draws, and their draws, split where a new plan must begin.
 
         Args:
-            drawn: What each op of the pipeline drew.
+            drawn: Draws of each op of the pipeline.
         """
         if not self.chooses:
             return [(self._ops, drawn)]
-        parts: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
-        for op, each in zip(self._ops, drawn, strict=True):
-            # What a choice refuses by the images' size is drawn for by its library.
-            for step in op.steps(each) if isinstance(op, RandomApply) and "layers" in each else (Step(op, each, begins=False),):
-                if step.begins and parts[-1][0]:
-                    parts.append(([], []))
-                parts[-1][0].append(step.op)
-                parts[-1][1].append(step.drawn)
-        if not parts[-1][0]:
-            # No op was picked: the images still change their type.
-            parts[-1][0].append(_NOTHING)
-            parts[-1][1].append({})
-        return [(tuple(ops), all_drawn) for ops, all_drawn in parts]
+        groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
+        for op, draws in zip(self._ops, drawn, strict=True):
+            # A container that does not support the size of the images is run by its library, with the library's draws.
+            whole = (Step(op, draws, begins=False),)
+            for picked_op in op.steps(draws) if isinstance(op, RandomApply) and "layers" in draws else whole:
+                if picked_op.begins and groups[-1][0]:
+                    groups.append(([], []))
+                groups[-1][0].append(picked_op.op)
+                groups[-1][1].append(picked_op.drawn)
+        if not groups[-1][0]:
+            # No op was picked, but the images must still be converted to the output type.
+            groups[-1][0].append(_NOTHING)
+            groups[-1][1].append({})
+        return [(tuple(ops), all_drawn) for ops, all_drawn in groups]
 
-    def _made(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
-        alone, taken = _split(ops[start:], size)
-        if alone is not None:
-            return Segment(start + 1, eager=alone)
-        planned = plan(taken, size, masks=masks)
+    def _segment(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
+        separate, fused = _split(ops[start:], size)
+        if separate is not None:
+            return Segment(start + 1, eager=separate)
+        planned = plan(fused, size, masks=masks)
         if not self.chooses:
-            planned.columns = columns_of(taken, size)
+            planned.columns = columns_of(fused, size)
             planned.numbers = max(sum(planned.columns), 1)
-        return Segment(start + len(taken), taken, planned)
+        return Segment(start + len(fused), fused, planned)
 
 
 def check_channels(op: Op | None, channels: int) -> None:
-    """Refuse images of other channels than the op takes, and settings that hold neither one value nor one per channel.
+    """Raise an error if an op does not support the number of channels, or a setting has neither 1 value nor 1 per channel.
 
     Raises:
-        ArgumentError: If there are any.
+        ArgumentError: If the number of channels or of values does not fit.
     """
     for part in op.ops if isinstance(op, Picking) else (op,):
         taken = part.channels_taken(channels) if isinstance(part, Op) else None
@@ -152,7 +152,7 @@ def check_channels(op: Op | None, channels: int) -> None:
                 "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
             )
     run = op.ops if isinstance(op, RandomApply) else (op,)
-    for part in (part for each in run if isinstance(each, Op) for part in each.parts):
+    for part in (part for run_op in run if isinstance(run_op, Op) for part in run_op.parts):
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))
             if count not in (1, channels):
@@ -163,18 +163,18 @@ def check_channels(op: Op | None, channels: int) -> None:
 
 
 def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | RandomApply | None, tuple[Op, ...]]:
-    """The first op if it stands alone, else as many as one plan can hold for images of this size."""
-    taken: list[Op] = []
+    """Return (op, ()) if the first op is not part of a plan, else (``None``, ops of one plan), for images of this size."""
+    fused: list[Op] = []
     for op in ops:
         check_channels(op.lowered if isinstance(op, EagerOp) else op, size.channels)
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, RandomApply) and reason is None):
-            alone: EagerOp | RandomApply = op
-        elif reason is None or op.draws_size:  # which no library runs on a batch: the plan says what is wrong
-            taken.append(op)
+            separate: EagerOp | RandomApply = op
+        elif reason is None or op.draws_size:  # no library runs it on a batch: the plan raises the error
+            fused.append(op)
             size = op.out(size)
             continue
         else:
-            alone = left(op, reason)
-        return (None, tuple(taken)) if taken else (alone, ())
-    return None, tuple(taken)
+            separate = left(op, reason)
+        return (None, tuple(fused)) if fused else (separate, ())
+    return None, tuple(fused)

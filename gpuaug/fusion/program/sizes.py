@@ -1,4 +1,4 @@
-"""Sizes of images on their way through a pipeline: where they become one size, whether views agree, and limits of ops."""
+"""Checks of image sizes through a pipeline: transformation to one size, equal sizes of views, and limits of ops."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ _CUT_UP = "Cut them up, or shrink them, in the dataset."
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
-    """The ops up to the one that gives a ragged batch one size; none where batches are not ``ragged``.
+    """Return the ops up to the op that transforms a ragged batch to one size; none if batches are not ``ragged``.
 
     Raises:
-        ArgumentError: If none does, or if an op draws a size for each image, and none behind it gives them one again; or if an
-            op before that one reads more than a pixel.
+        ArgumentError: If there is no such op; if an op draws a size per image, and no op after it transforms them to one size;
+            or if an op before it reads other pixels than its output pixel.
     """
     untested = untested_version()
     if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
@@ -43,124 +43,124 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
 
 
 def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
-    """The first ops, up to the one that gives images of different sizes one."""
+    """Return the first ops, up to the op that transforms images of different sizes to one size."""
     size = Size(1, 3, *ANY_SIDES)
-    taken: list[Op] = []
+    ops_so_far: list[Op] = []
     for op in ops:
-        cropped = _cropped_by_boxes(taken)
+        cropped = _cropped_by_boxes(ops_so_far)
         if isinstance(op, EagerOp):
             reason: str | None = op.reason
         elif not all(isinstance(part, GatherOp) or _is_pointwise(part) for part in op.parts):
             reason = "it reads other pixels of an image, or their coordinates"
         elif cropped and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
             reason = "only flips and a v2.Resize to two sides may follow a crop by boxes"
-        else:  # with the images alone is known what is drawn by their sizes, and whether their channels fit
+        else:  # draws by size and channels are checked when the images are known
             reason = None if op.draws_size or isinstance(op, PointOp) else op.unsupported_size(size)
         if reason is not None:
-            where, way_out = _advice(taken)
+            where, advice = _advice(ops_so_far)
             raise ArgumentError(
                 f"pipeline must only move and recolour pixels until images have one size {where}, got {op.name}: {reason}. "
-                f"{way_out}."
+                f"{advice}."
             )
         assert isinstance(op, Op)
         size = op.out(size)
-        taken.append(op)
+        ops_so_far.append(op)
         if not size.ragged:
-            return tuple(taken)
-    where, way_out = _advice(taken)
-    raise ArgumentError(f"pipeline must give images one size {where}, got {taken[-1].name} as its end. {way_out}.")
+            return tuple(ops_so_far)
+    where, advice = _advice(ops_so_far)
+    raise ArgumentError(f"pipeline must give images one size {where}, got {ops_so_far[-1].name} as its end. {advice}.")
 
 
 def _is_pointwise(op: Op) -> bool:
-    """Whether an output pixel depends on that pixel alone, wherever it lies, and on the mean of its image."""
+    """Return whether an output pixel depends only on the value of the same pixel, and on the mean of its image."""
     return isinstance(op, PointOp) and not op.positional
 
 
-def _cropped_by_boxes(taken: Sequence[Op]) -> str:
-    """Name of the crop by boxes that no resize has followed yet; empty without one."""
-    crop = next((op for op in reversed(taken) if not isinstance(op, HorizontalFlip | VerticalFlip)), None)
+def _cropped_by_boxes(ops: Sequence[Op]) -> str:
+    """Return the name of the crop by boxes at the end of ``ops``, flips aside; empty if there is none."""
+    crop = next((op for op in reversed(ops) if not isinstance(op, HorizontalFlip | VerticalFlip)), None)
     return crop.name if isinstance(crop, BoxCropOp) else ""
 
 
 def _stretches(op: Op | EagerOp) -> bool:
-    """True for a Resize of torchvision's to two sides."""
+    """Return whether an op is torchvision's ``Resize`` to a height and a width."""
     return isinstance(op, Resize) and op.package == "torchvision" and not op.out(Size(1, 3, *ANY_SIDES)).ragged
 
 
-def _advice(taken: Sequence[Op]) -> tuple[str, str]:
-    """From where on images differ in size, by the ops before the one that is refused, and what to do about it."""
-    if name := _cropped_by_boxes(taken):
+def _advice(ops: Sequence[Op]) -> tuple[str, str]:
+    """Return (context, advice) for the error about an op, given the ops before it."""
+    if name := _cropped_by_boxes(ops):
         return f"behind {name}", f"Put v2.Resize((300, 300)) directly behind it, or keep {name} in the dataset"
-    drawn = next((op.name for op in taken if op.draws_size), None)
+    drawn = next((op.name for op in ops if op.draws_size), None)
     if drawn is not None:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
-        way_out = f"Put what gives them one size behind it, such as {crop}, or keep {drawn} in the dataset"
-        return f"behind {drawn}", way_out
+        advice = f"Put what gives them one size behind it, such as {crop}, or keep {drawn} in the dataset"
+        return f"behind {drawn}", advice
     such_as = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
     return "where ragged=True", f"Put what gives them one size in front of it, such as {such_as}"
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
-    """Refuse pipelines of which one view may have another size than the next.
+    """Raise an error if views may differ in size.
 
     Args:
-        ops: The pipeline's.
-        size: Of the images. Left out: not known before the first op that gives them one.
+        ops: Ops of the pipeline.
+        size: Size of the images. ``None`` if it is not known before the first op that sets it.
 
     Raises:
-        ArgumentError: If an op that may be skipped changes the size, which is drawn for each view.
+        ArgumentError: If an op changes the size, and may be skipped in one view and not in another.
     """
-    at = size
+    current_size = size
     for op in ops:
         sizing = op.lowered if isinstance(op, EagerOp) else op
         if sizing is None or isinstance(sizing, RandomApply):
-            at = at if isinstance(op, EagerOp) and op.moves_nothing else None
+            current_size = current_size if isinstance(op, EagerOp) and op.moves_nothing else None
             continue
-        chance = sizing.p * sizing.p_batch
-        if not chance:
+        probability = sizing.p * sizing.p_batch
+        if not probability:
             continue
-        out = sizing.out(at or Size(1, 3, *ANY_SIDES))
-        if at is not None and chance < 1 and out != at and not sizing.draws_size:
+        out = sizing.out(current_size or Size(1, 3, *ANY_SIDES))
+        if current_size is not None and probability < 1 and out != current_size and not sizing.draws_size:
             raise ArgumentError(
-                f"pipeline must give all views one size, got {op.name} with p={chance}, which makes images of "
-                f"{at.height}x{at.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize before it: "
-                f"{'K' if sizing.package == 'Kornia' else 'v2'}.Resize(({out.height}, {out.width}))."
+                f"pipeline must give all views one size, got {op.name} with p={probability}, which makes images of "
+                f"{current_size.height}x{current_size.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize "
+                f"before it: {'K' if sizing.package == 'Kornia' else 'v2'}.Resize(({out.height}, {out.width}))."
             )
-        at = out if at is not None or (chance == 1 and not out.ragged) else None
+        current_size = out if current_size is not None or (probability == 1 and not out.ragged) else None
 
 
 def check_counted(op: Op, size: Size) -> None:
-    """Refuse images that are larger than ``op`` can count, before it or after, and those without a pixel for it to read.
+    """Raise an error for images that are too large for the indices of ``op``, as input or output, or have no pixels.
 
     Raises:
-        ArgumentError: If there are any.
+        ArgumentError: If ``size`` is not supported.
     """
-    for each in (size, *op.out_bounds(size)):
-        if each.ragged:  # which is looked at batch by batch
+    for bound in (size, *op.out_bounds(size)):
+        if bound.ragged:  # checked per batch
             continue
-        if each.height * each.width > size.height * size.width == 0:
+        if bound.height * bound.width > size.height * size.width == 0:
             raise ArgumentError(
                 f"images must have pixels for {op.name}, got {size.height}x{size.width}. Leave them out of the dataset."
             )
         if op.counts_pixels:
-            check_sides(op, each)
-        if each.channels * each.height * each.width >= MOST_ELEMENTS:
+            check_sides(op, bound)
+        if bound.channels * bound.height * bound.width >= MOST_ELEMENTS:
             raise ArgumentError(
-                f"An image must have fewer than 2**31 values, got {each.channels * each.height * each.width} at {op.name}. "
+                f"An image must have fewer than 2**31 values, got {bound.channels * bound.height * bound.width} at {op.name}. "
                 f"{_CUT_UP}"
             )
 
 
 def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> None:
-    """Refuse images that ops could not take to their one size, whatever is drawn.
+    """Raise an error for images that do not fit the ops up to the transformation to one size, for any draws.
 
     Args:
-        ops: The first take images of different sizes, or draw them; a later one gives them one.
-        size: Of the images that the first one sees.
-        given: Of the images themselves, where ``size`` has been drawn for them.
+        ops: Ops from the first that reads or draws different sizes, to the one that transforms images to one size.
+        size: Size of the input images of the first op.
+        given: Size of the images of the user, if ``size`` was drawn for them.
 
     Raises:
-        ArgumentError: If there is one, named by its place in the batch where images differ in size.
+        ArgumentError: If an image does not fit. In a ragged batch, the message has its index in the batch.
     """
     at = size
     given = size if given is None else given
@@ -183,10 +183,10 @@ def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> Non
 
 
 def check_mixed_channels(op: Op, size: Size) -> None:
-    """Refuse an op that mixes channels, and so begins a pass, where images differ in size: its pass reads images of one size.
+    """Raise an error for an op that mixes channels if images differ in size: it begins a pass, which reads images of one size.
 
     Raises:
-        ArgumentError: If ``op`` is one for images of this number of channels.
+        ArgumentError: If ``op`` mixes channels for this number of channels.
     """
     if size.ragged and any(ChannelOp.begins_pass(part, size.channels) for part in op.parts):
         raise ArgumentError(
@@ -196,15 +196,15 @@ def check_mixed_channels(op: Op, size: Size) -> None:
 
 
 def check_sides(op: Op, size: Size, where: str = "") -> None:
-    """Refuse images with sides that float32 cannot count, or as far as a warp counts them.
+    """Raise an error for images whose sides exceed the integers of float32, or the limit of a warp.
 
     Args:
-        op: What counts their pixels.
-        size: Of one image, or of all.
-        where: Which image it is, for the text.
+        op: Op that computes coordinates in float32.
+        size: Size of one image, or of all images.
+        where: Position of the image for the message.
 
     Raises:
-        ArgumentError: If a side is longer.
+        ArgumentError: If a side is too long.
     """
     most, words = (MOST_WARPED, "2**20") if isinstance(op, WarpOp) else (MOST_SIDE - 1, "2**24 - 1")
     if max(size.height, size.width) > most:

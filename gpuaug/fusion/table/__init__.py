@@ -1,1 +1,1 @@
-"""The parameter table of a batch: one row of float32 numbers a sample."""
+"""Parameter table of a batch: one float32 row per sample."""

@@ -1,8 +1,8 @@
-"""Rows of ragged batches whose crops are fitted to the images by the device.
+"""Prefetched tables of ragged batches whose crop windows the device computes.
 
-A crop is drawn within its image's own size, which only its batch brings. So the numbers that it is drawn from are sent ahead
-with everything else, for several batches at once, and the device goes on from there. A batch then costs the host one small
-launch, where drawing for it alone would cost it more than all launches together.
+A crop depends on the size of its image, which is known only when the batch arrives. So the uniform numbers of the crop are sent
+ahead with all other columns, for several batches at once, and the device computes the crop windows from them. A batch then
+costs the host one small launch, which is less than drawing on the host for one batch.
 """
 
 from typing import NamedTuple
@@ -18,28 +18,28 @@ from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
 class DeviceCrop(NamedTuple):
-    """A crop that a device can fit to the sizes of ragged images."""
+    """Crop whose windows the device can compute from the sizes of ragged images."""
 
     step: GatherPass
-    """The pass that begins with the crop."""
+    """Pass that begins with the crop."""
     op: ResizedCrop
 
 
 def device_crop(planned: Plan) -> DeviceCrop | None:
-    """The crop that a plan for ragged batches begins with, if its rows can be made ahead; else ``None``."""
+    """Return the crop at the start of a plan for ragged batches, if its tables can be prefetched; else ``None``."""
     step = planned.passes[0]
     if not planned.source.ragged or planned.needs_own_batch or planned.box_crop or not isinstance(step, GatherPass):
         return None
-    first = step.moves[0]
-    return DeviceCrop(step, first) if isinstance(first, ResizedCrop) and not first.same_on_batch else None
+    op = step.moves[0]
+    return DeviceCrop(step, op) if isinstance(op, ResizedCrop) and not op.same_on_batch else None
 
 
 class DeviceCropTables:
-    """The rows of several batches, on the device, without the positions of crops.
+    """Tables of several batches on the device, without the columns of the crop windows.
 
     Args:
-        upcoming: Of the plan.
-        crop: The plan's ``device_crop``.
+        upcoming: Batches to draw for.
+        crop: ``device_crop`` of their plan.
     """
 
     def __init__(self, upcoming: UpcomingBatches, crop: DeviceCrop) -> None:
@@ -53,44 +53,44 @@ class DeviceCropTables:
             rest=self._end + columns if points else -1,
             width=self._end + columns + MATRIX * points,
         )
-        whole = upcoming.whole
-        first, *rest = draw_each(upcoming.ops, upcoming.sampler(), whole, later={crop.op: columns})
-        # All other columns are written for crops that change nothing.
-        drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(whole.batch)}
-        for op, draws, _, _ in rest:
+        total_size = upcoming.whole
+        crop_draws, *other_draws = draw_each(upcoming.ops, upcoming.sampler(), total_size, later={crop.op: columns})
+        # All other columns are computed as if the crop changed nothing.
+        drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(total_size.batch)}
+        for op, draws, _, _ in other_draws:
             drawn |= op.of_parts(draws)
 
         def fill(table: Array) -> None:
-            fill_table(planned, whole, drawn, table)
-            table[:, self._layout.numbers : self._layout.numbers + columns] = first.draws["numbers"].T
+            fill_table(planned, total_size, drawn, table)
+            table[:, self._layout.numbers : self._layout.numbers + columns] = crop_draws.draws["numbers"].T
             if points:
-                fill_matrix(planned, whole, drawn, table[:, self._layout.rest :])
+                fill_matrix(planned, total_size, drawn, table[:, self._layout.rest :])
 
-        rows = upcoming.by_batch(send(whole.batch, self._layout.width, fill, upcoming.device))
-        # Taken apart together, which takes less than to do so batch by batch.
-        self._rows = rows.unbind()
-        self._read = rows[..., : self._end].unbind()
+        tables = upcoming.by_batch(send(total_size.batch, self._layout.width, fill, upcoming.device))
+        # One unbind for all batches is faster than one indexing per batch.
+        self._rows = tables.unbind()
+        self._read = tables[..., : self._end].unbind()
         self._unused = dict.fromkeys(range(len(self._rows)), True)
 
     def table(self, index: int, size: Size, layout: Tensor | None) -> Tensor:
-        """The complete rows of a batch, (V · B, K).
+        """Return the complete table of a batch, (V · B, K).
 
         Args:
             index: Index of the batch.
             size: Not used: the sizes of the images are in ``layout``.
-            layout: (B, 3) int64 on the device, offset, height and width of each image.
+            layout: (B, 3) int64 on the device: offset, height and width per image.
 
         Cost:
-            One launch; a copy before it where they are asked for again.
+            One launch; for a repeated ``index``, one copy in addition.
         """
         from gpuaug.fusion.backends.triton.crops import fit
 
         assert layout is not None
-        rows = self._rows[index]
-        read = self._read[index]
+        full_table = self._rows[index]
+        table_read = self._read[index]
         if not self._unused.pop(index, False):
-            # Another thread may still use the rows that were made of them.
-            rows = rows.clone()
-            read = rows[:, : self._end]
-        fit(*self._crop, rows, layout, self._layout)
-        return read
+            # Another thread may still use the table of the first call.
+            full_table = full_table.clone()
+            table_read = full_table[:, : self._end]
+        fit(*self._crop, full_table, layout, self._layout)
+        return table_read

@@ -1,9 +1,9 @@
-"""Rows that the host makes for several batches at once, complete or, for ragged batches, up to the columns that need sizes.
+"""Tables that the host computes for several batches at once; for ragged batches, without the columns that depend on sizes.
 
-The sizes of ragged images are known only when their batch arrives, and crops are drawn within them. So the ops of the first
-pass that move pixels get their uniform numbers ahead, and draw when the batch is there. On two CPU cores the rows of 256 ragged
-images then take 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms with a RandAugment, where
-drawing for each batch alone takes 0.26 to 0.35 ms and 0.91 ms (2026-11-26).
+The sizes of ragged images are known only when their batch arrives, and crops depend on them. So the uniform numbers of the
+pixel-moving ops of the first pass are drawn ahead, and the crops are computed when the batch arrives. On two CPU cores the
+table of 256 ragged images then takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms with a
+RandAugment. Drawing per batch takes 0.26 to 0.35 ms and 0.91 ms (2026-11-26).
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
 def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Ops of a plan for ragged batches that can draw when sizes are known; empty if all rows have to be made then."""
+    """Return the ops of a plan for ragged batches that draw when sizes are known; empty if the plan cannot be prefetched."""
     moves = planned.passes[0].moves
     if planned.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in moves):
-        return ()  # nothing has been written yet, or draws come from more than the numbers of the samples
+        return ()  # no template yet, or draws depend on more than the uniform numbers per sample
     return tuple(op for op in ops if op in moves)
 
 
 class HostTables:
-    """The rows of several batches.
+    """Tables of several batches.
 
     Args:
-        upcoming: The batches.
-        size_dependent: Ops that draw when the sizes of a batch are known. Empty: all sizes are known already.
+        upcoming: Batches to draw for.
+        size_dependent: Ops that draw when the sizes of a batch are known. Empty if all sizes are known.
     """
 
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
@@ -56,36 +56,36 @@ class HostTables:
             self._sent = upcoming.by_batch(table).unbind()
 
     def table(self, index: int, size: Size, layout: Tensor | None = None) -> Tensor:
-        """The complete rows of a batch, (V · B, K).
+        """Return the complete table of a batch, (V · B, K).
 
         Args:
             index: Index of the batch.
-            size: Size of its images.
+            size: Size of the images of the batch.
             layout: Not used.
 
         Cost:
-            Where ops draw by the sizes, one pinned copy, which nothing waits for.
+            With size-dependent ops, one asynchronous copy from pinned memory.
         """
         if self._sent:
             return self._sent[index]
         planned = self._upcoming.planned
         points = self._upcoming.points
-        whole = size.times(self._upcoming.views)
-        samples = slice(index * whole.batch, (index + 1) * whole.batch)
+        size_of_views = size.times(self._upcoming.views)
+        samples = slice(index * size_of_views.batch, (index + 1) * size_of_views.batch)
         drawn: dict[Op, OpDraws] = {}
-        at = whole
+        current_size = size_of_views
         for op, numbers in self._numbers.items():
-            (each,) = draw_each([op], GivenUniforms(numbers[:, samples]), at)
-            drawn[op] = each.draws
-            at = each.out
+            (entry,) = draw_each([op], GivenUniforms(numbers[:, samples]), current_size)
+            drawn[op] = entry.draws
+            current_size = entry.out
         for op, draws in self._drawn.items():
             if points or op in planned.passes[0].moves:
                 drawn[op] = cut(draws, samples)
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[index]
-            planned.passes[0].fill_front(drawn.__getitem__, whole, table, fixed=False)
+            planned.passes[0].fill_front(drawn.__getitem__, size_of_views, table, fixed=False)
             if points:
-                fill_matrix(planned, whole, drawn, table[:, planned.width :])
+                fill_matrix(planned, size_of_views, drawn, table[:, planned.width :])
 
-        return send(whole.batch, planned.width + points_width(planned) * points, fill, self._upcoming.device)
+        return send(size_of_views.batch, planned.width + points_width(planned) * points, fill, self._upcoming.device)

@@ -1,4 +1,4 @@
-"""The parameter table of a batch: one float32 row per sample, made from the draws and sent to the images' device."""
+"""Parameter table of a batch: one float32 row per sample, computed from the draws and copied to the device of the images."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -12,22 +12,22 @@ from gpuaug.fusion.ops.geometry import BoxCropOp, ResampleOp
 from gpuaug.fusion.program.plan import Pass, Plan
 
 MATRIX = 9
-"""Length of a matrix. With boxes or keypoints each row ends with one, or as ``points_width`` says."""
+"""Number of elements of a 3x3 matrix. With boxes or keypoints, rows end with one or more; see ``points_width``."""
 
 BY_COLUMN_FROM = 1024
-"""Samples from which a table for a GPU is written by column, and turned to rows there. Fewer are not worth the launch."""
+"""Number of samples from which a table for a GPU is written by column, and transposed on the GPU in one launch."""
 
 
 def of_all_parts(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
-    """The draws of the parts of several ops."""
-    return {part: own for op, each in zip(ops, drawn, strict=True) for part, own in op.of_parts(each).items()}
+    """Return the draws of the parts of several ops, by part."""
+    return {part: draws for op, all_draws in zip(ops, drawn, strict=True) for part, draws in op.of_parts(all_draws).items()}
 
 
 def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.device, *, points: bool) -> Tensor:
-    """The rows of a batch, (B, at least ``planned.width``) float32; with ``points`` each ends with its matrix.
+    """Return the parameter table of a batch, float32: (B, ``planned.width``), plus ``points_width`` columns with ``points``.
 
     Cost:
-        One pinned copy, which nothing waits for, and on a GPU one launch from ``BY_COLUMN_FROM`` samples on.
+        One asynchronous copy from pinned memory; on a GPU from ``BY_COLUMN_FROM`` samples, one launch in addition.
     """
 
     def fill(table: Array) -> None:
@@ -39,8 +39,8 @@ def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torc
 
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Rows written by ``fill``, (B, ``width``) float32, sent to ``device``."""
-    # Ops write a column at a time, in half the time where its numbers lie side by side.
+    """Return a table (``samples``, ``width``) float32 that ``fill`` writes on the host, copied to ``device``."""
+    # Ops write one column at a time, which takes half the time if columns are contiguous.
     by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
     shape = (width, samples) if by_column else (samples, width)
     numbers = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
@@ -50,70 +50,71 @@ def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.
 
 
 def points_width(planned: Plan) -> int:
-    """Columns that a row ends with where boxes or keypoints follow: a matrix, or what a crop by boxes is chosen from."""
+    """Return the number of extra columns for boxes or keypoints, which ``fill_matrix`` writes."""
     return MATRIX if planned.box_crop is None else 2 * MATRIX + planned.box_crop.op.columns + 2
 
 
 def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) -> None:
     """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates.
 
-    With a crop by boxes: the matrix of the ops before it, that of the ops behind it, the numbers that it is drawn from, and for
-    x and y -1 where flips between the crop and its resize turn the image, else 1.
+    With a crop by boxes, the columns are: the matrix of the ops before the crop, the matrix of the ops after it, the uniform
+    numbers of the crop, and for x and y the sign -1 if flips between the crop and its resize mirror the image, else 1.
     """
-    total = np.eye(3)[None]
+    matrix = np.eye(3)[None]
     flips: Array | None = None
     for step in planned.passes:
         for op in step.moves:
             if isinstance(op, BoxCropOp):
-                out[:, :MATRIX] = total.reshape(-1, MATRIX)
+                out[:, :MATRIX] = matrix.reshape(-1, MATRIX)
                 out[:, 2 * MATRIX : -2] = np.where(drawn[op]["apply_mask"][:, None], drawn[op]["numbers"], 1)
                 out, flips = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
-                total = np.eye(3)[None]
+                matrix = np.eye(3)[None]
             elif flips is not None and isinstance(op, ResampleOp):
-                flips[:] = np.sign(total[:, (0, 1), (0, 1)])
+                flips[:] = np.sign(matrix[:, (0, 1), (0, 1)])
                 flips = None
-            total = op.matrix(drawn[op], size) @ total
+            matrix = op.matrix(drawn[op], size) @ matrix
             size = op.out_drawn(drawn[op], size)
-    out[:] = total.reshape(-1, MATRIX)
+    out[:] = matrix.reshape(-1, MATRIX)
 
 
 def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *, fronts: int = 0) -> None:
-    """Write the row of each sample for all passes, (B, at least ``planned.width``) float32.
+    """Write the columns of all passes, (B, at least ``planned.width``) float32.
 
-    ``fronts``: Number of leading passes whose fronts keep the numbers of the template.
+    ``fronts``: number of leading passes whose fronts are not written, and keep the values of the template.
     """
-    # Columns that no draw changes are written once for a plan, into its template, and copied.
-    first = planned.template is None
-    if not first:
+    # Columns that do not depend on draws are written once per plan, into its template, and copied from it.
+    writes_template = planned.template is None
+    if not writes_template:
         table[:, : planned.width] = planned.template
-    at = size
-    for number, step in enumerate(planned.passes):
-        after = step.out_drawn(drawn.__getitem__, at)
+    current_size = size
+    for pass_index, step in enumerate(planned.passes):
+        out_size = step.out_drawn(drawn.__getitem__, current_size)
         rows = step.rows_of(table)
         for op, (_, column, _) in zip(step.points, step.program, strict=True):
-            if first or op.is_random or not op.fixed:
+            if writes_template or op.is_random or not op.fixed:
                 # The template has the apply mask of an op that applies to all samples.
-                write = op.rows if first or op.is_random else op.write
-                write(drawn[op], after, rows[:, column : column + op.row_width(size.channels)])
-        if number >= fronts:
-            step.fill_front(drawn.__getitem__, at, rows, fixed=first)
-        at = after
+                write = op.rows if writes_template or op.is_random else op.write
+                write(drawn[op], out_size, rows[:, column : column + op.row_width(size.channels)])
+        if pass_index >= fronts:
+            step.fill_front(drawn.__getitem__, current_size, rows, fixed=writes_template)
+        current_size = out_size
     if planned.passes[-1].way >= 0:
         _fill_ways(planned.passes, drawn, table)
-    if first and size.batch:
+    if writes_template and size.batch:
         planned.template = table[0, : planned.width].copy()
 
 
 def _fill_ways(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -> None:
-    """Write where each pass but the first, which writes all samples to the first of two buffers, finds and leaves a sample.
+    """Write the buffer route of each sample, for each pass but the first, which writes all samples to the first of two buffers.
 
-    A way is 0 if no op of the pass applies to the sample, which stays where it is. Else it is 1, and 1 more if the sample is in
-    the second buffer, and 2 more if it goes to the second buffer: to that which it is not in, unless the pass works in place.
+    A route is 0 if no op of the pass applies to the sample, which then stays in its buffer. Otherwise it is 1, plus 1 if the
+    sample is read from the second buffer, plus 2 if it is written to the second buffer. A pass writes to the other buffer,
+    unless it works in place.
     """
-    second = np.zeros(len(table), dtype=np.uint8)
+    in_second = np.zeros(len(table), dtype=np.uint8)
     for step in passes[1:-1]:
         applies = reduce(np.logical_or, [drawn[op]["apply_mask"] for op in step.ops])
-        after = second if step.works_in_place else second ^ applies
-        step.rows_of(table)[:, step.way] = applies * (1 + second + 2 * after)
-        second = after
-    passes[-1].rows_of(table)[:, passes[-1].way] = 1 + second
+        to_second = in_second if step.works_in_place else in_second ^ applies
+        step.rows_of(table)[:, step.way] = applies * (1 + in_second + 2 * to_second)
+        in_second = to_second
+    passes[-1].rows_of(table)[:, passes[-1].way] = 1 + in_second

@@ -1,4 +1,4 @@
-"""Batches that are expected next, whose rows are made together."""
+"""Upcoming batches, whose tables are computed together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,33 +16,33 @@ Rows = TypeVar("Rows", Tensor, Array)
 
 @dataclass(frozen=True, slots=True)
 class UpcomingBatches:
-    """The next batches of one pipeline."""
+    """Upcoming batches of one pipeline."""
 
     planned: Plan
-    """Plan that reads the rows."""
+    """Plan that reads the tables."""
     ops: Sequence[Op]
     """All ops of the plan."""
     size: Size
-    """Size of each batch, with ``ANY_SIDES`` for ragged batches that have not arrived."""
+    """Size of one batch, with ``ANY_SIDES`` for ragged batches that have not arrived."""
     seeds: Sequence[int]
-    """Seeds of all views of the first batch, then of the next, and so on."""
+    """Seeds of all views of the first batch, then of the second, and so on."""
     views: int
     device: torch.device
-    """Device that the rows are sent to."""
+    """Device of the tables."""
     points: bool
-    """Whether boxes or keypoints follow."""
+    """Whether there are boxes or keypoints."""
 
     @property
     def whole(self) -> Size:
-        """The size of all samples of all batches."""
+        """Size of all samples of all batches and views together."""
         if self.size.height is ANY_SIDES[0]:
             return replace(self.size, batch=len(self.seeds) * self.size.batch)
         return self.size.times(len(self.seeds))
 
     def sampler(self) -> Sampler:
-        """The sampler of all batches."""
+        """Return the sampler of all batches."""
         return Sampler(self.seeds, self.size.batch, self.planned.numbers)
 
     def by_batch(self, rows: Rows) -> Rows:
-        """Rows of all samples, (batches · V · B, K), as (batches, V · B, K)."""
+        """Reshape a table of all samples, (batches · V · B, K), to (batches, V · B, K)."""
         return rows.reshape(len(self.seeds) // self.views, self.views * self.size.batch, rows.shape[1])

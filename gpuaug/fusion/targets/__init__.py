@@ -1,1 +1,1 @@
-"""What follows the images: masks, boxes, keypoints, labels, target dicts."""
+"""Targets that follow the images: masks, boxes, keypoints, labels, target dicts."""

@@ -1,4 +1,4 @@
-"""Crops by boxes: chosen on the device, and written into the parameter table before the images are cropped."""
+"""Crop windows chosen by boxes: computed on the device, and written into the parameter table before the images are cropped."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,69 +14,72 @@ from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
 def records_of(op: BoxCropOp, values: Sequence[Any], keys: Sequence[str]) -> TargetDicts:
-    """The target dicts with the boxes that a crop is chosen by.
+    """Return the input whose boxes the crop windows are chosen by.
 
     Args:
-        op: The crop.
+        op: Crop op.
         values: Inputs of a call.
-        keys: Their data keys.
+        keys: Data key of each input.
 
     Raises:
         ArgumentError: If there are no target dicts, or several inputs have boxes.
     """
     dicts = [value for value in values if isinstance(value, TargetDicts)]
-    found = [each for each in dicts if each.has_boxes] or dicts[:1]
-    if len(found) != 1:
+    candidates = [record for record in dicts if record.has_boxes] or dicts[:1]
+    if len(candidates) != 1:
         raise ArgumentError(
             f"data_keys must hold 'targets' once for {op.name}, which looks at boxes, got {list(keys)}. Pass target dicts with "
             "the images: data_keys=['input', 'targets']."
         )
-    return found[0]
+    return candidates[0]
 
 
 def crop_by_boxes(
-    plan: Plan, crop: BoxCrop, table: Tensor, records: TargetDicts, before: Tensor | None
+    plan: Plan, crop: BoxCrop, table: Tensor, records: TargetDicts, previous: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Choose the window of each image, and tell the targets which boxes are within it.
+    """Choose the crop window of each image. Set ``records.kept`` to the mask of the boxes that the windows keep.
 
     Args:
-        plan: With the crop.
-        crop: The plan's.
-        table: Its rows, which are left as they are.
-        records: The boxes, as they came.
-        before: The matrix of what ran before the plan, (B, 3, 3).
+        plan: Plan that contains the crop.
+        crop: Crop by boxes of the plan.
+        table: (B, columns) parameter table of the plan. Not modified.
+        records: Target dicts with the input boxes.
+        previous: (B, 3, 3) matrix of the segments before the plan; ``None`` for the identity.
 
     Returns:
-        The rows with these windows, and the matrix of the plan and what ran before it, (B, 3, 3).
+        (B, columns) parameter table with the windows, and (B, 3, 3) matrix of the plan and the segments before it.
 
     Cost:
-        Some twenty launches besides those that choose the windows.
+        About twenty launches, in addition to the launches of ``BoxCropOp.windows``.
     """
-    # Six columns of the resize behind the crop, scale, start and count of each axis, are those of the whole image.
-    at = crop.step.first + crop.step.columns.warp
-    scale = table[:, at : at + 4 : 3]
-    sides = table[:, at + 2 : at + 6 : 3]
-    up_to, behind, numbers, flips = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns, 2), 1)
-    up_to = composed(before, up_to.view(-1, 3, 3))
-    boxes, owners = records.boxes_at(up_to)
+    # The resize after the crop has six columns: scale, start and count per axis. Until here they describe the whole image.
+    column = crop.step.first + crop.step.columns.warp
+    scale = table[:, column : column + 4 : 3]
+    sides = table[:, column + 2 : column + 6 : 3]
+    prefix, suffix, draws, flip_signs = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns, 2), 1)
+    prefix = composed(previous, prefix.view(-1, 3, 3))
+    boxes, owners = records.boxes_at(prefix)
     boxes = torch.minimum(boxes.clamp(min=0), sides.repeat(1, 2)[owners])
-    windows, kept = crop.op.windows(numbers, sides, boxes, owners)
+    windows, kept = crop.op.windows(draws, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
     records.kept = (
         kept & _is_large(boxes, start[owners], (start + count)[owners], crop.op.least) if any(crop.op.least) else kept
     )
-    # A nearest pixel depends on the last digit of the scale, so it is divided once, by what the whole image is resized to.
-    target = (sides / scale).round()
-    first = torch.where(flips < 0, sides - start - count, start)
-    columns = torch.stack((count / target, first, count), 2).flatten(1)
-    zoom = sides / count
-    matrix = torch.nn.functional.pad(zoom, (0, 1), value=1.0).diag_embed()
-    matrix[:, :2, 2] = (0.5 - start) * zoom - 0.5
-    rows = torch.cat((table[:, :at], columns, table[:, at + 6 :]), 1)
-    return rows, composed(composed(up_to, matrix), behind.view(-1, 3, 3))
+    # The nearest pixel depends on the last digit of the scale, so the count is divided once, by the size after the resize.
+    resized = (sides / scale).round()
+    out_start = torch.where(flip_signs < 0, sides - start - count, start)
+    warp = torch.stack((count / resized, out_start, count), 2).flatten(1)
+    factors = sides / count
+    crop_matrix = torch.nn.functional.pad(factors, (0, 1), value=1.0).diag_embed()
+    crop_matrix[:, :2, 2] = (0.5 - start) * factors - 0.5
+    new_table = torch.cat((table[:, :column], warp, table[:, column + 6 :]), 1)
+    return new_table, composed(composed(prefix, crop_matrix), suffix.view(-1, 3, 3))
 
 
-def _is_large(boxes: Tensor, first: Tensor, last: Tensor, least: tuple[float, float]) -> Tensor:
-    """Mask of the boxes, (n,), whose part between two corners, (n, 2) each, has the least side and area."""
-    sides = (torch.minimum(boxes[:, 2:], last) - torch.maximum(boxes[:, :2], first)).clamp(min=0)
+def _is_large(boxes: Tensor, start: Tensor, end: Tensor, least: tuple[float, float]) -> Tensor:
+    """Return the (n,) mask of the boxes whose part within a window has the minimum side and area.
+
+    ``start`` and ``end`` are the (n, 2) corners of the window of each box, in pixels.
+    """
+    sides = (torch.minimum(boxes[:, 2:], end) - torch.maximum(boxes[:, :2], start)).clamp(min=0)
     return (sides >= least[0]).all(1) & (sides.prod(1) >= least[1])

@@ -1,4 +1,4 @@
-"""The inputs of a call on clips: frames as images on the way in, and clips again on the way out."""
+"""Inputs of a call on clips: clips are flattened to frames before the passes, and unflattened after them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,106 +16,106 @@ from gpuaug.fusion.targets.masks import to_device
 
 
 class ClipInputs:
-    """Form of the inputs of one call; of a call on images, it changes nothing.
+    """Convert the inputs of one call from clips to frames and back. Inputs of a call on images are not changed.
 
     Args:
         form: How the pipeline takes clips.
-        images: The images or clips of the call, as the user passed them.
+        images: Images or clips of the call, as the user passed them.
 
     Raises:
-        ArgumentError: If the pipeline takes clips alone, and these are images.
+        ArgumentError: If the pipeline takes clips only, and ``images`` are images.
     """
 
     def __init__(self, form: ClipForm, images: Any) -> None:
         self.form = form
         self.is_single = type_name(images) == "Video" and images.ndim == 4
-        """True for one clip without an axis for the batch."""
+        """True for a single clip (T, C, H, W), without a batch axis."""
         self.frames = form.frames_of(images[None] if self.is_single else images)
-        """Number of frames of every clip that was passed; 0: images."""
+        """Number of frames per input clip; 0 for images."""
         self._out_frames = self.frames
         self._chosen: Sequence[int] = range(self.frames)
-        """Indices of the frames that come out."""
+        """Indices of the input frames that the output has, in order."""
         self._lists: dict[int, type] = {}
-        """Type of a list that holds one list of target dicts for each clip, by the index of the input."""
+        """List type, by index of the input, for inputs that hold one list of target dicts per clip."""
 
-    def has_frames(self, key: str, given: Any) -> bool:
-        """Whether an input has an axis for frames."""
-        if not self.frames or not isinstance(given, Tensor | Ragged):
+    def has_frames(self, key: str, value: Any) -> bool:
+        """Return whether an input has a frame axis."""
+        if not self.frames or not isinstance(value, Tensor | Ragged):
             return False
-        if isinstance(given, Ragged):
+        if isinstance(value, Ragged):
             return key == "input"
         axes = 3 + rank(FORMS[key]) if key in FORMS else 3 if key == "valid" else 0
-        return key in ("input", "mask") or given.ndim == axes
+        return key in ("input", "mask") or value.ndim == axes
 
     def is_per_frame(self, index: int) -> bool:
-        """Whether an input is a list of one list of target dicts for each clip."""
+        """Return whether an input is a list with one list of target dicts per clip."""
         return index in self._lists
 
-    def flat(self, key: str, given: Any) -> Any:
-        """Images and masks with frames in place of clips; boxes and keypoints of all frames of a clip as those of one image."""
-        if not self.has_frames(key, given) or isinstance(given, Ragged):
-            return given
+    def flat(self, key: str, value: Any) -> Any:
+        """Flatten images and masks (B, T, …) to (B · T, …), and boxes and keypoints (B, T, n, …) to (B, T · n, …)."""
+        if not self.has_frames(key, value) or isinstance(value, Ragged):
+            return value
         if key == "input":
-            plain = given.as_subclass(Tensor)
+            plain = value.as_subclass(Tensor)
             return self.form.images(plain[None] if self.is_single else plain)
         if key == "mask":
-            return self.form.images(given) if given.ndim == 5 else given.flatten(0, 1)
-        return given.flatten(0, 1) if self.form.draws_per_frame else given.flatten(1, 2)
+            return self.form.images(value) if value.ndim == 5 else value.flatten(0, 1)
+        return value.flatten(0, 1) if self.form.draws_per_frame else value.flatten(1, 2)
 
-    def deep(self, key: str, made: Any, given: Any) -> Any:
-        """The result of an input, given as ``flat`` returned it, with its axis for frames."""
-        if not self.has_frames(key, given):
-            return made
-        if key == "input" or (key == "mask" and given.ndim == 5):
-            return self.form.clips(made, self._out_frames)
+    def deep(self, key: str, result: Any, value: Any) -> Any:
+        """Restore the frame axis of the result of an input. ``value`` is the input as the user passed it."""
+        if not self.has_frames(key, value):
+            return result
+        if key == "input" or (key == "mask" and value.ndim == 5):
+            return self.form.clips(result, self._out_frames)
         if key == "mask":
-            return made.unflatten(0, (-1, self._out_frames))
-        return made.reshape(len(given), -1, given.shape[2], *made.shape[2:])
+            return result.unflatten(0, (-1, self._out_frames))
+        return result.reshape(len(value), -1, value.shape[2], *result.shape[2:])
 
-    def dicts(self, key: str, index: int, given: Any) -> Any:
-        """Target dicts in one list, given one list of them for each clip.
+    def dicts(self, key: str, index: int, value: Any) -> Any:
+        """Flatten an input with one list of target dicts per clip to one list. Other inputs are returned as they are.
 
         Raises:
-            ArgumentError: If a clip does not have one for each of its frames.
+            ArgumentError: If a clip does not have one target dict per frame.
         """
-        nested = isinstance(given, list | tuple) and bool(given) and all(isinstance(clip, list | tuple) for clip in given)
+        nested = isinstance(value, list | tuple) and bool(value) and all(isinstance(clip, list | tuple) for clip in value)
         if key != "targets" or not self.frames or not nested:
-            return given
-        for clip in given:
+            return value
+        for clip in value:
             if len(clip) != self.frames:
                 raise ArgumentError(
                     f"targets must hold one dict for each of the {self.frames} frames of a clip, got {len(clip)}. "
                     "Pass one dict for each clip, or one for each frame."
                 )
-        self._lists[index] = type(given)
-        return [record for clip in given for record in clip]
+        self._lists[index] = type(value)
+        return [record for clip in value for record in clip]
 
     def lists(self, values: list[Any]) -> None:
-        """Put target dicts into one list for each clip again, in the list of all results."""
-        for index, kind in self._lists.items():
+        """Restore one list of target dicts per clip, in place in ``values``, the results of all inputs."""
+        for index, list_type in self._lists.items():
             dicts = values[index]
-            firsts = range(0, len(dicts), self.frames)
-            values[index] = kind(kind(dicts[first + frame] for frame in self._chosen) for first in firsts)
+            starts = range(0, len(dicts), self.frames)
+            values[index] = list_type(list_type(dicts[start + frame] for frame in self._chosen) for start in starts)
 
-    def choose(self, chosen: Array | None, values: list[Any], keys: Sequence[str], given: Sequence[Any]) -> None:
-        """Keep the masks, boxes and keypoints of the frames that a plan keeps.
+    def choose(self, indices: Array | None, values: list[Any], keys: Sequence[str], inputs: Sequence[Any]) -> None:
+        """Select the masks, boxes and keypoints of the frames that a plan keeps, in place in ``values``.
 
         Args:
-            chosen: Index of the source of each frame; ``None``: all stay.
-            values: The inputs, as ``flat`` returned them. Images are left to the plan.
-            keys: Their data keys.
-            given: The inputs as the user passed them.
+            indices: Index of the input frame for each output frame; ``None`` for all frames.
+            values: Inputs, as ``flat`` returned them. The plan itself selects the frames of images.
+            keys: Data key of each input.
+            inputs: Inputs as the user passed them.
         """
-        if chosen is None:
+        if indices is None:
             return
-        index: Tensor | None = None
-        for number, (key, source) in enumerate(zip(keys, given, strict=True)):
+        device_indices: Tensor | None = None
+        for position, (key, source) in enumerate(zip(keys, inputs, strict=True)):
             if key == "input" or not self.has_frames(key, source):
                 continue
-            if index is None:
-                (index,) = to_device([chosen], values[number].device)
+            if device_indices is None:
+                (device_indices,) = to_device([indices], values[position].device)
             axis = 0 if key == "mask" else 1
-            frames = values[number].unflatten(axis, (self._out_frames, -1) if axis else (-1, self._out_frames))
-            values[number] = torch.index_select(frames, 1, index).flatten(axis, axis + 1)
-        self._chosen = [self._chosen[frame] for frame in chosen.tolist()]
+            frames = values[position].unflatten(axis, (self._out_frames, -1) if axis else (-1, self._out_frames))
+            values[position] = torch.index_select(frames, 1, device_indices).flatten(axis, axis + 1)
+        self._chosen = [self._chosen[frame] for frame in indices.tolist()]
         self._out_frames = len(self._chosen)

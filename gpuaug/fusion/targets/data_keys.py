@@ -1,4 +1,4 @@
-"""Data keys, the kind of each input of a call: Kornia's names, and three of gpuaug's."""
+"""Data keys, which name the type of each input of a call: Kornia's names, and three names of gpuaug."""
 
 import functools
 from collections.abc import Sequence
@@ -21,40 +21,40 @@ BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
 
 
 def keys_given(data_keys: Sequence[Any]) -> tuple[Any, ...]:
-    """Data keys as a call is given them.
+    """Return the data keys of a call as a tuple.
 
     Raises:
-        ArgumentTypeError: If they are no sequence, or of what is no name.
+        ArgumentTypeError: If ``data_keys`` is not a sequence of names.
     """
     is_sequence = isinstance(data_keys, Sequence) and not isinstance(data_keys, str | bytes)
     if is_sequence and all(isinstance(key, str | int | Enum) for key in data_keys):
         return tuple(data_keys)
-    way_out = "Name each input in a list: data_keys=['input', 'mask']."
-    raise ArgumentTypeError(f"data_keys must be a list of names, got {shown(data_keys)}. {way_out}")
+    advice = "Name each input in a list: data_keys=['input', 'mask']."
+    raise ArgumentTypeError(f"data_keys must be a list of names, got {shown(data_keys)}. {advice}")
 
 
 @functools.cache
 def name_of(key: Any) -> str:
-    """The name of a data key in gpuaug.
+    """Return gpuaug's name of a data key.
 
     Raises:
-        ArgumentError: If it is none.
+        ArgumentError: If ``key`` is not a data key.
     """
     if key in _OWN_KEYS:
         return str(key)
     try:
-        found = DataKey.get(key)
+        data_key = DataKey.get(key)
     except Exception as error:
         names = sorted({*_OWN_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
         raise ArgumentError(
             f"data_keys must be among {', '.join(names)}, got {shown(key)}. Use Kornia's names, 'targets' for target dicts, "
             "'tv_tensors' for torchvision's tensors, or 'valid' beside boxes."
         ) from error
-    return str(_NAMES.get(found, found.name.lower()))
+    return str(_NAMES.get(data_key, data_key.name.lower()))
 
 
 def _advice_for_samples(key: str, value: Any) -> str:
-    """Advice for what should be one tensor for the batch."""
+    """Return the advice for an input that must be one tensor for the whole batch."""
     if key == "input":
         return "Make tensors of images in the dataset, as v2.ToImage() does, and pass a batch of them."
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
@@ -65,11 +65,11 @@ def _advice_for_samples(key: str, value: Any) -> str:
 
 
 def check(key: str, value: Any) -> None:
-    """Refuse an input that is not of the kind that its key names, without regard to the images.
+    """Raise an error if an input does not have the type or shape that its data key requires.
 
     Raises:
-        ArgumentTypeError: If it is of another type.
-        ArgumentError: If it has another shape, or requires gradients.
+        ArgumentTypeError: If ``value`` has another type.
+        ArgumentError: If ``value`` has another shape, or requires gradients.
     """
     whole = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
     if whole or key in ("class", "targets", "tv_tensors"):

@@ -1,4 +1,4 @@
-"""Lists of instance masks: any number for each image, taken through the passes as one tensor."""
+"""Lists of instance masks: any number per image, concatenated to one tensor for the passes."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -20,19 +20,19 @@ _NO_NUMBERS: Array = np.empty(0, np.int64)
 
 
 class MaskList:
-    """Masks of any number for each image, on their way through the passes as one tensor.
+    """Instance masks of a batch, any number per image, run through the passes as one tensor.
 
     Args:
-        masks: (n, H, W) or (H, W) each, of one type.
-        samples: Which image each belongs to.
-        size: Of the images.
-        device: That of the images.
-        sides: ``sides_of(size)``, where they are known.
+        masks: Tensors (n, H, W) or (H, W), all of one dtype.
+        samples: Sample index of each tensor in ``masks``.
+        size: Size of the images.
+        device: Device of the images.
+        sides: ``sides_of(size)``, if the caller has it already.
 
     Raises:
-        ArgumentTypeError: If one is no tensor, or of another type than the first.
-        ArgumentError: If one is not of the size of its image.
-        DeviceError: If one is not where the images are.
+        ArgumentTypeError: If one of ``masks`` is not a tensor, or has another dtype than the first.
+        ArgumentError: If a mask does not have the size of its image.
+        DeviceError: If a mask is not on ``device``.
     """
 
     def __init__(
@@ -46,36 +46,36 @@ class MaskList:
         sides = sides_of(size) if sides is None else sides
         planes, self.counts = _checked(masks, samples, sides, device)
         self.samples = samples
-        self._given = masks
+        self._masks = masks
         self._are_stacks = planes is masks
         self._owners: Tensor | None = None
         self._places: MaskPlaces | None = None
         self.spans = _NO_NUMBERS
-        """What ``MaskPlaces`` knows of each image, flat; nothing where all have one size."""
+        """(3 · B,) flat (start, height, width) per image, as ``MaskPlaces`` takes them. Empty if all images have one size."""
         if not size.ragged:
             self._values = joined(planes)[:, None]
             return
         with plainly():
             if dispatch.name(device) == "triton":
-                # A kernel reads them where they are, without a copy.
+                # The kernel reads the masks from the tensors that the user passed, without a copy.
                 self._planes = [plane.contiguous() for plane in planes]
-                self._values, firsts = _counted_from_one(self._planes)
+                self._values, firsts = _with_offsets(self._planes)
             else:
                 self._values = torch.cat([plane.flatten() for plane in planes])
                 firsts = [0, *accumulate(plane.numel() for plane in planes[:-1])]
         self.spans = _spans(firsts, samples, self.counts, sides)
 
     def take(self, owners: Tensor, spans: Tensor) -> None:
-        """Take what has to be on the device before masks can be moved: which image each belongs to, and ``spans``."""
+        """Set the device copies of ``owners_of(…)``, (masks,), and of ``spans``. Called before ``run``."""
         self._owners = owners
         self._places = MaskPlaces(owners, spans.view(-1, 3)) if len(spans) else None
 
     def run(self, plan: Plan, table: Tensor, canvases: Canvases = ()) -> None:
-        """Take all masks through the passes of a plan. ``canvases``: ``Plan.canvases``.
+        """Run all masks through the passes of a plan. ``canvases``: ``Plan.canvases``.
 
         Cost:
-            A launch for each pass, and some for erasing; and one that takes each mask's row, unless the first pass is the only
-            one and masks differ in size.
+            One launch per pass, and some for erasing. One more gathers the row of the parameter table for each mask, unless
+            the plan has a single pass and images differ in size.
         """
         assert self._owners is not None
         rows: Tensor | None = None
@@ -84,19 +84,19 @@ class MaskList:
             if self._places is not None:
                 if canvas is None or step.moves:
                     self._values = dispatch.run_mask(step, self._values, table, self._places, canvas)
-                    self._places = None  # behind a pass all masks have memory of one size
+                    self._places = None  # the output of a pass has one size for all masks
                 continue
             rows = table.index_select(0, self._owners) if rows is None else rows
             self._values = dispatch.run_mask(step, self._values, rows, canvas=canvas)
 
     def results(self, ending: Ending = AS_THEY_CAME) -> Sequence[Tensor]:
-        """The masks of each, as they were given, or of the type that is wanted."""
+        """Return the masks, in the shapes and types of ``masks``, or as ``ending`` requires."""
         values = self._values[:, 0]
-        made = split(values if ending.masks is None else values.to(ending.masks), self.counts)
-        if self._are_stacks and (ending.is_pure or are_plain(self._given)):
-            return made
-        shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(made, self._given, strict=True))
-        return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._given, strict=True)]
+        stacks = split(values if ending.masks is None else values.to(ending.masks), self.counts)
+        if self._are_stacks and (ending.is_pure or are_plain(self._masks)):
+            return stacks
+        shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(stacks, self._masks, strict=True))
+        return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._masks, strict=True)]
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
@@ -105,57 +105,60 @@ def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
 
 
 def sides_of(size: Size) -> list[tuple[int, int]]:
-    """Height and width of each image, as plain numbers, which are faster to compare."""
-    every = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
-    return list(zip(*every, strict=True))
+    """Return (height, width) of each image as Python integers, which are faster to compare than NumPy's."""
+    columns = (side.tolist() if isinstance(side, np.ndarray) else [side] * size.batch for side in (size.height, size.width))
+    return list(zip(*columns, strict=True))
 
 
 def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ...]:
-    """Integer arrays, each flat, sent in one pinned, asynchronous copy."""
+    """Copy flat integer arrays to ``device``, in one asynchronous copy from pinned memory."""
     lengths = [len(array) for array in arrays]
     pinned = torch.empty(sum(lengths), dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
     np.concatenate(arrays, out=pinned.numpy())
     return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
 
 
-def like(made: Tensor, given: Tensor, **changes: Any) -> Tensor:
-    """``made`` as the subclass of tensors that ``given`` is, with its attributes; those named in ``changes`` are new."""
-    if type(given) is Tensor:
-        return made
-    dressed = made.as_subclass(type(given))
-    known = vars(given)
-    vars(dressed).update(known, **{name: value for name, value in changes.items() if name in known})
-    return dressed
+def like(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
+    """Return ``result`` as an instance of the tensor subclass of ``source``, with the attributes of ``source``.
+
+    ``changes`` replace attributes that ``source`` has.
+    """
+    if type(source) is Tensor:
+        return result
+    typed = result.as_subclass(type(source))
+    attributes = vars(source)
+    vars(typed).update(attributes, **{name: value for name, value in changes.items() if name in attributes})
+    return typed
 
 
-def _counted_from_one(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-    """The first of them that holds anything, flat, and how many elements in memory each begins behind that one."""
-    one = next((plane for plane in planes if plane.numel()), planes[0])
-    start = one.data_ptr()
-    size = one.itemsize
-    return one.view(-1), [(plane.data_ptr() - start) // size for plane in planes]
+def _with_offsets(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Return the first plane that is not empty, flat, and the offset of each plane from it in memory, in elements."""
+    base = next((plane for plane in planes if plane.numel()), planes[0])
+    start = base.data_ptr()
+    size = base.itemsize
+    return base.view(-1), [(plane.data_ptr() - start) // size for plane in planes]
 
 
 def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
-    """What ``MaskPlaces`` knows of each image, flat: of those that have masks, whose first elements these are."""
-    found = [(0, 0, 0)] * len(sides)
-    before = 0
+    """Return (3 · B,) flat (start, height, width) per image for ``MaskPlaces``. ``firsts``: offset of each stack of masks."""
+    spans = [(0, 0, 0)] * len(sides)
+    preceding = 0
     for first, sample, count in zip(firsts, samples, counts, strict=True):
         height, width = sides[sample]
-        # Its masks are counted on from those of the images before it, and begin as many areas on.
-        found[sample] = first - before * height * width, height, width
-        before += count
-    return np.array(found, np.int64).ravel()
+        # The kernel adds (index of the mask in the batch) · area, so the start is moved back by the masks of earlier images.
+        spans[sample] = first - preceding * height * width, height, width
+        preceding += count
+    return np.array(spans, np.int64).ravel()
 
 
 def _checked(
     masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Sequence[Tensor], list[int]]:
-    """Masks as (n, H, W) each, themselves if all have this shape; and each n."""
+    """Return masks as tensors (n, H, W), and n of each. Returns ``masks`` itself if all have this shape already."""
     if are_tensors(masks) and len(dtypes(masks)) < 2 and devices(masks) <= {device}:
-        known = shapes(masks)
-        if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(known, samples, strict=True)):
-            return masks, [shape[0] for shape in known]
+        mask_shapes = shapes(masks)
+        if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(mask_shapes, samples, strict=True)):
+            return masks, [shape[0] for shape in mask_shapes]
     planes: list[Tensor] = []
     counts: list[int] = []
     dtype: torch.dtype | None = None

@@ -1,4 +1,4 @@
-"""Dropping boxes that are not valid: the only step of detection targets that waits for the device."""
+"""Removal of boxes that are not valid: the only operation on detection targets that waits for the device."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -30,38 +30,38 @@ PER_BOX = frozenset(
         *("id", "ids", "category_id", "category_ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
     }
 )
-"""Keys that hold one entry per box. A length cannot tell: two boxes, and a height and a width, are two entries each."""
+"""Keys that hold one entry per box. Lengths are ambiguous: ``size`` (height, width) has as many entries as two boxes."""
 
 MOST_JOINED = 256
-"""Most numbers of a box in a tensor, such as its corners, of which those of all images are joined, to be indexed at once."""
+"""Largest number of values per box for which the tensors of all images are concatenated, and indexed in one launch."""
 
 
 def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[Any]:
-    """Drop the boxes that are not valid, and the other values of these boxes: labels, masks, keypoints, areas, names.
+    """Remove the boxes that are not valid, and their labels, masks, keypoints, areas and names.
 
-    ``gpuaug.fuse`` marks boxes that have left the image in ``valid``, and drops none, since their number is known on the
-    device alone. Here the tensors, arrays, lists and tuples under the keys ``per_box``, and torchvision's boxes and
-    keypoints under any key, lose the same entries. All other values stay, and so do values of another length in any of the
-    dicts, and dicts without boxes, as some datasets have for images without annotations.
+    ``gpuaug.fuse`` marks boxes outside the image in ``valid``, and removes none, because only the device knows their number.
+    ``sanitize`` removes the entries of these boxes from the tensors, arrays, lists and tuples under the keys ``per_box``, and
+    from torchvision's boxes and keypoints under any key. All other values are kept, as are keys whose value has another length
+    in any of the dicts, and dicts without boxes, which some datasets have for images without annotations.
 
     Args:
-        targets: A list of one dict for each image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
-        per_box: Keys that hold one entry per box, besides ``valid``. Left out: the usual ones, such as ``boxes``, ``labels``,
+        targets: List of one dict per image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
+        per_box: Keys that hold one entry per box, besides ``valid``. Default: common names, such as ``boxes``, ``labels``,
             ``class_labels``, ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``, ``track_ids``; the
             documentation of detection lists them all.
 
     Returns:
-        A list of one dict for each image, of the type of those that came in. From a padded dict each takes its part of every
-        tensor, list and tuple of B; the rest is the same for all.
+        List of one dict per image, of the type of the input dicts. Of a padded dict, tensors, lists and tuples of length B are
+        split by image; all other values are shared by the dicts.
 
     Raises:
-        ArgumentTypeError: If ``targets`` are nothing of the kind.
-        ArgumentError: If there is no ``valid``, or it does not say of each box whether it is; if ``per_box`` is left out and
-            another key seems to hold one entry per box.
+        ArgumentTypeError: If ``targets`` is neither a list of dicts nor a dict.
+        ArgumentError: If ``valid`` is missing, or is not one bool per box; if ``per_box`` is not passed and a key without a
+            common name appears to hold one entry per box.
 
     Cost:
-        The host waits for the device, once for the whole batch. A few launches for each key; one for each tensor of masks where
-        the masks of the batch do not lie behind one another in memory, as those that ``fuse`` returns do.
+        One synchronization of the host with the device per batch. A few launches per key; one per tensor of masks, unless the
+        masks of the batch are contiguous in memory, as the masks that ``fuse`` returns are.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
@@ -69,10 +69,10 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         >>> kept[0]["labels"]
         tensor([7])
     """
-    listed = PER_BOX if per_box is None else per_box
-    if not isinstance(listed, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in listed):
+    names = PER_BOX if per_box is None else per_box
+    if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in names):
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
-    keys = {"valid", *listed}  # or valid would be longer than the boxes
+    keys = {"valid", *names}  # with valid, so that it has as many entries as the boxes
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, keys)
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
@@ -80,25 +80,25 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
             "Pass what fuse has returned for them."
         )
-    judged: Sequence[int] = range(len(targets))
+    checked: Sequence[int] = range(len(targets))
     records: Sequence[Any] = targets
     if not all(type(record) is dict and "valid" in record for record in targets):
-        some = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-        judged = [sample for sample in judged if not (some and _has_no_boxes(targets[sample]))]
-        records = [targets[sample] for sample in judged]
-        for sample, record in zip(judged, records, strict=True):
+        any_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+        checked = [sample for sample in checked if not (any_valid and _has_no_boxes(targets[sample]))]
+        records = [targets[sample] for sample in checked]
+        for sample, record in zip(checked, records, strict=True):
             _check_has_valid(record, f" of sample {sample}")
     of_keys = columns(records)
     tensors = _tensor_columns(of_keys)
-    kept = _Kept(_checked_valid(of_keys, tensors, judged))
+    kept = _Kept(_checked_valid(of_keys, tensors, checked))
     fitting = _fitting(of_keys, tensors, kept.counts)
     unlisted = {name for name in fitting.keys() - keys if not all(map(_is_typed, of_keys[name].values))}
     for name in unlisted if per_box is None else ():
         _check_whole(name, fitting[name])
-    # A copy of a dict is changed; of another mapping the changes alone are kept.
+    # For a dict: a copy, which is changed. For another mapping: only the changes.
     changes: list[dict[Any, Any]] = [record.copy() if type(record) is dict else {} for record in targets]
-    taken = {name: of_keys[name] for name in fitting if name not in unlisted}
-    _take([changes[sample] for sample in judged], taken, tensors, kept)
+    sanitized = {name: of_keys[name] for name in fitting if name not in unlisted}
+    _take([changes[sample] for sample in checked], sanitized, tensors, kept)
     return [
         change if type(record) is dict else batches.replace(record, change)
         for record, change in zip(targets, changes, strict=True)
@@ -106,12 +106,12 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
 
 def _tensor_columns(of_keys: Mapping[Any, Column]) -> dict[Any, TensorColumn]:
-    """The columns of the keys under which all values are tensors."""
+    """Return the columns whose values are all tensors, by key."""
     return {name: TensorColumn(values) for name, (_, values) in of_keys.items() if are_tensors(values)}
 
 
 def _fitting(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], counts: Sequence[int]) -> dict[Any, set[int]]:
-    """Keys whose values have one entry per box in all records, with these numbers of entries."""
+    """Return the keys whose values have one entry per box in all records, with their numbers of entries."""
     fitting: dict[Any, set[int]] = {}
     for name, (samples, values) in of_keys.items():
         of_values = counts if len(samples) == len(counts) else [counts[sample] for sample in samples]
@@ -130,16 +130,16 @@ def _fitting(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn],
 
 
 def _is_typed(value: Any) -> bool:
-    """Whether the type of a value says that it holds one entry per box. A ``Mask`` may be of the whole image."""
+    """Return whether the type of a value implies one entry per box. A ``Mask`` may also be a map of the whole image."""
     name = type_name(value)
     return name == "BoundingBoxes" or (name == "KeyPoints" and value.ndim > 2)
 
 
 def _check_whole(name: str, counts: set[int]) -> None:
-    """Refuse a key that is not known, but has one entry per box in images with different numbers of boxes.
+    """Raise an error for a key that is not listed, but has as many entries as boxes in images that differ in number of boxes.
 
     Raises:
-        ArgumentError: If that is so.
+        ArgumentError: If ``counts``, the numbers of entries, has several elements.
     """
     if len(counts) > 1:
         raise ArgumentError(
@@ -158,7 +158,7 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         name for name, value in targets.items() if isinstance(value, Tensor) and tuple(value.shape[:2]) == tuple(valid.shape)
     }
     keys = padded & per_box
-    own = [
+    records = [
         {
             name: like(value[sample], value) if isinstance(value, Tensor) else value[sample]
             for name, value in targets.items()
@@ -168,18 +168,18 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         }
         for sample in range(batch)
     ]
-    of_keys = {name: column for name, column in columns(own).items() if name in keys}
-    _take(own, of_keys, _tensor_columns(of_keys), _Kept(TensorColumn(valid.unbind())))
-    return [batches.replace(targets, each) for each in own]
+    of_keys = {name: column for name, column in columns(records).items() if name in keys}
+    _take(records, of_keys, _tensor_columns(of_keys), _Kept(TensorColumn(valid.unbind())))
+    return [batches.replace(targets, record) for record in records]
 
 
 _SEQUENCES = (Tensor, np.ndarray, list, tuple)
-"""Types that may hold one entry for each box."""
+"""Types that may hold one entry per box."""
 
 
 def _length(value: Any) -> int:
     """Number of entries; -1 for a scalar."""
-    if isinstance(value, Tensor):  # whose len() takes five times as long
+    if isinstance(value, Tensor):  # len() of a tensor takes five times as long
         return value.shape[0] if value.ndim else -1
     return len(value) if getattr(value, "ndim", 1) else -1
 
@@ -189,32 +189,32 @@ def _has_no_boxes(record: Any) -> bool:
 
 
 class _Kept:
-    """Indices of the boxes that are kept, of each record.
+    """Indices of the valid boxes of each record.
 
     Args:
-        valid: Mask of the boxes of each record.
+        valid: (n,) mask of the boxes of each record.
 
     Cost:
-        One synchronisation for all masks: each ``nonzero()`` would be one.
+        One synchronization for all masks, instead of one ``nonzero()`` per mask.
     """
 
     def __init__(self, valid: TensorColumn) -> None:
         self._valid = valid
         self.counts = [shape[0] for shape in valid.shapes]
-        """Number of boxes of each record."""
+        """Number of boxes per record."""
         self._starts = np.cumsum([0, *self.counts])
         self._whole: Array = np.flatnonzero(valid.joined.cpu().numpy()) if valid.tensors else np.empty(0, np.int64)
         self._bounds = np.searchsorted(self._whole, self._starts)
         self._sent: dict[Any, tuple[Tensor, list[int]]] = {}
 
     def of(self, record: int) -> Array:
-        """Indices of one record, on the host."""
+        """Return the indices of the valid boxes of one record, on the host."""
         start, end = self._bounds[record : record + 2]
         indices: Array = self._whole[start:end] - self._starts[record]
         return indices
 
     def of_joined(self, records: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
-        """Indices into the joined values of some records, on a device; and how many of them each record has."""
+        """Return device indices into the concatenated values of some records, and the number of indices per record."""
         key = (tuple(records), device)
         if key not in self._sent:
             counts = np.diff(self._bounds)[list(records)].tolist()
@@ -223,7 +223,7 @@ class _Kept:
 
     def _indices(self, records: Sequence[int], device: torch.device) -> Tensor:
         if len(records) == len(self.counts) and self._valid.joined.device == device:
-            # The device counts again, which takes less time than sending the indices.
+            # Computing the indices again on the device is faster than copying them from the host.
             return torch.nonzero_static(self._valid.joined, size=len(self._whole)).view(-1)
         starts = np.cumsum([0, *(self.counts[record] for record in records[:-1])])
         indices = [self.of(record) + start for record, start in zip(records, starts, strict=True)]
@@ -236,7 +236,7 @@ def _take(
     tensors: Mapping[Any, TensorColumn],
     kept: _Kept,
 ) -> None:
-    """Give each record its values, without the entries that are not kept."""
+    """Store the valid entries of all columns in ``records``."""
     for name, (samples, values) in of_keys.items():
         column = tensors.get(name)
         for group, whole in _alike(samples, values, column):
@@ -255,7 +255,7 @@ def _take(
 
 
 def _alike(samples: Sequence[int], values: Sequence[Any], column: TensorColumn | None) -> Iterable[tuple[Column, TensorColumn]]:
-    """The tensors of a column, in groups of one type, device and shape of an entry. ``column``: where all are tensors."""
+    """Group the tensors of a column by dtype, device and shape of an entry. ``column``: ``None`` unless all are tensors."""
     if column is not None and column.entry is not None and len(column.dtypes) == len(column.devices) == 1:
         return [(Column(samples, values), column)]
     groups: dict[Any, tuple[list[int], list[Tensor]]] = {}
@@ -268,7 +268,7 @@ def _alike(samples: Sequence[int], values: Sequence[Any], column: TensorColumn |
 
 
 def _taken(group: Column, tensors: TensorColumn, kept: _Kept) -> Sequence[Tensor]:
-    """The entries that are kept of each tensor of a group: with one launch for all where they can be joined."""
+    """Return the valid entries of each tensor of a group, in one launch if the tensors can be concatenated."""
     samples, values = group
     device = values[0].device
     whole = None
@@ -278,9 +278,9 @@ def _taken(group: Column, tensors: TensorColumn, kept: _Kept) -> Sequence[Tensor
     if whole is not None:
         index, counts = kept.of_joined(samples, device)
         return split(whole.index_select(0, index), counts)
-    places = to_device([kept.of(sample) for sample in samples], device)
+    indices = to_device([kept.of(sample) for sample in samples], device)
     with plainly():
-        return [value.index_select(0, index) for value, index in zip(values, places, strict=True)]
+        return [value.index_select(0, index) for value, index in zip(values, indices, strict=True)]
 
 
 def _check_has_valid(record: Any, whose: str) -> None:
@@ -295,11 +295,11 @@ def _check_has_valid(record: Any, whose: str) -> None:
         )
 
 
-def _checked_valid(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], judged: Sequence[int]) -> TensorColumn:
-    """``valid`` of each record, which all have it."""
+def _checked_valid(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], checked: Sequence[int]) -> TensorColumn:
+    """Check ``valid`` of all records, each of which has the key, and return its column."""
     column = tensors.get("valid")
     if column is None or column.dtypes != {torch.bool} or set(map(len, column.shapes)) != {1}:
-        for sample, value in zip(judged, of_keys["valid"].values if judged else (), strict=True):
+        for sample, value in zip(checked, of_keys["valid"].values if checked else (), strict=True):
             _check_flags(value, 1, f" of sample {sample}")
     return TensorColumn(()) if column is None else column
 

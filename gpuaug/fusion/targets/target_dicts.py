@@ -1,4 +1,4 @@
-"""Target dicts: the annotations of each image in one dict, as detection models take them."""
+"""Target dicts: one dict of annotations per image, as detection models take them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,32 +23,32 @@ TARGET_DICT_FORMS: dict[str, Form] = {
     "cxcywh": Form("centre", edges=True),
     "cxcywh_share": Form("centre", edges=True, share=True),
 }
-"""By the name that ``fuse`` takes for it; the first three are also torchvision's names, in small letters."""
+"""Form of boxes for each name that ``fuse`` accepts. The first three are torchvision's format names in lower case."""
 
 _POINTS = Form("points", edges=True)
 
 _NO_LISTS = (str, Mapping, Tensor)
 
 
-class _Found(NamedTuple):
-    """Values of one kind, boxes or keypoints, in the order of the samples that have them."""
+class _Annotations(NamedTuple):
+    """Boxes or keypoints of a batch, in the order of the samples that have them."""
 
     samples: list[int]
     keys: Sequence[str]
     values: Sequence[Any]
     tensors: TensorColumn
-    """The values. Its facts exist only where all values are tensors."""
+    """Column of the values. Its attributes can be read only if all values are tensors."""
 
-    def each(self) -> "zip[tuple[int, str, Any]]":
-        """(sample index, key, value) of each."""
+    def items(self) -> "zip[tuple[int, str, Any]]":
+        """Return an iterator of (sample index, key, value)."""
         return zip(self.samples, self.keys, self.values, strict=True)
 
 
 class _Rows:
-    """Tensors of one kind, from the samples that have them, to be concatenated; and the number of rows of each."""
+    """Boxes or keypoints as one tensor of rows, and the number of rows per sample."""
 
-    def __init__(self, found: _Found) -> None:
-        self.samples, self.keys, self._values, self._tensors = found
+    def __init__(self, annotations: _Annotations) -> None:
+        self.samples, self.keys, self._values, self._tensors = annotations
         self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self._tensors.shapes]
 
     def joined(self) -> Tensor:
@@ -57,53 +57,53 @@ class _Rows:
         with plainly():
             return torch.cat([value.flatten(0, -2) for value in self._values])
 
-    def split(self, made: Tensor, frame: tuple[int, int], ending: Ending, form: str | None = None) -> Sequence[Tensor]:
-        """Each sample's, in the shape, the type and the subclass in which it came; floating where that holds whole numbers.
+    def split(self, joined_rows: Tensor, frame: tuple[int, int], ending: Ending, form: str | None = None) -> Sequence[Tensor]:
+        """Split rows by sample, and restore the shape, dtype and subclass of the inputs. Integer inputs become floating-point.
 
         Args:
-            made: All rows.
-            frame: Height and width of the images.
-            ending: Whether torchvision's tensors are to leave as plain ones.
-            form: Of boxes, where it is another than that in which they came.
+            joined_rows: Rows of all samples.
+            frame: Height and width of the images, in pixels.
+            ending: Output types; torchvision's tensors become plain tensors if ``ending.is_pure``.
+            form: Name of the output form of boxes; ``None``: the form of the inputs.
         """
-        known, entry = self._tensors.shapes, self._tensors.entry
+        shapes, entry = self._tensors.shapes, self._tensors.entry
         if entry is not None:
-            lengths = [shape[0] for shape in known]
-            parts = split(made.view(sum(lengths), *entry), lengths)
+            lengths = [shape[0] for shape in shapes]
+            parts = split(joined_rows.view(sum(lengths), *entry), lengths)
         else:
-            rows = split(made, self.counts)
-            parts = [part.view(shape) for part, shape in zip(rows, known, strict=True)]
+            rows = split(joined_rows, self.counts)
+            parts = [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
         if len(self._tensors.dtypes) > 1:
-            parts = [part.to(floating(given.dtype)) for part, given in zip(parts, self._values, strict=True)]
+            parts = [part.to(floating(value.dtype)) for part, value in zip(parts, self._values, strict=True)]
         if are_plain(self._values) or (ending.is_pure and all(map(type_name, self._values))):
             return parts
         return [
-            like(part, given, canvas_size=frame, **_named_format(given, form))
-            for part, given in zip(parts, self._values, strict=True)
+            like(part, value, canvas_size=frame, **_named_format(value, form))
+            for part, value in zip(parts, self._values, strict=True)
         ]
 
 
 class TargetDicts:
-    """The target dicts of a batch, on their way through the passes.
+    """Target dicts of a batch while the images run through the passes.
 
     Args:
-        given: One mapping for each image.
-        size: Of the images.
-        places: ``Ragged.places`` where images have sizes of their own.
-        device: That of the images.
-        boxes: What ``boxes`` are, unless they say so themselves. ``bbox`` is COCO's, a corner and the sides.
-        ending: What becomes of them in the end.
-        frames: Number of mappings that follow one row of the parameter table: the frames of a clip, or one.
+        records: One mapping per image.
+        size: Size of the images.
+        places: ``Ragged.places`` if images differ in size, else ``None``.
+        device: Device of the images.
+        boxes: Form of plain tensors under the key ``boxes``. ``bbox`` always has COCO's form: corner, width, height.
+        ending: Output types and thresholds.
+        frames: Number of mappings per row of the parameter table: the frames of a clip, or 1.
 
     Raises:
-        ArgumentTypeError: If it is not one mapping for each image, or what is in one is not what its key says.
-        ArgumentError: If what is in one has not the shape that its key says.
-        DeviceError: If it is not where the images are.
+        ArgumentTypeError: If ``records`` is not one mapping per image, or a value does not have the type that its key requires.
+        ArgumentError: If a value does not have the shape that its key requires.
+        DeviceError: If a value is not on ``device``.
     """
 
     def __init__(
         self,
-        given: Any,
+        records: Any,
         size: Size,
         places: Tensor | None,
         device: torch.device,
@@ -113,25 +113,25 @@ class TargetDicts:
     ) -> None:
         self._ending = ending
         self._frames = frames
-        _check_sequence(given, size.batch)
-        self._given: Sequence[Mapping[str, Any]] = given
+        _check_sequence(records, size.batch)
+        self._records: Sequence[Mapping[str, Any]] = records
         self._size, self._device = size, device
         self._source = (size.height, size.width) if places is None else places
-        of_keys = columns(given)
-        boxes_found = _found(of_keys, "boxes", "bbox")
-        points_found = _found(of_keys, "keypoints")
-        self._form = _checked_form(boxes_found, device, boxes)
-        _check_points(points_found, device)
+        of_keys = columns(records)
+        boxes_column = _annotations(of_keys, "boxes", "bbox")
+        points_column = _annotations(of_keys, "keypoints")
+        self._form = _checked_form(boxes_column, device, boxes)
+        _check_points(points_column, device)
         sides = sides_of(size)
-        for found in (boxes_found, points_found):
-            _check_canvases(found, size, sides)
-        self._boxes, self._points = _Rows(boxes_found), _Rows(points_found)
+        for annotations in (boxes_column, points_column):
+            _check_canvases(annotations, size, sides)
+        self._boxes, self._points = _Rows(boxes_column), _Rows(points_column)
         self._valid = _checked_flags(of_keys.get("valid"), self._boxes, device)
         masks = of_keys.get("masks")
         self.masks = MaskList(masks.values, list(masks.samples), size, device, sides) if masks else None
-        """The masks of all samples, to be taken through the passes."""
+        """Masks of all samples; ``None`` if there are none."""
         self.kept: Tensor | None = None
-        """Mask of the boxes that a crop by boxes keeps, (n,)."""
+        """(n,) mask of the boxes that a crop by boxes keeps."""
         self._box_owners, self._point_owners = self._owners_on_device()
 
     @property
@@ -145,7 +145,7 @@ class TargetDicts:
         return bool(self._boxes.samples or self._points.samples)
 
     def _owners_on_device(self) -> tuple[Tensor, Tensor]:
-        """Which samples boxes and points belong to, and beside it the same for masks, which take it."""
+        """Return the sample index of each box and each keypoint, on the device. The same copy sets the indices of ``masks``."""
         rows, points, masks = self._boxes, self._points, self.masks
         arrays = [
             owners_of(rows.samples, rows.counts) // self._frames,
@@ -162,68 +162,69 @@ class TargetDicts:
         return of_boxes, of_points
 
     def boxes_at(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """All boxes where a matrix takes them: corners, (n, 4) float32, NaN where not valid; and the sample of each, (n,).
+        """Transform all boxes by a matrix. ``matrix``: as for ``results``.
 
-        ``matrix`` is as for ``results``.
+        Returns:
+            (n, 4) float32 corners, NaN for boxes that are not valid, and (n,) sample index of each box.
         """
         if not self._boxes.samples:
             return matrix.new_empty(0, 4), self._box_owners
         way = Way(self._form, TARGET_DICT_FORMS["xyxy"], matrix, self._source, (1, 1), self._box_owners)
-        made, _ = dispatch.follow(self._boxes.joined(), None, way, torch.float32)
+        corners, _ = dispatch.follow(self._boxes.joined(), None, way, torch.float32)
         valid = self._joined_valid()
-        return made if valid is None else made.masked_fill(~valid[:, None], torch.nan), self._box_owners
+        return corners if valid is None else corners.masked_fill(~valid[:, None], torch.nan), self._box_owners
 
     def results(self, matrix: Tensor, out: tuple[int, int]) -> Any:
-        """The dicts as they came, with what followed the images in them.
+        """Return the dicts with boxes, keypoints and masks replaced by their transformed versions.
 
         Args:
-            matrix: Pixel centres before → after, (B, 3, 3) float32.
-            out: Height and width of the images that come out.
+            matrix: (B, 3, 3) float32, maps input to output pixel centres.
+            out: Height and width of the output images.
 
         Cost:
-            With boxes and keypoints two launches for each kind, whatever the number of images.
+            Two launches for boxes, and two for keypoints, for any number of images.
         """
-        # A copy of a dict is changed; of another mapping the changes alone are kept.
-        changes: list[dict[str, Any]] = [record.copy() if type(record) is dict else {} for record in self._given]
+        # For a dict: a copy, which is changed. For another mapping: only the changes.
+        changes: list[dict[str, Any]] = [record.copy() if type(record) is dict else {} for record in self._records]
         if self._boxes.samples:
             values = self._boxes.joined()
             form = self._form if self._ending.boxes is None else TARGET_DICT_FORMS[self._ending.boxes]
             way = Way(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
-            made, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
+            result, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
             if self.kept is not None:
-                made = made * self.kept[:, None]
+                result = result * self.kept[:, None]
                 valid = valid & self.kept
             if self._ending.min_size > 1 or self._ending.min_area > 1:
-                valid = valid & _is_large(made, form, out, self._ending)
+                valid = valid & _is_large(result, form, out, self._ending)
             rows = self._boxes
-            parts = rows.split(made, out, self._ending, self._ending.boxes), split(valid, rows.counts)
-            for sample, key, part, kept in zip(rows.samples, rows.keys, *parts, strict=True):
+            parts = rows.split(result, out, self._ending, self._ending.boxes), split(valid, rows.counts)
+            for sample, key, part, valid_part in zip(rows.samples, rows.keys, *parts, strict=True):
                 change = changes[sample]
                 change[key] = part
-                change["valid"] = kept
+                change["valid"] = valid_part
         if self._points.samples:
             values = self._points.joined()
             way = Way(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
-            made, _ = dispatch.follow(values, None, way, floating(values.dtype))
-            for sample, part in zip(self._points.samples, self._points.split(made, out, self._ending), strict=True):
+            result, _ = dispatch.follow(values, None, way, floating(values.dtype))
+            for sample, part in zip(self._points.samples, self._points.split(result, out, self._ending), strict=True):
                 changes[sample]["keypoints"] = part
         if self.masks is not None:
             for sample, part in zip(self.masks.samples, self.masks.results(self._ending), strict=True):
                 changes[sample]["masks"] = part
         if self._ending.is_pure:
-            for record, change in zip(self._given, changes, strict=True):
+            for record, change in zip(self._records, changes, strict=True):
                 for name, value in (change if type(record) is dict else {**record, **change}).items():
                     if type(value) not in HOLDS_NOTHING and type_name(value):
                         change[name] = value.as_subclass(Tensor)
-        done = [
+        records = [
             change if type(record) is dict else batches.replace(record, change)
-            for record, change in zip(self._given, changes, strict=True)
+            for record, change in zip(self._records, changes, strict=True)
         ]
-        return tuple(done) if isinstance(self._given, tuple) else done
+        return tuple(records) if isinstance(self._records, tuple) else records
 
     def _joined_valid(self) -> Tensor | None:
-        """Mask of the input boxes that were valid; ``None`` if no sample has ``valid``."""
+        """Return the (n,) mask of the valid input boxes; ``None`` if no sample has ``valid``."""
         if not self._valid:
             return None
         if len(self._valid) == len(self._boxes.samples):
@@ -237,22 +238,22 @@ class TargetDicts:
         )
 
 
-def _named_format(given: Tensor, form: str | None) -> dict[str, Any]:
-    """``form`` as a torchvision ``BoundingBoxes`` says it."""
-    known = getattr(given, "format", None)
-    return {} if form is None or known is None else {"format": type(known)[form.upper()]}
+def _named_format(boxes: Tensor, form: str | None) -> dict[str, Any]:
+    """Return the attribute ``format`` for ``form``, if ``boxes`` is a ``BoundingBoxes`` and ``form`` is not ``None``."""
+    box_format = getattr(boxes, "format", None)
+    return {} if form is None or box_format is None else {"format": type(box_format)[form.upper()]}
 
 
 def _is_large(boxes: Tensor, form: Form, frame: tuple[int, int], ending: Ending) -> Tensor:
-    """Mask of the boxes that are large enough to be valid, (n,)."""
-    across, down = (boxes[:, 2:] - boxes[:, :2] if form.layout == "corners" else boxes[:, 2:]).unbind(1)
+    """Return the (n,) mask of the boxes that are large enough to be valid. ``frame``: height and width of the images."""
+    widths, heights = (boxes[:, 2:] - boxes[:, :2] if form.layout == "corners" else boxes[:, 2:]).unbind(1)
     if form.share:
-        across, down = across * frame[1], down * frame[0]
-    return (torch.minimum(across, down) >= ending.min_size) & (across * down >= ending.min_area)
+        widths, heights = widths * frame[1], heights * frame[0]
+    return (torch.minimum(widths, heights) >= ending.min_size) & (widths * heights >= ending.min_area)
 
 
 def check_canvas(name: str, value: Tensor, size: Size) -> None:
-    """Refuse torchvision's boxes and keypoints that belong to images of another size.
+    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of the images.
 
     Raises:
         ArgumentError: If ``canvas_size`` of ``value`` is not (height, width) of ``size``.
@@ -265,17 +266,17 @@ def check_canvas(name: str, value: Tensor, size: Size) -> None:
         )
 
 
-def _check_sequence(given: Any, batch: int) -> None:
-    if isinstance(given, _NO_LISTS) or not isinstance(given, Sequence):
+def _check_sequence(records: Any, batch: int) -> None:
+    if isinstance(records, _NO_LISTS) or not isinstance(records, Sequence):
         raise ArgumentTypeError(
-            f"targets must be a list of one dict for each image, got {type(given).__name__}. Where boxes are padded to one "
+            f"targets must be a list of one dict for each image, got {type(records).__name__}. Where boxes are padded to one "
             "number, name each of their tensors by a data key: bbox_xyxy, valid."
         )
-    if len(given) != batch:
+    if len(records) != batch:
         raise ArgumentError(
-            f"targets must hold one dict for each of the {batch} images, got {len(given)}. Pass a batch of them."
+            f"targets must hold one dict for each of the {batch} images, got {len(records)}. Pass a batch of them."
         )
-    for sample, record in enumerate(given):
+    for sample, record in enumerate(records):
         if type(record) is not dict and not isinstance(record, Mapping):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a dict, got {type(record).__name__}. "
@@ -283,34 +284,34 @@ def _check_sequence(given: Any, batch: int) -> None:
             )
 
 
-def _found(of_keys: Mapping[str, Column], *keys: str) -> _Found:
-    """The values of one kind, which has these keys."""
+def _annotations(of_keys: Mapping[str, Column], *keys: str) -> _Annotations:
+    """Return the values under ``keys``, which all name boxes, or all keypoints."""
     named = [(key, of_keys[key]) for key in keys if key in of_keys]
     if len(named) == 1:
         ((key, column),) = named
-        return _Found(list(column.samples), [key] * len(column.values), column.values, TensorColumn(column.values))
-    # The keys of one sample stay in their order.
+        return _Annotations(list(column.samples), [key] * len(column.values), column.values, TensorColumn(column.values))
+    # Sorted by sample alone: the sort is stable, so the keys of a sample keep their order.
     rows = sorted(
         ((sample, key, value) for key, column in named for sample, value in zip(*column, strict=True)), key=lambda row: row[0]
     )
     values = [row[2] for row in rows]
-    return _Found([row[0] for row in rows], [row[1] for row in rows], values, TensorColumn(values))
+    return _Annotations([row[0] for row in rows], [row[1] for row in rows], values, TensorColumn(values))
 
 
 def _are_on(tensors: TensorColumn, device: torch.device) -> bool:
-    """Whether all values of a column are tensors on the device."""
+    """Return whether all values of a column are tensors on the device."""
     return are_tensors(tensors.tensors) and tensors.devices <= {device}
 
 
-def _checked_form(found: _Found, device: torch.device, default: str) -> Form:
-    """What all boxes are, each of which says so by its type, or by its key, or is as by ``default``."""
-    if not found.values:
+def _checked_form(annotations: _Annotations, device: torch.device, default: str) -> Form:
+    """Return the form of all boxes: given by their type, else by their key, else ``default``."""
+    if not annotations.values:
         return TARGET_DICT_FORMS[default]
-    if _are_alike(found, device):  # or the loop finds which is not
-        return TARGET_DICT_FORMS[_form_named(*next(found.each()), default)]
+    if _are_alike(annotations, device):  # otherwise the loop finds the sample to report
+        return TARGET_DICT_FORMS[_form_named(*next(annotations.items()), default)]
     form: Form | None = None
     first = last = -1
-    for sample, key, value in found.each():
+    for sample, key, value in annotations.items():
         _check_tensor(sample, key, value, device)
         named = _form_named(sample, key, value, default)
         shape = value.shape
@@ -321,7 +322,7 @@ def _checked_form(found: _Found, device: torch.device, default: str) -> Form:
         if sample == last:
             raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
         last = sample
-        if not shape[0]:  # of no boxes every form is the same
+        if not shape[0]:  # an empty tensor fits every form
             continue
         if form is None:
             form = TARGET_DICT_FORMS[named]
@@ -334,47 +335,47 @@ def _checked_form(found: _Found, device: torch.device, default: str) -> Form:
     return form or TARGET_DICT_FORMS[default]
 
 
-def _are_alike(found: _Found, device: torch.device) -> bool:
-    """Whether all are (n, 4) on the device, of one key, and say the same of themselves."""
-    if not _are_on(found.tensors, device) or len(set(found.keys)) > 1:
+def _are_alike(annotations: _Annotations, device: torch.device) -> bool:
+    """Return whether all boxes are (n, 4) on the device, under one key and with the same ``format`` and ``clamping_mode``."""
+    if not _are_on(annotations.tensors, device) or len(set(annotations.keys)) > 1:
         return False
-    if found.tensors.entry != (4,):
+    if annotations.tensors.entry != (4,):
         return False
-    if are_plain(found.values):
+    if are_plain(annotations.values):
         return True
-    attributes = list(map(vars, found.values))
-    return all(len({each.get(name) for each in attributes}) == 1 for name in ("format", "clamping_mode"))
+    attributes = list(map(vars, annotations.values))
+    return all(len({of_value.get(name) for of_value in attributes}) == 1 for name in ("format", "clamping_mode"))
 
 
 def _form_named(sample: int, key: str, value: Any, default: str) -> str:
-    """Name of the form of one sample's boxes."""
+    """Return the name of the form of the boxes of one sample."""
     return (None if type(value) is Tensor else _form_of(value, sample)) or ("xywh" if key == "bbox" else default)
 
 
-def _check_points(found: _Found, device: torch.device) -> None:
-    if _are_on(found.tensors, device):
-        known_shapes = found.tensors.shapes
+def _check_points(annotations: _Annotations, device: torch.device) -> None:
+    if _are_on(annotations.tensors, device):
+        known_shapes = annotations.tensors.shapes
         if all(len(shape) > 1 and shape[-1] in (2, 3) for shape in known_shapes) and len({s[-1] for s in known_shapes}) < 2:
             return
-    known: int | None = None
-    for sample, key, value in found.each():
+    last_axis: int | None = None
+    for sample, key, value in annotations.items():
         _check_tensor(sample, key, value, device)
-        if value.ndim < 2 or value.shape[-1] not in (2, 3) or known not in (None, value.shape[-1]):
-            wanted = "(n, K, 2) or (n, K, 3)" if known is None else f"(n, K, {known}), as those before it"
+        if value.ndim < 2 or value.shape[-1] not in (2, 3) or last_axis not in (None, value.shape[-1]):
+            wanted = "(n, K, 2) or (n, K, 3)" if last_axis is None else f"(n, K, {last_axis}), as those before it"
             raise ArgumentError(
                 f"{key} of sample {sample} must be {wanted}, got {tuple(value.shape)}. "
                 "Where an image has none: torch.zeros(0, K, 3)."
             )
-        known = value.shape[-1]
+        last_axis = value.shape[-1]
 
 
-def _check_canvases(found: _Found, size: Size, sides: Sequence[tuple[int, int]]) -> None:
-    if are_plain(found.values) or not are_tensors(found.values):
+def _check_canvases(annotations: _Annotations, size: Size, sides: Sequence[tuple[int, int]]) -> None:
+    if are_plain(annotations.values) or not are_tensors(annotations.values):
         return
-    canvases = [vars(value).get("canvas_size") for value in found.values]
+    canvases = [vars(value).get("canvas_size") for value in annotations.values]
     if canvases == sides:
         return
-    for (sample, key, value), canvas in zip(found.each(), canvases, strict=True):
+    for (sample, key, value), canvas in zip(annotations.items(), canvases, strict=True):
         if canvas is not None and canvas != sides[sample]:
             check_canvas(f"{key} of sample {sample}", value, size.of(sample))
 
@@ -391,16 +392,16 @@ def _check_tensor(sample: int, key: str, value: Any, device: torch.device) -> No
 
 
 def _form_of(boxes: Tensor, sample: int) -> str | None:
-    """The form that a torchvision ``BoundingBoxes`` has by itself."""
-    found = getattr(boxes, "format", None)
-    if found is None:
+    """Return the name of the form of a torchvision ``BoundingBoxes``; ``None`` for other tensors."""
+    box_format = getattr(boxes, "format", None)
+    if box_format is None:
         return None
     if getattr(boxes, "clamping_mode", "soft") is None:
         raise ArgumentError(
             f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes end at the frame here: "
             "leave it out."
         )
-    name = str(getattr(found, "value", found)).lower()
+    name = str(getattr(box_format, "value", box_format)).lower()
     if name not in TARGET_DICT_FORMS:
         raise ArgumentError(
             f"boxes of sample {sample} must be upright, got {name.upper()}. Pass the boxes around their corners, (n, 4, 2): "
@@ -410,7 +411,7 @@ def _form_of(boxes: Tensor, sample: int) -> str | None:
 
 
 def _checked_flags(column: Column | None, boxes: _Rows, device: torch.device) -> dict[int, Tensor]:
-    """``valid`` of each sample that has boxes and says so."""
+    """Check ``valid`` of the samples that have boxes, and return it by sample index."""
     if column is None:
         return {}
     flags = dict(zip(*column, strict=True))

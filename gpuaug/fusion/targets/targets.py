@@ -1,4 +1,4 @@
-"""The inputs of one call: images, and the masks, boxes, keypoints and labels that follow them."""
+"""Inputs of one call: images, and the masks, boxes, keypoints and labels that follow the images."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,18 +32,18 @@ from gpuaug.fusion.targets.typed import TypedTargets, holds_unnamed, joined_view
 
 
 class Targets:
-    """The inputs of one call, on their way through the passes.
+    """Inputs of one call while they run through the passes.
 
     Args:
-        inputs: As the user passed them.
-        keys: What each is: Kornia's words, ``targets`` for target dicts, ``valid`` for which of padded boxes there are.
-        extra_args: Of the user's container: how masks are to be resampled.
-        boxes: What the boxes of target dicts are.
-        ending: What becomes of targets in the end.
-        form: How the pipeline takes clips.
+        inputs: Inputs as the user passed them.
+        keys: Data key per input: Kornia's names, ``targets`` for target dicts, ``valid`` for the (B, N) mask of padded boxes.
+        extra_args: ``extra_args`` of Kornia's container, which may set the resampling of masks.
+        boxes: Form of the boxes of target dicts.
+        ending: Output types and thresholds of targets.
+        form: Form in which the pipeline takes clips.
 
     Raises:
-        ArgumentTypeError, DeviceError: If an input is not what its key says, or not where the images are.
+        ArgumentTypeError, DeviceError: If an input does not have the type that its key requires, or the device of the images.
         ArgumentError: If the inputs do not fit their keys or one another.
     """
 
@@ -59,7 +59,7 @@ class Targets:
         self._ending = ending
         self.keys = [name_of(key) for key in keys]
         self.passed_keys = self.keys
-        """Data keys of the inputs as the user passed them. ``keys`` also has the data keys of targets found by type."""
+        """Data keys of the inputs as the user passed them. ``keys`` also has the data keys of targets recognized by type."""
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
@@ -79,10 +79,10 @@ class Targets:
         self.places = images.places[:: self.size.each] if isinstance(images, Ragged) else None
         """``Ragged.places`` of ragged images, or of the first frame of each clip."""
         self._typed: dict[int, TypedTargets] = {}
-        """Targets that are found by their type, by the index of the input that holds them."""
-        inputs = [self._clips.dicts(key, *each) for key, each in zip(self.keys, enumerate(inputs), strict=True)]
+        """Targets recognized by type, by index of the input that contains them."""
+        inputs = [self._clips.dicts(key, *item) for key, item in zip(self.keys, enumerate(inputs), strict=True)]
         inputs = self._spread(inputs)
-        self._given = inputs
+        self._inputs = inputs
         for key, value in zip(self.keys, inputs, strict=True):
             self._check_size(key, value)
         inputs = [self._clips.flat(key, value) for key, value in zip(self.keys, inputs, strict=True)]
@@ -97,14 +97,14 @@ class Targets:
         """True if there are boxes or keypoints."""
         for key, value in zip(self.keys, inputs, strict=True):
             axis = self._missing_axis(key, value)
-            taken = self._taken(key, value, boxes) if axis is None else value.unsqueeze(axis)
+            converted_input = self._taken(key, value, boxes) if axis is None else value.unsqueeze(axis)
             if value is not images:
-                self._check_fit(key, taken, value)
+                self._check_fit(key, converted_input, value)
             self._missing.append(axis)
-            self.values.append(taken)
-            in_dicts = isinstance(taken, TargetDicts)
-            self.has_masks |= key == "mask" or (in_dicts and taken.masks is not None)
-            self.has_points |= key in FORMS or (in_dicts and taken.has_points)
+            self.values.append(converted_input)
+            in_dicts = isinstance(converted_input, TargetDicts)
+            self.has_masks |= key == "mask" or (in_dicts and converted_input.masks is not None)
+            self.has_points |= key in FORMS or (in_dicts and converted_input.has_points)
         self._check_valid()
         self._forms = [FORMS.get(key) for key in self.keys]
         self._matrix: Tensor | None = None
@@ -116,18 +116,18 @@ class Targets:
             raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
 
     def _spread(self, inputs: Sequence[Any]) -> list[Any]:
-        """The inputs, and those that were found in them by type, which are appended to the keys too."""
+        """Return the inputs followed by the targets recognized in them by type. Appends the data keys of these to ``keys``."""
         spread = list(inputs)
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if key == "tv_tensors" or (key == "targets" and holds_unnamed(value)):
                 batch = self.size.images if self._clips.is_per_frame(index) else self.size.batch
                 self._typed[index] = typed = TypedTargets(value, batch, in_dicts=key == "targets")
                 self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
-                spread += [found for _, found in typed.inputs]
+                spread += [values for _, values in typed.inputs]
         return spread
 
     def _gathered(self, values: list[Any]) -> list[Any]:
-        """Results of the inputs as the user passed them, given the results of the inputs that ``_spread`` returned."""
+        """Return the results of the inputs as the user passed them. ``values``: results of the inputs of ``_spread``."""
         start = len(self.passed_keys)
         results = values[:start]
         for index, typed in self._typed.items():
@@ -138,7 +138,7 @@ class Targets:
         return results
 
     def _check_size(self, key: str, value: Any) -> None:
-        """Refuse images of another size than the first ones, whose draws they share."""
+        """Raise an error if images differ in size from the first images, because all images share the draws."""
         if key != "input":
             return
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
@@ -159,16 +159,18 @@ class Targets:
                     f"targets must be one dict for each of {size.batch} clips where these differ in size, got {len(value)}. "
                     "Put what is known of all frames of a clip into one: {'boxes': torch.cat(boxes)}."
                 )
-            own = replace(size, batch=size.images, frames=0) if per_frame else size
-            return TargetDicts(value, own, self.places, self.device, boxes, self._ending, size.frames if per_frame else 1)
+            frame_size = replace(size, batch=size.images, frames=0) if per_frame else size
+            return TargetDicts(
+                value, frame_size, self.places, self.device, boxes, self._ending, size.frames if per_frame else 1
+            )
         if key == "mask" and isinstance(value, list | tuple):
             if len(value) != self.size.batch:
                 raise ArgumentError(
                     f"mask must hold masks for each of the {self.size.batch} images, got {len(value)}. Pass a batch of them."
                 )
-            made = MaskList(value, range(len(value)), self.size, self.device)
-            made.take(*to_device([owners_of(made.samples, made.counts), made.spans], self.device))
-            return made
+            masks = MaskList(value, range(len(value)), self.size, self.device)
+            masks.take(*to_device([owners_of(masks.samples, masks.counts), masks.spans], self.device))
+            return masks
         return value
 
     def _missing_axis(self, key: str, value: Any) -> int | None:
@@ -179,19 +181,19 @@ class Targets:
             return 0
         return 0 if key == "valid" and value.ndim == 1 and self.size.batch == 1 else None
 
-    def _check_fit(self, key: str, value: Any, given: Any) -> None:
+    def _check_fit(self, key: str, value: Any, source: Any) -> None:
         if key == "class":
             self._check_no_map(value)
         if key in ("class", "targets", "tv_tensors") or isinstance(value, MaskList):
             return
         if key in FORMS:
             check_form(value, key)
-            check_canvas(key, given, self.size.of(0))
+            check_canvas(key, source, self.size.of(0))
         if value.device != self.device:
             raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
         if len(value) != (self.size.images if key in ("input", "mask") else self.size.batch):
             raise ArgumentError(
-                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(given.shape)}. "
+                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(source.shape)}. "
                 "Pass a batch of them."
             )
         if key != "mask":
@@ -232,12 +234,12 @@ class Targets:
             )
 
     def check_mix(self, op: MixOp) -> None:
-        """Refuse what cannot be mixed before anything is run.
+        """Raise an error for inputs that cannot be mixed. Called before any pass.
 
         Raises:
-            ArgumentError: If something else than images and labels goes along.
-            ArgumentTypeError: If labels are no tensor.
-            DeviceError: If they are not where the images are.
+            ArgumentError: If there are inputs other than images and labels.
+            ArgumentTypeError: If labels are not a tensor.
+            DeviceError: If labels are not on the device of the images.
         """
         others = [key for key in self.keys if key not in op.targets]
         if others:
@@ -248,12 +250,12 @@ class Targets:
         self._check_labels()
 
     def soften(self, soft: SoftLabels, mixes: Sequence[MixOp]) -> None:
-        """Have labels leave as shares of the classes: at once, or where the pipeline mixes first.
+        """Convert labels to class probabilities: at once, or in the first of ``mixes``.
 
         Raises:
-            ArgumentError: If labels are neither indices nor shares.
-            ArgumentTypeError: If they are no tensor.
-            DeviceError: If they are not where the images are.
+            ArgumentError: If labels are neither class indices nor class probabilities.
+            ArgumentTypeError: If labels are not a tensor.
+            DeviceError: If labels are not on the device of the images.
         """
         self._check_labels()
         for index, key in enumerate(self.keys):
@@ -276,7 +278,7 @@ class Targets:
     def _mixed(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
         if self._soft is None:
             return op.labels(labels, rows)
-        # Labels of a later mix are shares already, with smoothing applied.
+        # After the first mix, labels are class probabilities, with smoothing applied.
         soft = self._soft if op is self._softened_by else replace(self._soft, smoothing=0.0)
         return dispatch.run_labels(soft, labels, rows)
 
@@ -288,13 +290,13 @@ class Targets:
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Take all inputs through the passes of a plan; boxes and keypoints only at the end."""
+        """Run all inputs through the passes of a plan. Boxes and keypoints are transformed once, in ``results``."""
         if self.has_points and plan.box_crop is not None:
             records = records_of(plan.box_crop.op, self.values, self.keys)
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, records, self._matrix)
         elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
-        self._clips.choose(plan.frames, self.values, self.keys, self._given)
+        self._clips.choose(plan.frames, self.values, self.keys, self._inputs)
         for index, key in enumerate(self.keys):
             value = self.values[index]
             if key == "input":
@@ -302,8 +304,8 @@ class Targets:
             elif isinstance(value, MaskList):
                 value.run(plan, table, canvases)
             elif key == "mask":
-                for number, step in enumerate(plan.passes):
-                    value = dispatch.run_mask(step, value, table, canvas=canvases[number] if step.out.ragged else None)
+                for position, step in enumerate(plan.passes):
+                    value = dispatch.run_mask(step, value, table, canvas=canvases[position] if step.out.ragged else None)
                 self.values[index] = value
             elif key == "targets":
                 if value.masks is not None:
@@ -321,54 +323,58 @@ class Targets:
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Take everything through a module that its own library runs. Images keep the type that it returns without ``dtype``.
+        """Run all inputs through a module that is not fused. ``dtype`` of output images; ``None``: the dtype that it returns.
 
         Raises:
-            ArgumentError: If it may move pixels, and something goes along that the library knows nothing of.
-            Retyped: If it returns images of another type than the pipeline was lowered for.
+            ArgumentError: If the module may move pixels, and an input has a type that its library does not support.
+            Retyped: If the module returns images of another dtype than the pipeline was lowered for.
         """
-        alone = op.moves_nothing or op.package == "torchvision"  # which is given images alone
-        foreign = [
+        images_only = op.moves_nothing or op.package == "torchvision"  # torchvision gets only the images
+        unsupported = [
             key
             for key, value in zip(self.keys, self.values, strict=True)
             if isinstance(value, TargetDicts | MaskList) or not op.moves(key)
         ]
-        if foreign and not op.moves_nothing:
+        if unsupported and not op.moves_nothing:
             raise ArgumentError(
-                f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {foreign[0]} to follow, "
+                f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {unsupported[0]} to follow, "
                 f"got one that is left to {op.package}: {op.reason}. Replace it, or keep it in the dataset."
             )
-        taken = [
-            index for index, key in enumerate(self.keys) if key == "input" or not (alone or key in ("valid", "tv_tensors"))
+        indices = [
+            index
+            for index, key in enumerate(self.keys)
+            if key == "input" or not (images_only or key in ("valid", "tv_tensors"))
         ]
-        if not alone:
+        if not images_only:
             self._meet_images()
-        done = op.run([self.values[index] for index in taken], [self.keys[index] for index in taken], drawn, self.device)
-        for index, value in zip(taken, done, strict=True):
-            if self.keys[index] == "input":  # not in one call: that keeps the strides of what has the type already
+        results = op.run([self.values[index] for index in indices], [self.keys[index] for index in indices], drawn, self.device)
+        for index, value in zip(indices, results, strict=True):
+            if (
+                self.keys[index] == "input"
+            ):  # two calls, because to(dtype, memory_format) keeps the strides of a tensor that has the dtype already
                 value = converted(value, dtype or value.dtype).contiguous(memory_format=memory_format)
             self.values[index] = value
 
     def _meet_images(self) -> None:
-        """Bring boxes and keypoints to where the images are, to go on from there with Kornia."""
+        """Apply the pending matrix to boxes and keypoints, so that Kornia can transform them further."""
         for index, form in enumerate(self._forms):
             if form is None:
                 continue
             values = self.values[index]
             if self.keys[index] in BOXES:
                 if "valid" in self.keys:
-                    at = self.keys.index("valid")
-                    self.values[at] = self.values[at] & has_extent(values, form)
+                    valid_index = self.keys.index("valid")
+                    self.values[valid_index] = self.values[valid_index] & has_extent(values, form)
                 self._forms[index] = FORMS["bbox"]
             points = vertices(values, form)
             self.values[index] = points if self._matrix is None else move(points, self._matrix)
         self._matrix = None
 
     def check_size(self, op: EagerOp, size: Size) -> None:
-        """Refuse images of another size than the draws of the modules that follow are for.
+        """Raise an error if images do not have the size that the draws of the following modules assume.
 
         Raises:
-            ArgumentError: If they are.
+            ArgumentError: If the images do not have ``size``.
         """
         shape = tuple(self.values[self.keys.index("input")].shape)
         if shape != (size.images, size.channels, size.height, size.width):
@@ -378,34 +384,34 @@ class Targets:
             )
 
     def results(self, *, keepdim: bool, views: int = 1) -> Any:
-        """What the call returns, or what a view of it adds: the images, or a list of all that went in."""
+        """Return the outputs of a call, or of one of its views: the images alone if they were the only input, or a list."""
         values = list(self.values)
         if self.has_points or "targets" in self.keys:
             self._follow(values)
-        for index, (key, axis, given) in enumerate(zip(self.keys, self._missing, self._given, strict=True)):
-            made = values[index]
-            if isinstance(made, MaskList):
-                made = type(given)(made.results(self._ending))
-            # As in Kornia, boxes and keypoints leave as they came. Views lie along the axis of the batch, so they keep it.
+        for index, (key, axis, source) in enumerate(zip(self.keys, self._missing, self._inputs, strict=True)):
+            result = values[index]
+            if isinstance(result, MaskList):
+                result = type(source)(result.results(self._ending))
+            # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
             elif axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
-                made = made.squeeze(axis)
-            made = self._clips.deep(key, made, given)
+                result = result.squeeze(axis)
+            result = self._clips.deep(key, result, source)
             if self._clips.is_single and key == "input" and views == 1 and keepdim:
-                made = made[0]
-            values[index] = self._ended(key, made, given)
+                result = result[0]
+            values[index] = self._ended(key, result, source)
         values = self._gathered(values) if self._typed else values
         self._clips.lists(values)
         return values[0] if len(values) == 1 else values
 
-    def _ended(self, key: str, made: Any, given: Any) -> Any:
-        """Images or masks as the tensors of torchvision's that they came as, and masks of the type that is wanted."""
-        if key not in ("input", "mask") or not isinstance(made, Tensor):
-            return made
-        made = made if key == "input" or self._ending.masks is None else made.to(self._ending.masks)
-        return like(made, given) if type_name(given) and not self._ending.is_pure else made
+    def _ended(self, key: str, result: Any, source: Any) -> Any:
+        """Return images or masks in the torchvision type of the input, and masks in the dtype that ``ending`` requires."""
+        if key not in ("input", "mask") or not isinstance(result, Tensor):
+            return result
+        result = result if key == "input" or self._ending.masks is None else result.to(self._ending.masks)
+        return like(result, source) if type_name(source) and not self._ending.is_pure else result
 
     def _follow(self, values: list[Any]) -> None:
-        """Map boxes and keypoints by the matrix of the images."""
+        """Transform boxes and keypoints by the matrix of the images, in place in ``values``."""
         matrix = self._matrix
         if matrix is None:
             matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
@@ -415,23 +421,28 @@ class Targets:
             if key == "targets":
                 values[index] = values[index].results(matrix, out)
             elif form is not None:
-                at = self.keys.index("valid") if "valid" in self.keys and key in BOXES else None
-                way = Way(form, FORMS[key], matrix, (1, 1), out, clip=at is not None)
-                valid = None if at is None else values[at]
-                made, kept = dispatch.follow(values[index], valid, way, floating(self._given[index].dtype))
-                values[index] = made
-                if at is not None:
-                    values[at] = kept
+                valid_index = self.keys.index("valid") if "valid" in self.keys and key in BOXES else None
+                way = Way(form, FORMS[key], matrix, (1, 1), out, clip=valid_index is not None)
+                valid = None if valid_index is None else values[valid_index]
+                transformed, kept = dispatch.follow(values[index], valid, way, floating(self._inputs[index].dtype))
+                values[index] = transformed
+                if valid_index is not None:
+                    values[valid_index] = kept
 
 
 def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
-    """Concatenate the results of all views: the images, or a list in the order of the inputs. ``cut``: labels along axis 1.
+    """Concatenate the results of all views: the images, or a list in the order of the inputs.
+
+    Args:
+        views: Results per view.
+        keys: Data key of each input.
+        cut: Concatenate labels along axis 1 instead of axis 0.
 
     Raises:
-        ArgumentError: If views differ in size, by the modules that were picked for each.
+        ArgumentError: If views differ in size, because different modules were picked for them.
     """
     images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
-    sizes = list(dict.fromkeys("{}x{}".format(*each.shape[-2:]) for each in images))
+    sizes = list(dict.fromkeys("{}x{}".format(*image.shape[-2:]) for image in images))
     if len(sizes) > 1:
         raise ArgumentError(
             f"pipeline must give all views one size, got {' and '.join(sizes)}. Have every module that may be picked give one "
@@ -439,12 +450,12 @@ def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
         )
     if len(keys) == 1:
         return like(torch.cat(tuple(views)), views[0])
-    made: list[Any] = []
-    for key, each in zip(keys, zip(*views, strict=True), strict=True):
+    results: list[Any] = []
+    for key, parts in zip(keys, zip(*views, strict=True), strict=True):
         if key == "tv_tensors":
-            made.append(joined_views(each, len(images[0])))
-        elif isinstance(each[0], Tensor):
-            made.append(like(torch.cat(each, 1 if cut and key == "class" else 0), each[0]))
+            results.append(joined_views(parts, len(images[0])))
+        elif isinstance(parts[0], Tensor):
+            results.append(like(torch.cat(parts, 1 if cut and key == "class" else 0), parts[0]))
         else:
-            made.append(type(each[0])(one for view in each for one in view))
-    return made
+            results.append(type(parts[0])(element for part in parts for element in part))
+    return results

@@ -1,4 +1,4 @@
-"""Masks, boxes and keypoints that are found by their type: torchvision's tensors, in any container."""
+"""Targets recognized by type: torchvision's ``Mask``, ``BoundingBoxes`` and ``KeyPoints`` in any container."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,92 +14,92 @@ from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_tar
 from gpuaug.fusion.targets.masks import like
 
 _Path = tuple[Any, ...]
-"""Keys, fields and indices that lead to a tensor; within a sequence of one element per image, those within its element."""
+"""Path of a tensor in a container: keys, field names and indices, without the index into a per-image sequence."""
 
 _Visit = Callable[[Tensor, _Path, int | None, Any], tuple[Tensor, Tensor | None]]
 """Function of (tensor, path, image index or ``None``, container). Returns (tensor, mask of its valid boxes or ``None``)."""
 
 _NAMED = frozenset({*TARGET_TYPES.values(), "bbox"})
-"""Keys of target dicts whose values follow the images whatever their type."""
+"""Keys of target dicts whose values follow the images regardless of type."""
 
 
 @dataclass
 class _Column:
-    """The tensors at one path: one for each image that has it."""
+    """Tensors at one path, by sample index."""
 
     key: str
-    """Key of a target dict."""
+    """Key of these tensors in a target dict."""
     tensors: dict[int, Tensor] = field(default_factory=dict)
     valid: dict[int, Tensor] = field(default_factory=dict)
-    """Masks of the boxes that were valid before."""
+    """(n,) masks of the input boxes that are valid, by sample index."""
     is_whole: bool = False
-    """Whether one tensor holds the boxes or keypoints of all images."""
+    """True if one tensor holds the boxes or keypoints of all images."""
 
 
 class TypedTargets:
-    """The masks, boxes and keypoints of one input, as inputs that have data keys.
+    """Masks, boxes and keypoints of one input, as a list of inputs with data keys.
 
-    An element of a sequence with one element per image belongs to its image. A tensor that is in no such sequence holds one
-    entry per image, (B, …).
+    In a sequence of B elements, element ``i`` belongs to image ``i``. A tensor outside such a sequence holds one entry per
+    image, (B, …).
 
     Args:
-        given: A tensor of torchvision's types, or a container of any depth.
+        container: Tensor of one of torchvision's types, or a container of such tensors, nested to any depth.
         batch: Number of images.
-        in_dicts: Whether ``given`` is a list of target dicts. Values under the keys of target dicts (``boxes``, ``bbox``,
+        in_dicts: Whether ``container`` is a list of target dicts. Values under the keys of target dicts (``boxes``, ``bbox``,
             ``masks``, ``keypoints``) are then skipped.
 
     Raises:
         ArgumentError: If a sequence or a tensor does not hold one entry per image.
     """
 
-    def __init__(self, given: Any, batch: int, *, in_dicts: bool = False) -> None:
+    def __init__(self, container: Any, batch: int, *, in_dicts: bool = False) -> None:
         self._batch = batch
         self._skipped = _NAMED if in_dicts else frozenset()
         self._columns: dict[_Path, _Column] = {}
         self._maps: dict[_Path, Tensor] = {}
-        self._given = given
-        self._flat = _flat_columns(given, batch, self._skipped)
-        """Columns of the tensors by key, where ``given`` is a list of dicts of tensors; ``None`` in other containers."""
+        self._container = container
+        self._flat = _flat_columns(container, batch, self._skipped)
+        """Columns of the tensors by key, if the container is a list of dicts of tensors; ``None`` in other containers."""
         if self._flat is None:
-            self._mapped(given, self._find)
+            self._mapped(container, self._find)
         else:
             self._find_flat(self._flat)
-        self.inputs = [*(("mask", values) for values in self._maps.values()), *(("targets", each) for each in self._dicts())]
+        self.inputs = [*(("mask", values) for values in self._maps.values()), *(("targets", dicts) for dicts in self._dicts())]
         """(data key, value) of each input."""
 
     def results(self, results: Sequence[Any], dicts: Sequence[Any] | None = None) -> Any:
-        """The container with the tensors that followed the images.
+        """Return the container with its masks, boxes and keypoints replaced by their transformed versions.
 
         Args:
-            results: Results of ``inputs``, in their order.
-            dicts: The list of target dicts, if the values under their keys have followed the images elsewhere.
+            results: Results of ``inputs``, in the same order.
+            dicts: Target dicts whose values under the keys of target dicts are transformed already; ``None``: the container.
         """
         maps = dict(zip(self._maps, results, strict=False))
         records = results[len(maps) :]
-        numbers = self._numbers()
+        list_indices = self._list_indices()
         if self._flat is not None:
-            return self._put_flat(self._flat, records, self._given if dicts is None else dicts)
+            return self._put_flat(self._flat, records, self._container if dicts is None else dicts)
 
         def put(_: Tensor, path: _Path, sample: int | None, container: Any) -> tuple[Tensor, Tensor | None]:
             if path in maps:
                 return maps[path], None
-            column, number = self._columns[path], numbers[path]
+            column, list_index = self._columns[path], list_indices[path]
             if not column.is_whole:
-                record = records[number][sample]
+                record = records[list_index][sample]
                 return record[column.key], record.get("valid") if self._has_valid(path, container) else None
-            parts = [record[column.key] for record in records[number]]
-            made = (torch.cat if column.key == "boxes" else torch.stack)([part.as_subclass(Tensor) for part in parts])
-            return like(made, parts[0]), None
+            parts = [record[column.key] for record in records[list_index]]
+            result = (torch.cat if column.key == "boxes" else torch.stack)([part.as_subclass(Tensor) for part in parts])
+            return like(result, parts[0]), None
 
-        made = self._mapped(self._given, put)
+        result = self._mapped(self._container, put)
         if dicts is None:
-            return made
-        changed = [
-            {name: value for name, value in new.items() if value is not old.get(name)}
-            for new, old in zip(made, self._given, strict=True)
+            return result
+        changes = [
+            {name: value for name, value in new_record.items() if value is not old_record.get(name)}
+            for new_record, old_record in zip(result, self._container, strict=True)
         ]
         return (tuple if isinstance(dicts, tuple) else list)(
-            batches.replace(record, values) if values else record for record, values in zip(dicts, changed, strict=True)
+            batches.replace(record, values) if values else record for record, values in zip(dicts, changes, strict=True)
         )
 
     def _find_flat(self, of_keys: Mapping[str, Column]) -> None:
@@ -108,16 +108,16 @@ class TypedTargets:
             column.tensors.update(zip(samples, values, strict=True))
         for name, (samples, _) in of_keys.items():
             for sample in self._with_valid(name, samples):
-                if "valid" in self._given[sample]:
-                    self._columns[name,].valid[sample] = self._given[sample]["valid"]
+                if "valid" in self._container[sample]:
+                    self._columns[name,].valid[sample] = self._container[sample]["valid"]
 
     def _put_flat(self, of_keys: Mapping[str, Column], records: Sequence[Any], dicts: Sequence[Any]) -> Any:
-        """``dicts`` with the tensors that followed the images."""
-        numbers = self._numbers()
+        """Return ``dicts`` with the tensors under all other keys replaced by their transformed versions."""
+        list_indices = self._list_indices()
         changes: list[dict[str, Any]] = [{} for _ in dicts]
         for name, (samples, _) in of_keys.items():
             column = self._columns[name,]
-            results = records[numbers[name,]]
+            results = records[list_indices[name,]]
             for sample in samples:
                 changes[sample][name] = results[sample][column.key]
             for sample in self._with_valid(name, samples):
@@ -128,36 +128,36 @@ class TypedTargets:
         )
 
     def _with_valid(self, name: str, samples: Sequence[int]) -> Sequence[int]:
-        """Samples in whose dicts ``valid`` says which boxes under a key are valid. Called when all columns are known."""
+        """Return the samples in whose dicts ``valid`` refers to the boxes under ``name``. Needs all of ``_columns``."""
         if self._columns[name,].key != "boxes":
             return ()
         if not self._skipped and sum(column.key == "boxes" for column in self._columns.values()) == 1:
             return samples
-        return [sample for sample in samples if self._has_valid((name,), self._given[sample])]
+        return [sample for sample in samples if self._has_valid((name,), self._container[sample])]
 
-    def _numbers(self) -> dict[_Path, int]:
-        """Index of the list of dicts that holds each column: a dict has room for one column of each kind."""
+    def _list_indices(self) -> dict[_Path, int]:
+        """Return the index of the list of dicts for each column. A dict holds at most one column per key."""
         counts = dict.fromkeys(TARGET_TYPES.values(), 0)
-        numbers = {}
+        list_indices = {}
         for path, column in self._columns.items():
-            numbers[path] = counts[column.key]
+            list_indices[path] = counts[column.key]
             counts[column.key] += 1
-        return numbers
+        return list_indices
 
     def _dicts(self) -> list[list[dict[str, Tensor]]]:
-        numbers = self._numbers()
-        made: list[list[dict[str, Tensor]]] = [
-            [{} for _ in range(self._batch)] for _ in range(1 + max(numbers.values(), default=-1))
+        list_indices = self._list_indices()
+        dict_lists: list[list[dict[str, Tensor]]] = [
+            [{} for _ in range(self._batch)] for _ in range(1 + max(list_indices.values(), default=-1))
         ]
         for path, column in self._columns.items():
             for sample, tensor in column.tensors.items():
-                made[numbers[path]][sample][column.key] = tensor
+                dict_lists[list_indices[path]][sample][column.key] = tensor
             for sample, valid in column.valid.items():
-                made[numbers[path]][sample]["valid"] = valid
-        return made
+                dict_lists[list_indices[path]][sample]["valid"] = valid
+        return dict_lists
 
     def _mapped(self, value: Any, visit: _Visit, path: _Path = (), sample: int | None = None) -> Any:
-        """``value`` with the result of ``visit`` in the place of each tensor; the same object if all are the same."""
+        """Return ``value`` with each tensor replaced by the result of ``visit``; ``value`` itself if no tensor changes."""
         if isinstance(value, Tensor):
             return self._visited(value, visit, path, sample, None)[0]
         if not batches.is_container(value):
@@ -173,17 +173,17 @@ class TypedTargets:
         changes: dict[Any, Any] = {}
         for name in batches.member_names(value):
             member = batches.member(value, name)
-            inner, image = ((*path, name), sample) if not per_image else (path, name)
+            member_path, member_sample = ((*path, name), sample) if not per_image else (path, name)
             if isinstance(member, Tensor):
                 if name in self._skipped and not path:
                     continue
-                made, valid = self._visited(member, visit, inner, image, value)
+                result, valid = self._visited(member, visit, member_path, member_sample, value)
                 if valid is not None:
                     changes["valid"] = valid
             else:
-                made = self._mapped(member, visit, inner, image)
-            if made is not member:
-                changes[name] = made
+                result = self._mapped(member, visit, member_path, member_sample)
+            if result is not member:
+                changes[name] = result
         return batches.replace(value, changes) if changes else value
 
     def _visited(
@@ -218,7 +218,7 @@ class TypedTargets:
         return tensor, None
 
     def _has_valid(self, path: _Path, container: Any) -> bool:
-        """Whether ``valid`` of a mapping says which boxes at ``path`` are valid: those that come first in the mapping."""
+        """Return whether ``valid`` of a mapping refers to the boxes at ``path``: the first boxes in the mapping."""
         if not isinstance(container, Mapping):
             return False
         names = [name for name, value in container.items() if type_name(value) == "BoundingBoxes"]
@@ -226,29 +226,29 @@ class TypedTargets:
         return names[:1] == [path[-1]] and not taken_elsewhere
 
 
-def _flat_columns(given: Any, batch: int, skipped: Collection[str]) -> dict[str, Column] | None:
-    """The columns of dicts that hold masks, boxes or keypoints by their type, each column of one type.
+def _flat_columns(container: Any, batch: int, skipped: Collection[str]) -> dict[str, Column] | None:
+    """Return the columns of masks, boxes and keypoints of a list of flat dicts.
 
     Returns:
-        The columns by key. ``None`` if ``given`` is not one dict of tensors for each image, or has a column of several types.
+        Columns by key. ``None`` if ``container`` is not a list of one flat dict per image, or a column has several types.
     """
-    if type(given) not in (list, tuple) or len(given) != batch or set(map(type, given)) != {dict}:
+    if type(container) not in (list, tuple) or len(container) != batch or set(map(type, container)) != {dict}:
         return None
-    found = {}
-    for name, column in columns(given).items():
-        kinds = set(map(type, column.values))
-        if name in skipped or kinds <= HOLDS_NOTHING:
+    result = {}
+    for name, column in columns(container).items():
+        types = set(map(type, column.values))
+        if name in skipped or types <= HOLDS_NOTHING:
             continue
-        if len(kinds) > 1 or type_name(column.values[0]) not in TARGET_TYPES:
+        if len(types) > 1 or type_name(column.values[0]) not in TARGET_TYPES:
             if any(map(holds_targets, column.values)):
                 return None
             continue
-        found[name] = column
-    return found
+        result[name] = column
+    return result
 
 
 def holds_unnamed(dicts: Any) -> bool:
-    """Whether target dicts hold torchvision's tensors under other keys than those by which targets are known."""
+    """Return whether target dicts hold torchvision's tensors under keys other than the keys of target dicts."""
     if not isinstance(dicts, list | tuple):
         return False
     records = dicts if set(map(type, dicts)) == {dict} else [record for record in dicts if isinstance(record, Mapping)]
@@ -259,11 +259,11 @@ def holds_unnamed(dicts: Any) -> bool:
 
 
 def joined_views(views: Sequence[Any], batch: int) -> Any:
-    """The results of one input in several views, one behind the other.
+    """Concatenate the results of one input in several views.
 
     Args:
-        views: The result in each view.
-        batch: Number of images of a view.
+        views: Result of the input per view.
+        batch: Number of images per view.
     """
     first = views[0]
     if isinstance(first, Tensor):
@@ -271,7 +271,7 @@ def joined_views(views: Sequence[Any], batch: int) -> Any:
     if not holds_targets(first):
         return first
     if _is_sequence(first) and len(first) == batch:
-        return type(first)(each for view in views for each in view)
+        return type(first)(element for view in views for element in view)
     names = batches.member_names(first)
     return batches.replace(first, {name: joined_views([batches.member(view, name) for view in views], batch) for name in names})
 
