@@ -34,7 +34,7 @@ def result(
 
     Args:
         suite: Name of the suite.
-        rows: Results of ``Row.record``, or dicts with a ``name`` and figures, with the unit in the key of each figure.
+        rows: Results of ``Row.record``, or dicts with a ``name`` and numbers whose keys end with a unit, such as ``host_ms``.
         settings: Settings of the suite: sizes, workers, whether batches were page-locked.
         device: Device of the measurement.
         environment: Result of ``environment(device)`` before the measurement. Default: read now. The result adds
@@ -65,7 +65,7 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
 
 
 def check(result: dict[str, Any]) -> None:
-    """Check that a result has the schema of ``result``.
+    """Check that a result has the schema that the function ``result`` creates.
 
     Raises:
         ArgumentError: If it has another schema. The message names the first key that differs.
@@ -85,7 +85,7 @@ def check(result: dict[str, Any]) -> None:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> "Table":
-    """Rich table of the rows, with a heading per ``case``. It fits into a terminal of 80 columns."""
+    """Rich table of the rows, with a section per value of ``case``. It fits into a terminal of 80 columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

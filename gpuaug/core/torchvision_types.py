@@ -33,7 +33,7 @@ _COIN_ONLY = frozenset(
 """Transforms that draw only whether they apply. With p=1 their result does not depend on a draw."""
 
 _RANGES = {"GaussianBlur": "sigma", "JPEG": "quality"}
-"""Transforms that draw from one range, and its attribute. The result does not depend on a draw if the range is one value."""
+"""Transforms that draw one parameter from a range, and the attribute with the range. A range of one value draws nothing."""
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 """Methods in which transforms draw: in v2, in older versions of v2, and in v1."""
@@ -63,7 +63,7 @@ def nearest_class(module: Any, classes: Container[type]) -> type | None:
 
 
 def class_of(module: Any, classes: Container[type]) -> type | None:
-    """Class in ``classes`` whose instances, with the attributes of ``module``, behave like it; ``None`` if there is none."""
+    """Nearest class in ``classes`` whose methods ``module`` does not override; ``None`` if there is none."""
     cls = nearest_class(module, classes)
     return cls if cls is not None and difference(module, cls) is None else None
 

@@ -18,14 +18,14 @@ _Callback: Any = import_module(f"{_NAME}.callbacks").Callback
 class StreamLoaders(_Callback):  # type: ignore[misc]
     """Wrap each loader of a Trainer in a ``StreamedLoader`` after the Trainer has prepared it.
 
-    A Trainer replaces the sampler of a ``DataLoader``, for the rank or for ``overfit_batches``, but does not prepare other
-    loaders. So loaders are wrapped afterwards. When a run is resumed at the start of an epoch, the Trainer restores no state of
-    a loader, so this callback calls ``set_epoch`` at each epoch, also of a ``StreamedLoader`` that the user passed to the
-    Trainer.
+    A Trainer replaces the sampler of a ``torch.utils.data.DataLoader``, for the rank or for ``overfit_batches``, but leaves
+    loaders of other classes unchanged. So loaders are wrapped afterwards. When a run is resumed at the start of an epoch, the
+    Trainer restores no state of a loader, so this callback calls ``set_epoch`` of each training loader at the start of each
+    epoch, including a ``StreamedLoader`` that the user passed to the Trainer.
 
     Args:
         train: Stages for training. ``None``: training loaders are not wrapped.
-        validate: Stages for validation, also within training. ``None``: validation loaders are not wrapped.
+        validate: Stages for validation, including validation during ``fit``. ``None``: validation loaders are not wrapped.
         test: Stages for testing. ``None``: test loaders are not wrapped.
         **settings: Further arguments of ``StreamedLoader`` for all loaders: ``depth``, ``seed``, ``feed`` …
 
@@ -45,13 +45,13 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
         self._training: weakref.WeakSet[StreamedLoader] = weakref.WeakSet()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Wrap each loader after the strategy has processed it."""
+        """Replace ``strategy.process_dataloader`` by a function that also wraps each loader."""
         strategy = trainer.strategy
         vars(strategy).pop("process_dataloader", None)  # an interrupted run has not called teardown
         strategy.process_dataloader = partial(self._wrapped, trainer, strategy.process_dataloader)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Restore the method of the strategy."""
+        """Restore ``strategy.process_dataloader``."""
         vars(trainer.strategy).pop("process_dataloader", None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -59,7 +59,7 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the epoch of the training loaders, on which their random numbers depend."""
+        """Set the epoch of the training loaders. Their random numbers depend on the epoch."""
         for loader in self._training:
             loader.set_epoch(trainer.current_epoch)
 

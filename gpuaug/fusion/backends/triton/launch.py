@@ -23,19 +23,22 @@ T = TypeVar("T")
 MOST_ARGUMENTS = 49
 """Largest number of arguments of a kernel, constants included.
 
-Triton's launcher parses them, and 13 of its own, with a table of 16 bytes each from malloc. From 1 KiB on, glibc first merges
-all small blocks that were freed: behind a training step that takes 0.1 ms.
+Triton's launcher parses these arguments and 13 of its own with a table of 16 bytes per argument from malloc. For 1 KiB or more,
+glibc first merges all freed small blocks, which takes 0.1 ms after a training step.
 """
 
 _compiling: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_compiling", default=None)
-"""The compilations to make at the end of a block of ``compiled_together``, by the form of the launch."""
+"""Compilations that ``compiled_together`` runs at its end, by the form of the launch."""
 
 _forms: set[Any] = set()
-"""What Triton has compiled: launches of the same form, which it knows by itself, need no thread."""
+"""Forms of launches (kernel, device, constants, dtypes) that were compiled: Triton has them in its cache."""
 
 
 class _Compiled(NamedTuple):
-    """A kernel on one device, as Triton's launcher takes it, and what follows its tensors: constants, or all of ``tail``."""
+    """A compiled kernel on one device, as arguments of Triton's launcher.
+
+    The arguments after the tensors are ``tail`` (default numbers and constants), or the numbers of a call and ``constants``.
+    """
 
     launcher: Callable[..., None]
     function: int
@@ -45,21 +48,21 @@ class _Compiled(NamedTuple):
 
 
 class Launch:
-    """A launch of one kernel for tensors of one kind, to be made again for others of that kind.
+    """Reusable launch of one kernel, for all tensors with the same dtypes, shapes and strides.
 
-    Triton works out anew at each launch which compiled form of a kernel its arguments need, from every argument's value. Our
-    kernels are specialised on no value but their constants, so that what the first launch compiled serves all that follow. They
-    go to Triton's launcher directly, with addresses in place of tensors: it would ask the driver about each tensor, and
-    ``kernel[grid]`` would prepare what profilers of Triton's own are told.
+    At each launch, Triton determines from the value of every argument which compiled form of a kernel to run. The kernels of
+    this package are specialised on their constants only, so that the form that the first launch compiles serves all launches.
+    A launch calls Triton's launcher directly, with addresses in place of tensors: given tensors, the launcher queries the
+    driver for each, and ``kernel[grid]`` prepares metadata for Triton's launch hooks (profilers).
 
     Args:
         kernel: A ``triton.jit`` function that takes tensors, then numbers, then constants: at most ``MOST_ARGUMENTS``.
-        grid: Three numbers of blocks.
-        numbers: What follows the tensors, in order.
+        grid: Number of blocks along three axes.
+        numbers: Integer arguments after the tensors, in the order of the kernel's signature.
         constants: The constants by name.
         warps: Warps in a block.
-        fused: Whether a product and a sum may be one instruction that rounds once. A byte's share of 255 is exact by that.
-        registers: The most that a thread may have, so that enough of them fit on a GPU. Left out: as the compiler likes.
+        fused: Whether a product and a sum may be one instruction that rounds once. With it, bytes are divided by 255 exactly.
+        registers: Maximum number of registers per thread, to bound the registers of a block. Default: the compiler chooses.
     """
 
     __slots__ = ("_compiled", "_constants", "_grid", "_kernel", "_options", "_tail")
@@ -92,8 +95,8 @@ class Launch:
 
         Args:
             tensors: In the order of the kernel's arguments.
-            grid: Where it differs from batch to batch, as that for boxes does. Left out: what the launch was made with.
-            numbers: The same.
+            grid: Grid of this call, if it differs between batches, as for boxes. Default: the grid of the constructor.
+            numbers: Integer arguments of this call. Default: those of the constructor.
 
         Cost:
             No synchronisation; the first launch of a form compiles it.
@@ -122,7 +125,7 @@ class Launch:
             if made is not None:  # the interpreter compiles nothing
                 names = self._kernel.arg_names[len(tensors) + len(numbers) :]
                 constants = tuple(self._constants[name] for name in names)
-                # Asked first, ``run`` loads the kernel.
+                # ``run`` is read first: reading it loads the kernel, which sets ``function``.
                 found = _Compiled(made.run, made.function, made.packed_metadata, constants, (*self._tail, *constants))
                 self._compiled[tensors[0].get_device()] = found
                 _forms.add(form)
@@ -130,10 +133,10 @@ class Launch:
 
 @contextmanager
 def compiled_together() -> Iterator[None]:
-    """A block in which launches that are new run nothing: at its end they are compiled, side by side.
+    """Context manager in which launches of new forms do not run. Their kernels are compiled in parallel at its end.
 
-    A block within another leaves its compilations to the outer one. Of Triton's compiler, only the fifth that is written in
-    Python holds the interpreter's lock.
+    A nested context leaves its compilations to the outer context. Only the part of Triton's compiler that is written in Python,
+    a fifth of its time, holds the interpreter lock.
     """
     if _compiling.get() is not None:
         yield
@@ -144,8 +147,8 @@ def compiled_together() -> Iterator[None]:
         yield
     finally:
         _compiling.reset(token)
-    # Whatever is raised there comes up where the kernel is launched, unless it compiles then: CPython until 3.11.8 and 3.12.2
-    # may fail to parse in several threads (https://github.com/python/cpython/issues/106905).
+    # Errors of the threads are ignored: the launch compiles the kernel again, and raises an error that persists. CPython until
+    # 3.11.8 and 3.12.2 may fail to parse in several threads (https://github.com/python/cpython/issues/106905).
     with ThreadPoolExecutor() as threads:
         wait([threads.submit(job) for job in jobs.values()])
 
@@ -157,8 +160,8 @@ def _empty_kernel() -> None:
 
 def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
     """Compile and run ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
-    # Its first compilation costs Triton 0.3 s to build a helper of its driver, and 0.3 s to hash its own source for the key of
-    # its cache. Threads that start together would each pay both.
+    # At the first compilation of a process, Triton takes 0.3 s to build a helper of its driver, and 0.3 s to hash its source
+    # for the key of its cache. Threads that start together would each pay both.
     if hasattr(_empty_kernel, "warmup"):  # not in Triton 3.4's interpreter
         _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
     with compiled_together():
@@ -170,10 +173,10 @@ def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> No
 
 
 def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
-    """What ``make`` has worked out for a pass and a source of this kind, from the second time on without calling it.
+    """Return ``make(step, source, rows, out)``, cached per pass by dtype, size and strides of the tensors.
 
-    A pass belongs to images of one size, or of any, so the kind is the types, the sizes and the strides. To work out the launch
-    of a crop, a flip and a jitter takes 16 µs of the host, to find it again 1 µs (one core, 2026-11-26).
+    To make the launch of a crop, a flip and a jitter takes 16 µs of host time, to read it from the cache 1 µs (one core,
+    2026-11-26).
     """
     key = make, kind_of(source), out.dtype, out.shape, rows.stride(0), out.stride()
     found: T | None = step.prepared.get(key)
@@ -185,7 +188,7 @@ def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P,
 
 
 def reading(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
-    """The constants of every kernel that reads images of one size for an op."""
+    """Constants of every kernel that reads images of one size for an op."""
     return {
         "SOURCE_W": source.stride(3),
         "FRAMES": step.out.each,
@@ -195,8 +198,8 @@ def reading(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
 
 
 def storing(step: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
-    """The constants of every kernel that reads them and stores finished pixels, and the planes of its grid."""
-    # A block of three planes stores whole pixels where those lie together.
+    """Constants of every kernel that reads images of one size and stores output pixels, and number of planes of its grid."""
+    # A block of three planes stores whole pixels if the channels of a pixel are adjacent.
     channels = source.shape[1]
     rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in step.points))
     constants = {"OUT_W": out.stride(3), "PROGRAM": step.program, "COUNT": len(step.program), "RGB": rgb}
@@ -204,7 +207,7 @@ def storing(step: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[st
 
 
 def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
-    """All of a source of images that a launch depends on, but its memory."""
+    """Hashable key of all properties of a source on which a launch depends, except its address."""
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
     shapes = source.shapes
