@@ -38,7 +38,7 @@ class Scenes(Dataset):
         return (image, target) if self.transform is None else self.transform(image, target)
 
     def transformed(self, transform: Callable[[Tensor, Target], tuple[Tensor, Target]]) -> "Scenes":
-        """The same images, with ``transform`` applied to each and its target in the worker."""
+        """Copy of the dataset that applies ``transform`` to each image and target in the worker."""
         other = copy(self)
         other.transform = transform
         return other

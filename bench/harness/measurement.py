@@ -44,8 +44,8 @@ def measure(
         suite: Name of the result.
         options: The result of ``flags.read``.
         cases: (labels of the rows: ``batch_size``, ``case``; function that builds the rows) of each case.
-        baseline: Name of the variant that ratios are relative to, or several of which each case has one. Without it there are
-            no ratios.
+        baseline: Name of the variant that ratios are relative to, or several names, of which each case has one variant.
+            ``None``: no ratios.
         ours: Names of variants that run through gpuaug, which plots show in another colour.
         ceilings: Names of variants that leave work out, as upper bounds for the others.
         figures: Measures further figures of each row. Rates and ratios are then of images instead of steps, so that a slow row

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import av
+import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
@@ -215,6 +216,15 @@ def test_clips_of_several_sizes_are_ragged():
     wanted = [*frames(plain)[:2], *frames(turned)[:2]]
     for got, picture in zip(made, wanted, strict=True):
         assert np.array_equal(got.permute(1, 2, 0).numpy(), picture)
+
+
+def test_clips_of_several_sizes_are_drawn_for_once_each():
+    still = [(read_clip(path_of(case), [7] * 3), index) for index, case in enumerate(("h264", "turned left") * 4)]
+    augment = gpuaug.fuse([K.RandomResizedCrop((12, 12)), K.ColorJiggle(0.5, 0.5)], ragged=True)
+    (batch,) = StreamedLoader([collate_encoded(still)], [DecodeStage(), augment], device="cpu", seed=3)
+    frames_of_clips = batch[0].reshape(8, 3, 3, 12, 12)
+    assert torch.equal(frames_of_clips, frames_of_clips[:, :1].expand(-1, 3, -1, -1, -1))
+    assert not torch.equal(frames_of_clips[0], frames_of_clips[2]), "each clip has a draw of its own"
 
 
 def test_frames_are_left_as_stored_if_asked():

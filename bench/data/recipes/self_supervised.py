@@ -65,7 +65,7 @@ def dino_global_2(size: int, *, transforms: Any = v1) -> Any:
 
 
 def dino_local(size: int, *, transforms: Any = v1) -> Any:
-    """A local crop, of which an image has eight."""
+    """A local crop. Each image has eight local crops."""
     return _dino(transforms, size, (0.05, 0.32), 0.5)
 
 
@@ -101,7 +101,7 @@ def sim_mim(size: int, *, transforms: Any = v1) -> Any:
 def sim_clr(size: int, *, transforms: Any = v1) -> Any:
     """SimCLR's pipeline, with torchvision's blur in place of a class of its own.
 
-    Kernel, deviations and border are those of that class.
+    Kernel size, standard deviations and border mode equal the class's.
     """
     return _flipped_crop(
         transforms,

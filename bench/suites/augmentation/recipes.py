@@ -4,14 +4,14 @@
     python -m bench recipes --cases "DINOv2;YOLO, letterbox" --batch 256
 
 A batch of uint8 images is on the device, and the recipe makes of it what the training step takes: floating images, and target
-dicts. The recipes are those of ``bench/data/recipes``, which ``tests/recipes`` compares with torchvision's functions. Images of
-one size have 256 x 256 pixels, photographs of every size about 640 x 480 or 480 x 640 and seven objects, as in COCO. The sizes
-that come out are those of the projects. All scale with ``--size``. Where the program gives the recipe floats, all rows get
+dicts. ``bench/data/recipes`` holds the recipes, and ``tests/recipes`` compares them with torchvision's functions. Images of
+one size have 256 x 256 pixels, photographs of every size about 640 x 480 or 480 x 640 and seven objects, as in COCO. The output
+sizes are the projects' own. All scale with ``--size``. Where the program gives the recipe floats, all rows get
 floats: BYOL, LeRobot, and the eleven bands of L8 Biome. Rows:
 
 torchvision v2                  the recipe with v2's classes, in one call per view for the whole batch: one draw for all images,
                                 where the recipe draws for each. Classes of timm, open_clip and LeRobot are called as they are;
-                                those of timm and open_clip get floats, which their own conversion makes of PIL images alone
+                                classes of timm and open_clip get floats, since their own conversion takes only PIL images
 torchvision v2, image by image  photographs of every size: a call for each, since a batch has one size (for some of the images,
                                 since it is slow), and the results stacked
 Kornia                          torchgeo's recipe, of Kornia's modules

@@ -10,7 +10,7 @@ DALI            fn.readers.video, shuffled, and fn.resize
 torchcodec, CPU DataLoader workers decode, the card resizes
 gpuaug, CPU     read_clip, and DecodeStage(backend="cpu")
 gpuaug          read_clip, and DecodeStage(backend="nvdec")
-engines, 8 / 14 all frames of a video decoded from memory by so many sessions, and dropped (a ceiling): frames over
+engines, 8 / 14 8 or 14 sessions decode all frames of a video from memory and drop them (a ceiling): frames over
                 packets_per_clip, the packets that a clip of gpuaug has; decoder_percent is nvidia-smi's meanwhile
 """
 
