@@ -35,10 +35,13 @@ class PyAv(FileDecoder):
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads, in descending order of packets · pixels."""
         layout = work.layout
+        facts = layout.facts  # before threads start, or each thread may compute the cached property
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
         pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
         running = Running(
-            resources.pools.images.submit, min(len(indices), resources.pools.threads), partial(_decode_pending, work, pending)
+            resources.pools.images.submit,
+            min(len(indices), resources.pools.threads),
+            partial(_decode_pending, work, facts, pending),
         )
 
         def finish() -> Event:
@@ -90,14 +93,14 @@ class Running:
             raise self._errors[0]
 
 
-def _decode_pending(work: ClipWork, indices: Iterator[int]) -> None:
-    """Decode clips that no other thread has started into host memory."""
+def _decode_pending(work: ClipWork, facts_of: list[ClipFacts], indices: Iterator[int]) -> None:
+    """Decode clips that no other thread has started into host memory. ``facts_of``: ``ClipLayout.facts`` of the batch."""
     layout = work.layout
     data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     file = work.encoded.data.numpy().data
     for index in indices:
         frames = layout.clip(data, index, int(starts[index])).numpy()
-        if problem := decode(file, layout.facts[index], frames):
+        if problem := decode(file, facts_of[index], frames):
             work.problems[index] = problem
 
 
