@@ -120,10 +120,10 @@ def decode(data: memoryview, facts: ClipFacts, out: NDArray[np.uint8]) -> str:
         context = _context(av, data, facts)
         missing = set(facts.positions)
         for frame in _frames(av, context, data, facts):
+            if frame.is_corrupt:  # also a frame that is not asked for: other frames refer to it
+                return f"its frame at time stamp {frame.pts} is damaged"
             if frame.pts not in missing:
                 continue
-            if frame.is_corrupt:
-                return f"its frame at time stamp {frame.pts} is damaged"
             if (frame.height, frame.width) != (facts.height, facts.width):
                 return f"it has frames of {frame.width}x{frame.height} and of {facts.width}x{facts.height} pixels"
             missing.discard(frame.pts)
@@ -131,9 +131,7 @@ def decode(data: memoryview, facts: ClipFacts, out: NDArray[np.uint8]) -> str:
             out[first] = upright(frame.to_ndarray(format=RGB), facts.orientation)
             for other in others:
                 out[other] = out[first]
-            if not missing:
-                return ""
-        return f"its frame at time stamp {min(missing)} is missing"
+        return f"its frame at time stamp {min(missing)} is missing" if missing else ""
     except Exception as error:  # damaged data may raise anything
         return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"
 
