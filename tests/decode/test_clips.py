@@ -15,6 +15,7 @@ import torch
 from support.process.memory import memory_that_held
 from support.video.videos import frames, times_s, video
 from torch.utils.data import DataLoader
+from torchvision import tv_tensors
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
@@ -229,6 +230,33 @@ def test_clips_of_several_sizes_are_drawn_for_once_each():
     frames_of_clips = batch[0].reshape(8, 3, 3, 12, 12)
     assert torch.equal(frames_of_clips, frames_of_clips[:, :1].expand(-1, 3, -1, -1, -1))
     assert not torch.equal(frames_of_clips[0], frames_of_clips[2]), "each clip has a draw of its own"
+
+
+HELD_AS = {
+    "arrays": lambda clip: clip,
+    "tensors": lambda clip: torch.from_numpy(clip).permute(0, 3, 1, 2),
+    "Video": lambda clip: tv_tensors.Video(torch.from_numpy(clip).permute(0, 3, 1, 2).contiguous()),
+}
+
+
+@pytest.mark.parametrize("form", HELD_AS)
+def test_clips_that_a_dataset_decodes_are_collated_as_clips_of_files(form):
+    chosen = [(path_of(case), start) for start in (3, 9) for case in ("h264", "turned left")]
+    augment = gpuaug.fuse([K.RandomResizedCrop((12, 12)), K.ColorJiggle(0.5, 0.5)], ragged=True)
+    files = [(read_clip(path, 3, start=start), start) for path, start in chosen]
+    held = [(HELD_AS[form](np.ascontiguousarray(frames(path)[start : start + 3])), start) for path, start in chosen]
+    collated, _ = gpuaug.collate_ragged(held)
+    from_files = DecodeStage()(collate_encoded(files)[0], "cpu")
+    assert collated.shapes.frames == from_files.shapes.frames == 3
+    assert np.array_equal(collated.shapes.sizes, from_files.shapes.sizes)
+    assert all(torch.equal(*pair) for pair in zip(collated, from_files, strict=True))
+    data = DataLoader(files, batch_size=2, collate_fn=collate_encoded)
+    expected = list(StreamedLoader(data, [DecodeStage(), augment], device="cpu", seed=3))
+    data = DataLoader(held, batch_size=2, num_workers=1, collate_fn=gpuaug.collate_ragged)
+    for (made, starts), (wanted, others) in zip(StreamedLoader(data, [augment], device="cpu", seed=3), expected, strict=True):
+        assert made.shape == (2, 3, 3, 12, 12)
+        assert torch.equal(made, wanted)
+        assert torch.equal(starts, others)
 
 
 def test_frames_are_left_as_stored_if_asked():
