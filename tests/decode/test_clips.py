@@ -291,6 +291,7 @@ BAD = {
     "an empty file": lambda: b"",
     "a file that ends early": lambda: cut(video(name="front.mp4", container=FAST_START), 0.6),
     "a file without its end": lambda: cut(video(), 0.6),
+    "a codec without a decoder": lambda: Path(path_of("Matroska")).read_bytes().replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/XYZ"),
 }
 
 
