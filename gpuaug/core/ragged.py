@@ -45,6 +45,11 @@ class Shapes:
         self.held = int((sizes if windows is None else windows[:, 2:]).prod(1).sum()) * channels
         """Number of elements in the buffer."""
 
+    @property
+    def samples(self) -> int:
+        """Number of clips, or of images that are not frames of clips."""
+        return len(self.sizes) // (self.frames or 1)
+
     def __repr__(self) -> str:
         clips = f" in clips of {self.frames}" if self.frames else ""
         return f"Shapes({len(self.sizes)} images{clips} of {self.channels} channels, {self.layout})"

@@ -1,4 +1,4 @@
-"""Images in samples: checks and conversion of PIL images, arrays and tensors."""
+"""Images and clips in samples: checks and conversion of PIL images, arrays and tensors."""
 
 import sys
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
+from gpuaug.feed.collate_members import where
 
 Channels = Literal[1, 3]
 """Number of channels of every image of a batch: 1 for grey, 3 for RGB."""
@@ -39,11 +40,50 @@ def is_image(value: Any, *, deep: bool = False) -> bool:
         deep: Whether arrays and tensors of uint16 and int16 are images too.
     """
     if isinstance(value, Tensor):
-        dtype_fits = value.dtype is torch.uint8 or (deep and value.dtype in (torch.uint16, torch.int16))
-        return dtype_fits and value.ndim == 3 and not _is_other_tv_tensor(value)
+        return value.ndim == 3 and _dtype_fits(value, deep=deep) and not _is_other_tv_tensor(value, "Image")
     if isinstance(value, np.ndarray):
-        return (value.dtype == np.uint8 or (deep and value.dtype in _STORED)) and value.ndim in (2, 3)
+        return value.ndim in (2, 3) and _dtype_fits(value, deep=deep)
     return _is_pil(value)
+
+
+def is_clip(value: Any, *, deep: bool = False) -> bool:
+    """Whether ``value`` is a clip: a uint8 array (T, H, W, C), or a uint8 tensor or ``tv_tensors.Video`` (T, C, H, W).
+
+    Args:
+        value: A member of a sample.
+        deep: Whether arrays and tensors of uint16 and int16 are clips too.
+    """
+    if not isinstance(value, Tensor | np.ndarray) or value.ndim != 4 or not _dtype_fits(value, deep=deep):
+        return False
+    return not (isinstance(value, Tensor) and _is_other_tv_tensor(value, "Video"))
+
+
+def frames_of(clips: Sequence[Any], path: str) -> list[Any]:
+    """Return the frames of clips, clip by clip.
+
+    Args:
+        clips: Values of a member, one per sample. The first is a clip.
+        path: Path of the member, for error messages.
+
+    Raises:
+        ArgumentError: If another value is an image, or a clip has no frames or another number of frames than the first.
+        ArgumentTypeError: If another value is neither.
+    """
+    frames: list[Any] = []
+    for number, clip in enumerate(clips):
+        if not is_clip(clip, deep=True):
+            if is_image(clip, deep=True):
+                _refuse_mixture(clip, where(number, path))
+            refuse(clip, where(number, path))
+        if not len(clip):
+            _refuse_empty(clip, where(number, path))
+        if len(clip) != len(clips[0]):
+            raise ArgumentError(
+                f"Clips of a batch must have as many frames as the first, {len(clips[0])}, got {len(clip)} in "
+                f"{where(number, path)}. Return the same number of frames from the dataset."
+            )
+        frames.extend(clip)
+    return frames
 
 
 def as_stored(image: Any, like: NDArray[Any] | None, where: str) -> NDArray[Any]:
@@ -91,8 +131,10 @@ def refuse(value: Any, where: str) -> NoReturn:
                 f"Images must be uint8, got {value.dtype} in {where}. "
                 f"{way_out if floating else _way_out_of_depth(str(value.dtype).removeprefix('torch.') in ('uint16', 'int16'))}"
             )
+        if is_clip(value):
+            _refuse_mixture(value, where)
         raise ArgumentError(
-            "Images must be (H, W) or (H, W, C) in arrays and (C, H, W) in tensors, "
+            "Images must be (H, W) or (H, W, C) in arrays and (C, H, W) in tensors, and clips (T, H, W, C) and (T, C, H, W), "
             f"got {_described(value)} in {where}. A grey tensor (H, W) is image[None]."
         )
     raise ArgumentTypeError(
@@ -189,6 +231,13 @@ def _grey(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return ((red + green + blue + 0x8000) >> 16).astype(np.uint8)[..., None]
 
 
+def _refuse_mixture(value: Any, where: str) -> NoReturn:
+    raise ArgumentError(
+        f"A member must be an image in all samples or a clip in all samples, got {_described(value)} in {where}. "
+        "Return samples of one form from the dataset."
+    )
+
+
 def _refuse_channels(image: Any, channels: Channels, where: str) -> NoReturn:
     raise ArgumentError(
         f"Images must be {_CHANNEL_NAMES[channels]}, got {_described(image)} in {where}. "
@@ -211,9 +260,16 @@ def _is_pil(value: Any) -> bool:
     return _is_a(value, "PIL.Image", "Image")
 
 
-def _is_other_tv_tensor(value: Tensor) -> bool:
+def _dtype_fits(value: Tensor | NDArray[Any], *, deep: bool) -> bool:
+    if isinstance(value, Tensor):
+        return value.dtype is torch.uint8 or (deep and value.dtype in (torch.uint16, torch.int16))
+    return value.dtype == np.uint8 or (deep and value.dtype in _STORED)
+
+
+def _is_other_tv_tensor(value: Tensor, name: str) -> bool:
+    """Whether ``value`` is of one of torchvision's tensor classes other than ``name``."""
     module = "torchvision.tv_tensors"
-    return type(value) is not Tensor and _is_a(value, module, "TVTensor") and not _is_a(value, module, "Image")
+    return type(value) is not Tensor and _is_a(value, module, "TVTensor") and not _is_a(value, module, name)
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:

@@ -148,7 +148,7 @@ def _warn_of_targets(
 def _warn_of_labels(
     transform: Any, mixing: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
 ) -> None:
-    batch_size = next((len(value) for value in values if isinstance(value, torch.Tensor | Ragged)), None)
+    batch_size = next((_batch_size(value) for value in values if isinstance(value, torch.Tensor | Ragged)), None)
     passed = [id(leaf) for leaf in batches.leaves(values)]
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
     if labels and not any(id(member) in passed for member in labels.values()):
@@ -158,6 +158,12 @@ def _warn_of_labels(
             GpuAugWarning,
             stacklevel=3,
         )
+
+
+def _batch_size(images: torch.Tensor | Ragged) -> int | None:
+    if isinstance(images, Ragged):
+        return images.shapes.samples
+    return len(images) if images.ndim else None
 
 
 def _are_labels(value: Any, batch_size: int | None) -> bool:
@@ -233,7 +239,7 @@ class _Search:
     """
 
     def __init__(self, images: torch.Tensor | Ragged | None) -> None:
-        self._batch_size = len(images) if images is not None and (isinstance(images, Ragged) or images.ndim > 0) else None
+        self._batch_size = None if images is None else _batch_size(images)
         self._sizes: set[tuple[int, ...]] = set()
         if isinstance(images, Ragged):
             self._sizes = set(map(tuple, images.shapes.sizes.tolist()))

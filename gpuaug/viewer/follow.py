@@ -105,7 +105,7 @@ def follow(trace: Trace) -> Followed:
 
 def count_of(images: Images) -> int:
     """Number of images, or of clips."""
-    return len(images) // (images.shapes.frames or 1) if isinstance(images, Ragged) else len(images)
+    return images.shapes.samples if isinstance(images, Ragged) else len(images)
 
 
 def sample_of(images: Images, index: int) -> Tensor:

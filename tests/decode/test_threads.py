@@ -7,6 +7,7 @@ import threading
 from ast import literal_eval
 from concurrent.futures import wait
 from contextlib import closing, suppress
+from functools import cached_property
 
 import pytest
 import torch
@@ -14,11 +15,15 @@ from support.files import nvjpeg_double
 from support.files.encoded import encoded
 from support.process import processes
 from support.process.waiting import WAIT_S, until
+from support.video import nvdec_double
+from support.video.videos import video
 
-from gpuaug import DecodeStage, StreamedLoader, collate_encoded
+from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.decode import nvjpeg, stage
+from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders import cpu
+from gpuaug.decode.layout import Layout
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.inspection import Inspection
 
@@ -186,6 +191,26 @@ def test_the_slowest_files_are_decoded_first(monkeypatch):
     assert [tuple(image.shape[1:]) for image in images] == [(8, 16), (16, 32), (8, 16), (32, 64), (8, 8)]
 
 
+@pytest.mark.parametrize("decoder", ["cpu", "pyav", "nvdec"])
+def test_facts_are_computed_once_per_batch_before_it_is_given_to_threads(monkeypatch, decoder):
+    sessions = nvdec_double.use(monkeypatch).sessions if decoder == "nvdec" else []
+    layout = Layout if decoder == "cpu" else ClipLayout
+    computed, compute = [], layout.facts.func
+
+    def noted(of_batch):
+        computed.append(threading.current_thread().name.rpartition("_")[0])
+        return compute(of_batch)
+
+    facts = cached_property(noted)
+    facts.__set_name__(layout, "facts")
+    monkeypatch.setattr(layout, "facts", facts)
+    samples = FILES[:8] if decoder == "cpu" else [read_clip(video(), 2, start=start) for start in range(8)]
+    batches = [[collate_encoded(samples[first : first + 4]), first] for first in (0, 4)]
+    assert len(list(StreamedLoader(batches, [DecodeStage(threads=4)], device="cpu"))) == 2
+    assert computed == ["gpuaug-decode"] * 2, "a thread that decodes has computed them"
+    assert (len(sessions) > 0) == (decoder == "nvdec")
+
+
 def test_an_error_of_the_library_comes_at_its_batch_and_leaves_nothing(monkeypatch):
     class Failing(nvjpeg_double.BatchDecoder):
         def decode(self, kind, addresses, lengths, *arguments):
@@ -211,6 +236,7 @@ from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 import gpuaug
 from gpuaug.decode.decoders import cpu
+from gpuaug.decode.layout import Layout
 
 leave, started = None, {}
 for name in ("idle", "in flight", "by an error", "workers"):

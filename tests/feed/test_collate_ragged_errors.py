@@ -16,6 +16,7 @@ from gpuaug.feed.collate_members import allocating_with
 Pair = namedtuple("Pair", "image label")
 
 FINE = pil(0, 2, 3)
+CLIP = np.zeros((2, 4, 4, 3), np.uint8)
 LARGE = np.broadcast_to(np.zeros(1, np.uint8), (16384, 16384, 3))
 """Three quarters of 2**30 pixels' values, in one byte."""
 REFUSED = {
@@ -47,11 +48,30 @@ REFUSED = {
         ArgumentError,
         r"Images must be \(H, W\) or .*, got a tensor of shape \(4, 4\) in sample 0. A grey tensor",
     ),
-    "four dimensions": (
-        [(FINE,), (np.zeros((1, 4, 4, 3), np.uint8),)],
+    "five dimensions": (
+        [(np.zeros((1, 1, 4, 4, 3), np.uint8),)],
         ArgumentError,
-        r"got an array of shape \(1, 4, 4, 3\) in sample 1",
+        r"Images must be .*, and clips .*, got an array of shape \(1, 1, 4, 4, 3\) in sample 0 at \[0\]",
     ),
+    "a clip behind an image": (
+        [(FINE,), (CLIP,)],
+        ArgumentError,
+        r"an image in all samples or a clip in all samples, got an array of shape \(2, 4, 4, 3\) in sample 1 at \[0\]. Return",
+    ),
+    "an image behind a clip": ([CLIP, FINE], ArgumentError, r"a clip in all samples, got a PIL image .* in sample 1. Return"),
+    "a number behind a clip": ([CLIP, 3], ArgumentTypeError, r"got int in sample 1. Decode it"),
+    "a floating clip": ([torch.rand(2, 3, 4, 4)], ArgumentTypeError, r"must be uint8, got torch.float32 in sample 0. Leave"),
+    "a clip of another length": (
+        [CLIP, np.concatenate([CLIP, CLIP])],
+        ArgumentError,
+        r"Clips of a batch must have as many frames as the first, 2, got 4 in sample 1. Return the same number",
+    ),
+    "a clip without frames": (
+        [CLIP[:0]],
+        ArgumentError,
+        r"must have pixels, .* \(0, 4, 4, 3\) in sample 0. Leave",
+    ),
+    "a clip without channels": ([CLIP, CLIP[..., :0]], ArgumentError, r"1 to 4 channels, .* of shape \(4, 4, 0\) in sample 1"),
     "channels last in a tensor": (
         [torch.zeros(48, 64, 3, dtype=torch.uint8)],
         ArgumentError,

@@ -245,6 +245,17 @@ def test_labels_that_a_mix_leaves_behind_are_told_once(transform, names, line, l
     assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'class'}})" in text
 
 
+@pytest.mark.parametrize("frames", [(), (3,)])
+def test_labels_and_boxes_beside_ragged_images_and_clips_are_told(frames):
+    ragged = collate_ragged(
+        [torch.zeros(*frames, 3, 5, 6, dtype=torch.uint8), torch.zeros(*frames, 3, 7, 6, dtype=torch.uint8)]
+    )
+    (text,) = told((ragged, LABELS), fuse([K.Resize((4, 4)), K.RandomMixUpV2()], ragged=True))
+    assert text.startswith("labels beside images stay as they were, because RandomMixUpV2 is")
+    (text,) = told((ragged, torch.zeros(2, 5, 4)), fuse([FLIP, K.Resize((4, 4))], ragged=True))
+    assert text.startswith("boxes beside images stay"), text
+
+
 MIX = fuse(K.RandomMixUpV2())
 UNMIXED = {
     "handed over": (

@@ -204,7 +204,7 @@ class Video:
 
     def _scanned(self) -> Index:
         stream, context = self._stream, self._stream.codec_context
-        if not context.codec.canonical_name or not context.is_decoder:
+        if context is None or not context.codec.canonical_name or not context.is_decoder:
             raise VideoError("no decoder knows its codec")
         codec = context.codec.canonical_name
         extradata, length_size = nal.parameter_sets(codec, bytes(context.extradata or b""))

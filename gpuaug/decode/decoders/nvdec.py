@@ -72,13 +72,14 @@ class NvDec(FileDecoder):
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads of sessions, in descending order of packets · pixels."""
         layout = work.layout
+        facts = layout.facts  # before threads start, or each thread may compute the cached property
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
         pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
         events: list[Event] = []
         running = Running(
             resources.pools.clips.submit,
             min(len(indices), MOST_SESSIONS),
-            partial(self._decode_pending, work, pending, resources, events),
+            partial(self._decode_pending, work, facts, pending, resources, events),
         )
 
         def finish() -> Event:
@@ -90,8 +91,10 @@ class NvDec(FileDecoder):
 
         return finish
 
-    def _decode_pending(self, work: ClipWork, indices: Iterator[int], resources: Resources, events: list[Event]) -> None:
-        """Decode clips that no other thread has started, on one lane."""
+    def _decode_pending(
+        self, work: ClipWork, facts_of: list[ClipFacts], indices: Iterator[int], resources: Resources, events: list[Event]
+    ) -> None:
+        """Decode clips that no other thread has started, on one lane. ``facts_of``: ``ClipLayout.facts`` of the batch."""
         if not resources.lanes.in_line:
             nvjpeg.enter(resources.lanes.device)
         lane = resources.card_lanes.get()
@@ -99,16 +102,15 @@ class NvDec(FileDecoder):
             with resources.lanes.launching(resources.lanes.consumer()):
                 lane.make_current()
                 for index in indices:
-                    if problem := self._decode(work, index, lane):
+                    if problem := self._decode(work, index, facts_of[index], lane):
                         work.problems[index] = problem
                 events.append(lane.record_event())
         finally:
             resources.card_lanes.put(lane)
 
-    def _decode(self, work: ClipWork, index: int, lane: Lane) -> str:
+    def _decode(self, work: ClipWork, index: int, facts: ClipFacts, lane: Lane) -> str:
         """Decode one clip. Return the reason why it cannot be decoded, or an empty string."""
         assert work.raw is not None
-        facts = work.layout.facts[index]
         key = SessionKey(facts.codec, facts.height, facts.width)
         try:
             session = self.sessions.take(key, lane)

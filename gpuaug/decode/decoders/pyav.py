@@ -35,10 +35,13 @@ class PyAv(FileDecoder):
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads, in descending order of packets · pixels."""
         layout = work.layout
+        facts = layout.facts  # before threads start, or each thread may compute the cached property
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
         pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
         running = Running(
-            resources.pools.images.submit, min(len(indices), resources.pools.threads), partial(_decode_pending, work, pending)
+            resources.pools.images.submit,
+            min(len(indices), resources.pools.threads),
+            partial(_decode_pending, work, facts, pending),
         )
 
         def finish() -> Event:
@@ -90,14 +93,14 @@ class Running:
             raise self._errors[0]
 
 
-def _decode_pending(work: ClipWork, indices: Iterator[int]) -> None:
-    """Decode clips that no other thread has started into host memory."""
+def _decode_pending(work: ClipWork, facts_of: list[ClipFacts], indices: Iterator[int]) -> None:
+    """Decode clips that no other thread has started into host memory. ``facts_of``: ``ClipLayout.facts`` of the batch."""
     layout = work.layout
     data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     file = work.encoded.data.numpy().data
     for index in indices:
         frames = layout.clip(data, index, int(starts[index])).numpy()
-        if problem := decode(file, layout.facts[index], frames):
+        if problem := decode(file, facts_of[index], frames):
             work.problems[index] = problem
 
 
@@ -117,10 +120,10 @@ def decode(data: memoryview, facts: ClipFacts, out: NDArray[np.uint8]) -> str:
         context = _context(av, data, facts)
         missing = set(facts.positions)
         for frame in _frames(av, context, data, facts):
+            if frame.is_corrupt:  # also a frame that is not asked for: other frames refer to it
+                return f"its frame at time stamp {frame.pts} is damaged"
             if frame.pts not in missing:
                 continue
-            if frame.is_corrupt:
-                return f"its frame at time stamp {frame.pts} is damaged"
             if (frame.height, frame.width) != (facts.height, facts.width):
                 return f"it has frames of {frame.width}x{frame.height} and of {facts.width}x{facts.height} pixels"
             missing.discard(frame.pts)
@@ -128,9 +131,7 @@ def decode(data: memoryview, facts: ClipFacts, out: NDArray[np.uint8]) -> str:
             out[first] = upright(frame.to_ndarray(format=RGB), facts.orientation)
             for other in others:
                 out[other] = out[first]
-            if not missing:
-                return ""
-        return f"its frame at time stamp {min(missing)} is missing"
+        return f"its frame at time stamp {min(missing)} is missing" if missing else ""
     except Exception as error:  # damaged data may raise anything
         return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"
 

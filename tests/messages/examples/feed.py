@@ -209,6 +209,22 @@ def path_as_image(told, path="x.png"):
     assert "imread"
 
 
+@example("A member must be an image in all samples or a clip in all samples")
+def image_among_clips(told):
+    clip = IMAGES[:, :, :4]
+    for samples in ([clip, IMAGES[0]], [IMAGES[0], clip]):
+        with told:
+            gpuaug.collate_ragged(samples)
+    assert gpuaug.collate_ragged([clip, IMAGES[:1].repeat(2, 1, 1, 1)]).shapes.frames == 2
+
+
+@example("Return the same number of frames from the dataset")
+def clips_that_a_dataset_decodes_of_several_lengths(told):
+    with told:
+        gpuaug.collate_ragged([IMAGES, IMAGES[:1]])
+    assert len(gpuaug.collate_ragged([IMAGES[:1], IMAGES[1:]])) == 2
+
+
 @example("Return .convert(…) of it from the dataset")
 def grey_image_among_colour_images(told):
     grey = Image.new("L", (8, 8), 7)

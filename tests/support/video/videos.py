@@ -41,7 +41,7 @@ def video(
     container=(),
     seed=0,
 ):
-    """Path of a video.
+    """Path of a video, which is the same file in every run.
 
     Args:
         name: Its name, which decides the container.
@@ -53,8 +53,11 @@ def video(
         container: Options of the container.
     """
     path = Path(FOLDER.name) / name
-    with av.open(str(path), "w", options=dict(container)) as file:
-        stream = file.add_stream(codec, rate=30, options=dict(options))
+    # Matroska's identifiers are random without bitexact, and x264's macroblock tree reads memory that nothing has written.
+    repeatable = {"mbtree": "0"} if codec == "libx264" else {}
+    with av.open(str(path), "w", options={"fflags": "+bitexact", **dict(container)}) as file:
+        stream = file.add_stream(codec, rate=30, options={**repeatable, **dict(options)})
+        stream.codec_context.thread_count = 1  # x264's output depends on the number of threads
         stream.height, stream.width, stream.pix_fmt = height, width, pixels
         context = stream.codec_context
         if colorspace is not None:
