@@ -21,7 +21,7 @@ from torch import nn
 import gpuaug
 from bench.data import loaders, pipelines, random_images
 from bench.data.recipes import detection as recipes
-from bench.data.target_batches import Batch, collated, moved, random_batch, read, separated
+from bench.data.target_batches import Batch, TargetDicts, collated, moved, random_batch, read, separated
 from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
@@ -153,12 +153,36 @@ def _gpuaug_targets(case: Case, batch: Batch, stack: ExitStack, *, name: str) ->
 
 
 def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    if case.boxes:
+        return _streamed_targets(case, batch, stack)
     images = random_images.RandomImages(batch.images.shape[-1])
     batches = loaders.cycle(loaders.sample(images, len(batch.images), 4, batch.images.device, pin=True))
     loader = gpuaug.StreamedLoader(batches, [fused(case, STREAMED)], device=batch.images.device, depth=loaders.DEPTH)
     stack.callback(loader.close)
     streamed = iter(loader)
     return QueuedCall(lambda: next(streamed)[0], loaders.DEPTH + 2)
+
+
+def _streamed_targets(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    """Target dicts from workers through a loader, whose stages augment the images on the device and drop boxes."""
+    targets = TargetDicts(batch)
+    options = Namespace(device=batch.images.device, workers=workers())
+    loader = loaders.endless(targets, len(targets), options, collate=_numbered, pin=False)
+    stages = [
+        # The copy of images is measured by other suites.
+        gpuaug.TransformStage(lambda _: batch.images, name="images"),
+        gpuaug.TransformStage(fused(case, OURS_TORCHVISION), on={0: "input", 1: "targets"}),
+        gpuaug.TransformStage(gpuaug.sanitize, on=1),
+    ]
+    streamed = gpuaug.StreamedLoader(loader, stages, device=batch.images.device, depth=loaders.DEPTH)
+    stack.callback(streamed.close)
+    batches = iter(streamed)
+    return QueuedCall(lambda: next(batches), loaders.queued(loader))
+
+
+def _numbered(targets: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
+    """Collate target dicts, with a number per sample in the member that a stage replaces by images."""
+    return torch.arange(len(targets)), targets
 
 
 def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> AugmentCall:
@@ -280,7 +304,7 @@ def row_names(case: Case) -> list[str]:
     # pipelines whose figures are quoted are compiled.
     only = {
         LOOP: case.loop is not None,
-        STREAMED: case.name == "cls",
+        STREAMED: case.name == "cls" or case.boxes,
         COMPILED: case.name in ("seed", "cls", "ssl"),
         ANTIALIASED: case.name in ("seed", "cls", "ssl"),
         OURS_PADDED: case.boxes and case.name != "ssd",  # its crop by boxes takes target dicts
