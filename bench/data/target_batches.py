@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 
 import gpuaug
@@ -67,20 +66,6 @@ class Batch:
             found["bbox_xyxy"] = pad_sequence(boxes, batch_first=True)
             found["valid"] = torch.arange(found["bbox_xyxy"].shape[1], device=self.images.device) < counts[:, None]
         return found
-
-
-class TargetDicts(Dataset[dict[str, Tensor]]):
-    """The target dicts of a batch, as a dataset that makes new tensors for each sample."""
-
-    def __init__(self, batch: Batch) -> None:
-        assert batch.targets is not None
-        self._targets: list[dict[str, Tensor]] = moved(batch.targets, torch.device("cpu"))
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {key: value.clone() for key, value in self._targets[index].items()}
 
 
 def random_batch(batch_size: int, size: int, device: torch.device, *, masks: bool = False, boxes: bool = False) -> Batch:

@@ -21,7 +21,7 @@ from torch import nn
 import gpuaug
 from bench.data import loaders, pipelines, random_images
 from bench.data.recipes import detection as recipes
-from bench.data.target_batches import Batch, TargetDicts, collated, moved, random_batch, read, separated
+from bench.data.target_batches import Batch, collated, moved, random_batch, read, separated
 from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
@@ -164,25 +164,16 @@ def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
 
 
 def _streamed_targets(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
-    """Target dicts from workers through a loader, whose stages augment the images on the device and drop boxes."""
-    targets = TargetDicts(batch)
-    options = Namespace(device=batch.images.device, workers=workers())
-    loader = loaders.endless(targets, len(targets), options, collate=_numbered, pin=False)
+    """Target dicts on the host and images on the device through a loader, whose stages augment them and drop boxes."""
+    batches = loaders.cycle([(batch.images, moved(batch.targets, torch.device("cpu")))])
     stages = [
-        # The copy of images is measured by other suites.
-        gpuaug.TransformStage(lambda _: batch.images, name="images"),
         gpuaug.TransformStage(fused(case, OURS_TORCHVISION), on={0: "input", 1: "targets"}),
         gpuaug.TransformStage(gpuaug.sanitize, on=1),
     ]
-    streamed = gpuaug.StreamedLoader(loader, stages, device=batch.images.device, depth=loaders.DEPTH)
+    streamed = gpuaug.StreamedLoader(batches, stages, device=batch.images.device, depth=loaders.DEPTH)
     stack.callback(streamed.close)
-    batches = iter(streamed)
-    return QueuedCall(lambda: next(batches), loaders.queued(loader))
-
-
-def _numbered(targets: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
-    """Collate target dicts, with a number per sample in the member that a stage replaces by images."""
-    return torch.arange(len(targets)), targets
+    iterator = iter(streamed)
+    return QueuedCall(lambda: next(iterator), loaders.DEPTH + 2)
 
 
 def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> AugmentCall:

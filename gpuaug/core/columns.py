@@ -110,7 +110,8 @@ def are_dense(tensors: Sequence[Tensor], device: torch.device) -> bool:
 def largest_bytes(tensors: Sequence[Tensor]) -> int:
     """Size in bytes of the largest tensor."""
     with plainly():
-        return max(map(_nbytes, tensors))
+        largest: int = max(map(_nbytes, tensors))
+    return largest
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -148,7 +149,7 @@ class TensorColumn:
 
     @cached_property
     def attributes(self) -> list[dict[str, Any]]:
-        """Attributes of each tensor, such as the format of torchvision's boxes."""
+        """Attributes of each tensor, such as the format of torchvision's boxes. Maybe one dict, if all are the same."""
         return list(map(vars, self.tensors))
 
     @cached_property

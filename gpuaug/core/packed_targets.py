@@ -44,8 +44,8 @@ class PackedColumn(NamedTuple):
     shapes: list[torch.Size] | None
     """Shape of each tensor if the shapes differ behind the first axis; else ``None``."""
     tensor_type: type[Tensor]
-    attributes: list[dict[str, Any]] | None
-    """Attributes of each tensor of torchvision's classes, such as the format of boxes; ``None`` for plain tensors."""
+    attributes: list[dict[str, Any]]
+    """Attributes of each tensor, such as the format of torchvision's boxes. One dict if they are the same for all tensors."""
 
     def tensors(self, flat: Tensor) -> Sequence[Tensor]:
         """Split ``flat`` into the tensors of the column, with their shapes, class and attributes. They share its memory."""
@@ -55,9 +55,14 @@ class PackedColumn(NamedTuple):
         if self.tensor_type is Tensor:
             return parts
         typed_parts = [part.as_subclass(self.tensor_type) for part in parts]
-        for part, attributes in zip(typed_parts, self.attributes or (), strict=False):
+        of_parts = self.attributes * len(parts) if len(self.attributes) == 1 else self.attributes
+        for part, attributes in zip(typed_parts, of_parts, strict=True):
             vars(part).update(attributes)
         return typed_parts
+
+    def plain(self) -> Self:
+        """Return the column with plain tensors."""
+        return self._replace(tensor_type=Tensor, attributes=[{}])
 
 
 class FlatColumn(TensorColumn):
@@ -72,21 +77,24 @@ class FlatColumn(TensorColumn):
         assert packed.shapes is None, "the tensors must differ in the first axis only"
         self.packed = packed
         self.joined = flat
-        self.entry = flat.shape[1:]
-        self.shapes = [torch.Size((length, *self.entry)) for length in packed.lengths]
+        entry = flat.shape[1:]
+        self.entry = entry
+        self.rows_per_entry = entry[:-1].numel()
+        """Number of rows along the last axis in one entry, such as the keypoints of one object."""
         self.dtypes = {flat.dtype}
         self.devices = {flat.device}
         self.types = {packed.tensor_type}
-        self.attributes = packed.attributes or [{}] * len(packed.lengths)
+        self.attributes = packed.attributes
 
     @cached_property
-    def _tensors(self) -> Sequence[Tensor]:
-        return self.packed.tensors(self.joined)
+    def shapes(self) -> list[torch.Size]:
+        """Shape of each tensor."""
+        return [torch.Size((length, *self.joined.shape[1:])) for length in self.packed.lengths]
 
-    @property
+    @cached_property
     def tensors(self) -> Sequence[Tensor]:
         """The tensors, which share the memory of ``joined``."""
-        return self._tensors
+        return self.packed.tensors(self.joined)
 
 
 class TargetsLayout:
@@ -168,10 +176,10 @@ class PackedTargets:
     def with_columns(self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None) -> Self:
         """Return packed targets in which ``columns`` replace the columns of the same keys, or are added."""
         old = {column.name: (column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
-        packed, flat = zip(*{**old, **columns}.values(), strict=True)
+        new = list({**old, **columns}.values())
         layout = self.layout
-        new_layout = TargetsLayout(layout.container_type, layout.records, list(packed), layout.others)
-        return replace(self, flat=tuple(flat), layout=new_layout, pending=pending)
+        new_layout = TargetsLayout(layout.container_type, layout.records, [column for column, _ in new], layout.others)
+        return replace(self, flat=tuple(flat for _, flat in new), layout=new_layout, pending=pending)
 
     def settled(self) -> Self:
         """Return packed targets without pending rows.
@@ -326,10 +334,16 @@ def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
 def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor]) -> PackedColumn:
     tensor_shapes = shapes(tensors)
     cls = type(tensors[0])
-    attributes = None if cls is Tensor else [vars(tensor) for tensor in tensors]
+    attributes = [{}] if cls is Tensor else shared_attributes([vars(tensor) for tensor in tensors])
     if shape_behind_first(tensor_shapes) is not None:
         return PackedColumn(name, samples, [shape[0] for shape in tensor_shapes], None, cls, attributes)
     return PackedColumn(name, samples, [shape.numel() for shape in tensor_shapes], tensor_shapes, cls, attributes)
+
+
+def shared_attributes(attributes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first dict alone if all are equal; else ``attributes``."""
+    first = attributes[0]
+    return [first] if all(of_tensor == first for of_tensor in attributes) else attributes
 
 
 def _flat(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:

@@ -194,7 +194,8 @@ def test_streamed_target_dicts_equal_the_cpu(workers):
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_stage_that_drops_boxes_waits_for_the_device(depth):
-    augment = gpuaug.fuse(v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((30, 30)), v2.SanitizeBoundingBoxes()]))
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((30, 30)), v2.SanitizeBoundingBoxes()])
+    augment = gpuaug.TransformStage(gpuaug.fuse(pipeline), name="augment")
     drop = gpuaug.TransformStage(gpuaug.sanitize, on=1)
 
     def late(images):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpuaug.core.columns import are_plain, are_tensors, devices, dtypes, joined, plainly, shapes, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
-from gpuaug.core.packed_targets import PackedColumn
+from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.ops.base import Array, Size
@@ -105,7 +105,7 @@ class MaskList:
         values = values if ending.masks is None else values.to(ending.masks)
         mask = self._masks[0]
         is_typed = type(mask) is not Tensor and not ending.is_pure
-        attributes = list(map(vars, self._masks)) if is_typed else None
+        attributes = shared_attributes(list(map(vars, self._masks))) if is_typed else [{}]
         return PackedColumn("masks", self.samples, self.counts, None, type(mask) if is_typed else Tensor, attributes), values
 
 

@@ -61,8 +61,10 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             common name appears to hold one entry per box.
 
     Cost:
-        One synchronization of the host with the device per batch. A few launches per key; one per tensor of masks, unless the
-        masks of the batch are contiguous in memory, as the masks that ``fuse`` returns are.
+        One synchronization per batch, with everything that is queued on the current stream. In a stage of a loader,
+        ``TransformStage(sanitize, on=…)``, the host waits only for the stages of the batch, as it is handed over. A few
+        launches per key; one per tensor of masks, unless the masks of the batch are contiguous in memory, as the masks that
+        ``fuse`` returns are.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
@@ -77,7 +79,7 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if isinstance(targets, PackedTargets):
         packed = _sanitize_packed(targets, keys, check=per_box is None)
         if packed is not None:
-            return packed
+            return packed  # type: ignore[return-value]  # for a stage, which alone passes PackedTargets
         targets = targets.unpacked()
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, keys)
@@ -197,7 +199,8 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
     valid = targets.column("valid")
     if valid is None or valid.dtypes != {torch.bool} or valid.entry:
         return None
-    samples, lengths = list(valid.packed.samples), valid.packed.lengths
+    samples = list(valid.packed.samples)
+    lengths = valid.packed.lengths
     without = set(range(len(targets.layout.records))) - set(samples)
     if any(not _has_no_boxes(targets.layout.records[sample]) for sample in without):
         return None

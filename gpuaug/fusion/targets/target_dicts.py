@@ -52,7 +52,11 @@ class _Rows:
 
     def __init__(self, annotations: _Annotations) -> None:
         self.samples, self.keys, self._tensors = annotations
-        self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self._tensors.shapes]
+        column = self._tensors
+        if isinstance(column, FlatColumn):
+            self.counts = [length * column.rows_per_entry for length in column.packed.lengths]
+        else:
+            self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in column.shapes]
 
     def joined(self) -> Tensor:
         if self._tensors.entry is not None:
@@ -94,7 +98,7 @@ class _Rows:
         assert isinstance(column, FlatColumn)
         flat = rows.view(column.joined.shape)
         if column.packed.tensor_type is Tensor or ending.is_pure:
-            return column.packed._replace(tensor_type=Tensor, attributes=None), flat
+            return column.packed.plain(), flat
         attributes = [{**of_tensor, "canvas_size": frame, **_named_format(of_tensor, form)} for of_tensor in column.attributes]
         return column.packed._replace(attributes=attributes), flat
 
@@ -264,7 +268,7 @@ class TargetDicts:
         if boxes is not None:
             rows = self._boxes
             changed[rows.keys[0]] = rows.packed(boxes[0], out, self._ending, self._ending.boxes)
-            changed["valid"] = PackedColumn("valid", rows.samples, rows.counts, None, Tensor, None), boxes[1]
+            changed["valid"] = PackedColumn("valid", rows.samples, rows.counts, None, Tensor, [{}]), boxes[1]
         if points is not None:
             changed["keypoints"] = self._points.packed(points, out, self._ending)
         if self.masks is not None:
@@ -272,7 +276,7 @@ class TargetDicts:
         if self._ending.is_pure:
             for column, flat in zip(packed.layout.packed, packed.flat, strict=True):
                 if column.tensor_type is not Tensor and column.name not in changed:
-                    changed[column.name] = column._replace(tensor_type=Tensor, attributes=None), flat
+                    changed[column.name] = column.plain(), flat
         return packed.with_columns(changed)
 
     def _joined_valid(self) -> Tensor | None:
@@ -354,9 +358,11 @@ def _annotations(of_keys: Mapping[str, Column], *keys: str) -> _Annotations:
 
 def _packed_annotations(packed: PackedTargets | None, *keys: str) -> _Annotations | None:
     """Return the packed values under the key of ``keys`` that there is; ``None`` without such a key."""
-    for key in keys if packed is not None else ():
+    if packed is None:
+        return None
+    for key in keys:
         if (column := packed.column(key)) is not None:
-            return _Annotations(column.packed.samples, [key] * len(column.shapes), column)
+            return _Annotations(column.packed.samples, [key] * len(column.packed.lengths), column)
     return None
 
 
@@ -473,6 +479,7 @@ def _check_canvases(annotations: _Annotations, size: Size, sides: Sequence[tuple
     if types <= {Tensor} or not all(issubclass(cls, Tensor) for cls in types):
         return
     canvases = [attributes.get("canvas_size") for attributes in annotations.tensors.attributes]
+    canvases = canvases * len(annotations.samples) if len(canvases) == 1 else canvases
     if canvases == sides:
         return
     for (sample, key, value), canvas in zip(annotations.items(), canvases, strict=True):
