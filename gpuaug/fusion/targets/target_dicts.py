@@ -10,12 +10,13 @@ from gpuaug.core import batch as batches
 from gpuaug.core.columns import Column, TensorColumn, columns, joined, plainly, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.packed_targets import FlatColumn, PackedColumn, PackedTargets
-from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_targets, type_name, type_name_of
+from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way, floating
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.targets.data_keys import check_canvas
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, sides_of, to_device
 
 TARGET_DICT_FORMS: dict[str, Form] = {
@@ -27,9 +28,6 @@ TARGET_DICT_FORMS: dict[str, Form] = {
 """Form of boxes for each name that ``fuse`` accepts. The first three are torchvision's format names in lower case."""
 
 _POINTS = Form("points", edges=True)
-
-_FOLLOWING = frozenset({"boxes", "bbox", "keypoints", "masks", "valid"})
-"""Keys of target dicts whose values follow the images."""
 
 _NO_LISTS = (str, Mapping, Tensor)
 
@@ -311,20 +309,6 @@ def _is_large(boxes: Tensor, form: Form, frame: tuple[int, int], ending: Ending)
     return (torch.minimum(widths, heights) >= ending.min_size) & (widths * heights >= ending.min_area)
 
 
-def check_canvas(name: str, value: Tensor, size: Size) -> None:
-    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of the images.
-
-    Raises:
-        ArgumentError: If ``canvas_size`` of ``value`` is not (height, width) of ``size``.
-    """
-    canvas = getattr(value, "canvas_size", None)
-    if canvas is not None and tuple(canvas) != (size.height, size.width):
-        raise ArgumentError(
-            f"canvas_size of {name} must be the size of the image, {(size.height, size.width)}, got {tuple(canvas)}. Resize "
-            "boxes with their image: pass both to the transform that resizes in the dataset."
-        )
-
-
 def _check_sequence(records: Any, batch: int) -> None:
     if isinstance(records, _NO_LISTS) or not isinstance(records, Sequence):
         raise ArgumentTypeError(
@@ -358,47 +342,9 @@ def _annotations(of_keys: Mapping[str, Column], *keys: str) -> _Annotations:
 
 def _packed_annotations(packed: PackedTargets | None, *keys: str) -> _Annotations | None:
     """Return the packed values under the key of ``keys`` that there is; ``None`` without such a key."""
-    if packed is None:
-        return None
-    for key in keys:
-        if (column := packed.column(key)) is not None:
-            return _Annotations(column.packed.samples, [key] * len(column.packed.lengths), column)
-    return None
-
-
-def stay_packed(packed: PackedTargets, *, typed: bool) -> bool:
-    """Return whether ``TargetDicts`` takes packed targets without unpacking them.
-
-    All tensors that follow the images must be packed, under the keys of target dicts: boxes under one key, masks (n, H, W).
-
-    Args:
-        packed: Target dicts.
-        typed: Whether tensors follow the images by their class, not by their key.
-    """
-    columns_of = {column.name: (column, flat) for column, flat in zip(packed.layout.packed, packed.flat, strict=True)}
-    names = set(columns_of)
-    if (set().union(*packed.layout.records) & _FOLLOWING) - names or {"boxes", "bbox"} <= names or holds_targets(packed.others):
-        return False
-    for name, (column, flat) in columns_of.items():
-        key = TARGET_TYPES.get(type_name_of(column.tensor_type))
-        if name not in _FOLLOWING:
-            if key is not None:
-                return False
-            continue
-        if typed and name != "valid" and key != ("boxes" if name == "bbox" else name):
-            return False
-        if name == "masks":
-            if {len(shape) for shape in column.shapes or [flat.shape]} != {3}:
-                return False
-        elif column.shapes is not None:
-            return False
-    if "valid" not in names:
-        return True
-    valid, flags = columns_of["valid"]
-    boxes, _ = columns_of.get("boxes") or columns_of.get("bbox") or (None, None)
-    if boxes is None or flags.dtype != torch.bool or flags.ndim != 1:
-        return False
-    return list(boxes.samples) == list(valid.samples) and boxes.lengths == valid.lengths
+    columns_of = [] if packed is None else [(key, packed.column(key)) for key in keys]
+    annotations = [_Annotations(of.packed.samples, [key] * len(of.packed.lengths), of) for key, of in columns_of if of]
+    return annotations[0] if annotations else None
 
 
 def _are_on(tensors: TensorColumn, device: torch.device) -> bool:

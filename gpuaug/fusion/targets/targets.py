@@ -26,9 +26,10 @@ from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
 from gpuaug.fusion.targets.clips import ClipInputs
-from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
+from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
-from gpuaug.fusion.targets.target_dicts import TargetDicts, check_canvas, stay_packed
+from gpuaug.fusion.targets.packed import stay_packed
+from gpuaug.fusion.targets.target_dicts import TargetDicts
 from gpuaug.fusion.targets.typed import TypedTargets, holds_unnamed, joined_views
 
 
