@@ -65,7 +65,8 @@ def main():
     loader = DataLoader(
         dataset, args.batch_size, shuffle=True, drop_last=True, num_workers=args.workers, collate_fn=gpuaug.collate_ragged
     )
-    loader = gpuaug.StreamedLoader(loader, stages=[augment], device=device)
+    drop_cut_off = gpuaug.TransformStage(gpuaug.sanitize, on="target")  # boxes that the crop has cut off
+    loader = gpuaug.StreamedLoader(loader, stages=[augment, drop_cut_off], device=device)
 
     sides = {"min_size": args.size, "max_size": args.size}
     model = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=2, **sides).to(device)
@@ -73,8 +74,7 @@ def main():
     step = 0
     while step < args.steps:
         for batch in loader:
-            targets = gpuaug.sanitize(batch["target"])  # without the boxes that the crop has cut off
-            losses = model(list(batch["image"]), targets)
+            losses = model(list(batch["image"]), batch["target"])
             loss = sum(losses.values())
             optimizer.zero_grad()
             loss.backward()

@@ -153,12 +153,27 @@ def _gpuaug_targets(case: Case, batch: Batch, stack: ExitStack, *, name: str) ->
 
 
 def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    if case.boxes:
+        return _streamed_targets(case, batch, stack)
     images = random_images.RandomImages(batch.images.shape[-1])
     batches = loaders.cycle(loaders.sample(images, len(batch.images), 4, batch.images.device, pin=True))
     loader = gpuaug.StreamedLoader(batches, [fused(case, STREAMED)], device=batch.images.device, depth=loaders.DEPTH)
     stack.callback(loader.close)
     streamed = iter(loader)
     return QueuedCall(lambda: next(streamed)[0], loaders.DEPTH + 2)
+
+
+def _streamed_targets(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
+    """Target dicts on the host and images on the device through a loader, whose stages augment them and drop boxes."""
+    batches = loaders.cycle([(batch.images, moved(batch.targets, torch.device("cpu")))])
+    stages = [
+        gpuaug.TransformStage(fused(case, OURS_TORCHVISION), on={0: "input", 1: "targets"}),
+        gpuaug.TransformStage(gpuaug.sanitize, on=1),
+    ]
+    streamed = gpuaug.StreamedLoader(batches, stages, device=batch.images.device, depth=loaders.DEPTH)
+    stack.callback(streamed.close)
+    iterator = iter(streamed)
+    return QueuedCall(lambda: next(iterator), loaders.DEPTH + 2)
 
 
 def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> AugmentCall:
@@ -280,7 +295,7 @@ def row_names(case: Case) -> list[str]:
     # pipelines whose figures are quoted are compiled.
     only = {
         LOOP: case.loop is not None,
-        STREAMED: case.name == "cls",
+        STREAMED: case.name == "cls" or case.boxes,
         COMPILED: case.name in ("seed", "cls", "ssl"),
         ANTIALIASED: case.name in ("seed", "cls", "ssl"),
         OURS_PADDED: case.boxes and case.name != "ssd",  # its crop by boxes takes target dicts

@@ -4,17 +4,12 @@ The functions take a whole column, because a Python call per tensor costs 1 µs 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from gpuaug.core import batch as batches
-from gpuaug.core.batch import Batch
-from gpuaug.core.errors import ArgumentTypeError
 
 plainly = torch._C.DisableTorchFunctionSubclass
 """Context manager in which functions treat tensors of subclasses, such as torchvision's, as plain tensors."""
@@ -100,6 +95,25 @@ def devices(tensors: Sequence[Tensor]) -> set[torch.device]:
         return set(map(_device, tensors))
 
 
+def are_dense(tensors: Sequence[Tensor], device: torch.device) -> bool:
+    """Whether all tensors are contiguous, on ``device``, of one dtype, and nothing but values."""
+    with plainly():
+        return (
+            len(dtypes(tensors)) == 1
+            and devices(tensors) == {device}
+            and set(map(_layout, tensors)) == {torch.strided}
+            and not any(any(map(is_exception, tensors)) for is_exception in _EXCEPTIONS)
+            and all(map(Tensor.is_contiguous, tensors))
+        )
+
+
+def largest_bytes(tensors: Sequence[Tensor]) -> int:
+    """Size in bytes of the largest tensor."""
+    with plainly():
+        largest: int = max(map(_nbytes, tensors))
+    return largest
+
+
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenation of the tensors along the first axis, as a plain tensor."""
     with plainly():
@@ -121,7 +135,22 @@ class TensorColumn:
     """Tensors of one key, with cached properties of the whole column."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tensors
+        self._tensors = tensors
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """The tensors."""
+        return self._tensors
+
+    @cached_property
+    def types(self) -> set[type]:
+        """Set of the classes of the tensors."""
+        return set(map(type, self.tensors))
+
+    @cached_property
+    def attributes(self) -> list[dict[str, Any]]:
+        """Attributes of each tensor, such as the format of torchvision's boxes. Maybe one dict, if all are the same."""
+        return list(map(vars, self.tensors))
 
     @cached_property
     def shapes(self) -> list[torch.Size]:
@@ -177,226 +206,3 @@ def lying_together(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 _PLAIN = {Tensor}
-
-MIN_PACKED_TENSORS = 8
-"""Smallest number of tensors in a list of dicts that is packed. A short list may hold one dict per part of the batch."""
-
-MAX_PACKED_BYTES = 32 * 1024
-"""Largest size of a packed tensor other than a mask. Packed tensors are not aligned, which makes reading them slower."""
-
-Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
-"""Function that returns a contiguous tensor of a shape and dtype, or ``None`` to let torch allocate it."""
-
-
-class _PackedColumn(NamedTuple):
-    """A column whose tensors are concatenated in one tensor."""
-
-    name: Any
-    samples: Sequence[int]
-    lengths: list[int]
-    """Number of rows of each tensor; of elements if ``shapes`` is not ``None``."""
-    shapes: list[torch.Size] | None
-    """Shape of each tensor if the shapes differ behind the first axis; else ``None``."""
-    tensor_type: type[Tensor]
-    attributes: list[dict[str, Any]] | None
-    """Attributes of each tensor of torchvision's classes, such as the format of boxes; ``None`` for plain tensors."""
-
-    def tensors(self, flat: Tensor) -> Sequence[Tensor]:
-        """Split ``flat`` into the tensors of the column, with their shapes, class and attributes. They share its memory."""
-        parts = split(flat, self.lengths)
-        if self.shapes is not None:
-            parts = [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
-        if self.tensor_type is Tensor:
-            return parts
-        typed_parts = [part.as_subclass(self.tensor_type) for part in parts]
-        for part, attributes in zip(typed_parts, self.attributes or (), strict=False):
-            vars(part).update(attributes)
-        return typed_parts
-
-
-class TargetsLayout:
-    """Structure of packed target dicts, on the host.
-
-    Args:
-        container_type: Type of the container of the dicts.
-        records: The dicts, with ``None`` for each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
-        packed: Columns of the packed tensors.
-        others: (index of the dict, key) of each value in ``PackedTargets.others``.
-    """
-
-    __slots__ = ("container_type", "others", "packed", "records")
-
-    def __init__(
-        self,
-        container_type: type[Any],
-        records: list[dict[Any, Any]],
-        packed: list[_PackedColumn],
-        others: list[tuple[int, Any]],
-    ) -> None:
-        self.container_type, self.records, self.packed, self.others = container_type, records, packed, others
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class PackedTargets:
-    """A list of dicts of tensors, packed for the transfer from a worker to the device: one tensor per key.
-
-    The loader copies ``flat`` and ``others`` to the device; ``layout`` stays on the host. Stages and users get the dicts.
-    """
-
-    flat: tuple[Tensor, ...]
-    """For each packed column, the concatenation of its tensors."""
-    others: tuple[Any, ...]
-    """Values that are not packed, except numbers and strings."""
-    layout: TargetsLayout
-
-    @property
-    def types(self) -> set[type]:
-        """Classes of the packed tensors."""
-        return {column.tensor_type for column in self.layout.packed}
-
-    def unpacked(self) -> Any:
-        """Return new dicts whose tensors share the memory of the packed tensors.
-
-        Cost:
-            Half a microsecond of host time per tensor, two per tensor of torchvision's classes. No launch.
-        """
-        records = [record.copy() for record in self.layout.records]
-        for column, flat in zip(self.layout.packed, self.flat, strict=True):
-            name = column.name
-            for sample, tensor in zip(column.samples, column.tensors(flat), strict=True):
-                records[sample][name] = tensor
-        for (sample, name), value in zip(self.layout.others, self.others, strict=True):
-            records[sample][name] = value
-        return records if self.layout.container_type is list else self.layout.container_type(records)
-
-
-class _Plan:
-    """Columns of a list of dicts that can be packed. It replaces the list as a leaf of the batch."""
-
-    def __init__(self, dicts: Sequence[dict[Any, Any]], *, masks: bool) -> None:
-        self._container_type = type(dicts)
-        self._records = [record.copy() for record in dicts]
-        self._columns: list[tuple[_PackedColumn, Sequence[Tensor]]] = []
-        self._positions: list[tuple[int, Any]] = []
-        self.others: list[Any] = []
-        """Values that are not packed, except numbers and strings."""
-        for name, column in columns(dicts).items():
-            are_masks = name == "masks" or type(column.values[0]).__name__ == "Mask"
-            if not are_packable(column.values, any_size=masks and are_masks):
-                for sample, value in zip(*column, strict=True):
-                    if type(value) not in _HOST_VALUES:
-                        self._records[sample][name] = None
-                        self._positions.append((sample, name))
-                        self.others.append(value)
-                continue
-            self._columns.append((_packed_column(name, *column), column.values))
-            for sample in column.samples:
-                self._records[sample][name] = None
-
-    def __len__(self) -> int:
-        return sum(len(values) for _, values in self._columns)
-
-    def ids(self) -> list[int]:
-        """``id`` of each tensor, except empty tensors, which a dataset may share among samples."""
-        with plainly():
-            return [id(tensor) for _, values in self._columns for tensor in values if Tensor.numel(tensor)]
-
-    def packed(self, allocate: Allocate) -> PackedTargets:
-        """Copy the tensors of each column into one tensor, in memory from ``allocate``."""
-        flat = tuple(_flat(column, values, allocate) for column, values in self._columns)
-        packed_columns = [column for column, _ in self._columns]
-        layout = TargetsLayout(self._container_type, self._records, packed_columns, self._positions)
-        return PackedTargets(flat, tuple(self.others), layout)
-
-
-def pack_targets(batch: Batch, allocate: Allocate, *, masks: bool = True) -> Batch:
-    """Replace each list or tuple of dicts with tensors by a ``PackedTargets``.
-
-    Args:
-        batch: A batch on the host.
-        allocate: Allocator of the packed tensors.
-        masks: Whether masks are packed whatever their size.
-
-    Returns:
-        The new batch; ``batch`` itself if nothing is packed, or if one tensor occurs twice, because both stay one object.
-
-    Cost:
-        On the host, one copy of the tensors and 3 µs per dict.
-    """
-    plans: list[_Plan] = []
-
-    def planned(value: Any) -> Any:
-        plan = _Plan(value, masks=masks) if _are_dicts(value) else None
-        if plan is None or len(plan) < MIN_PACKED_TENSORS:
-            return value
-        plans.append(plan)
-        return plan
-
-    try:
-        planned_batch = batches.map_members(planned, lambda value: _are_dicts(value) or batches.moves_itself(value), batch)
-    except ArgumentTypeError:  # a container that cannot be rebuilt
-        return batch
-    if not plans:
-        return batch
-    tensor_ids = [tensor_id for plan in plans for tensor_id in plan.ids()]
-    unique_ids = set(tensor_ids)
-    other_leaves = [batches.leaves(planned_batch), *(batches.leaves(plan.others) for plan in plans)]
-    if len(unique_ids) < len(tensor_ids) or any(id(leaf) in unique_ids for leaves in other_leaves for leaf in leaves):
-        return batch
-    return batches.map_leaves(lambda leaf: leaf.packed(allocate) if type(leaf) is _Plan else leaf, planned_batch)
-
-
-def unpack_targets(batch: Batch) -> Batch:
-    """Replace each ``PackedTargets`` of a batch by its list of dicts."""
-    return batches.map_members(PackedTargets.unpacked, lambda value: type(value) is PackedTargets, batch)
-
-
-def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
-    """Whether the values of a column can be concatenated: dense host tensors of one class and dtype.
-
-    Args:
-        values: Values of a column.
-        any_size: Whether a tensor may be larger than ``MAX_PACKED_BYTES``.
-    """
-    classes = set(map(type, values))
-    if len(classes) > 1 or not issubclass(cls := classes.pop(), Tensor):
-        return False
-    if cls is not Tensor and cls.__module__ not in _PACKABLE_MODULES:
-        return False
-    with plainly():
-        return (
-            len(dtypes(values)) == 1
-            and devices(values) == {_HOST}
-            and set(map(_layout, values)) == {torch.strided}
-            and not any(any(map(is_exception, values)) for is_exception in _EXCEPTIONS)
-            and all(map(Tensor.is_contiguous, values))
-            and (any_size or max(map(_nbytes, values)) <= MAX_PACKED_BYTES)
-        )
-
-
-def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor]) -> _PackedColumn:
-    tensor_shapes = shapes(tensors)
-    cls = type(tensors[0])
-    attributes = None if cls is Tensor else [vars(tensor) for tensor in tensors]
-    if shape_behind_first(tensor_shapes) is not None:
-        return _PackedColumn(name, samples, [shape[0] for shape in tensor_shapes], None, cls, attributes)
-    return _PackedColumn(name, samples, [shape.numel() for shape in tensor_shapes], tensor_shapes, cls, attributes)
-
-
-def _flat(column: _PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:
-    with plainly():
-        inner = () if column.shapes is not None else tensors[0].shape[1:]
-        out = allocate((sum(column.lengths), *inner), tensors[0].dtype)
-        parts = tuple(tensors) if column.shapes is None else tuple(tensor.flatten() for tensor in tensors)
-        return torch.cat(parts) if out is None else torch.cat(parts, out=out)
-
-
-def _are_dicts(value: Any) -> bool:
-    return type(value) in (list, tuple) and set(map(type, value)) == {dict}
-
-
-_HOST = torch.device("cpu")
-_HOST_VALUES = frozenset({int, float, bool, str, bytes, type(None)})
-_PACKABLE_MODULES = frozenset(
-    {f"torchvision.tv_tensors.{name}" for name in ("_bounding_boxes", "_mask", "_keypoints", "_image")}
-)

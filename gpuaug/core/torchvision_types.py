@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import PackedTargets
+from gpuaug.core.packed_targets import PackedTargets
 
 _MIXES = ("CutMix", "MixUp")
 """Transforms for batches. Torchvision documents that they draw once for all samples."""
@@ -253,11 +253,12 @@ def _draws(cls: type) -> bool:
 def type_name(value: Any) -> str:
     """Name of torchvision's tensor class of ``value``, such as ``"Mask"``; an empty string for all other values."""
     cls: Any = type(value)
-    return "" if cls is Tensor else _type_name(cls)
+    return "" if cls is Tensor else type_name_of(cls)
 
 
 @functools.cache
-def _type_name(cls: Any) -> str:
+def type_name_of(cls: Any) -> str:
+    """Name of torchvision's tensor class that ``cls`` is or extends; an empty string for all other classes."""
     return next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
 
 
@@ -275,6 +276,6 @@ def holds_targets(value: Any) -> bool:
     if isinstance(value, Tensor):
         return type_name(value) in TARGET_TYPES
     if isinstance(value, PackedTargets):
-        return any(_type_name(cls) in TARGET_TYPES for cls in value.types) or holds_targets(value.others)
+        return any(type_name_of(cls) in TARGET_TYPES for cls in value.types) or holds_targets(value.others)
     names = batches.member_names(value) if batches.is_container(value) else ()
     return any(holds_targets(batches.member(value, name)) for name in names)

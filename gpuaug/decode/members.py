@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.columns import PackedTargets
+from gpuaug.core.packed_targets import PackedTargets
 
 
 def map_instances(function: Callable[[Any], Any], type_: type, batch: Batch) -> Batch:

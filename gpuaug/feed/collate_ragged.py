@@ -11,8 +11,7 @@ from torch import Tensor
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, flag, one_of
-from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE
-from gpuaug.core.ragged import Ragged, Shapes
+from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, Ragged, Shapes
 from gpuaug.feed.collate_members import MemberCollate, allocated, where
 from gpuaug.feed.image_input import Channels, as_stored, frames_of, is_clip, is_image, prepared, refuse, sizes_of, unpacked
 

@@ -9,8 +9,8 @@ from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_collate_fn_map
 
 from gpuaug.core.batch import Batch
-from gpuaug.core.columns import pack_targets
 from gpuaug.core.errors import ArgumentTypeError
+from gpuaug.core.packed_targets import pack_targets
 from gpuaug.feed.collate_members import allocated, allocating_with
 from gpuaug.feed.ring_memory import Described, Memory, Writer, can_be_placed
 

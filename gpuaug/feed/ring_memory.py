@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.columns import are_packable, pack_targets
+from gpuaug.core.packed_targets import are_packable, pack_targets
 
 ALIGN = 512
 """Alignment of a tensor in bytes, equal to that of torch's CUDA allocator."""

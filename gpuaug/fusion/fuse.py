@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, one_of, whole_number
+from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import next_seed
 from gpuaug.core.settings import autocasts, without_autocast
@@ -115,6 +116,8 @@ class Fused(nn.Module):
 
     follows_types = True
     """A stage also hands over the members of a batch that hold torchvision's tensors."""
+    takes_packed = True
+    """A stage hands over target dicts as ``PackedTargets``."""
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
@@ -267,6 +270,7 @@ class Fused(nn.Module):
     def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
         alone = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if alone and draws is None else None
+        inputs = inputs if alone or self.options.views == 1 else tuple(map(unpack_targets, inputs))
         if key is not None and (found := self._programs.get(inputs[0].dtype)) is not None:
             cached = found.cached.get(key)
             if cached is not None:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 
 from gpuaug.core.errors import ArgumentError, flag, one_of, shown, whole_number
-from gpuaug.core.limits import MOST_ELEMENTS
+from gpuaug.core.ragged import MOST_ELEMENTS
 from gpuaug.fusion.policies.picking import Pick
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]

@@ -26,7 +26,9 @@ class Launched:
     """A batch whose work has been queued on the device, or the error that is raised instead of it."""
 
     batch: Batch = None
+    """The batch, which holds ``PackedTargets`` for target dicts if ``packed`` is true."""
     ready: Event | None = None
+    packed: bool = False
     resident: Sequence[torch.Tensor] = ()
     source: Lane | None = None
     """Stream on which the wrapped loader wrote objects with hidden tensors on the device."""

@@ -9,6 +9,7 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed
@@ -57,7 +58,7 @@ class Inspection:
 
     def copy(self, host_batch: Batch) -> Batch:
         """Copy a batch to the device, on the current lane."""
-        return self._shared.device_setup.copier.copy(host_batch).batch
+        return unpack_targets(self._shared.device_setup.copier.copy(host_batch).batch)
 
     @contextmanager
     def watched_by(self, hooks: Hooks) -> Iterator[None]:

@@ -14,6 +14,7 @@ import torch
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import IteratorEndedError, add_note
+from gpuaug.core.packed_targets import has_pending_targets, settle_targets, unpack_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
@@ -117,7 +118,10 @@ class PipelinedIterator:
 
     def pop(self, consumer: Lane) -> Batch:
         """Return the next batch, for which ``consumer`` waits on the device, or raise the error that occurred in its place."""
-        launched = self.waiting.popleft()
+        launched = self.waiting[0]
+        batch_index = self._handed_over.batch
+        batch = self._unpacked(launched, batch_index) if launched.packed else launched.batch
+        self.waiting.popleft()
         if launched.error is not None:
             self._ended = True
             try:
@@ -127,7 +131,6 @@ class PipelinedIterator:
         assert launched.ready is not None
         stats = self._shared.stats
         hooks = self._shared.hooks
-        batch_index = self._handed_over.batch
         with hooks.span("gpuaug/wait", batch_index, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
@@ -139,7 +142,21 @@ class PipelinedIterator:
         self._reach(Snapshot(self._handed_over.epoch, batch_index + 1, False, self._handed_over.chosen, launched.state))
         self.feed_iterator.refill()
         hooks.handed_over(batch_index, consumer)
-        return launched.batch
+        return batch
+
+    def _unpacked(self, launched: Launched, batch_index: int) -> Batch:
+        """Return the batch with target dicts. Waits for the device if a stage has removed entries from the dicts."""
+        assert launched.ready is not None
+        batch = launched.batch
+        if has_pending_targets(batch):
+            batch = self._settled(batch, launched.ready, batch_index)
+        return unpack_targets(batch)
+
+    def _settled(self, batch: Batch, event: Event, batch_index: int) -> Batch:
+        """Return the batch without pending rows, for which the host waits until the device has passed ``event``."""
+        with self._shared.hooks.span("gpuaug/wait for boxes", batch_index, waits=True):
+            event.synchronize()
+        return settle_targets(batch)
 
     def end(self) -> None:
         """Record that all batches have been handed over and the epoch has ended."""
@@ -338,6 +355,8 @@ class PipelinedIterator:
             branches = Branches(ready, side_by_side=self._side_by_side and not self._first)
             for bound in self._bound:
                 part = f"stage {bound.name!r}"
+                if copied.packed and has_pending_targets(batch):
+                    batch = self._settled(batch, lane.record_event(), batch_index)
                 values = bound.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))
                 ready = branches.wait(bound, batch, values)
@@ -356,7 +375,7 @@ class PipelinedIterator:
             self._first = False
             stats.copied_bytes += copied.num_bytes
             end = ready
-            self.waiting.append(Launched(batch, ready, copied.resident, source, state=pulled.state))
+            self.waiting.append(Launched(batch, ready, copied.packed, copied.resident, source, state=pulled.state))
         except Exception as error:
             self._add_note(error, f"in {part}", batch_index)
             self._fail(error)

@@ -4,11 +4,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
+from gpuaug.core.packed_targets import is_packed, unpack_targets
 from gpuaug.core.ragged import Shapes, Windows
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
@@ -177,8 +179,8 @@ class BoundStage(ABC):
         return None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        """Values of the members of ``batch`` that the stage reads."""
-        return self._selection.read(batch)
+        """Values of the members of ``batch`` that the stage reads. The batch may hold ``PackedTargets`` for target dicts."""
+        return tuple(map(unpack_targets, self._selection.read(batch)))
 
     def write(self, batch: Batch, result: Any) -> Batch:
         """Copy of ``batch`` with ``result`` in the members that ``into`` names."""
@@ -267,22 +269,27 @@ class _BoundTransform(BoundStage):
     def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
-        draws_by_itself = getattr(stage.transform, "draws_by_itself", False)
+        draws_by_itself = _attribute(stage.transform, "draws_by_itself")
         self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
         # With ``into`` the images stay in the batch, and its targets still belong to them.
         self._follows_types = getattr(stage.transform, "follows_types", False) and stage.selection.into is ...
+        self._takes_packed = _attribute(stage.transform, "takes_packed")
         self._typed: list[Any] = []
         """Names of members that the stage reads because they contain torchvision's tensors."""
         self._is_first = True
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
+        if self._is_first:
+            unpacked = unpack_targets(batch)
+            hints.check_first(self._transform, unpacked, self._values(unpacked), self._selection, self.others)
+            self._is_first = False
+        values = self._values(batch)
+        return tuple(value if self._takes_packed and is_packed(value) else unpack_targets(value) for value in values)
+
+    def _values(self, batch: Batch) -> tuple[Any, ...]:
         values = self._selection.read(batch)
         self._typed = self._members_by_type(batch) if self._follows_types else []
-        values = (*values, *(batches.member(batch, name) for name in self._typed))
-        if self._is_first:
-            hints.check_first(self._transform, batch, values, self._selection, self.others)
-            self._is_first = False
-        return values
+        return (*values, *(batches.member(batch, name) for name in self._typed))
 
     def _members_by_type(self, batch: Batch) -> list[Any]:
         if self._selection.on is None or not batches.is_container(batch):
@@ -330,6 +337,11 @@ class _BoundTransform(BoundStage):
             except Exception as error:
                 hints.explain(error, values)
                 raise
+
+
+def _attribute(transform: Any, name: str) -> bool:
+    """Return an attribute of a transform, or of the function that a ``functools.partial`` wraps; ``False`` without it."""
+    return bool(getattr(transform.func if isinstance(transform, partial) else transform, name, False))
 
 
 def as_stages(stages: Any) -> list[Stage]:

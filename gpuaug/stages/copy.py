@@ -14,8 +14,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
-from gpuaug.core.columns import TargetsLayout, pack_targets, unpack_targets
 from gpuaug.core.errors import ArgumentTypeError, DeviceError, GpuAugWarning
+from gpuaug.core.packed_targets import TargetsLayout, pack_targets, unpack_targets
 from gpuaug.core.ragged import Shapes
 
 SMALL_BYTES = 32 * 1024
@@ -41,6 +41,8 @@ class Copied:
     """A batch on the device."""
 
     batch: Batch
+    """The batch. Lists of target dicts are ``PackedTargets`` if ``packed`` is true."""
+    packed: bool = False
     num_bytes: int = 0
     resident: list[torch.Tensor] = field(default_factory=list)
     """Tensors that were on the device already. Their memory was allocated on another stream."""
@@ -87,19 +89,14 @@ class Copier:
         # values when they are read, and a later object may get the id of one that was freed.
         moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
 
-        packed = False
-
         def move(leaf: Any) -> Any:
-            nonlocal packed
-            packed |= type(leaf) is TargetsLayout
+            copied.packed |= type(leaf) is TargetsLayout
             leaf_and_copy = moved.get(id(leaf))
             if leaf_and_copy is None:
                 leaf_and_copy = moved[id(leaf)] = leaf, self._move(leaf, copied)
             return leaf_and_copy[1]
 
         copied.batch = batches.map_leaves(move, batch)
-        if packed:
-            copied.batch = unpack_targets(copied.batch)
         return copied
 
     def _move(self, leaf: Any, copied: Copied) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
+from gpuaug.core.packed_targets import settle_targets, unpack_targets
 from gpuaug.core.rng import Calls, Position
 from gpuaug.core.streams import Event
 from gpuaug.loader.inspection import Inspection, restored_at_end
@@ -107,6 +108,7 @@ class _WatchedStage(BoundStage):
 def _on_host(batch: Batch, loader: StreamedLoader) -> Batch:
     """Copy a batch to the host. Always a copy, since a transform may write to its input."""
     synchronize(loader.device)  # the batch may have been written on any lane
+    batch = unpack_targets(settle_targets(batch))
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):

@@ -14,8 +14,9 @@ from support.targets.target_records import RECORDS
 from torchvision import tv_tensors
 
 from gpuaug.core import batch as batches
-from gpuaug.core import columns
-from gpuaug.core.columns import PackedTargets, lying_together, pack_targets, unpack_targets
+from gpuaug.core import packed_targets
+from gpuaug.core.columns import lying_together
+from gpuaug.core.packed_targets import PackedTargets, pack_targets, unpack_targets
 from gpuaug.core.torchvision_types import holds_targets
 
 
@@ -33,7 +34,7 @@ def packed(batch, **options):
 
 @pytest.fixture
 def _any_number_is_packed(monkeypatch):
-    monkeypatch.setattr(columns, "MIN_PACKED_TENSORS", 1)
+    monkeypatch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
 
 
 @pytest.mark.usefixtures("_any_number_is_packed")

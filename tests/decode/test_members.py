@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuaug.core.columns import pack_targets
+from gpuaug.core.packed_targets import pack_targets
 from gpuaug.decode.members import map_instances, with_samples_from
 
 Pair = namedtuple("Pair", "images, labels")

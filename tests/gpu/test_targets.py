@@ -192,6 +192,36 @@ def test_streamed_target_dicts_equal_the_cpu(workers):
         assert [record["masks"].shape for record in kept] == [record["masks"].shape for record in others]
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_stage_that_drops_boxes_waits_for_the_device(depth):
+    pipeline = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((30, 30)), v2.SanitizeBoundingBoxes()])
+    augment = gpuaug.TransformStage(gpuaug.fuse(pipeline), name="augment")
+    drop = gpuaug.TransformStage(gpuaug.sanitize, on=1)
+
+    def late(images):
+        torch.cuda._sleep(10**8)
+        return images
+
+    def streamed(stages, depth):
+        loader = DataLoader(Annotated(), 8, collate_fn=collated, num_workers=2)
+        with gpuaug.StreamedLoader(loader, stages, device="cuda", seed=3, depth=depth) as batches:
+            for images, records in batches:
+                yield images, records
+                torch.full((10**6,), 7.0, device="cuda")
+
+    kept = 0
+    wanted = streamed([augment], 0)
+    for (_, records), (_, others) in zip(streamed([late, augment, drop], depth), wanted, strict=True):
+        assert type(records) is tuple
+        for record, other in zip(records, gpuaug.sanitize(others), strict=True):
+            assert list(record) == list(other)
+            assert type(record["boxes"]) is tv_tensors.BoundingBoxes
+            for key in ("boxes", "labels", "masks", "valid"):
+                assert_values(record[key], other[key])
+            kept += len(record["labels"])
+    assert 0 < kept < sum(index % 4 for index in range(24))
+
+
 def test_nan_boxes_equal_the_cpu():
     boxes = torch.tensor([[torch.nan, 5, 9, 9], [5, 5, torch.inf, 9], [5, 5, 9, torch.nan], [9, 5, 5, 9], [5, 5, 20, 20]])
     augment, images = gpuaug.fuse(PIPELINES["rotation"](1.0)), photographs(2)

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torchvision import tv_tensors
 
 from gpuaug import ArgumentTypeError, DeviceError, StreamedLoader
+from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.stages import copy
 from gpuaug.stages.copy import Copier
 
@@ -74,7 +75,7 @@ def test_copier_moves_target_dicts_by_key(monkeypatch):
     monkeypatch.setattr(copier, "_move", lambda leaf, _: moved.append(leaf) or leaf)
     kept = ("boxes", "masks", "labels", "image_id")
     targets = tuple({key: record.get(key) for key in kept} for record in target_dicts(0, 9) if "labels" in record)
-    got = copier.copy((torch.zeros(5), targets)).batch
+    got = unpack_targets(copier.copy((torch.zeros(5), targets)).batch)
     assert_same(got[1], targets)
     assert [type(got[1]), *map(type, got[1])] == [tuple, *[dict] * 8]
     shapes = [tuple(leaf.shape) for leaf in moved if isinstance(leaf, torch.Tensor)]

@@ -39,7 +39,9 @@ gpuaug, antialiased         the same with antialias=True (seed, cls, ssl), like 
 gpuaug, from torchvision    gpuaug.fuse of torchvision's pipeline; boxes in target dicts, collated by gpuaug.collate_ragged, and
                             gpuaug.sanitize drops those that are gone, for which the host waits
 gpuaug, padded boxes        the same with boxes (B, n, 4), which "valid" says of whether they are gone (cases with boxes)
-gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory
+gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy from page-locked memory; with boxes, target dicts
+                            from the host and images on the device through a StreamedLoader, whose stages augment them and
+                            drop the boxes that are gone
 
 Kornia, and with it the rows from Kornia, has all transforms of hflip only; DALI those of all presets but ssd.
 

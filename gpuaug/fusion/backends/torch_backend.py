@@ -5,8 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gpuaug.core.limits import MOST_WARPED
-from gpuaug.core.ragged import Ragged
+from gpuaug.core.ragged import MOST_WARPED, Ragged
 from gpuaug.fusion.backends.antialias import antialiased
 from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, image_of, reader, viewed
 from gpuaug.fusion.ops.base import RowOp

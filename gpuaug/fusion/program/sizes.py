@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.core.limits import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
+from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, MOST_WARPED
 from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, ChannelOp, Op, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip

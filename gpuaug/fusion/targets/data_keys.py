@@ -12,6 +12,7 @@ from torch import Tensor
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.ragged import Ragged
+from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import PIXELS
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
@@ -100,4 +101,18 @@ def check(key: str, value: Any) -> None:
         raise ArgumentError(
             "images must not require gradients, got images that do: fused augmentations are not differentiable. "
             "Pass images.detach(), or use Kornia itself."
+        )
+
+
+def check_canvas(name: str, value: Tensor, size: Size) -> None:
+    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of the images.
+
+    Raises:
+        ArgumentError: If ``canvas_size`` of ``value`` is not (height, width) of ``size``.
+    """
+    canvas = getattr(value, "canvas_size", None)
+    if canvas is not None and tuple(canvas) != (size.height, size.width):
+        raise ArgumentError(
+            f"canvas_size of {name} must be the size of the image, {(size.height, size.width)}, got {tuple(canvas)}. Resize "
+            "boxes with their image: pass both to the transform that resizes in the dataset."
         )

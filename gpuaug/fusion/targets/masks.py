@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpuaug.core.columns import are_plain, are_tensors, devices, dtypes, joined, plainly, shapes, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
+from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskPlaces
 from gpuaug.fusion.ops.base import Array, Size
@@ -97,6 +98,15 @@ class MaskList:
             return stacks
         shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(stacks, self._masks, strict=True))
         return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._masks, strict=True)]
+
+    def packed(self, ending: Ending = AS_THEY_CAME) -> tuple[PackedColumn, Tensor]:
+        """Return ``results`` as a packed column."""
+        values = self._values[:, 0]
+        values = values if ending.masks is None else values.to(ending.masks)
+        mask = self._masks[0]
+        is_typed = type(mask) is not Tensor and not ending.is_pure
+        attributes = shared_attributes(list(map(vars, self._masks))) if is_typed else [{}]
+        return PackedColumn("masks", self.samples, self.counts, None, type(mask) if is_typed else Tensor, attributes), values
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:

@@ -19,7 +19,8 @@ from gpuaug.core.columns import (
     split,
 )
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
-from gpuaug.core.torchvision_types import type_name
+from gpuaug.core.packed_targets import PackedColumn, PackedTargets, PendingRows
+from gpuaug.core.torchvision_types import type_name, type_name_of
 from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.targets.masks import like, to_device
 
@@ -60,8 +61,10 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
             common name appears to hold one entry per box.
 
     Cost:
-        One synchronization of the host with the device per batch. A few launches per key; one per tensor of masks, unless the
-        masks of the batch are contiguous in memory, as the masks that ``fuse`` returns are.
+        One synchronization per batch, with everything that is queued on the current stream. In a stage of a loader,
+        ``TransformStage(sanitize, on=…)``, the host waits only for the stages of the batch, as it is handed over. A few
+        launches per key; one per tensor of masks, unless the masks of the batch are contiguous in memory, as the masks that
+        ``fuse`` returns are.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
@@ -73,6 +76,11 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in names):
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     keys = {"valid", *names}  # with valid, so that it has as many entries as the boxes
+    if isinstance(targets, PackedTargets):
+        packed = _sanitize_packed(targets, keys, check=per_box is None)
+        if packed is not None:
+            return packed  # type: ignore[return-value]  # for a stage, which alone passes PackedTargets
+        targets = targets.unpacked()
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, keys)
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
@@ -171,6 +179,53 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
     of_keys = {name: column for name, column in columns(records).items() if name in keys}
     _take(records, of_keys, _tensor_columns(of_keys), _Kept(TensorColumn(valid.unbind())))
     return [batches.replace(targets, record) for record in records]
+
+
+vars(sanitize).update(takes_packed=True, draws_by_itself=True)  # for TransformStage: the function draws no random numbers
+
+
+def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> PackedTargets | None:
+    """Remove the rows of packed target dicts, without waiting for the device.
+
+    Args:
+        targets: Target dicts of a stage.
+        keys: Keys that hold one entry per box.
+        check: Whether to raise an error for an unknown key that appears to hold one entry per box.
+
+    Returns:
+        The packed targets, whose rows are pending; ``None`` if the host has to know the number of rows, or an error has to be
+        raised.
+    """
+    valid = targets.column("valid")
+    if valid is None or valid.dtypes != {torch.bool} or valid.entry:
+        return None
+    samples = list(valid.packed.samples)
+    lengths = valid.packed.lengths
+    without = set(range(len(targets.layout.records))) - set(samples)
+    if any(not _has_no_boxes(targets.layout.records[sample]) for sample in without):
+        return None
+    counts = dict(zip(samples, lengths, strict=True))
+    others = zip(targets.layout.others, targets.others, strict=True)
+    if any(isinstance(value, _SEQUENCES) and _length(value) == counts.get(sample) for (sample, _), value in others):
+        return None
+    rows: dict[Any, tuple[PackedColumn, Tensor]] = {}
+    for column, flat in zip(targets.layout.packed, targets.flat, strict=True):
+        if column.shapes is not None or column.lengths != lengths or list(column.samples) != samples:
+            of_tensors = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
+            if all(counts.get(sample, length) == length for sample, length in zip(column.samples, of_tensors, strict=True)):
+                return None
+            continue
+        kind = type_name_of(column.tensor_type)
+        if column.name in keys or kind == "BoundingBoxes" or (kind == "KeyPoints" and flat.ndim > 2):
+            rows[column.name] = column, flat
+        elif check:
+            _check_whole(column.name, set(lengths))
+    flags = valid.joined
+    index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)  # -1 behind the rows that are kept
+    taken = {name: (column, flat.index_select(0, index)) for name, (column, flat) in rows.items()}
+    kept = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=flags.is_cuda)
+    kept.copy_(flags, non_blocking=True)
+    return targets.with_columns(taken, PendingRows(frozenset(taken), kept))
 
 
 _SEQUENCES = (Tensor, np.ndarray, list, tuple)

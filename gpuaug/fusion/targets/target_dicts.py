@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import Column, TensorColumn, are_plain, are_tensors, columns, joined, plainly, split
+from gpuaug.core.columns import Column, TensorColumn, columns, joined, plainly, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
+from gpuaug.core.packed_targets import FlatColumn, PackedColumn, PackedTargets
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import Form, Way, floating
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.targets.data_keys import check_canvas
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, sides_of, to_device
 
 TARGET_DICT_FORMS: dict[str, Form] = {
@@ -33,29 +35,32 @@ _NO_LISTS = (str, Mapping, Tensor)
 class _Annotations(NamedTuple):
     """Boxes or keypoints of a batch, in the order of the samples that have them."""
 
-    samples: list[int]
+    samples: Sequence[int]
     keys: Sequence[str]
-    values: Sequence[Any]
     tensors: TensorColumn
-    """Column of the values. Its attributes can be read only if all values are tensors."""
+    """Column of the values. Only its ``types`` can be read unless all values are tensors."""
 
     def items(self) -> "zip[tuple[int, str, Any]]":
         """Return an iterator of (sample index, key, value)."""
-        return zip(self.samples, self.keys, self.values, strict=True)
+        return zip(self.samples, self.keys, self.tensors.tensors, strict=True)
 
 
 class _Rows:
     """Boxes or keypoints as one tensor of rows, and the number of rows per sample."""
 
     def __init__(self, annotations: _Annotations) -> None:
-        self.samples, self.keys, self._values, self._tensors = annotations
-        self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in self._tensors.shapes]
+        self.samples, self.keys, self._tensors = annotations
+        column = self._tensors
+        if isinstance(column, FlatColumn):
+            self.counts = [length * column.rows_per_entry for length in column.packed.lengths]
+        else:
+            self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in column.shapes]
 
     def joined(self) -> Tensor:
         if self._tensors.entry is not None:
             return self._tensors.joined.flatten(0, -2)
         with plainly():
-            return torch.cat([value.flatten(0, -2) for value in self._values])
+            return torch.cat([value.flatten(0, -2) for value in self._tensors.tensors])
 
     def split(self, joined_rows: Tensor, frame: tuple[int, int], ending: Ending, form: str | None = None) -> Sequence[Tensor]:
         """Split rows by sample, and restore the shape, dtype and subclass of the inputs. Integer inputs become floating-point.
@@ -73,21 +78,34 @@ class _Rows:
         else:
             rows = split(joined_rows, self.counts)
             parts = [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
+        values = self._tensors.tensors
         if len(self._tensors.dtypes) > 1:
-            parts = [part.to(floating(value.dtype)) for part, value in zip(parts, self._values, strict=True)]
-        if are_plain(self._values) or (ending.is_pure and all(map(type_name, self._values))):
+            parts = [part.to(floating(value.dtype)) for part, value in zip(parts, values, strict=True)]
+        if self._tensors.types <= {Tensor} or (ending.is_pure and all(map(type_name, values))):
             return parts
         return [
-            like(part, value, canvas_size=frame, **_named_format(value, form))
-            for part, value in zip(parts, self._values, strict=True)
+            like(part, value, canvas_size=frame, **_named_format(vars(value), form))
+            for part, value in zip(parts, values, strict=True)
         ]
+
+    def packed(
+        self, rows: Tensor, frame: tuple[int, int], ending: Ending, form: str | None = None
+    ) -> tuple[PackedColumn, Tensor]:
+        """Return rows as a packed column, in the shape and class of the packed inputs. Arguments: as of ``split``."""
+        column = self._tensors
+        assert isinstance(column, FlatColumn)
+        flat = rows.view(column.joined.shape)
+        if column.packed.tensor_type is Tensor or ending.is_pure:
+            return column.packed.plain(), flat
+        attributes = [{**of_tensor, "canvas_size": frame, **_named_format(of_tensor, form)} for of_tensor in column.attributes]
+        return column.packed._replace(attributes=attributes), flat
 
 
 class TargetDicts:
     """Target dicts of a batch while the images run through the passes.
 
     Args:
-        records: One mapping per image.
+        records: One mapping per image, or these as ``PackedTargets`` for which ``stay_packed`` returns true.
         size: Size of the images.
         places: ``Ragged.places`` if images differ in size, else ``None``.
         device: Device of the images.
@@ -113,13 +131,14 @@ class TargetDicts:
     ) -> None:
         self._ending = ending
         self._frames = frames
-        _check_sequence(records, size.batch)
-        self._records: Sequence[Mapping[str, Any]] = records
+        self._packed = records if isinstance(records, PackedTargets) else None
+        self._records: Sequence[Mapping[str, Any]] = records if self._packed is None else self._packed.layout.records
+        _check_sequence(self._records, size.batch)
         self._size, self._device = size, device
         self._source = (size.height, size.width) if places is None else places
-        of_keys = columns(records)
-        boxes_column = _annotations(of_keys, "boxes", "bbox")
-        points_column = _annotations(of_keys, "keypoints")
+        of_keys = columns(records) if self._packed is None else {}
+        boxes_column = _packed_annotations(self._packed, "boxes", "bbox") or _annotations(of_keys, "boxes", "bbox")
+        points_column = _packed_annotations(self._packed, "keypoints") or _annotations(of_keys, "keypoints")
         self._form = _checked_form(boxes_column, device, boxes)
         _check_points(points_column, device)
         sides = sides_of(size)
@@ -127,7 +146,7 @@ class TargetDicts:
             _check_canvases(annotations, size, sides)
         self._boxes, self._points = _Rows(boxes_column), _Rows(points_column)
         self._valid = _checked_flags(of_keys.get("valid"), self._boxes, device)
-        masks = of_keys.get("masks")
+        masks = of_keys.get("masks") if self._packed is None else self._packed.values("masks")
         self.masks = MaskList(masks.values, list(masks.samples), size, device, sides) if masks else None
         """Masks of all samples; ``None`` if there are none."""
         self.kept: Tensor | None = None
@@ -184,30 +203,26 @@ class TargetDicts:
         Cost:
             Two launches for boxes, and two for keypoints, for any number of images.
         """
+        form = self._form if self._ending.boxes is None else TARGET_DICT_FORMS[self._ending.boxes]
+        boxes = self._transformed_boxes(matrix, out, form) if self._boxes.samples else None
+        points = None
+        if self._points.samples:
+            values = self._points.joined()
+            way = Way(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
+            points, _ = dispatch.follow(values, None, way, floating(values.dtype))
+        if self._packed is not None:
+            return self._packed_results(self._packed, boxes, points, out)
         # For a dict: a copy, which is changed. For another mapping: only the changes.
         changes: list[dict[str, Any]] = [record.copy() if type(record) is dict else {} for record in self._records]
-        if self._boxes.samples:
-            values = self._boxes.joined()
-            form = self._form if self._ending.boxes is None else TARGET_DICT_FORMS[self._ending.boxes]
-            way = Way(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
-            result, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
-            assert valid is not None
-            if self.kept is not None:
-                result = result * self.kept[:, None]
-                valid = valid & self.kept
-            if self._ending.min_size > 1 or self._ending.min_area > 1:
-                valid = valid & _is_large(result, form, out, self._ending)
+        if boxes is not None:
             rows = self._boxes
-            parts = rows.split(result, out, self._ending, self._ending.boxes), split(valid, rows.counts)
+            parts = rows.split(boxes[0], out, self._ending, self._ending.boxes), split(boxes[1], rows.counts)
             for sample, key, part, valid_part in zip(rows.samples, rows.keys, *parts, strict=True):
                 change = changes[sample]
                 change[key] = part
                 change["valid"] = valid_part
-        if self._points.samples:
-            values = self._points.joined()
-            way = Way(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
-            result, _ = dispatch.follow(values, None, way, floating(values.dtype))
-            for sample, part in zip(self._points.samples, self._points.split(result, out, self._ending), strict=True):
+        if points is not None:
+            for sample, part in zip(self._points.samples, self._points.split(points, out, self._ending), strict=True):
                 changes[sample]["keypoints"] = part
         if self.masks is not None:
             for sample, part in zip(self.masks.samples, self.masks.results(self._ending), strict=True):
@@ -223,8 +238,50 @@ class TargetDicts:
         ]
         return tuple(records) if isinstance(self._records, tuple) else records
 
+    def _transformed_boxes(self, matrix: Tensor, out: tuple[int, int], form: Form) -> tuple[Tensor, Tensor]:
+        """Return (n, 4) boxes in ``form``, and the (n,) mask of the valid ones. Arguments: as of ``results``."""
+        values = self._boxes.joined()
+        way = Way(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
+        result, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
+        assert valid is not None
+        if self.kept is not None:
+            result = result * self.kept[:, None]
+            valid = valid & self.kept
+        if self._ending.min_size > 1 or self._ending.min_area > 1:
+            valid = valid & _is_large(result, form, out, self._ending)
+        return result, valid
+
+    def _packed_results(
+        self, packed: PackedTargets, boxes: tuple[Tensor, Tensor] | None, points: Tensor | None, out: tuple[int, int]
+    ) -> PackedTargets:
+        """Return the dicts as ``PackedTargets``.
+
+        Args:
+            packed: The input.
+            boxes: Boxes and the mask of the valid ones; ``None`` without boxes.
+            points: Keypoints; ``None`` without keypoints.
+            out: Height and width of the output images.
+        """
+        changed: dict[Any, tuple[PackedColumn, Tensor]] = {}
+        if boxes is not None:
+            rows = self._boxes
+            changed[rows.keys[0]] = rows.packed(boxes[0], out, self._ending, self._ending.boxes)
+            changed["valid"] = PackedColumn("valid", rows.samples, rows.counts, None, Tensor, [{}]), boxes[1]
+        if points is not None:
+            changed["keypoints"] = self._points.packed(points, out, self._ending)
+        if self.masks is not None:
+            changed["masks"] = self.masks.packed(self._ending)
+        if self._ending.is_pure:
+            for column, flat in zip(packed.layout.packed, packed.flat, strict=True):
+                if column.tensor_type is not Tensor and column.name not in changed:
+                    changed[column.name] = column.plain(), flat
+        return packed.with_columns(changed)
+
     def _joined_valid(self) -> Tensor | None:
         """Return the (n,) mask of the valid input boxes; ``None`` if no sample has ``valid``."""
+        packed_valid = None if self._packed is None else self._packed.column("valid")
+        if packed_valid is not None:
+            return packed_valid.joined
         if not self._valid:
             return None
         if len(self._valid) == len(self._boxes.samples):
@@ -238,9 +295,9 @@ class TargetDicts:
         )
 
 
-def _named_format(boxes: Tensor, form: str | None) -> dict[str, Any]:
-    """Return the attribute ``format`` for ``form``, if ``boxes`` is a ``BoundingBoxes`` and ``form`` is not ``None``."""
-    box_format = getattr(boxes, "format", None)
+def _named_format(attributes: Mapping[str, Any], form: str | None) -> dict[str, Any]:
+    """Return the attribute ``format`` for ``form``, if a tensor has this attribute and ``form`` is not ``None``."""
+    box_format = attributes.get("format")
     return {} if form is None or box_format is None else {"format": type(box_format)[form.upper()]}
 
 
@@ -250,20 +307,6 @@ def _is_large(boxes: Tensor, form: Form, frame: tuple[int, int], ending: Ending)
     if form.share:
         widths, heights = widths * frame[1], heights * frame[0]
     return (torch.minimum(widths, heights) >= ending.min_size) & (widths * heights >= ending.min_area)
-
-
-def check_canvas(name: str, value: Tensor, size: Size) -> None:
-    """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of the images.
-
-    Raises:
-        ArgumentError: If ``canvas_size`` of ``value`` is not (height, width) of ``size``.
-    """
-    canvas = getattr(value, "canvas_size", None)
-    if canvas is not None and tuple(canvas) != (size.height, size.width):
-        raise ArgumentError(
-            f"canvas_size of {name} must be the size of the image, {(size.height, size.width)}, got {tuple(canvas)}. Resize "
-            "boxes with their image: pass both to the transform that resizes in the dataset."
-        )
 
 
 def _check_sequence(records: Any, batch: int) -> None:
@@ -289,31 +332,38 @@ def _annotations(of_keys: Mapping[str, Column], *keys: str) -> _Annotations:
     named = [(key, of_keys[key]) for key in keys if key in of_keys]
     if len(named) == 1:
         ((key, column),) = named
-        return _Annotations(list(column.samples), [key] * len(column.values), column.values, TensorColumn(column.values))
+        return _Annotations(list(column.samples), [key] * len(column.values), TensorColumn(column.values))
     # Sorted by sample alone: the sort is stable, so the keys of a sample keep their order.
     rows = sorted(
         ((sample, key, value) for key, column in named for sample, value in zip(*column, strict=True)), key=lambda row: row[0]
     )
-    values = [row[2] for row in rows]
-    return _Annotations([row[0] for row in rows], [row[1] for row in rows], values, TensorColumn(values))
+    return _Annotations([row[0] for row in rows], [row[1] for row in rows], TensorColumn([row[2] for row in rows]))
+
+
+def _packed_annotations(packed: PackedTargets | None, *keys: str) -> _Annotations | None:
+    """Return the packed values under the key of ``keys`` that there is; ``None`` without such a key."""
+    columns_of = [] if packed is None else [(key, packed.column(key)) for key in keys]
+    annotations = [_Annotations(of.packed.samples, [key] * len(of.packed.lengths), of) for key, of in columns_of if of]
+    return annotations[0] if annotations else None
 
 
 def _are_on(tensors: TensorColumn, device: torch.device) -> bool:
     """Return whether all values of a column are tensors on the device."""
-    return are_tensors(tensors.tensors) and tensors.devices <= {device}
+    return all(issubclass(cls, Tensor) for cls in tensors.types) and tensors.devices <= {device}
 
 
 def _checked_form(annotations: _Annotations, device: torch.device, default: str) -> Form:
     """Return the form of all boxes: given by their type, else by their key, else ``default``."""
-    if not annotations.values:
+    if not annotations.samples:
         return TARGET_DICT_FORMS[default]
     if _are_alike(annotations, device):  # otherwise the loop finds the sample to report
-        return TARGET_DICT_FORMS[_form_named(*next(annotations.items()), default)]
+        attributes = {} if annotations.tensors.types == {Tensor} else annotations.tensors.attributes[0]
+        return TARGET_DICT_FORMS[_form_named(annotations.samples[0], annotations.keys[0], attributes, default)]
     form: Form | None = None
     first = last = -1
     for sample, key, value in annotations.items():
         _check_tensor(sample, key, value, device)
-        named = _form_named(sample, key, value, default)
+        named = _form_named(sample, key, vars(value), default)
         shape = value.shape
         if len(shape) != 2 or shape[1] != 4:
             raise ArgumentError(
@@ -341,15 +391,16 @@ def _are_alike(annotations: _Annotations, device: torch.device) -> bool:
         return False
     if annotations.tensors.entry != (4,):
         return False
-    if are_plain(annotations.values):
+    if annotations.tensors.types == {Tensor}:
         return True
-    attributes = list(map(vars, annotations.values))
-    return all(len({of_value.get(name) for of_value in attributes}) == 1 for name in ("format", "clamping_mode"))
+    attributes = annotations.tensors.attributes
+    first = [attributes[0].get(name) for name in ("format", "clamping_mode")]
+    return all([of_value.get("format"), of_value.get("clamping_mode")] == first for of_value in attributes)
 
 
-def _form_named(sample: int, key: str, value: Any, default: str) -> str:
-    """Return the name of the form of the boxes of one sample."""
-    return (None if type(value) is Tensor else _form_of(value, sample)) or ("xywh" if key == "bbox" else default)
+def _form_named(sample: int, key: str, attributes: Mapping[str, Any], default: str) -> str:
+    """Return the name of the form of the boxes of one sample. ``attributes``: those of their tensor."""
+    return _form_of(attributes, sample) or ("xywh" if key == "bbox" else default)
 
 
 def _check_points(annotations: _Annotations, device: torch.device) -> None:
@@ -370,9 +421,11 @@ def _check_points(annotations: _Annotations, device: torch.device) -> None:
 
 
 def _check_canvases(annotations: _Annotations, size: Size, sides: Sequence[tuple[int, int]]) -> None:
-    if are_plain(annotations.values) or not are_tensors(annotations.values):
+    types = annotations.tensors.types
+    if types <= {Tensor} or not all(issubclass(cls, Tensor) for cls in types):
         return
-    canvases = [vars(value).get("canvas_size") for value in annotations.values]
+    canvases = [attributes.get("canvas_size") for attributes in annotations.tensors.attributes]
+    canvases = canvases * len(annotations.samples) if len(canvases) == 1 else canvases
     if canvases == sides:
         return
     for (sample, key, value), canvas in zip(annotations.items(), canvases, strict=True):
@@ -391,12 +444,12 @@ def _check_tensor(sample: int, key: str, value: Any, device: torch.device) -> No
         )
 
 
-def _form_of(boxes: Tensor, sample: int) -> str | None:
-    """Return the name of the form of a torchvision ``BoundingBoxes``; ``None`` for other tensors."""
-    box_format = getattr(boxes, "format", None)
+def _form_of(attributes: Mapping[str, Any], sample: int) -> str | None:
+    """Return the name of the form of a torchvision ``BoundingBoxes`` with these attributes; ``None`` for other tensors."""
+    box_format = attributes.get("format")
     if box_format is None:
         return None
-    if getattr(boxes, "clamping_mode", "soft") is None:
+    if attributes.get("clamping_mode", "soft") is None:
         raise ArgumentError(
             f"clamping_mode of boxes of sample {sample} must be 'soft' or 'hard', got None. Boxes end at the frame here: "
             "leave it out."

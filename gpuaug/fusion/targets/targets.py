@@ -10,6 +10,7 @@ from kornia.constants import DataKey, Resample
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
+from gpuaug.core.packed_targets import PackedTargets
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.backends import dispatch
@@ -25,9 +26,10 @@ from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
 from gpuaug.fusion.targets.clips import ClipInputs
-from gpuaug.fusion.targets.data_keys import BOXES, check, name_of
+from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
-from gpuaug.fusion.targets.target_dicts import TargetDicts, check_canvas
+from gpuaug.fusion.targets.packed import stay_packed
+from gpuaug.fusion.targets.target_dicts import TargetDicts
 from gpuaug.fusion.targets.typed import TypedTargets, holds_unnamed, joined_views
 
 
@@ -71,6 +73,7 @@ class Targets:
             check(key, value)
         images = inputs[self.keys.index("input")]
         self._clips = ClipInputs(form, images)
+        inputs = [self._packed_or_unpacked(index, value) for index, value in enumerate(inputs)]
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched or self._clips.is_single else images
         self.device: torch.device = images.device
@@ -114,6 +117,16 @@ class Targets:
             and extra_args.get(DataKey.MASK, {}).get("resample", Resample.NEAREST) != Resample.NEAREST
         ):
             raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
+
+    def _packed_or_unpacked(self, index: int, value: Any) -> Any:
+        """Return an input that ``TargetDicts`` takes packed, with the data key ``targets``; unpack other packed targets."""
+        if not isinstance(value, PackedTargets):
+            return value
+        key = self.keys[index]
+        if self._clips.frames or key not in ("targets", "tv_tensors") or not stay_packed(value, typed=key == "tv_tensors"):
+            return value.unpacked()
+        self.keys = [*self.keys[:index], "targets", *self.keys[index + 1 :]]
+        return value
 
     def _spread(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the inputs followed by the targets recognized in them by type. Appends the data keys of these to ``keys``."""

@@ -13,8 +13,8 @@ from support.feed.ring_inputs import NOT_PLACED, PLACED, made, target_dicts, twi
 from torch.nn.utils.rnn import PackedSequence
 
 from gpuaug import StreamedLoader
-from gpuaug.core import columns
-from gpuaug.core.columns import unpack_targets
+from gpuaug.core import packed_targets
+from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.feed import ring, ring_memory
 from gpuaug.feed.ring_collate import SlotCollate, described_or_not
 
@@ -48,7 +48,7 @@ def test_worker_without_slots_sends_target_dicts_packed():
     own = ring.Ring(1, 2, 1 << 20)
     try:
         sent = SlotCollate(lambda samples: (torch.ones(2), samples), own.memory)(target_dicts(1))
-        assert type(sent[1]) is columns.PackedTargets
+        assert type(sent[1]) is packed_targets.PackedTargets
     finally:
         own.close()
 
@@ -85,7 +85,7 @@ def test_packed_sequence_arrives_as_packed_sequence():
 
 @pytest.fixture
 def _every_list_of_dicts_is_packed(monkeypatch):
-    monkeypatch.setattr(columns, "MIN_PACKED_TENSORS", 1)
+    monkeypatch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
 
 
 @pytest.mark.usefixtures("_every_list_of_dicts_is_packed")

@@ -14,8 +14,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core import columns
-from gpuaug.core.columns import pack_targets, unpack_targets
+from gpuaug.core import columns, packed_targets
+from gpuaug.core.packed_targets import pack_targets, settle_targets, unpack_targets
 from gpuaug.fusion.targets import masks, sanitize, target_dicts, typed
 
 PIPELINES = {
@@ -42,6 +42,18 @@ def tv_tensors_boxes(boxes):
     return tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(HEIGHT, WIDTH))
 
 
+@pytest.fixture(scope="module")
+def _any_number_is_packed():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
+        yield
+
+
+def packed(given_records):
+    """The dicts as a stage gets them from the copy lane: packed, or as they are if they cannot be packed."""
+    return pack_targets([given_records], lambda shape, dtype: None)[0]
+
+
 def outcome(call):
     """What a call returns, or the text of its error."""
     try:
@@ -51,7 +63,9 @@ def outcome(call):
 
 
 def through(augment, given_records, keys):
-    images = torch.arange(len(given_records) * 3 * HEIGHT * WIDTH).view(-1, 3, HEIGHT, WIDTH) % 256
+    is_packed = type(given_records) is packed_targets.PackedTargets
+    count = len(given_records.layout.records if is_packed else given_records)
+    images = torch.arange(count * 3 * HEIGHT * WIDTH).view(-1, 3, HEIGHT, WIDTH) % 256
     options = {"data_keys": ["input", keys]}
     _, made = augment(images.to(torch.uint8), given_records, draws=augment.draw(images.shape, seed=3), **options)
     return made
@@ -79,15 +93,46 @@ def test_sanitize_by_column_equals_sanitize_one_by_one(given_records):
     assert_same(got, want)
 
 
-@settings(max_examples=25)
-@given(given_records=records(keys=["boxes", "labels", "masks"]))
-def test_packed_dicts_give_what_the_dicts_give(given_records):
-    augment = gpuaug.fuse(PIPELINES["torchvision's"])
-    sent = unpack_targets(pack_targets([given_records], lambda shape, dtype: None))[0]
-    (got, want) = (outcome(lambda each=each: through(augment, each, "targets")) for each in (sent, given_records))
-    assert_same(got, want)
-    if type(want) is list:
-        assert_same(gpuaug.sanitize(got), gpuaug.sanitize(want))
+@pytest.mark.usefixtures("_any_number_is_packed")
+@pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
+@pytest.mark.parametrize("name", PIPELINES)
+@settings(max_examples=40)
+@given(given_records=RECORDS | records(keys=["boxes", "labels", "masks"]), masks_apart=st.booleans())
+def test_packed_dicts_give_what_the_dicts_give(name, keys, given_records, masks_apart):
+    augment = gpuaug.fuse(PIPELINES[name])
+    sent = pack_targets([given_records], lambda shape, dtype: None, masks=not masks_apart)[0]
+    got, want = (outcome(lambda each=each: through(augment, each, keys)) for each in (sent, given_records))
+    assert_same(unpack_targets(got), want)
+
+
+@pytest.mark.usefixtures("_any_number_is_packed")
+@pytest.mark.parametrize("per_box", [None, ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]])
+@settings(max_examples=40)
+@given(given_records=RECORDS | records(keys=["boxes", "valid"]))
+def test_sanitize_of_packed_dicts_equals_sanitize_of_dicts(per_box, given_records):
+    got = outcome(lambda: settle_targets(gpuaug.sanitize(packed(given_records), per_box=per_box)))
+    assert_same(unpack_targets(got), outcome(lambda: gpuaug.sanitize(given_records, per_box=per_box)))
+
+
+@pytest.mark.usefixtures("_any_number_is_packed")
+@pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
+@pytest.mark.parametrize("masks", [False, True])
+def test_common_dicts_stay_packed(keys, masks):
+    given_records = [
+        {
+            "boxes": tv_tensors_boxes(torch.ones(n, 4)),
+            "labels": torch.arange(n),
+            "image_id": n,
+            "keypoints": torch.ones(n, 5, 3),
+        }
+        | ({"masks": tv_tensors.Mask(torch.ones(n, HEIGHT, WIDTH))} if masks else {})
+        for n in (2, 0, 3)
+    ]
+    for record in given_records if keys == "tv_tensors" else ():
+        del record["keypoints"]  # plain tensors, which do not follow by their type
+    made = through(gpuaug.fuse(PIPELINES["torchvision's"]), packed(given_records), keys)
+    assert type(made) is packed_targets.PackedTargets
+    assert type(gpuaug.sanitize(made)) is packed_targets.PackedTargets
 
 
 @given(st.permutations(range(4)), st.sampled_from(DTYPES))

@@ -1,0 +1,44 @@
+"""Target dicts that stay packed, one tensor per key, from the copy lane to the training loop."""
+
+import torch
+
+from gpuaug.core.packed_targets import PackedTargets
+from gpuaug.core.torchvision_types import TARGET_TYPES, holds_targets, type_name_of
+
+_FOLLOWING = frozenset({"boxes", "bbox", "keypoints", "masks", "valid"})
+"""Keys of target dicts whose values follow the images."""
+
+
+def stay_packed(packed: PackedTargets, *, typed: bool) -> bool:
+    """Return whether ``TargetDicts`` takes packed targets without unpacking them.
+
+    All tensors that follow the images must be packed, under the keys of target dicts: boxes under one key, masks (n, H, W).
+
+    Args:
+        packed: Target dicts.
+        typed: Whether tensors follow the images by their class, not by their key.
+    """
+    columns_of = {column.name: (column, flat) for column, flat in zip(packed.layout.packed, packed.flat, strict=True)}
+    names = set(columns_of)
+    if (set().union(*packed.layout.records) & _FOLLOWING) - names or {"boxes", "bbox"} <= names or holds_targets(packed.others):
+        return False
+    for name, (column, flat) in columns_of.items():
+        key = TARGET_TYPES.get(type_name_of(column.tensor_type))
+        if name not in _FOLLOWING:
+            if key is not None:
+                return False
+            continue
+        if typed and name != "valid" and key != ("boxes" if name == "bbox" else name):
+            return False
+        if name == "masks":
+            if {len(shape) for shape in column.shapes or [flat.shape]} != {3}:
+                return False
+        elif column.shapes is not None:
+            return False
+    if "valid" not in names:
+        return True
+    valid, flags = columns_of["valid"]
+    boxes, _ = columns_of.get("boxes") or columns_of.get("bbox") or (None, None)
+    if boxes is None or flags.dtype != torch.bool or flags.ndim != 1:
+        return False
+    return list(boxes.samples) == list(valid.samples) and boxes.lengths == valid.lengths

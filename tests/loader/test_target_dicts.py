@@ -1,0 +1,99 @@
+"""Target dicts between the stages of a loader: packed where stages take them so, and dicts for everyone else."""
+
+import functools
+
+import pytest
+import torch
+from support.feed.ring_equality import assert_same
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug.core.packed_targets import PackedTargets, pack_targets
+
+HEIGHT, WIDTH = 24, 32
+AUGMENT = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((12, 16)), v2.SanitizeBoundingBoxes()])
+ON = {0: "input", 1: "targets"}
+
+
+def batch_of(number, typed):
+    draw = torch.Generator().manual_seed(number)
+    records = []
+    for sample in range(6):
+        corners = torch.rand(sample % 4, 2, generator=draw) * 20
+        boxes = torch.cat((corners, corners + 5), 1)
+        if typed:
+            boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(HEIGHT, WIDTH))
+        records.append({"boxes": boxes, "labels": torch.arange(len(boxes)), "image_id": sample})
+    return torch.zeros(6, 3, HEIGHT, WIDTH, dtype=torch.uint8), records
+
+
+def batches(packed, typed):
+    made = [batch_of(number, typed) for number in range(4)]
+    return [pack_targets(batch, lambda shape, dtype: None) for batch in made] if packed else made
+
+
+def streamed(stages, *, packed=True, typed=True, depth=2):
+    with gpuaug.StreamedLoader(batches(packed, typed), stages, device="cpu", seed=3, depth=depth) as loader:
+        return list(loader)
+
+
+def augment(typed):
+    return gpuaug.TransformStage(gpuaug.fuse(AUGMENT), **({} if typed else {"on": ON}), name="augment")
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_stage_that_drops_boxes_gives_what_sanitize_gives_in_the_loop(typed, depth):
+    stages = [augment(typed), gpuaug.TransformStage(gpuaug.sanitize, on=1)]
+    want = [[images, gpuaug.sanitize(records)] for images, records in streamed([augment(typed)], packed=False, typed=typed)]
+    assert sum(len(record["labels"]) for _, records in want for record in records) < 4 * 7
+    for packed in (True, False):
+        got = streamed(stages, packed=packed, typed=typed, depth=depth)
+        assert_same([list(batch) for batch in got], want)
+
+
+class Seen:
+    """A transform that remembers the types of what it got."""
+
+    def __init__(self):
+        self.types = []
+
+    def __call__(self, value):
+        self.types.append((type(value), {type(record) for record in value} if type(value) is list else ()))
+        return value
+
+
+@pytest.mark.parametrize("dropping", [gpuaug.sanitize, functools.partial(gpuaug.sanitize, per_box=["boxes", "labels"])])
+def test_dicts_are_unpacked_for_stages_that_read_them(monkeypatch, dropping):
+    unpacked = []
+    once = PackedTargets.unpacked
+    monkeypatch.setattr(PackedTargets, "unpacked", lambda targets: unpacked.append(targets) or once(targets))
+    images, before, after, whole = Seen(), Seen(), Seen(), Seen()
+    of_boxes = gpuaug.TransformStage(dropping, on=1, name="drop")
+    stages = [gpuaug.TransformStage(images, on=0), augment(True), of_boxes]
+    streamed(stages)
+    checks_of_first_batch = 1 + len(stages)
+    assert len(unpacked) == 4 + checks_of_first_batch
+    assert images.types == [(torch.Tensor, ())] * 4
+    stages = [gpuaug.TransformStage(before, on=1), augment(True), of_boxes, gpuaug.TransformStage(after, on=1)]
+    made = streamed([*stages, gpuaug.TransformStage(whole, on=None)])
+    assert before.types == after.types == [(list, {dict})] * 4
+    assert whole.types == [(tuple, ())] * 4
+    want = [[images, gpuaug.sanitize(records)] for images, records in streamed([augment(True)])]
+    assert_same([list(batch) for batch in made], want)
+
+
+def test_host_waits_for_the_device_before_it_reads_the_number_of_boxes(monkeypatch):
+    order = []
+    counts = gpuaug.core.packed_targets.PendingRows.counts
+    monkeypatch.setattr(
+        gpuaug.core.packed_targets.PendingRows, "counts", lambda rows, of: order.append("read") or counts(rows, of)
+    )
+    passed = type(gpuaug.core.streams._PASSED_EVENT)
+    monkeypatch.setattr(passed, "synchronize", lambda _: order.append("wait"))
+    streamed([augment(True), gpuaug.TransformStage(gpuaug.sanitize, on=1)])
+    reads = [at for at, what in enumerate(order) if what == "read"]
+    first_reads = [at for at in reads if order[at - 1] != "read"]
+    assert len(first_reads) == 4
+    assert all(order[at - 1] == "wait" for at in first_reads)
