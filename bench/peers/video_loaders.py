@@ -107,7 +107,8 @@ def dali_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
             dtype=types.UINT8,
             name="videos",
         )
-        return fn.resize(clips, size=(case.size, case.size), antialias=False, dtype=types.FLOAT16)
+        resized = fn.resize(clips, size=(case.size, case.size), antialias=False, dtype=types.FLOAT)  # no FLOAT16 from uint8
+        return fn.cast(resized, dtype=types.FLOAT16)
 
     made = pipeline()
     made.build()

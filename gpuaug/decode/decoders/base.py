@@ -20,7 +20,7 @@ for the card to free memory. With two batches, 9 of 16 cores were idle on a mix 
 """
 
 
-MOST_SESSIONS = 8
+MOST_SESSIONS = 12
 """Maximum number of NVDEC sessions that decode at the same time, one per thread. An H100 has seven engines."""
 
 
