@@ -15,7 +15,7 @@ from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.core.torchvision_types import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import size_given
+from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_form
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
@@ -202,7 +202,7 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        size = size_given(shape, self.clips)
+        size = size_of_shape(shape, self.clips)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
         return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
@@ -346,7 +346,7 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``dtype`` not a type of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = size_given(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else known
+        size = size_of_shape(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else known
         dtype = self._seen[0][2] if dtype is None and self._seen else dtype
         program = self._program_given(dtype)
         made = explain.explanation(
