@@ -343,19 +343,19 @@ def _as_in_a_capture() -> Iterator[None]:
 @contextmanager
 def _host_waits() -> Iterator[list[str]]:
     """Collect the warnings of PyTorch's sync debug mode in the block. Other warnings are passed on."""
-    found: list[str] = []
+    locations: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             if mode == 0:  # a user who set one of the other modes wants what it does
                 torch.cuda.set_sync_debug_mode("warn")
-            yield found
+            yield locations
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
-            found.append(f"{warning.filename}:{warning.lineno}")
+            locations.append(f"{warning.filename}:{warning.lineno}")
         elif "Synchronization debug mode is a prototype" not in str(warning.message):  # said once of the mode itself
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 

@@ -16,7 +16,7 @@ from gpuaug.decode.clips.video_file import VIDEOS, Index, VideoError
 from gpuaug.feed.collate_members import allocated, where
 
 PADDING = 64
-"""Number of zero bytes after each packet: decoders read whole words, beyond the end of the packet."""
+"""Number of zero bytes after each packet, because decoders may read beyond its end."""
 
 MOST_BYTES = 2**30
 """Maximum size of a clip in bytes."""
@@ -44,63 +44,66 @@ def packed(clips: Sequence[Any], path: str) -> EncodedClips:
         ArgumentError: If clips differ in their number of frames.
         DeviceError: If PyAV is not installed.
     """
-    for number, clip in enumerate(clips):
+    for sample, clip in enumerate(clips):
         if type(clip) is not Clip:
             raise ArgumentTypeError(
-                f"Clips must be gpuaug.read_clip(…) in all samples, got {type(clip).__name__} in {where(number, path)}. "
+                f"Clips must be gpuaug.read_clip(…) in all samples, got {type(clip).__name__} in {where(sample, path)}. "
                 "Return a clip in every sample of the dataset."
             )
         if clip.frames != clips[0].frames:
             raise ArgumentError(
                 f"Clips of a batch must have as many frames as the first, {clips[0].frames}, got {clip.frames} in "
-                f"{where(number, path)}. Pass the same number of frames to gpuaug.read_clip."
+                f"{where(sample, path)}. Pass the same number of frames to gpuaug.read_clip."
             )
     problems: dict[int, str] = {}
     read_clips: list[_ClipPackets | None] = []
-    for number, clip in enumerate(clips):
+    for sample, clip in enumerate(clips):
         try:
             read_clips.append(_read_packets(clip))
         except (VideoError, nal.DamagedPacketError) as error:
             read_clips.append(None)
-            problems[number] = str(error)
+            problems[sample] = str(error)
     sizes = [0 if clip_packets is None else _size(clip_packets) for clip_packets in read_clips]
     starts = [0, *accumulate(sizes)]
     data = allocated((starts[-1] + PADDING,), torch.uint8)
     table = np.zeros(len(clips), CLIP)
     pts = np.zeros((len(clips), clips[0].frames), np.int64)
-    rows: list[tuple[int, int, int, bool]] = []
+    packet_records: list[tuple[int, int, int, bool]] = []
     memory = data.numpy()
     memory[-PADDING:] = 0
     buffer = memory.data
-    for number, (clip_packets, start, size) in enumerate(zip(read_clips, starts, sizes, strict=False)):
+    for sample, (clip_packets, start, size) in enumerate(zip(read_clips, starts, sizes, strict=False)):
         if clip_packets is None:
             continue
-        index = clip_packets.video
-        table[number] = (
-            *(start, size, len(index.extradata), len(rows), len(clip_packets.packets)),
-            *(index.codec, index.library, index.pixels, index.height, index.width),
-            *(index.matrix, index.full_range, index.interlaced, index.orientation, index.reorder),
-            index.codec != "h264" or nal.is_instant(index.codec, clip_packets.packets[0][0]),
+        video = clip_packets.video
+        table[sample] = (
+            *(start, size, len(video.extradata), len(packet_records), len(clip_packets.packets)),
+            *(video.codec, video.library, video.pixels, video.height, video.width),
+            *(video.matrix, video.full_range, video.interlaced, video.orientation, video.reorder),
+            video.codec != "h264" or nal.is_instant(video.codec, clip_packets.packets[0][0]),
         )
-        pts[number] = clip_packets.pts
-        offset = start + len(index.extradata)
-        buffer[start:offset] = index.extradata
-        for content, stamp, key in clip_packets.packets:
-            rows.append((offset, len(content), stamp, key))
+        pts[sample] = clip_packets.pts
+        offset = start + len(video.extradata)
+        buffer[start:offset] = video.extradata
+        for content, time_stamp, is_key in clip_packets.packets:
+            packet_records.append((offset, len(content), time_stamp, is_key))
             end = offset + len(content)
             buffer[offset:end] = content
             buffer[end : end + PADDING] = bytes(PADDING)
             offset = end + PADDING
-    names = [clip.source if isinstance(clip.source, str) else "" for clip in clips]
-    return EncodedClips(data, ClipHeaders(table, names, problems, np.array(rows, PACKET), pts))
+    paths = [clip.source if isinstance(clip.source, str) else "" for clip in clips]
+    return EncodedClips(data, ClipHeaders(table, paths, problems, np.array(packet_records, PACKET), pts))
 
 
 def _size(clip_packets: _ClipPackets) -> int:
+    """Return the number of bytes of a packed clip."""
     return len(clip_packets.video.extradata) + sum(len(content) + PADDING for content, _, _ in clip_packets.packets)
 
 
 def _read_packets(clip: Clip) -> _ClipPackets:
-    """Read the packets from the key frame before a clip to its last frame, without frames that no other frame refers to.
+    """Read the packets that a clip needs: from the key frame before it to its last frame.
+
+    Frames that are neither selected nor referred to are omitted.
 
     Raises:
         VideoError, DamagedPacketError: If the video cannot be read.
@@ -117,15 +120,16 @@ def _read_packets(clip: Clip) -> _ClipPackets:
             raise VideoError(numbers)
         clip_frames = index.displayed[numbers]
         pts = index.pts[clip_frames]
-        needed = set(pts.tolist())
+        selected_stamps = set(pts.tolist())
         packets = list[tuple[bytes, int, bool]]()
         size = 0
         for first, last in index.ranges(clip_frames):
             for packet in video.packets(first, last):
                 content = nal.with_start_codes(memoryview(packet), index.length_size)
                 stamp = packet.pts if packet.pts is not None else packet.dts
-                # Frames before the key frame in an open group refer to frames before it, and no later frame refers to them.
-                if stamp < index.pts[first] or not (stamp in needed or nal.is_reference(index.codec, content)):
+                # Frames that are displayed before the key frame of an open group refer to the previous group; no later frame
+                # refers to them.
+                if stamp < index.pts[first] or not (stamp in selected_stamps or nal.is_reference(index.codec, content)):
                     continue
                 packets.append((bytes(content), stamp, packet.is_keyframe))
                 size += len(content)

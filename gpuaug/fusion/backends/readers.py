@@ -75,7 +75,7 @@ def size_of_shape(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
     return form.size(sides) if len(sides) == 5 else Size(*sides)
 
 
-def viewed(images: Tensor, samples: int) -> Tensor:
+def repeated_per_view(images: Tensor, samples: int) -> Tensor:
     """Repeat images, (B, C, H, W), once per view: (``samples``, C, H, W), view-major."""
     views = samples // max(len(images), 1)
     return images if views <= 1 else images.repeat(views, 1, 1, 1)
@@ -110,7 +110,7 @@ class Planes:
     def __init__(self, images: Tensor, samples: int) -> None:
         self.channels = images.shape[1]
         self.dtype = images.dtype
-        self._flat = viewed(images, samples).flatten(2)
+        self._flat = repeated_per_view(images, samples).flatten(2)
         self._width = images.shape[3]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from gpuaug.core.limits import MOST_WARPED
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
-from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, image_of, reader, viewed
+from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, image_of, reader, repeated_per_view
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import LARGEST, share_of, unit_range
@@ -76,9 +76,9 @@ def _readable(images: Tensor | Ragged) -> Tensor | Ragged:
 
 def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
     """Indices of the samples to which any op of a pass applies; ``None`` for all, and on a GPU, where the host would wait."""
-    if pass_.way < 0 or table.is_cuda:
+    if pass_.route_column < 0 or table.is_cuda:
         return None
-    applies = pass_.rows_of(table)[:, pass_.way] != 0
+    applies = pass_.rows_of(table)[:, pass_.route_column] != 0
     return None if bool(applies.all()) else applies.nonzero()[:, 0]
 
 
@@ -96,7 +96,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[
         values = gather(pass_, images, rows)
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
-        values = masked(pass_.front, viewed(unit_range(images), len(table)), rows)
+        values = masked(pass_.front, repeated_per_view(unit_range(images), len(table)), rows)
     for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
         values = masked(op, values, rows[:, column:])
     return values

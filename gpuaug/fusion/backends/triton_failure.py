@@ -7,12 +7,12 @@ from enum import Enum
 
 from gpuaug.core.errors import DOCUMENTATION
 
-LONGEST = 300
+MAX_QUOTED = 300
 """Maximum number of characters of Triton's error that a message quotes."""
 
 
 class TritonFailure(Enum):
-    """Kinds of failures of Triton. The value is the predicate of a sentence about Triton."""
+    """Failure of Triton. The value is the predicate of a sentence about Triton."""
 
     COMPILER = "cannot compile its C code"
     PTXAS = "cannot use its ptxas"
@@ -24,7 +24,7 @@ class TritonFailure(Enum):
 
     @classmethod
     def of(cls, error: Exception) -> "TritonFailure":
-        """Return the kind of failure of an error, by the functions of Triton that the error passed through.
+        """Return the failure that an error stands for, by the functions of Triton that the error passed through.
 
         The names of these functions are the same from Triton 3.4 to 3.8; the types and texts of the errors are not.
         """
@@ -63,7 +63,7 @@ class TritonFailure(Enum):
 
 def shortened(error: Exception) -> str:
     """Return the type and text of an error on one line, shortened: the error of ptxas contains its command."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST, placeholder=" …")
+    return textwrap.shorten(f"{type(error).__name__}: {error}", MAX_QUOTED, placeholder=" …")
 
 
 def is_noexec(path: str) -> bool:

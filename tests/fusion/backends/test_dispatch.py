@@ -66,7 +66,7 @@ def no_probes(monkeypatch, tmp_path):
 @pytest.fixture
 def works(monkeypatch):
     """Sets what a probe has Triton do in place of running a kernel."""
-    return lambda work: monkeypatch.setattr(backend, "run_beside", lambda launch, other: work())
+    return lambda work: monkeypatch.setattr(backend, "compile_and_run", lambda launch, other: work())
 
 
 def ptxas_at(monkeypatch, path):

@@ -11,15 +11,15 @@ from triton import next_power_of_2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, viewed
+from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, repeated_per_view
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
-from gpuaug.fusion.backends.triton.channels import mix_channels
+from gpuaug.fusion.backends.triton.channels import combine_channels
 from gpuaug.fusion.backends.triton.filters.blur import blur
 from gpuaug.fusion.backends.triton.filters.levels import level
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
 from gpuaug.fusion.backends.triton.gather import gather_kernel
-from gpuaug.fusion.backends.triton.launch import Launch, compiled_together, is_current, on_device, prepared, run_beside
+from gpuaug.fusion.backends.triton.launch import Launch, compile_and_run, compiled_together, is_current, on_device, prepared
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.backends.triton.second_pass import rest_kernel
@@ -29,6 +29,8 @@ from gpuaug.fusion.program.gather import Gather, Part
 from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, may_round, types_written
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
+# Numbers of options in the constants of kernels: type of the interpolation, antialiasing filter, layout of ragged images,
+# largest value of integer images, padding mode of permutations.
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
@@ -49,7 +51,7 @@ MOST_SAMPLES = 65535
 
 OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], object]] = {
     "blur": blur,
-    "channels": mix_channels,
+    "channels": combine_channels,
     "levels": level,
     "mix": mix,
     "sharpness": sharpen,
@@ -104,7 +106,7 @@ def run(
     types = plan.passes[-1].prepared.get(key)
     if types is None:
         types = types_written(plan.passes, dtype_of(images), dtype)
-        with compiled_together():
+        with compiled_together():  # the first call compiles the kernels of all passes in parallel, and launches none
             _run(plan, images, table, types, memory_format, canvases)
         plan.passes[-1].prepared[key] = types
     return _run(plan, images, table, types, memory_format, canvases)
@@ -126,7 +128,7 @@ def _run(
         shape = table.shape[0] * pass_.out.each, pass_.out.channels, *sides
         if index == last:
             out = torch.empty(shape, dtype=types[index], device=images.device, memory_format=memory_format)
-        elif plan.passes[-1].way < 0:
+        elif plan.passes[-1].route_column < 0:
             out = torch.empty(shape, dtype=types[index], device=images.device)
         else:  # a pass reads a sample from one of the two, and writes it to the other
             if buffers is None:
@@ -137,7 +139,7 @@ def _run(
             gather(pass_, source, rows, out)
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
-            OP_KERNELS[pass_.front.kernel](pass_, viewed(source, len(out)), rows, out)
+            OP_KERNELS[pass_.front.kernel](pass_, repeated_per_view(source, len(out)), rows, out)
         source = out
     return out
 
@@ -161,21 +163,25 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tenso
 
 @dataclass(frozen=True, slots=True)
 class _GatherLaunches:
-    """Launches of a gather pass for sources with one ``source_key``."""
+    """Launches of a gather pass, for sources with one ``source_key``."""
 
     sums: Launch | None
+    """Launch of the sums of grey for the mean of a contrast; ``None`` if no op needs a mean."""
     partials: tuple[int, int]
+    """Shape of the sums: (samples, blocks)."""
     keeps: bool
+    """Whether ``sums`` also stores the pixels before the contrast, in 16 bits per value, which ``pixels`` then reads."""
     pixels: Launch
+    """Launch that stores the output pixels."""
 
 
 def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _GatherLaunches:
     front = pass_.front
     batch, channels, height, width = out.shape
-    layout, strides, narrowest = _source_layout(images)
+    layout, strides, shortest_side = _source_layout(images)
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
     """Whether the source has images of different sizes, each in the top left corner of its memory."""
-    sources = batch // pass_.out.each * pass_.source.each
+    images_per_view = batch // pass_.out.each * pass_.source.each
     rgb = channels == 3
     clean = is_clean(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.mean else TILES[front.kind]
@@ -184,9 +190,9 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples then begin at multiples of 32 bits
     constants = {
         "RAGGED": _LAYOUTS[layout],
-        "REPEATS": (sources != len(images), pass_.out.each, pass_.columns.frames, pass_.source.each),
+        "REPEATS": (images_per_view != len(images), pass_.out.each, pass_.columns.frames, pass_.source.each),
         "SOURCE_W": strides[3],
-        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and narrowest > 1,
+        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and shortest_side > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
@@ -195,7 +201,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "CHANNELS": channels,
         "SCALE": _GREATEST_VALUES.get(dtype_of(images), 0),
         "EXACT": front.exact,
-        "WAY": pass_.way,
+        "WAY": pass_.route_column,
         "REDUCE": -1,
         "KEEP": False,
         "PARTIALS": 0,
@@ -206,11 +212,11 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         constants |= _NOT_COMPILED_IN
     else:
         constants |= _compiled_in(constants, strides, out, whole=width % tile[1] == 0 and height % tile[0] == 0)
-    source = (len(images), height, width)
+    sizes = (len(images), height, width)
     row_stride = table.stride(0)
     out_strides = out.stride()[:3]
     if not pass_.mean:
-        numbers = (*source, tiles_across, row_stride, tiles_across * tiles_down, 0, *strides[:3], *out_strides)
+        numbers = (*sizes, tiles_across, row_stride, tiles_across * tiles_down, 0, *strides[:3], *out_strides)
         grid = (tiles_across * tiles_down, batch, 1 if rgb else channels)
         return _GatherLaunches(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants, warps=warps))
     tiles = tiles_across * tiles_down
@@ -218,17 +224,17 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     blocks = tiles * planes
     constants["PARTIALS"] = next_power_of_2(blocks)
     contrast_index = next(index for index, op in enumerate(pass_.points) if op.needs_mean)
-    code, apply_mask, flags = constants["PROGRAM"][contrast_index]
-    sum_program = (*constants["PROGRAM"][:contrast_index], (code, apply_mask, flags & ~CONTRAST | BEFORE_CONTRAST))
-    rest_program = ((code, apply_mask, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
+    code, mask_column, flags = constants["PROGRAM"][contrast_index]
+    sum_program = (*constants["PROGRAM"][:contrast_index], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST))
+    rest_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
     # Kept pixels are rounded to 16 bits per value, so only results with 16 bits allow it. In a pass between two buffers, the
     # second kernel would not know which samples the pass skips.
-    between_buffers = pass_.way >= 0 and out.dtype == KEPT
-    rounds = may_round(pass_, dtype_of(images), out.dtype) and not between_buffers and not pass_.out.ragged
+    in_two_buffers = pass_.route_column >= 0 and out.dtype == KEPT
+    rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
     keeps = rgb and clean and rounds and all(op.keeps_unit_range for op in pass_.points[:contrast_index])
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "COUNT": len(sum_program), "PARTIALS": 0}
-    sum_constants |= {"REDUCE": apply_mask, "KEEP": keeps, "WORDS": keeps and pairs_aligned}
-    numbers = (*source, tiles_across, row_stride, tiles, blocks, *strides[:3])
+    sum_constants |= {"REDUCE": mask_column, "KEEP": keeps, "WORDS": keeps and pairs_aligned}
+    numbers = (*sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
     sums = Launch(gather_kernel, (tiles, batch, planes), (*numbers, 0, 0, 0), sum_constants, warps=warps)
     if not keeps:
         pixels = Launch(gather_kernel, (tiles, batch, planes), (*numbers, *out_strides), constants, warps=warps)
@@ -251,6 +257,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
 
 
 _compiled_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}
+"""Strides and sizes that are compiled in, keyed by all other constants."""
 
 _NOT_COMPILED_IN: dict[str, Any] = {"SOURCE": (0, 0), "WIDTH": 0, "PIXELS": 0, "WHOLE": False}
 """Constants of kernels that take all strides and sizes as arguments."""
@@ -277,8 +284,8 @@ def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tenso
         "PIXELS": height * width,
         "WHOLE": whole,
     }
-    first = _compiled_sizes.setdefault((*constants.values(), out.dtype), sizes)
-    return sizes if first == sizes else _NOT_COMPILED_IN
+    first_sizes = _compiled_sizes.setdefault((*constants.values(), out.dtype), sizes)
+    return sizes if first_sizes == sizes else _NOT_COMPILED_IN
 
 
 def run_mask(
@@ -313,15 +320,17 @@ def run_mask(
     mask_launch = pass_.prepared.get(key)
     if mask_launch is None:
         mask_launch = pass_.prepared[key] = _mask_launch(pass_, masks, flat=flat, frames=frames)
-    across, down = _tiles(height, width, mask_launch.tile)
+    tiles_across, tiles_down = _tiles(height, width, mask_launch.tile)
     strides = (0, 0, 0) if flat else masks.stride()[:3]
-    sizes = (height, width, across, table.stride(0))
+    sizes = (height, width, tiles_across, table.stride(0))
     owners, samples = (table, table) if places is None else places
     tensors = (as_bits(masks), as_bits(result), table, owners, samples)
     numbers = (*mask_launch.fills, *sizes, *strides, *result.stride()[:3])
     with on_device(masks.device):
         for first in range(0, batch, MOST_SAMPLES):
-            mask_launch.launch(tensors, (across * down, min(batch - first, MOST_SAMPLES), channels), (first, *numbers))
+            mask_launch.launch(
+                tensors, (tiles_across * tiles_down, min(batch - first, MOST_SAMPLES), channels), (first, *numbers)
+            )
     return result
 
 
@@ -369,7 +378,7 @@ def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
     images = torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=device)
     with on_device(device):
         launch = partial(gather, pass_, images, images.view(1, 1), torch.empty_like(images))
-        run_beside(launch, None if first is None else partial(run, *first))
+        compile_and_run(launch, None if first is None else partial(run, *first))
 
 
 def _constants(pass_: GatherPass) -> dict[str, Any]:
@@ -380,15 +389,15 @@ def _constants(pass_: GatherPass) -> dict[str, Any]:
         "HALF_PIXEL": front.half_pixel_centers,
         "NEAREST": front.nearest,
         "ZEROS": front.zeros,
-        "AFTER": (_map(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
+        "AFTER": (_padding_mode(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
         "WARP_AT": max(columns.warp, 0),
         "WARP_FILL": columns.warp_fill,
-        "BEFORE": (_map(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
+        "BEFORE": (_padding_mode(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
         "SIDES": columns.sides,
     }
 
 
-def _map(part: Part) -> int:
+def _padding_mode(part: Part) -> int:
     return _MAPS[part.edge] if part.ops else 0
 
 

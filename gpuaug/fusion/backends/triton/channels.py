@@ -1,11 +1,11 @@
-"""Triton kernel of ops that mix channels of images without three channels, as the front of a pass."""
+"""Triton kernel of channel shuffles and conversions to grey, for images whose number of channels is not three."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, prepared, store_constants
-from gpuaug.fusion.backends.triton.mix import SIZES, STRIDES, TILE, unit_pixel
+from gpuaug.fusion.backends.triton.mix import SIZES, STRIDES, TILE, load_unit_pixel
 from gpuaug.fusion.backends.triton.pixel_math import stored_as
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.backends.triton.taps import buffers
@@ -21,6 +21,8 @@ def channels_kernel(
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, WEIGHS: tl.constexpr, TILE: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
     """Compute each channel of a tile: a copy of the channel that the row names, or, with ``WEIGHS``, the weighted sum of all.
+
+    The op is the front of its pass. Constants: see ``store_constants`` in ``launch.py``.
 
     Grid: (tiles per image, samples).
     """
@@ -39,7 +41,7 @@ def channels_kernel(
     total = tl.zeros((TILE,), tl.float32)
     if WEIGHS and applies:
         for channel in range(CHANNELS):
-            total += unit_pixel(pixel + channel * source_c, in_bounds, SCALE) * tl.load(row + 1 + channel)
+            total += load_unit_pixel(pixel + channel * source_c, in_bounds, SCALE) * tl.load(row + 1 + channel)
     for channel in range(CHANNELS):
         plane = tl.full((), 0, tl.int32) + channel
         if WEIGHS and applies:
@@ -48,7 +50,7 @@ def channels_kernel(
             source_plane = plane
             if applies:
                 source_plane = tl.load(row + 1 + plane).to(tl.int32)
-            value = unit_pixel(pixel + source_plane * source_c, in_bounds, SCALE)
+            value = load_unit_pixel(pixel + source_plane * source_c, in_bounds, SCALE)
         value, _, _ = points(
             value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB
         )  # fmt: skip
@@ -56,17 +58,17 @@ def channels_kernel(
         tl.store(target, stored_as(value, out.dtype.element_ty), mask=in_bounds)
 
 
-def mix_channels(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
+def combine_channels(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
     """Launch a pass whose front is a channel shuffle or a conversion to grey on the current stream, in one launch.
 
     Arguments and shapes: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
     """
-    prepared(pass_, source, rows, out, _mix_launch)((source, out, rows))
+    prepared(pass_, source, rows, out, _channels_launch)((source, out, rows))
 
 
-def _mix_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def _channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     batch, _, height, width = source.shape
     constants, _ = store_constants(pass_, source, out)
-    constants |= {"RGB": False, "WEIGHS": isinstance(pass_.front, Grayscale), "TILE": TILE, "WAY": pass_.way}
+    constants |= {"RGB": False, "WEIGHS": isinstance(pass_.front, Grayscale), "TILE": TILE, "WAY": pass_.route_column}
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), numbers, constants)

@@ -160,7 +160,7 @@ def _empty_kernel() -> None:
     pass
 
 
-def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
+def compile_and_run(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
     """Compile and run ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
     # At the first compilation of a process, Triton takes 0.3 s to build a helper of its driver, and 0.3 s to hash its source
     # for the key of its cache. Threads that start together would each pay both.

@@ -25,7 +25,7 @@ STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 
 @triton.jit
-def unit_pixel(pointer, in_bounds, SCALE: tl.constexpr):
+def load_unit_pixel(pointer, in_bounds, SCALE: tl.constexpr):
     """Load pixels in [0, 1], with bytes divided as torch does, bit for bit."""
     value = as_float(tl.load(pointer, mask=in_bounds, other=0), SCALE)
     return byte_share(value) if SCALE else value
@@ -34,7 +34,7 @@ def unit_pixel(pointer, in_bounds, SCALE: tl.constexpr):
 @triton.jit
 def mix_with_partner(pixel, pointer, in_bounds, inside, weight, SCALE: tl.constexpr):
     """Mix one channel with the partner's channel at ``pointer``: the partner's pixel ``inside``, elsewhere a weighted mean."""
-    partner = unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), SCALE)
+    partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), SCALE)
     # With a weight of 0, pixels stay bit for bit.
     return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
@@ -58,9 +58,9 @@ def mix_kernel(
     y = index // width
     channel_pixel = source + plane * source_c + y * source_h + x * SOURCE_W
     pixel = channel_pixel + sample.to(tl.int64) * source_b
-    r = unit_pixel(pixel, in_bounds, SCALE)
-    g = unit_pixel(pixel + source_c, in_bounds, SCALE) if RGB else r
-    b = unit_pixel(pixel + 2 * source_c, in_bounds, SCALE) if RGB else r
+    r = load_unit_pixel(pixel, in_bounds, SCALE)
+    g = load_unit_pixel(pixel + source_c, in_bounds, SCALE) if RGB else r
+    b = load_unit_pixel(pixel + 2 * source_c, in_bounds, SCALE) if RGB else r
     if tl.load(row) != 0:
         partner = channel_pixel + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)

@@ -1,4 +1,4 @@
-"""Triton kernel of the second pass over images of which a contrast needs the mean: it reads the pixels kept in 16 bits."""
+"""Triton kernel that finishes the pixels that a gather kept in 16 bits, once the mean for their contrast is known."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ from gpuaug.fusion.backends.triton.points import points
 
 @triton.jit
 def mean_of(partial, sample, blocks, pixels, PARTIALS: tl.constexpr):
-    """Return the mean grey of a sample, from the sums of its blocks."""
+    """Return the mean grey of a sample, from ``partial``, the sums of its blocks."""
     index = tl.arange(0, PARTIALS)
     return tl.sum(tl.load(partial + sample * blocks + index, mask=index < blocks, other=0.0)) / pixels
 
@@ -25,9 +25,9 @@ def rest_kernel(
 ):  # fmt: skip
     """Run the contrast and the pointwise ops after it, on the pixels that ``gather_kernel`` kept, with the mean of its sums.
 
-    The output is contiguous per image: planes (``OUT_W`` is 1), or the channels of a pixel adjacent. ``PIXELS``: pixels per
-    image if compiled in, else 0. ``WHOLE``: blocks cover the image exactly. ``WORDS``: two pixels are stored as three words of
-    32 bits. ``FRAMES``: images per row of the table.
+    The output is contiguous per image, as planes (``OUT_W`` is 1) or with the channels of a pixel adjacent. ``PIXELS``: pixels
+    per image if compiled in, else 0. ``WHOLE``: blocks cover the image exactly. ``WORDS``: two pixels are stored as three words
+    of 32 bits. ``FRAMES``: images per row of the table.
 
     Grid: (blocks of pixels, samples).
     """
@@ -36,7 +36,7 @@ def rest_kernel(
     pixels = PIXELS if PIXELS > 0 else height * width
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if WORDS:
-        # Two neighbouring pixels per thread, as many as it stores at once; of a plane, it would take eight.
+        # Two neighbouring pixels per thread, which are three words. By default, a thread would get eight.
         index = tl.program_id(0) * BLOCK + 2 * tl.arange(0, BLOCK // 2)[:, None] + tl.arange(0, 2)[None, :]
     address = kept + sample.to(tl.int64) * (3 * pixels) + index
     in_bounds = index < pixels

@@ -14,7 +14,7 @@ from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, unit_sum
 def buffers(route, source, source_b, out, out_b, samples):
     """Return whether a pass skips the sample, and the sample's source and output in the two buffers, adjacent in memory.
 
-    ``route``: address of the buffer route (``_fill_ways`` in ``table/rows.py``). ``samples``: number of samples of a buffer.
+    ``route``: address of the buffer route (``_fill_routes`` in ``table/rows.py``). ``samples``: number of samples of a buffer.
     """
     route = tl.load(route).to(tl.int32) - 1
     source += (route & 1).to(tl.int64) * samples * source_b

@@ -286,7 +286,7 @@ def _blur_launches(
         blur_columns_kernel,
         (blocks, batch, channels),
         (height, width, tiles_across, rows.stride(0), *source.stride()[:3]),
-        {**read_constants(pass_, source), "WAY": pass_.way, **tile, "BORDER": border, "TAPS": down},
+        {**read_constants(pass_, source), "WAY": pass_.route_column, **tile, "BORDER": border, "TAPS": down},
         warps=tile["TILES"],
     )
     rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
@@ -297,7 +297,7 @@ def _blur_launches(
 def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:
     batch, _, height, width = source.shape
     constants, planes = store_constants(pass_, source, out)
-    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "WAY": pass_.way}
+    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "WAY": pass_.route_column}
     # Images between passes begin at aligned addresses; images of users may not.
     aligned = pass_.first > 0 and source.dtype == KEPT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))

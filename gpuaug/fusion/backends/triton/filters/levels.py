@@ -341,18 +341,18 @@ def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out:
             tile_table_kernel,
             grid,
             numbers,
-            {**source_constants, **settings, "WAY": pass_.way, "BLOCK": TILE_BLOCK},
+            {**source_constants, **settings, "WAY": pass_.route_column, "BLOCK": TILE_BLOCK},
             fused=False,
         )
         return _LevelsLaunches(
             tables, storing_launch(clahe_kernel, pass_, source, rows, out, settings), op.entries, torch.uint8
         )
-    parts = min(triton.cdiv(height * width, PART), MOST_PARTS) if pass_.way >= 0 else 1
+    parts = min(triton.cdiv(height * width, PART), MOST_PARTS) if pass_.route_column >= 0 else 1
     equalize, contrast = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize, Equalize) and equalize.keeps_values
     settings |= {"ENTRIES": op.entries, "KEEPS": keeps, "PARTS": parts, "EITHER": equalize is not contrast}
     settings["ROUNDS"] = contrast.rounds and not source_constants["SCALE"]
-    constants = {**source_constants, **settings, "WAY": pass_.way, "BLOCK": BLOCK}
+    constants = {**source_constants, **settings, "WAY": pass_.route_column, "BLOCK": BLOCK}
     tables = Launch(table_kernel, (batch, channels, parts), numbers, constants, warps=8)
     epsilon, clip = (contrast.epsilon, contrast.clips) if isinstance(contrast, AutoContrast) else (0.0, False)
     settings |= {"EPSILON": epsilon, "CLIP": clip}

@@ -178,10 +178,14 @@ def small_blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor,
     grouped = planar and pass_.first > 0 and not any(size % GROUP for size in (width, *strides))
     group, along, lines = (GROUP, GROUP_ALONG, GROUP_LINES) if grouped else (1, ALONG, LINES.value)
     tiles_down, tiles_across = triton.cdiv(height, along), triton.cdiv(width, ACROSS)
-    warps = min(TILES, triton.next_power_of_2(triton.cdiv(tiles_down * tiles_across, group))) if pass_.way >= 0 else 1
+    warps = min(TILES, triton.next_power_of_2(triton.cdiv(tiles_down * tiles_across, group))) if pass_.route_column >= 0 else 1
     blocks = triton.cdiv(tiles_down * tiles_across, group * warps)
     constants = {"GROUP": group, "LINES": lines, "ALONG": along, "ACROSS": ACROSS * group * warps, "TILES": group * warps}
     numbers = (height, width, tiles_down, rows.stride(0), *strides)
     return Launch(
-        blur_kernel, (blocks, batch, planes), numbers, {**common, **blur_constants, **constants, "WAY": pass_.way}, warps=warps
+        blur_kernel,
+        (blocks, batch, planes),
+        numbers,
+        {**common, **blur_constants, **constants, "WAY": pass_.route_column},
+        warps=warps,
     )

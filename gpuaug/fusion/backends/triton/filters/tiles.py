@@ -256,7 +256,7 @@ def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int,
     """Return the number of tiles across, the number of blocks and the constants of a block, for planes of this size."""
     tiles_across = triton.cdiv(across, ACROSS)
     tiles = tiles_across * triton.cdiv(along, ALONG)
-    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.way >= 0 else 1
+    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
     return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
 
 
@@ -286,5 +286,5 @@ def storing_launch(
     tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
     common, planes = store_constants(pass_, source, out)
     numbers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    constants = {**common, "WAY": pass_.way, **tile, **constants}
+    constants = {**common, "WAY": pass_.route_column, **tile, **constants}
     return Launch(kernel, (blocks, batch, planes), numbers, constants, warps=tile["TILES"])
