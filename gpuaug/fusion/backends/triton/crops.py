@@ -83,8 +83,7 @@ def crops_kernel(
         NUMBERS_AT, WARP_AT, MASK_WARP_AT, MATRIX_AT, REST_AT: First columns of the uniform numbers, of the resize of images and
             of masks, and of the matrices of all ops and of the ops after the crop (``DeviceCropColumns``).
         WIDTH, HEIGHT, HALF_PIXEL: Output size and convention of the resize.
-        LEAST_AREA, BY_AREA, LEAST_LOG_ASPECT, BY_LOG_ASPECT: Lower bounds and ranges of the area and the logarithm of the
-            ratio.
+        LEAST_AREA, BY_AREA, LEAST_LOG_ASPECT, BY_LOG_ASPECT: Lower bounds and ranges of area and log ratio.
         NARROWEST, WIDEST: Bounds of the ratio if no candidate fits. CENTRED: whether the window is then centred.
 
     Grid: (blocks of samples, 1, 1).

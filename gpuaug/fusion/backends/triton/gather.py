@@ -81,20 +81,20 @@ def interpolated(
     ``x``, ``y``: coordinates in the output of the interpolation. Constants: see ``gather_kernel``.
     """
     before = row + BEFORE[1]
-    within = x == x
+    not_padding = x == x
     green = pointer + to_plane
     blue = green + to_plane
     if KIND == 0:
-        within_x = x == x
-        within_y = y == y
+        not_padding_x = x == x
+        not_padding_y = y == y
         if BEFORE[0] > 0:
-            x, within_x = map_index(x, before, 0, BEFORE[0])
-            y, within_y = map_index(y, before, 1, BEFORE[0])
+            x, not_padding_x = map_index(x, before, 0, BEFORE[0])
+            y, not_padding_y = map_index(y, before, 1, BEFORE[0])
         offset = (y * to_row + x * SOURCE_W).to(tl.uint32)
-        within = within_x & within_y
-        r = load_tap(pointer, offset, within, within, fill_r, SCALE, False, BEFORE[0])
-        g = load_tap(green, offset, within, within, fill_g, SCALE, False, BEFORE[0]) if RGB else r
-        b = load_tap(blue, offset, within, within, fill_b, SCALE, False, BEFORE[0]) if RGB else r
+        not_padding = not_padding_x & not_padding_y
+        r = load_tap(pointer, offset, not_padding, not_padding, fill_r, SCALE, False, BEFORE[0])
+        g = load_tap(green, offset, not_padding, not_padding, fill_g, SCALE, False, BEFORE[0]) if RGB else r
+        b = load_tap(blue, offset, not_padding, not_padding, fill_b, SCALE, False, BEFORE[0]) if RGB else r
     else:
         at_x, at_y, start_x, count_x, start_y, count_y = source_coordinates(x, y, row + WARP_AT, KIND, HALF_PIXEL, NEAREST)
         if NEAREST:
@@ -104,14 +104,14 @@ def interpolated(
             else:
                 left = half_to_even(at_x)
                 top = half_to_even(at_y)
-            px, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
-            py, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
+            px, in_window_x, not_padding_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+            py, in_window_y, not_padding_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
             offset = (py * to_row + px * SOURCE_W).to(tl.uint32)
-            framed = framed_x & framed_y
-            within = within_x & within_y
-            r = load_tap(pointer, offset, framed, within, fill_r, SCALE, ZEROS, BEFORE[0])
-            g = load_tap(green, offset, framed, within, fill_g, SCALE, ZEROS, BEFORE[0]) if RGB else r
-            b = load_tap(blue, offset, framed, within, fill_b, SCALE, ZEROS, BEFORE[0]) if RGB else r
+            in_window = in_window_x & in_window_y
+            not_padding = not_padding_x & not_padding_y
+            r = load_tap(pointer, offset, in_window, not_padding, fill_r, SCALE, ZEROS, BEFORE[0])
+            g = load_tap(green, offset, in_window, not_padding, fill_g, SCALE, ZEROS, BEFORE[0]) if RGB else r
+            b = load_tap(blue, offset, in_window, not_padding, fill_b, SCALE, ZEROS, BEFORE[0]) if RGB else r
         elif PAIRS:
             left, right = first_neighbour(at_x, start_x, count_x, HALF_PIXEL)
             top, lower = first_neighbour(at_y, start_y, count_y, HALF_PIXEL)
@@ -127,10 +127,10 @@ def interpolated(
             lower = at_y - floor_y
             left = floor_x.to(tl.int32)
             top = floor_y.to(tl.int32)
-            x0, framed_x0, within_x0 = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
-            x1, framed_x1, within_x1 = tap_axis(left + 1, start_x, count_x, before, 0, ZEROS, BEFORE[0])
-            y0, framed_y0, within_y0 = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
-            y1, framed_y1, within_y1 = tap_axis(top + 1, start_y, count_y, before, 1, ZEROS, BEFORE[0])
+            x0, in_window_x0, not_padding_x0 = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+            x1, in_window_x1, not_padding_x1 = tap_axis(left + 1, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+            y0, in_window_y0, not_padding_y0 = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
+            y1, in_window_y1, not_padding_y1 = tap_axis(top + 1, start_y, count_y, before, 1, ZEROS, BEFORE[0])
             x0 *= SOURCE_W
             x1 *= SOURCE_W
             y0 *= to_row
@@ -139,14 +139,14 @@ def interpolated(
             o10 = (y0 + x1).to(tl.uint32)
             o01 = (y1 + x0).to(tl.uint32)
             o11 = (y1 + x1).to(tl.uint32)
-            f00 = framed_x0 & framed_y0
-            f10 = framed_x1 & framed_y0
-            f01 = framed_x0 & framed_y1
-            f11 = framed_x1 & framed_y1
-            w00 = within_x0 & within_y0
-            w10 = within_x1 & within_y0
-            w01 = within_x0 & within_y1
-            w11 = within_x1 & within_y1
+            f00 = in_window_x0 & in_window_y0
+            f10 = in_window_x1 & in_window_y0
+            f01 = in_window_x0 & in_window_y1
+            f11 = in_window_x1 & in_window_y1
+            w00 = not_padding_x0 & not_padding_y0
+            w10 = not_padding_x1 & not_padding_y0
+            w01 = not_padding_x0 & not_padding_y1
+            w11 = not_padding_x1 & not_padding_y1
             r = interpolate_taps(
                 pointer, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill_r,
                 SCALE, ZEROS, BEFORE[0],
@@ -169,7 +169,7 @@ def interpolated(
         warp_r, warp_g, warp_b = load_fill(row + WARP_FILL, plane, RGB)
         r, g, b = blend_fill(r, inside_share, warp_r), blend_fill(g, inside_share, warp_g), blend_fill(b, inside_share, warp_b)
     if KIND == 0 and BEFORE[0] == 2:
-        r, g, b = tl.where(within, r, fill_r), tl.where(within, g, fill_g), tl.where(within, b, fill_b)
+        r, g, b = tl.where(not_padding, r, fill_r), tl.where(not_padding, g, fill_g), tl.where(not_padding, b, fill_b)
     return r, g, b
 
 
@@ -229,8 +229,7 @@ def finish_tile(
     return grey
 
 
-# If Triton knew the alignment of ``kept``, a thread would get several pixels of a line, and the taps of a warp would be far
-# apart.
+# If Triton knew the alignment of ``kept``, it would give a thread several pixels of a line, and spread the taps of a warp.
 @triton.jit(
     do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "places", "out", "rows", "partial", "kept"]
 )
@@ -249,31 +248,28 @@ def gather_kernel(
     """Compute the tiles of a gather pass; with ``REDUCE``, only the sums of grey for the mean of a contrast.
 
     Constants, beside those of ``launch.py``:
-        RAGGED: 0 if all images have one size. Otherwise each lies where ``places`` says: as planes (1), with the channels of a
-        pixel
-            adjacent (2), or in that layout with only its window in memory (3).
-        REPEATS: Whether there are more samples than ``images``, each of which is the source of one sample per view; number of
-            samples per row of the table, the frames of a clip; first column of the indices of the selected frames, or -1;
-            number of frames per source clip.
+        RAGGED: 0 if all images have one size. Otherwise ``places`` (``Ragged.places``) has the offset and size of each. The
+            images are planes (1), have adjacent channels (2), or have adjacent channels and only a window in memory (3).
+        REPEATS: Whether there are more samples than ``images``, because each image is the source of one sample per view;
+            samples per row of the table (frames of a clip); first column of the indices of the selected frames, or -1; frames
+            per source clip.
         SOURCE, WIDTH, PIXELS: Strides (of channels, of lines) of the source, and width and number of pixels of the output, if
             they are compiled in; else 0.
         WHOLE: Whether tiles of ``TILE`` (height, width) cover the output exactly.
-        SCALE: 255 for bytes, 65535 for 16-bit values, 0 for floats. ``EXACT``: whether bytes are divided without a rounding
-        error.
+        SCALE: 255 for bytes, 65535 for 16-bit values, 0 for floats.
+        EXACT: Whether bytes are divided without a rounding error.
         KIND, HALF_PIXEL, NEAREST: Type of the interpolation (``_KINDS`` in ``backend.py``), and its options.
-        PAIRS: Whether the interpolation reads two neighbours per address.
+        PAIRS: Whether both neighbours along x are read through one address (``first_neighbour``).
         ZEROS: Whether pixels outside the image are 0 in a warp.
         WARP_AT, WARP_FILL: First column of the interpolation, and of the fill of a warp, or -1.
-        BEFORE, AFTER: Permutations before and after the interpolation: (padding mode or 0, first column, first column of the
-            fill).
-        ANTIALIAS: (filter or 0, largest value of the source, to which results are clamped, or 0). With a filter, a block is one
-        warp
-            and computes its lines one after another, so that each source line is weighted once for all of them.
+        BEFORE, AFTER: Permutations before and after the interpolation: padding mode or 0, first column, column of the fill.
+        ANTIALIAS: Filter or 0; and largest value of the source, to which results are clamped, or 0. With a filter, a block is
+            one warp and computes its lines one after another, so that each source line is weighted once for all of them.
         SIDES: First column of height and width of the output image, if images differ in size after the pass, and lie at the top
             left of (``out_height``, ``out_width``); or -1.
-        REDUCE: Column of the apply mask of the contrast, or -1.
-        KEEP: Whether a reduction also stores the pixels before the contrast in ``kept``, for ``rest_kernel``: 16 bits per
-            value.
+        REDUCE: Column of the apply mask of the contrast; -1 to store output pixels.
+        WAY: Column of the buffer route (``buffers`` in ``taps.py``), or -1.
+        KEEP: Whether a reduction also stores the pixels before the contrast in ``kept``, in 16 bits per value.
         PARTIALS: Number of sums per sample to add, rounded up to a power of two; or 0.
 
     ``partial`` holds ``blocks`` sums per sample: those of its first plane, then those of the next.

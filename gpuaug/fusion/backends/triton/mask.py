@@ -46,12 +46,12 @@ def mask_kernel(
         x, inside_x = map_index(x, row + AFTER[1], 0, AFTER[0])
         y, inside_y = map_index(y, row + AFTER[1], 1, AFTER[0])
     if KIND == 0:
-        framed = (x == x) & (y == y)
-        within = framed
+        in_window = (x == x) & (y == y)
+        not_padding = in_window
         if BEFORE[0] > 0:
-            x, within_x = map_index(x, before, 0, BEFORE[0])
-            y, within_y = map_index(y, before, 1, BEFORE[0])
-            within = within_x & within_y
+            x, not_padding_x = map_index(x, before, 0, BEFORE[0])
+            y, not_padding_y = map_index(y, before, 1, BEFORE[0])
+            not_padding = not_padding_x & not_padding_y
     else:
         at_x, at_y, start_x, count_x, start_y, count_y = source_coordinates(x, y, row + WARP_AT, KIND, HALF_PIXEL, True)
         if KIND == 1:
@@ -60,18 +60,18 @@ def mask_kernel(
         else:
             left = half_to_even(at_x)
             top = half_to_even(at_y)
-        x, framed_x, within_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
-        y, framed_y, within_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
-        framed = framed_x & framed_y
-        within = within_x & within_y
+        x, in_window_x, not_padding_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
+        y, in_window_y, not_padding_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
+        in_window = in_window_x & in_window_y
+        not_padding = not_padding_x & not_padding_y
     if FLAT:
         source_width = tl.load(layout + 2)
         pointer = source + tl.load(layout) + mask * tl.load(layout + 1) * source_width + y * source_width + x
     else:
         pointer = source + mask.to(tl.int64) * source_b + plane * source_c + y * source_h + x * SOURCE_W
-    value = tl.load(pointer, mask=in_bounds & framed, other=0)
+    value = tl.load(pointer, mask=in_bounds & in_window, other=0)
     if BEFORE[0] == 2:
-        value = tl.where(framed & (within == 0), before_fill.to(value.dtype), value)
+        value = tl.where(in_window & (not_padding == 0), before_fill.to(value.dtype), value)
     if AFTER[0] == 2:
         value = tl.where(inside_x & inside_y, value, after_fill.to(value.dtype))
     target = out + mask.to(tl.int64) * out_b + plane * out_c + target_y * out_h + target_x

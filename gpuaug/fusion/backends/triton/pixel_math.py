@@ -33,8 +33,7 @@ def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: t
     """Return the coordinates (x, y) of a tile's pixels, (TILE_H · TILE_W,) each, line by line.
 
     They have one axis, because versions of Triton differ in the axis that the threads of a warp lie along, and it must be x.
-    ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x. One thread computes both if its block has at most N / 2
-    threads.
+    ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x. One thread computes both in a block of at most N / 2 threads.
     """
     index = tl.arange(0, TILE_H * TILE_W)
     if PAIRED:

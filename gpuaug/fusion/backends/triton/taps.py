@@ -24,7 +24,7 @@ def buffers(route, source, source_b, out, out_b, samples):
 
 @triton.jit
 def apply_edge(index, low, high, EDGE: tl.constexpr):
-    """Return an index within [low, high): by reflection if ``EDGE`` is 3, else by clamping."""
+    """Return an index not_padding [low, high): by reflection if ``EDGE`` is 3, else by clamping."""
     if EDGE == 3:
         index = low + tl.abs(index - low)
         index = high - 1 - tl.abs(high - 1 - index)
@@ -33,7 +33,7 @@ def apply_edge(index, low, high, EDGE: tl.constexpr):
 
 @triton.jit
 def map_index(index, row, AXIS: tl.constexpr, MAP: tl.constexpr):
-    """Map an index along one axis through a composed permutation. Return the index before it, and whether it is inside.
+    """Map an index along one axis through a composed permutation. Return the source index, and whether it is not padding.
 
     ``MAP``: padding mode (``_MAPS`` in ``backend.py``): 1, no padding; 2, constant; 3, reflection; 4, the border pixel.
     """
@@ -59,24 +59,24 @@ def tap_axis(index, start, count, row, AXIS: tl.constexpr, ZEROS: tl.constexpr, 
     ``start``, ``count``: window. ``ZEROS``: pixels outside are 0. ``BEFORE``: padding mode of the permutations before the
     interpolation, or 0 without permutations.
     """
-    framed = index == index
+    in_window = index == index
     if ZEROS:
-        framed = (index >= 0) & (index < count)
+        in_window = (index >= 0) & (index < count)
     index = start + tl.minimum(tl.maximum(index, 0), count - 1)
-    within = framed
+    not_padding = in_window
     if BEFORE > 0:
-        index, within = map_index(index, row, AXIS, BEFORE)
-    return index, framed, within
+        index, not_padding = map_index(index, row, AXIS, BEFORE)
+    return index, in_window, not_padding
 
 
 @triton.jit
-def load_tap(pointer, offset, framed, within, fill, SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
-    """Load one channel at one tap. Outside the window (``framed``) it is 0 with ``ZEROS``; in constant padding, ``fill``."""
+def load_tap(pointer, offset, in_window, not_padding, fill, SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
+    """Load one channel at one tap. Outside the window it is 0 with ``ZEROS``; in constant padding (``BEFORE`` 2), ``fill``."""
     if BEFORE == 2:
-        value = as_float(tl.load(pointer + offset, mask=framed & within, other=0), SCALE)
-        return tl.where(framed & (within == 0), fill, value)
+        value = as_float(tl.load(pointer + offset, mask=in_window & not_padding, other=0), SCALE)
+        return tl.where(in_window & (not_padding == 0), fill, value)
     if ZEROS:
-        return as_float(tl.load(pointer + offset, mask=framed, other=0), SCALE)
+        return as_float(tl.load(pointer + offset, mask=in_window, other=0), SCALE)
     return as_float(tl.load(pointer + offset), SCALE)
 
 
@@ -258,7 +258,7 @@ def negative_zeros(like):
 
 @triton.jit
 def line_sums(
-    line, at, scale, start, count, before, within_y, to_plane, fill_r, fill_g, fill_b,
+    line, at, scale, start, count, before, not_padding_y, to_plane, fill_r, fill_g, fill_b,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
 ):  # fmt: skip
     """Return the weighted sums of a line's pixels along x, (W,) per channel."""
@@ -270,17 +270,17 @@ def line_sums(
     while tap < length:
         share = filter_weight(tap * shrink + distance, ANTIALIAS)
         x = start + first + tap
-        framed = share == share
-        within = framed
+        in_window = share == share
+        not_padding = in_window
         if BEFORE > 0:
-            x, within = map_index(x, before, 0, BEFORE)
+            x, not_padding = map_index(x, before, 0, BEFORE)
             # != 0, because in the interpreter of Triton 3.9 a mask of a scalar and a block is an integer.
-            within = (within & within_y) != 0
+            not_padding = (not_padding & not_padding_y) != 0
         offset = (x * SOURCE_W).to(tl.uint32)
-        r = add_weighted(r, share, load_tap(line, offset, framed, within, fill_r, SCALE, False, BEFORE), SCALE)
+        r = add_weighted(r, share, load_tap(line, offset, in_window, not_padding, fill_r, SCALE, False, BEFORE), SCALE)
         if RGB:
-            value_g = load_tap(line + to_plane, offset, framed, within, fill_g, SCALE, False, BEFORE)
-            value_b = load_tap(line + 2 * to_plane, offset, framed, within, fill_b, SCALE, False, BEFORE)
+            value_g = load_tap(line + to_plane, offset, in_window, not_padding, fill_g, SCALE, False, BEFORE)
+            value_b = load_tap(line + 2 * to_plane, offset, in_window, not_padding, fill_b, SCALE, False, BEFORE)
             g, b = add_weighted(g, share, value_g, SCALE), add_weighted(b, share, value_b, SCALE)
         tap += 1
     return r, g, b
@@ -314,11 +314,11 @@ def antialiased_line(
     next_b = zeros
     while line < end:
         at_line = start_y + line
-        within = at_line == at_line
+        not_padding = at_line == at_line
         if BEFORE > 0:
-            at_line, within = map_index(at_line, before, 1, BEFORE)
+            at_line, not_padding = map_index(at_line, before, 1, BEFORE)
         line_r, line_g, line_b = line_sums(
-            pointer + at_line * to_row, at_x, scale_x, start_x, count_x, before, within, to_plane, fill_r, fill_g, fill_b,
+            pointer + at_line * to_row, at_x, scale_x, start_x, count_x, before, not_padding, to_plane, fill_r, fill_g, fill_b,
             SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
         )  # fmt: skip
         share = filter_weight((line.to(tl.float32) - at) * shrink, ANTIALIAS)

@@ -1,8 +1,7 @@
 """Device functions shared by the kernels of filters (tile indices, reading beyond the border, storing), and launch arguments.
 
 A tile is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
-block is one warp with one tile. So it reads each line of the source once per tile, and adds the line to the outputs that it
-reaches,
+block is one warp with one tile. So it reads each line of the source once per tile, and adds the line to all outputs in reach,
 with weights that are equal in all threads: one multiplication per tap, and no shuffle. Loops over lines are unrolled, so that
 the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along the first axis,
 values are read and stored through one axis (``flatten``).
