@@ -11,10 +11,10 @@ from gpuaug.core.devices import WITHOUT_TRITON
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
-from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton_failure import TritonFailure, shortened
 from gpuaug.fusion.ops import boxes
-from gpuaug.fusion.ops.boxes import Way
+from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
@@ -56,7 +56,7 @@ def run_mask(
     pass_: Pass,
     masks: Tensor,
     table: Tensor,
-    places: MaskPlaces | None = None,
+    places: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
     """Move and erase the pixels of masks of any dtype, as a pass does for images.
@@ -93,13 +93,13 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
     return soft.of(labels, rows)
 
 
-def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Map boxes or points. See ``gpuaug.fusion.ops.boxes.follow``."""
+def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Map boxes or points. See ``gpuaug.fusion.ops.boxes.map_boxes``."""
     if values.is_cuda and _triton(values.device) is not None:
         from gpuaug.fusion.backends.triton import boxes as box_kernel
 
-        return box_kernel.follow(values, valid, way, dtype)
-    return boxes.follow(values, valid, way, dtype)
+        return box_kernel.map_boxes(values, valid, mapping, dtype)
+    return boxes.map_boxes(values, valid, mapping, dtype)
 
 
 def name(device: torch.device) -> str:

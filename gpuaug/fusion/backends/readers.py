@@ -81,7 +81,7 @@ def repeated_per_view(images: Tensor, samples: int) -> Tensor:
     return images if views <= 1 else images.repeat(views, 1, 1, 1)
 
 
-class MaskPlaces(NamedTuple):
+class MaskLayout(NamedTuple):
     """Layout of N masks of several sizes. The masks of a sample are adjacent in memory."""
 
     owners: Tensor
@@ -99,7 +99,7 @@ class MaskPlaces(NamedTuple):
         )
 
 
-class Planes:
+class DenseReader:
     """Reader of images of one size.
 
     Args:
@@ -122,7 +122,7 @@ class Planes:
         )
 
 
-class Places:
+class RaggedReader:
     """Reader of images of different sizes in one flat buffer.
 
     Args:
@@ -150,16 +150,16 @@ class Places:
         return self._data.take(elements)
 
 
-Reader = Planes | Places
+Reader = DenseReader | RaggedReader
 
 
 def reader(images: Tensor | Ragged, samples: int) -> Reader:
     """Return a reader of a batch. ``samples``: V · B, for V views."""
     if isinstance(images, Tensor):
-        return Planes(images, samples)
+        return DenseReader(images, samples)
     shapes = images.shapes
     views = samples // max(len(images), 1)
-    return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
+    return RaggedReader(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
 
 
 def image_of(images: Tensor | Ragged, index: int) -> Tensor | Ragged:

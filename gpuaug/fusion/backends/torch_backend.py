@@ -8,7 +8,16 @@ from torch import Tensor
 from gpuaug.core.limits import MOST_WARPED
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends.antialias import antialiased
-from gpuaug.fusion.backends.readers import MaskPlaces, Places, Planes, Reader, dtype_of, image_of, reader, repeated_per_view
+from gpuaug.fusion.backends.readers import (
+    DenseReader,
+    MaskLayout,
+    RaggedReader,
+    Reader,
+    dtype_of,
+    image_of,
+    reader,
+    repeated_per_view,
+)
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import LARGEST, share_of, unit_range
@@ -167,7 +176,7 @@ def gather_mask(
     pass_: GatherPass,
     masks: Tensor,
     table: Tensor,
-    places: MaskPlaces | None = None,
+    places: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
     """Move the pixels of masks of any dtype, with the nearest pixel. ``canvas``: see ``dispatch.run_mask``.
@@ -192,7 +201,7 @@ def gather_mask(
     inside: Tensor | None = None
     if front.after.ops:
         x, y, inside = _mapped(front.after, parameters, columns.after, x, y)
-    source = Planes(masks, len(table)) if places is None else Places(masks, places.per_mask())
+    source = DenseReader(masks, len(table)) if places is None else RaggedReader(masks, places.per_mask())
     taps = _Taps(source, front, columns, parameters, fill=mask_fill(front.before, dtype))
     if front.warp is None:
         values = taps.read(x, y, None)
@@ -205,7 +214,7 @@ def gather_mask(
     return values.view(dtype)
 
 
-def erased(pass_: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None = None) -> Tensor:
+def erased(pass_: Pass, masks: Tensor, table: Tensor, places: MaskLayout | None = None) -> Tensor:
     """Return masks, (B · T, C, H, W), with zeros where the pass erases their images, as in Kornia."""
     for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
@@ -215,7 +224,7 @@ def erased(pass_: Pass, masks: Tensor, table: Tensor, places: MaskPlaces | None 
     return masks
 
 
-def _rows(table: Tensor, masks: Tensor, places: MaskPlaces | None) -> Tensor:
+def _rows(table: Tensor, masks: Tensor, places: MaskLayout | None) -> Tensor:
     """Return the row of each mask: that of its sample, of its clip if it is a frame, or of its owner."""
     if places is not None:
         return table.index_select(0, places.owners)

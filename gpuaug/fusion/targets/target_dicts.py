@@ -12,7 +12,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.boxes import Form, Way, floating
+from gpuaug.fusion.ops.boxes import BoxMapping, Form, floating
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, sides_of, to_device
@@ -169,8 +169,8 @@ class TargetDicts:
         """
         if not self._boxes.samples:
             return matrix.new_empty(0, 4), self._box_owners
-        way = Way(self._form, TARGET_DICT_FORMS["xyxy"], matrix, self._source, (1, 1), self._box_owners)
-        corners, _ = dispatch.follow(self._boxes.joined(), None, way, torch.float32)
+        way = BoxMapping(self._form, TARGET_DICT_FORMS["xyxy"], matrix, self._source, (1, 1), self._box_owners)
+        corners, _ = dispatch.map_boxes(self._boxes.joined(), None, way, torch.float32)
         valid = self._joined_valid()
         return corners if valid is None else corners.masked_fill(~valid[:, None], torch.nan), self._box_owners
 
@@ -189,8 +189,8 @@ class TargetDicts:
         if self._boxes.samples:
             values = self._boxes.joined()
             form = self._form if self._ending.boxes is None else TARGET_DICT_FORMS[self._ending.boxes]
-            way = Way(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
-            result, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
+            way = BoxMapping(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
+            result, valid = dispatch.map_boxes(values, self._joined_valid(), way, floating(values.dtype))
             assert valid is not None
             if self.kept is not None:
                 result = result * self.kept[:, None]
@@ -205,8 +205,8 @@ class TargetDicts:
                 change["valid"] = valid_part
         if self._points.samples:
             values = self._points.joined()
-            way = Way(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
-            result, _ = dispatch.follow(values, None, way, floating(values.dtype))
+            way = BoxMapping(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
+            result, _ = dispatch.map_boxes(values, None, way, floating(values.dtype))
             for sample, part in zip(self._points.samples, self._points.split(result, out, self._ending), strict=True):
                 changes[sample]["keypoints"] = part
         if self.masks is not None:

@@ -11,7 +11,7 @@ from triton import next_power_of_2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.readers import MaskPlaces, dtype_of, repeated_per_view
+from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeated_per_view
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.channels import combine_channels
@@ -292,7 +292,7 @@ def run_mask(
     pass_: GatherPass,
     masks: Tensor,
     table: Tensor,
-    places: MaskPlaces | None = None,
+    places: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
     """Run a gather pass on masks of any dtype, with the nearest pixel.

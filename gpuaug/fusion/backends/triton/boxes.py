@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
-from gpuaug.fusion.ops.boxes import Way
+from gpuaug.fusion.ops.boxes import BoxMapping
 
 BLOCK = 128
 
@@ -74,7 +74,7 @@ def box_kernel(
     SHARE: tl.constexpr, TO_SHARE: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr, OWNED: tl.constexpr,
     RAGGED: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute what ``gpuaug.fusion.ops.boxes.follow`` returns: ``results``, and the mask ``kept`` of valid boxes.
+    """Compute what ``gpuaug.fusion.ops.boxes.map_boxes`` returns: ``results``, and the mask ``kept`` of valid boxes.
 
     ``per_sample``: number of boxes per sample, if there are no ``owners``.
 
@@ -186,24 +186,24 @@ _launches: dict[Any, Launch] = {}
 """Launches, keyed by the constants of the kernel and the dtypes."""
 
 
-def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Compute what ``gpuaug.fusion.ops.boxes.follow`` returns, on the current stream.
+def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Compute what ``gpuaug.fusion.ops.boxes.map_boxes`` returns, on the current stream.
 
     Cost:
         One launch, and a copy of each input that is not contiguous.
     """
     values = values.contiguous()
-    points = way.form.layout == "points"
-    width = values.shape[-1] if points else _WIDTHS[way.form.layout]
-    to_width = width if points else _WIDTHS[way.to.layout]
-    axes = values.ndim - (2 if way.form.layout == "vertices" else 1)
+    points = mapping.form.layout == "points"
+    width = values.shape[-1] if points else _WIDTHS[mapping.form.layout]
+    to_width = width if points else _WIDTHS[mapping.to.layout]
+    axes = values.ndim - (2 if mapping.form.layout == "vertices" else 1)
     shape = values.shape[:axes]
-    trailing = (4, 2) if way.to.layout == "vertices" else (to_width,)
+    trailing = (4, 2) if mapping.to.layout == "vertices" else (to_width,)
     results = torch.empty((*shape, *trailing), dtype=dtype, device=values.device)
-    kept = torch.empty(shape, dtype=torch.bool, device=values.device) if way.clip else None
-    ragged = way.source.stride(0) if isinstance(way.source, Tensor) else 0
-    owned = way.owners is not None
-    key = (values.dtype, dtype, way.form, width, way.to, way.clip, valid is None, owned, ragged)
+    kept = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
+    ragged = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
+    owned = mapping.owners is not None
+    key = (values.dtype, dtype, mapping.form, width, mapping.to, mapping.clip, valid is None, owned, ragged)
     launch = _launches.get(key)
     if launch is None:
         launch = _launches[key] = Launch(
@@ -211,14 +211,14 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
             (1, 1, 1),
             (),
             {
-                "LAYOUT": _LAYOUTS[way.form.layout],
+                "LAYOUT": _LAYOUTS[mapping.form.layout],
                 "WIDTH": width,
-                "TO": _LAYOUTS[way.to.layout],
+                "TO": _LAYOUTS[mapping.to.layout],
                 "TO_WIDTH": to_width,
-                "EDGES": way.to.edges,
-                "SHARE": way.form.share,
-                "TO_SHARE": way.to.share,
-                "CLIP": way.clip,
+                "EDGES": mapping.to.edges,
+                "SHARE": mapping.form.share,
+                "TO_SHARE": mapping.to.share,
+                "CLIP": mapping.clip,
                 "GIVEN": valid is not None,
                 "OWNED": owned,
                 "RAGGED": ragged,
@@ -229,18 +229,18 @@ def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -
     count = shape.numel()
     if not count:
         return results, kept
-    matrix = way.matrix
+    matrix = mapping.matrix
     tensors = (
         values,
         matrix if valid is None else valid.contiguous().view(torch.uint8),
-        matrix if way.owners is None else way.owners,
+        matrix if mapping.owners is None else mapping.owners,
         matrix,
-        matrix if not ragged else way.source,
+        matrix if not ragged else mapping.source,
         results,
         matrix if kept is None else kept.view(torch.uint8),
     )
-    source = (1, 1) if ragged else way.source
+    source = (1, 1) if ragged else mapping.source
     per_sample = 1 if owned else shape[1]
     with on_device(values.device):
-        launch(tensors, (triton.cdiv(count, BLOCK), 1, 1), (count, per_sample, matrix.stride(0), *source, *way.out))
+        launch(tensors, (triton.cdiv(count, BLOCK), 1, 1), (count, per_sample, matrix.stride(0), *source, *mapping.out))
     return results, kept

@@ -23,7 +23,7 @@ def mask_kernel(
 
     Constants, beside those of ``gather_kernel``:
         FLAT: Whether masks differ in size. They then lie where ``owners`` and ``samples`` say, from ``source`` on: see
-            ``MaskPlaces``. Otherwise a row of the table serves the masks of ``FRAMES`` frames.
+            ``MaskLayout``. Otherwise a row of the table serves the masks of ``FRAMES`` frames.
 
     Grid: (tiles per image, masks from ``first`` on, planes).
     """
