@@ -1,4 +1,4 @@
-"""Clips: batches of five dimensions, whose frames run through the passes as images, with one draw for each clip."""
+"""Clips: batches with five axes, whose frames run through the passes as images, with one draw per clip."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ class ClipForm:
         return 0
 
     def size(self, shape: Any) -> Size:
-        """The size of clips of this shape. Where each frame draws by itself, that of as many images."""
+        """Return the size of clips of this shape; if each frame draws separately, of as many images."""
         batch, frames, channels, height, width = shape
         if self.channels_first:
             frames, channels = channels, frames
@@ -61,20 +61,20 @@ class ClipForm:
         return Size(batch, channels, height, width, frames)
 
     def images(self, clips: Tensor) -> Tensor:
-        """The frames of clips, one clip behind the other, (B · T, C, H, W). A copy only where memory has another order."""
+        """Return the frames of clips, clip by clip, (B · T, C, H, W). They are copied only if memory has another order."""
         return (clips.transpose(1, 2) if self.channels_first else clips).flatten(0, 1)
 
     def clips(self, images: Tensor, frames: int) -> Tensor:
-        """The clips of so many frames, given their frames."""
-        made = images.unflatten(0, (-1, frames)) if len(images) else images.view(0, frames, *images.shape[1:])
-        return made.transpose(1, 2) if self.channels_first else made
+        """Return the clips of ``frames`` frames each, given their frames, (B · T, C, H, W)."""
+        result = images.unflatten(0, (-1, frames)) if len(images) else images.view(0, frames, *images.shape[1:])
+        return result.transpose(1, 2) if self.channels_first else result
 
 
 def clip_form(pipeline: Any) -> ClipForm:
-    """How a pipeline takes clips.
+    """Return the form in which a pipeline takes clips.
 
     Raises:
-        ArgumentError: If its ``VideoSequential`` modules differ in it.
+        ArgumentError: If its ``VideoSequential`` modules differ in their form.
     """
     forms = {
         ClipForm(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)
@@ -84,6 +84,6 @@ def clip_form(pipeline: Any) -> ClipForm:
     if len(forms) > 1:
         raise ArgumentError(
             "pipeline must have VideoSequential modules of one data_format and same_on_frame, got several. "
-            "Fuse each by itself, and give each a stage of its own."
+            "Fuse each separately, in a stage of its own."
         )
     return forms.pop() if forms else ClipForm()

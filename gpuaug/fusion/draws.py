@@ -85,7 +85,7 @@ class Draws:
         Samples of several views are counted on, as they lie behind one another.
 
         A module that did not apply to the sample is left out, and one that draws nothing but its apply mask has no numbers. The
-        way to a module in containers, and in policies, is part of its name.
+        path to a module in containers, and in policies, is part of its name.
 
         Args:
             sample: Index of the sample, from 0.
@@ -106,23 +106,23 @@ class Draws:
         if not 0 <= sample < len(self):
             raise ArgumentError(f"sample must be one of those drawn for, got {sample} of {len(self)}. Count them from 0.")
         if self._more:
-            view, place = divmod(sample, self._sizes[0].batch)
-            return self.views[view].of(place)
-        each = iter(self._drawn)
+            view, index = divmod(sample, self._sizes[0].batch)
+            return self.views[view].of(index)
+        draws = iter(self._drawn)
 
-        def found(tree: Tree, way: str) -> Iterator[tuple[str, dict[str, float]]]:
-            name = f"{way}/{tree.name}" if way and tree.name else way or tree.name
+        def entries(tree: Tree, path: str) -> Iterator[tuple[str, dict[str, float]]]:
+            name = f"{path}/{tree.name}" if path and tree.name else path or tree.name
             if isinstance(tree, Leaf):
-                yield from _numbers(name, tree.op, next(each), sample)
+                yield from _numbers(name, tree.op, next(draws), sample)
             elif not isinstance(tree, Done):
                 for item in tree.items:
-                    yield from found(item, name)
+                    yield from entries(item, name)
 
-        made: dict[str, dict[str, float]] = {}
-        for name, numbers in found(self._tree, ""):
-            times = sum(known.split(" ")[0] == name for known in made)
-            made[f"{name} ({times + 1})" if times else name] = numbers  # what picks may pick one module twice
-        return made
+        result: dict[str, dict[str, float]] = {}
+        for name, numbers in entries(self._tree, ""):
+            count = sum(earlier.split(" ")[0] == name for earlier in result)
+            result[f"{name} ({count + 1})" if count else name] = numbers  # one module may be picked twice
+        return result
 
     def as_kornia(self) -> Any:
         """The same draws in Kornia's form: what the user's own pipeline takes as ``params=``.
@@ -206,9 +206,9 @@ _INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
 
 
 def _for_frames(params: Any, size: Size) -> Any:
-    """Parameters in Kornia's form, repeated for the frames of clips as its ``VideoSequential`` repeats them.
+    """Return parameters in Kornia's form, repeated for the frames of clips as ``VideoSequential`` repeats them.
 
-    Parameters of a module that is left to Kornia are repeated already.
+    Parameters of a module that Kornia runs are repeated already.
     """
     if not size.frames:
         return params
@@ -216,19 +216,19 @@ def _for_frames(params: Any, size: Size) -> Any:
         return [ParamItem(item.name, _for_frames(item.data, size)) for item in params]
     if not isinstance(params, dict) or len(params["batch_prob"]) != size.batch:
         return params
-    made = {}
+    result = {}
     for name, value in params.items():
         axis = 1 if name in ("crop_src", "mix_pairs") else 0
         repeated = value if name in _AS_DRAWN else value.repeat_interleave(size.frames, axis)
         if name in _INDICES:
             frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
             repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
-        made[name] = repeated
-    return made
+        result[name] = repeated
+    return result
 
 
 def _calls(tree: Tree, each: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The functions of torchvision's, and their arguments, that repeat what one sample drew."""
+    """Yield the functions of torchvision, with their arguments, that repeat the draws of one sample."""
     if isinstance(tree, Done):
         yield from tree.calls
     elif isinstance(tree, Leaf):

@@ -21,7 +21,7 @@ _WEIGHS = {
 }
 
 SHRINKS = 1.5
-"""How far images may shrink before pixels that are left out are worth a word."""
+"""Factor of shrinking up to which there is no note about skipped pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +105,16 @@ def explanation(
     source_dtype: torch.dtype,
     plain_torch: str | None = None,
 ) -> Explanation:
-    """Describe the segments of a pipeline for images of one size and type, ``source_dtype``.
+    """Describe the segments of a pipeline, for images of one size and of dtype ``source_dtype``.
 
-    ``done``: names of the transforms that take no op, and whether each has something to do to boxes. ``plain_torch``: why
-    Triton did not run the last call on a GPU, if it did not.
+    ``done``: names of the transforms without an op, and whether each changes boxes. ``plain_torch``: reason why Triton did not
+    run the last call on a GPU, or ``None``.
     """
     lines: list[Line] = []
-    found = segments.all(size)
+    all_segments = segments.all(size)
     whole = segments.whole(size, masks=False, views=views)
     runs = views if whole is None else 1
-    for segment in found:
+    for segment in all_segments:
         if isinstance(segment.eager, RandomApply):
             lines.append(_choice_line(segment.eager, size, runs))
         elif segment.eager is not None:
@@ -122,29 +122,36 @@ def explanation(
             lines.append(Line((eager.name,), "", None, None, None, eager.reason, package=eager.package))
         passes = segment.plan.passes if segment.plan is not None else ()
         read = torch.float32 if lines else source_dtype
-        types = types_written(passes, read, dtype if segment is found[-1] else torch.float32) if passes else ()
-        at: Size | None = size
+        types = types_written(passes, read, dtype if segment is all_segments[-1] else torch.float32) if passes else ()
+        source_size: Size | None = size
         for step, written in zip(passes, types, strict=True):
-            fitted = not lines and whole is not None and device_crop(whole) is not None
+            crops_on_device = not lines and whole is not None and device_crop(whole) is not None
             launches = 1 if in_strips(step.front, read, written) else step.launches
-            out = at if step.out.ragged and not step.moves else None
+            out_size = source_size if step.out.ragged and not step.moves else None
             lines.append(
-                _line(step, at, out, size.batch * views, (read.itemsize, written.itemsize), runs * (launches + fitted))
+                _line(
+                    step,
+                    source_size,
+                    out_size,
+                    size.batch * views,
+                    (read.itemsize, written.itemsize),
+                    runs * (launches + crops_on_device),
+                )
             )
-            read, at = written, out
-    said = {
+            read, source_size = written, out_size
+    names_by_note = {
         "nothing left to do, as passes convert images where they read and write them": [
             name for name, of_boxes in done if not of_boxes
         ],
         "of boxes, where the pipeline ends": [name for name, of_boxes in done if of_boxes],
     }
-    notes = [f"{', '.join(names)}: {what}." for what, names in said.items() if names]
-    crops = [segment.plan.box_crop for segment in found if segment.plan is not None]
+    notes = [f"{', '.join(names)}: {what}." for what, names in names_by_note.items() if names]
+    crops = [segment.plan.box_crop for segment in all_segments if segment.plan is not None]
     notes += [f"{crop.op.name}: about a hundred small launches more, which choose crops by boxes." for crop in crops if crop]
-    if any(step.way >= 0 for step in _passes(found)):
+    if any(step.route_column >= 0 for step in _passes(all_segments)):
         notes.append("Bytes are the most: a pass between the first and the last skips samples that nothing in it applies to.")
     slow = () if plain_torch is None else (plain_torch,)
-    return Explanation(tuple(lines), size.shape, executor, (*slow, *_shrinking(found, size), *notes), source_dtype)
+    return Explanation(tuple(lines), size.shape, executor, (*slow, *_shrinking(all_segments, size), *notes), source_dtype)
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
@@ -152,29 +159,29 @@ def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
 
 
 def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
-    """What is said of crops and resizes that shrink, and leave pixels out that fall between those they read."""
+    """Return notes about crops and resizes that shrink images without antialiasing, so that pixels are skipped."""
     notes = []
-    at = size
+    current_size = size
     if not _known(size):
         return ()
     for op in (op for step in _passes(segments) for op in step.ops):
         if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
-            most = op.shrinks(at)
-            if most > SHRINKS:
+            factor = op.shrinks(current_size)
+            if factor > SHRINKS:
                 notes.append(
-                    f"{op.name} may shrink by {most:.1f} and reads four pixels for each: details turn to noise. "
+                    f"{op.name} may shrink by {factor:.1f} and reads four pixels for each: details turn to noise. "
                     f"{_WEIGHS[op.package]}."
                 )
         if isinstance(op, GatherOp):
-            at = op.out_bounds(at)[-1]
+            current_size = op.out_bounds(current_size)[-1]
     return tuple(notes)
 
 
 def _choice_line(choice: RandomApply, size: Size, runs: int) -> Line:
-    # For images of the first size: a choice that changes it, or what it refuses by it, is rare.
-    left, launches = choice.left(size), choice.most_launches(size)
-    what = f"{choice.describe()}{'; left to Kornia: ' if left else ''}{', '.join(left)}"
-    return Line((choice.name,), what, None if launches is None else runs * launches, None, None, at_most=True)
+    # For the input size, because picked ops rarely change the size.
+    fallbacks, launches = choice.fallbacks(size), choice.most_launches(size)
+    description = f"{choice.describe()}{'; left to Kornia: ' if fallbacks else ''}{', '.join(fallbacks)}"
+    return Line((choice.name,), description, None if launches is None else runs * launches, None, None, at_most=True)
 
 
 def _line(step: Pass, at: Size | None, out: Size | None, samples: int, itemsizes: tuple[int, int], launches: int) -> Line:

@@ -16,7 +16,7 @@ from gpuaug.core.settings import autocasts, without_autocast
 from gpuaug.core.torchvision_types import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import size_given
+from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_form
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
@@ -102,7 +102,7 @@ def fuse(
         label_smoothing=label_smoothing,
     )
     fused = Fused(pipeline, options)
-    fused._left.when_fused()
+    fused._warnings.when_fused()
     return fused
 
 
@@ -143,27 +143,27 @@ class Fused(nn.Module):
         """How the pipeline takes clips."""
         # Of the last call. A list, because nn.Module.__setattr__ is slow.
         self._seen: list[tuple[Size, torch.device, torch.dtype]] = []
-        self._left = FallbackWarnings(of_bytes.ops)
+        self._warnings = FallbackWarnings(of_bytes.ops)
         # Another library's module may draw from any generator.
         self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
 
     def _both_programs(self) -> list[Program]:
-        """The programs for bytes and for floats, without one that cannot be."""
-        found = [self._program()]
+        """Return the programs for bytes and for floats, without one that raises an error."""
+        programs = [self._program()]
         try:
-            found.append(self._program(torch.float32))
-        except GpuAugError:  # which a batch of floats raises
-            return found
-        return found
+            programs.append(self._program(torch.float32))
+        except GpuAugError:  # a batch of floats raises it
+            return programs
+        return programs
 
     def _program(self, dtype: torch.dtype = torch.uint8) -> Program:
-        found = self._programs.get(dtype)
-        if found is None:
-            found = self._programs[dtype] = Program(self.pipeline[0], self.options, dtype)
-        return found
+        program = self._programs.get(dtype)
+        if program is None:
+            program = self._programs[dtype] = Program(self.pipeline[0], self.options, dtype)
+        return program
 
-    def _program_given(self, dtype: torch.dtype | None) -> Program:
-        """The program for a type that the user passed, or else for bytes, unless these are refused."""
+    def _program_for(self, dtype: torch.dtype | None) -> Program:
+        """Return the program for a dtype that the user passed; without one, for bytes, or for floats if bytes are refused."""
         if dtype is not None:
             dtype = one_of("dtype", dtype, tuple(PIXELS), "Pass images.dtype of a batch.")
         elif self._program().refuses:
@@ -171,21 +171,21 @@ class Fused(nn.Module):
         return self._program(torch.uint8 if dtype is None else dtype)
 
     def extra_repr(self) -> str:
-        """The modules, and those left to their own library."""
+        """Describe the modules, and the modules that are left to their library."""
         ops = self._program().ops
         words = [", ".join(op.name for op in ops)]
         for package in ("Kornia", "torchvision"):
-            left = [op.name for op in ops if isinstance(op, EagerOp) and op.package == package]
-            words += [f"left to {package}: {', '.join(left)}"] if left else []
+            names = [op.name for op in ops if isinstance(op, EagerOp) and op.package == package]
+            words += [f"left to {package}: {', '.join(names)}"] if names else []
         ran = self._executor()
         return "; ".join([*words, f"run by {ran}"] if ran else words)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._left.warned}
+        return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._warnings.warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.training = state["training"]
-        self._left.warned = set(state["warned"])
+        self._warnings.warned = set(state["warned"])
 
     def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None, *, dtype: torch.dtype | None = None) -> Draws:
         """Draw for one batch, without images.
@@ -205,10 +205,10 @@ class Fused(nn.Module):
         Cost:
             Host time alone; no launch.
         """
-        size = size_given(shape, self.clips)
+        size = size_of_shape(shape, self.clips)
         if seed is not None:
             seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
-        return self._program_given(dtype).draw(size, next_seed() if seed is None else seed)
+        return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
 
     def windows_read(self, shapes: Shapes) -> Windows | None:
         """Window of each image that the next call on a ragged batch reads, for a stage that makes the images.
@@ -271,10 +271,10 @@ class Fused(nn.Module):
         alone = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if alone and draws is None else None
         inputs = inputs if alone or self.options.views == 1 else tuple(map(unpack_targets, inputs))
-        if key is not None and (found := self._programs.get(inputs[0].dtype)) is not None:
-            cached = found.cached.get(key)
+        if key is not None and (known_program := self._programs.get(inputs[0].dtype)) is not None:
+            cached = known_program.cached.get(key)
             if cached is not None:
-                return self._run_cached(found, cached, inputs[0])
+                return self._run_cached(known_program, cached, inputs[0])
         keys = ("input",) if alone else self._keys_of(inputs) if data_keys is None else keys_given(data_keys)
         targets = self._targets(inputs, keys)
         size, views = targets.size, self.options.views
@@ -293,20 +293,20 @@ class Fused(nn.Module):
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
-            each = program.draw(size, seed) if seed is not None else draws
+            view_draws = program.draw(size, seed) if seed is not None else draws
             try:
                 if together:
-                    made = self._run(program, targets, each)
+                    result = self._run(program, targets, view_draws)
                 else:
-                    assert each is not None
+                    assert view_draws is not None
                     # Kornia's labels of a cut have an axis before that of the samples.
                     cut = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
-                    views_made = [self._run(program, self._targets(inputs, keys), view) for view in each.views]
-                    made = joined(views_made, targets.passed_keys, cut=cut)
+                    view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
+                    result = joined(view_results, targets.passed_keys, cut=cut)
                 program.check_type(ran=True)
-                return made
-            except Retyped as found:
-                returned = {**program.returned, found.number: found.dtype}
+                return result
+            except Retyped as retyped:
+                returned = {**program.returned, retyped.number: retyped.dtype}
                 program = Program(self.pipeline[0], self.options, targets.dtype, returned)
                 self._programs[targets.dtype] = program
                 targets = self._targets(inputs, keys)
@@ -322,8 +322,8 @@ class Fused(nn.Module):
         table = self._prefetch.table(plan, program.plain_ops, size, images.device, points=False, views=views)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
-        made = dispatch.run(plan, self.clips.images(images), table, program.dtype, self.memory_format)
-        return self.clips.clips(made, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
+        result = dispatch.run(plan, self.clips.images(images), table, program.dtype, self.memory_format)
+        return self.clips.clips(result, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         """Data keys of a call without any: the pipeline's own, and of torchvision's tensors behind those."""
@@ -350,10 +350,10 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``dtype`` not a type of images.
         """
         known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = size_given(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else known
+        size = size_of_shape(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else known
         dtype = self._seen[0][2] if dtype is None and self._seen else dtype
-        program = self._program_given(dtype)
-        made = explain.explanation(
+        program = self._program_for(dtype)
+        explanation = explain.explanation(
             program.segments,
             size,
             program.dtype,
@@ -365,7 +365,7 @@ class Fused(nn.Module):
         )
         crop = program.cropped_by
         note = f"{crop}: a DecodeStage in front decodes the window of each image that is read, and not the rest."
-        return replace(made, notes=(*made.notes, note)) if crop else made
+        return replace(explanation, notes=(*explanation.notes, note)) if crop else explanation
 
     def _executor(self) -> str:
         """What ran the last call; nothing before the first."""
@@ -407,7 +407,7 @@ class Fused(nn.Module):
                 form = (program.dtype, self.memory_format) if last else ()
                 if segment.eager is not None:
                     assert isinstance(segment.eager, EagerOp)
-                    self._left.when_run(segment.eager)
+                    self._warnings.when_run(segment.eager)
                     targets.run_eager(segment.eager, drawn[0], *form)
                     size = segment.eager.out_drawn(drawn[0], size)
                     if not last:

@@ -16,25 +16,27 @@ def _is_torchvisions(transform: Any, name: str) -> bool:
 
 
 def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation that the images have been normalised by when all transforms have run; ``None`` if they are not.
+    """Return mean and deviation of the normalization of the images after all transforms; ``None`` if they are not normalized.
 
     Shape:
         - returns: (C, 1, 1) or (1, 1, 1) each, float32
     """
-    found: tuple[Tensor, Tensor] | None = None
+    normalization: tuple[Tensor, Tensor] | None = None
     for module in (module for transform in transforms for module in in_sequence(transform)):
         kind = class_of(module, (K.Denormalize, K.Normalize))
         if kind is K.Denormalize:
-            found = None
+            normalization = None
         elif (kind is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvisions(module, "Normalize"):
-            held = module.flags if kind is K.Normalize else vars(module)
-            given = (torch.as_tensor(held[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std"))
-            mean, std = (value.reshape(-1, 1, 1) for value in given)
-            found = (mean, std) if found is None else (found[0] + mean * found[1], std * found[1])
-    return found
+            settings = module.flags if kind is K.Normalize else vars(module)
+            values = (torch.as_tensor(settings[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std"))
+            mean, std = (value.reshape(-1, 1, 1) for value in values)
+            normalization = (
+                (mean, std) if normalization is None else (normalization[0] + mean * normalization[1], std * normalization[1])
+            )
+    return normalization
 
 
 def lam_is_own(transforms: Sequence[Any]) -> bool:
-    """Whether the share in mixed labels is that of the sample itself, and not of its partner."""
+    """Return whether the weight in mixed labels belongs to the sample, not to its partner."""
     modules = (module for transform in transforms for module in in_sequence(transform))
     return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

@@ -2,7 +2,7 @@
 
 A graph replays fixed kernels on fixed addresses. So there is one for each *signature*: shapes, dtypes, strides,
 switches of arithmetic and weight addresses, from which kernels and addresses follow. A batch is run from a graph if its
-signature has occurred earlier in the same iterator and there is room for its graph, and eager otherwise. That depends on the
+signature has signatures earlier in the same iterator and there is room for its graph, and eager otherwise. That depends on the
 sequence of batches alone, so a batch takes the same form at every depth. The odd last batch of an epoch runs eager.
 """
 
@@ -27,11 +27,11 @@ from gpuaug.stages.encoders import EncoderCall
 from gpuaug.stages.graph_memory import (
     MOST_GRAPHS,
     MOST_SIGNATURES,
-    Allocated,
     Need,
-    Occurred,
+    PeakAllocation,
     Pool,
     Signature,
+    Signatures,
     held_bytes,
     total_bytes,
 )
@@ -93,34 +93,34 @@ class GraphRunner:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, inputs: tuple[Any, ...], occurred: Occurred) -> Any:
+    def run(self, inputs: tuple[Any, ...], signatures: Signatures) -> Any:
         """Queue the encoder's work on ``inputs``. The result belongs to the caller.
 
         Args:
             inputs: The encoder's arguments.
-            occurred: The signatures that have occurred in this iterator. This one's is added.
+            signatures: The signatures that have signatures in this iterator. This one's is added.
 
         Raises:
             CaptureError: If a capture failed. Nothing was queued.
         """
         signature = self._signature(inputs) if self.reason is None else None
         if signature is None:
-            return self._encode.alone(*inputs)
-        if signature not in occurred.needs:
-            if len(occurred.needs) == MOST_SIGNATURES:
-                return self._encode.alone(*inputs)
+            return self._encode.run_eagerly(*inputs)
+        if signature not in signatures.needs:
+            if len(signatures.needs) == MOST_SIGNATURES:
+                return self._encode.run_eagerly(*inputs)
             if signature in self._needs:
                 self.reason = why_not_capturable(self._encode.module)  # hooks may have come since the last iterator
-                result = self._encode.alone(*inputs)
+                result = self._encode.run_eagerly(*inputs)
             else:
                 result = self._inspect(inputs, signature)
-            occurred.needs[signature] = self._needs[signature]
+            signatures.needs[signature] = self._needs[signature]
             return result
-        if not occurred.has_room(signature, self.most_bytes):
-            self.without_room = occurred.needs[signature]
-            return self._encode.alone(*inputs)
+        if not signatures.has_room(signature, self.most_bytes):
+            self.without_room = signatures.needs[signature]
+            return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
-            self._add(signature, inputs, occurred.needs[signature])
+            self._add(signature, inputs, signatures.needs[signature])
         self._graphs.move_to_end(signature)
         graph, static, outputs, *_ = self._graphs[signature]
         for kept, value in zip(static, inputs, strict=True):
@@ -225,7 +225,7 @@ class GraphRunner:
     def _look(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, and set ``reason`` if a capture would fail. Notes the graph's need."""
         with _host_waits() as waits, _Watch() as watch:
-            outputs = self._encode.alone(*inputs)
+            outputs = self._encode.run_eagerly(*inputs)
         if waits:
             self.reason = f"its forward makes the host wait for the device ({waits[0]})"
         elif watch.crossing is not None:
@@ -343,19 +343,19 @@ def _as_in_a_capture() -> Iterator[None]:
 @contextmanager
 def _host_waits() -> Iterator[list[str]]:
     """Collect the warnings of PyTorch's sync debug mode in the block. Other warnings are passed on."""
-    found: list[str] = []
+    locations: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             if mode == 0:  # a user who set one of the other modes wants what it does
                 torch.cuda.set_sync_debug_mode("warn")
-            yield found
+            yield locations
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
-            found.append(f"{warning.filename}:{warning.lineno}")
+            locations.append(f"{warning.filename}:{warning.lineno}")
         elif "Synchronization debug mode is a prototype" not in str(warning.message):  # said once of the mode itself
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
@@ -366,7 +366,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.crossing: str | None = None
-        self.allocated = Allocated()
+        self.allocated = PeakAllocation()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

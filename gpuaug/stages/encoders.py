@@ -1,4 +1,4 @@
-"""Forms of a frozen encoder: a module or a bound method of one, with fixed arguments or without, and a part of its result."""
+"""Calls of a frozen encoder: a module, a bound method or a ``functools.partial``, and the selected part of its result."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,11 +15,11 @@ Encoder = Callable[..., Any]
 """A module, a bound method of one, or a ``functools.partial`` of either."""
 
 Output = str | int | Callable[[Any], Any] | None
-"""Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: all of it."""
+"""Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: the whole result."""
 
 
 def module_of(encoder: object) -> nn.Module | None:
-    """The module that an encoder calls, or ``None`` if ``encoder`` is no encoder."""
+    """Return the module that an encoder calls, or ``None`` if ``encoder`` is not an encoder."""
     while isinstance(encoder, functools.partial):
         encoder = encoder.func
     module = encoder if isinstance(encoder, nn.Module) else getattr(encoder, "__self__", None)
@@ -27,7 +27,7 @@ def module_of(encoder: object) -> nn.Module | None:
 
 
 def name_of(encoder: Encoder) -> str:
-    """Name of an encoder for texts: the class of its module, and the method."""
+    """Return the name of an encoder for messages: the class of its module, and the method if it is one."""
     while isinstance(encoder, functools.partial):
         encoder = encoder.func
     module = type(module_of(encoder)).__name__
@@ -35,15 +35,15 @@ def name_of(encoder: Encoder) -> str:
 
 
 class EncoderCall:
-    """One encoder as its stage calls it: in evaluation mode, without autograd, under autocast.
+    """Call of one encoder: in evaluation mode, without autograd, under autocast.
 
     Args:
         encoder: The encoder.
         output: Part of its result to return.
-        names: Parameters that the inputs are passed to. ``None``: they are passed in order.
-        device: Type of the device that it runs on.
-        autocast: Dtype of ``torch.autocast``. ``None``: as the calling thread is set.
-        memory_format: Memory format of four-dimensional inputs. ``None``: their own.
+        names: Parameters to which the inputs are passed. ``None``: they are passed by position.
+        device: Type of the device on which it runs.
+        autocast: Dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread.
+        memory_format: Memory format of four-dimensional inputs. ``None``: unchanged.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class EncoderCall:
         self._memory_format = memory_format
 
     def __call__(self, *values: Any) -> Any:
-        """The selected part of the encoder's result.
+        """Return the selected part of the encoder's result.
 
         Raises:
             SelectionError: If the result has no such part.
@@ -75,7 +75,7 @@ class EncoderCall:
         if any(module.training for module in self.module.modules()):
             self.module.eval()
         values = tuple(_formatted(value, self._memory_format) for value in values)
-        # The cache of autocast would keep casts of weights that were made in a graph's own memory.
+        # No cache: autocast would keep converted weights that lie in the private memory of a graph.
         cast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
         with torch.no_grad(), cast:
             if self._names is None:
@@ -84,8 +84,8 @@ class EncoderCall:
                 result = self._encoder(**dict(zip(self._names, values, strict=True)))
             return _part(result, self._output)
 
-    def alone(self, *values: Any) -> Any:
-        """The result of a call without a graph: in memory of its own, as a replay's is.
+    def run_eagerly(self, *values: Any) -> Any:
+        """Run without a CUDA graph. Return a result that shares no memory with the inputs, as after a replay.
 
         Raises:
             ArgumentError: If the encoder has written to its input.
@@ -99,12 +99,12 @@ class EncoderCall:
                 f"encoder must leave its input as it is, which others may read, got {name_of(self._encoder)}, which writes "
                 "to it. Have its forward begin with x = x.clone()."
             )
-        taken = {_address(tensor) for tensor in inputs} - {None}
+        input_addresses = {_address(tensor) for tensor in inputs} - {None}
 
-        def own(leaf: Any) -> Any:
-            return leaf.clone() if isinstance(leaf, torch.Tensor) and _address(leaf) in taken else leaf
+        def copied_if_input(leaf: Any) -> Any:
+            return leaf.clone() if isinstance(leaf, torch.Tensor) and _address(leaf) in input_addresses else leaf
 
-        return batches.map_leaves(batches.cached_by_id(own), result)
+        return batches.map_leaves(batches.cached_by_id(copied_if_input), result)
 
 
 def _part(result: Any, output: Output) -> Any:
@@ -116,8 +116,8 @@ def _part(result: Any, output: Output) -> Any:
         by_key = isinstance(output, int) or isinstance(result, Mapping)
         return result[output] if by_key else getattr(result, str(output))
     except (LookupError, AttributeError, TypeError) as error:
-        there = batches.member_names(result) if batches.is_container(result) else []
-        members = f"It has {', '.join(map(repr, there))}." if there else "Leave output out for the whole result."
+        names = batches.member_names(result) if batches.is_container(result) else []
+        members = f"It has {', '.join(map(repr, names))}." if names else "Leave output out for the whole result."
         raise SelectionError(
             f"output must name a part of the encoder's result, a {type(result).__name__}, got {output!r}. {members}"
         ) from error
@@ -134,5 +134,5 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _address(tensor: torch.Tensor) -> int | None:
-    """Address of the memory that a tensor lies in, or ``None`` if it has none of its own."""
+    """Return the address of the storage of a tensor, or ``None`` if the tensor has no storage."""
     return tensor.untyped_storage().data_ptr() or None if torch._C._has_storage(tensor) else None

@@ -23,7 +23,7 @@ from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
 from gpuaug.stages.encoders import Encoder, EncoderCall, Output, module_of, name_of
-from gpuaug.stages.graph_memory import Occurred, default_bytes, total_bytes
+from gpuaug.stages.graph_memory import Signatures, default_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
 
@@ -362,14 +362,14 @@ class _Branch:
     def _run(self, values: tuple[Any, ...], key: int, memory: dict[str, Any]) -> Any:
         if self._runner is None:
             with self._generators.keyed(key):
-                return self._encode.alone(*values)
+                return self._encode.run_eagerly(*values)
         try:
             with self._generators.keyed(key):
-                return self._runner.run(values, memory.setdefault(self._name, Occurred()))
+                return self._runner.run(values, memory.setdefault(self._name, Signatures()))
         except CaptureError:
             self._generators = Generators(self._device)
             with self._generators.keyed(key):
-                return self._encode.alone(*values)
+                return self._encode.run_eagerly(*values)
         finally:
             self._warn_if_eager()
 

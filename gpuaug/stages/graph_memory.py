@@ -1,8 +1,9 @@
-"""Memory of an encoder's CUDA graphs: the pool that they share, and the choice of shapes that it has room for.
+"""Memory of an encoder's CUDA graphs: the pool that they share, and the choice of the input shapes to capture.
 
-A batch takes the same form, captured or eager, at every depth. So the choice depends on the sequence of batches of one iterator
-alone: not on graphs that earlier iterators left, nor on what the pool has grown to. Each shape's need is measured when it runs
-eager, as it first does. The pool's bytes are measured as well, and decide when graphs of earlier iterators go.
+Whether a batch is captured or runs eagerly is the same at every depth. So the choice depends only on the sequence of batches of
+one iterator: not on graphs of earlier iterators, nor on the current size of the pool. The memory of a shape is measured at its
+first batch, which runs eagerly. The bytes of the pool are measured too, and decide when graphs of earlier iterators are
+deleted.
 """
 
 from collections.abc import Iterable
@@ -12,25 +13,25 @@ from typing import Any, NamedTuple
 import torch
 
 Signature = tuple[Any, ...]
-"""Shapes, dtypes, strides, switches of arithmetic and weight addresses."""
+"""Shapes, dtypes, strides, arithmetic settings and weight addresses."""
 
 MOST_GRAPHS = 64
-"""Graphs kept for each encoder and lane. Each takes some memory of the driver's, which no counter of PyTorch's shows."""
+"""Maximum number of graphs per encoder and lane. Each takes memory of the driver that PyTorch does not count."""
 MOST_SIGNATURES = 4096
-"""Signatures that an iterator remembers. Later ones run eager."""
+"""Maximum number of signatures that an iterator remembers. Batches with further signatures run eagerly."""
 
 
 class Need(NamedTuple):
     """Device memory of one graph."""
 
     peak_bytes: int
-    """Most bytes allocated at once while it runs. Graphs that run one after another share them."""
+    """Peak of the allocated bytes during a run. Graphs that run one after another share them."""
     kept_bytes: int
-    """Bytes of its inputs and outputs, which are its own."""
+    """Bytes of the inputs and outputs, which are not shared."""
 
 
 def total_bytes(needs: Iterable[Need]) -> int:
-    """Bytes of graphs that share a pool."""
+    """Return the bytes of graphs that share a pool."""
     peak = 0
     kept = 0
     for need in needs:
@@ -40,25 +41,25 @@ def total_bytes(needs: Iterable[Need]) -> int:
 
 
 def held_bytes(leaves: Iterable[Any]) -> int:
-    """Bytes of the memory that the tensors among ``leaves`` lie in: a view holds all of its base's."""
-    held: dict[int, int] = {}
+    """Return the bytes of the storages of the tensors among ``leaves``. A view keeps the whole storage of its base."""
+    storage_bytes: dict[int, int] = {}
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             with suppress(NotImplementedError):  # a sparse tensor has no storage
                 storage = leaf.untyped_storage()
-                held[storage.data_ptr()] = storage.nbytes()
-    return sum(held.values())
+                storage_bytes[storage.data_ptr()] = storage.nbytes()
+    return sum(storage_bytes.values())
 
 
-class Occurred:
-    """Signatures that have occurred in one iterator, and the choice of those to capture."""
+class Signatures:
+    """Signatures of the batches of one iterator, and the choice of the signatures to capture."""
 
     def __init__(self) -> None:
         self.needs: dict[Signature, Need] = {}
         self._captured: dict[Signature, bool] = {}
 
     def has_room(self, signature: Signature, most_bytes: int) -> bool:
-        """Whether to capture a signature that has occurred: in the order in which they repeat, as long as there is room."""
+        """Return whether to capture a signature that occurs again: first come, first served, while there is room."""
         if signature not in self._captured:
             needs = [self.needs[other] for other, captured in self._captured.items() if captured]
             fits = len(needs) < MOST_GRAPHS and total_bytes([*needs, self.needs[signature]]) <= most_bytes
@@ -69,27 +70,27 @@ class Occurred:
 class Pool:
     """Device memory of one runner's graphs.
 
-    PyTorch keeps a pool reserved after its last graph, and uses it for nothing else, until the cache is emptied. That waits for
-    the device, so it is put off until the next pool is made.
+    After its last graph is deleted, PyTorch keeps the memory of a pool reserved and unused until the cache is emptied. Emptying
+    the cache waits for the device, so it is postponed until the next pool is created.
     """
 
-    left_any = False
+    was_deleted = False
     """Whether a pool was deleted since the cache was emptied."""
 
     def __init__(self) -> None:
-        if Pool.left_any:
-            Pool.left_any = False
-            with suppress(RuntimeError):  # another thread may be capturing a graph of its own
-                torch.cuda.synchronize()  # expandable segments wait for the stream that allocated, not for readers on others
+        if Pool.was_deleted:
+            Pool.was_deleted = False
+            with suppress(RuntimeError):  # another thread may be capturing a graph
+                torch.cuda.synchronize()  # expandable segments wait for the allocating stream only, not for streams that read
                 torch.cuda.empty_cache()
         self.handle = torch.cuda.graph_pool_handle()
 
     def __del__(self) -> None:
-        Pool.left_any = True
+        Pool.was_deleted = True
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the pool has reserved, by a walk over its segments; 0 where the allocator cannot tell."""
+        """Bytes that the pool has reserved, summed over its segments; 0 if the allocator does not report them."""
         try:
             segments = torch.cuda.memory_snapshot(self.handle)
         except RuntimeError:  # backend:cudaMallocAsync has no snapshots
@@ -97,32 +98,32 @@ class Pool:
         return sum(int(segment["total_size"]) for segment in segments)
 
 
-class Allocated:
-    """Most bytes that a call allocates at once, read from PyTorch's counters after each of its operations.
+class PeakAllocation:
+    """Peak of the bytes that a call allocates, read from PyTorch's counters after each of its operations.
 
-    The counters of peaks are the user's, and are not reset. What an operation allocates, with its workspaces, counts as if it
-    were held at its end.
+    The user's peak counters are not reset. Everything that an operation allocates, workspaces included, counts as still
+    allocated at its end.
     """
 
     def __init__(self) -> None:
-        self._start, self._ever = self._read()
-        self._now = self._start
+        self._start, self._total = self._read()
+        self._current = self._start
         self.peak_bytes = 0
 
     def note(self) -> None:
-        """Call after each operation."""
-        now, ever = self._read()
-        self.peak_bytes = max(self.peak_bytes, self._now - self._start + ever - self._ever)
-        self._now = now
-        self._ever = ever
+        """Update the peak. Call after each operation."""
+        current, total = self._read()
+        self.peak_bytes = max(self.peak_bytes, self._current - self._start + total - self._total)
+        self._current = current
+        self._total = total
 
     @staticmethod
     def _read() -> tuple[int, int]:
-        # Not the bytes of blocks, whose sizes depend on what was freed before.
+        # Requested bytes, because the sizes of blocks depend on earlier deallocations.
         counted = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {}).get("all", {})
         return counted.get("current", 0), counted.get("allocated", 0)
 
 
 def default_bytes(device: torch.device) -> int:
-    """A quarter of the device's memory."""
+    """Return a quarter of the device's memory, in bytes."""
     return int(torch.cuda.get_device_properties(device).total_memory) // 4

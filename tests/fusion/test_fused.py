@@ -220,7 +220,7 @@ def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeyp
     from gpuaug.fusion.backends.triton import backend
 
     monkeypatch.setattr(backend, "probe", broken)
-    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    monkeypatch.setattr(dispatch, "_BACKENDS", {})
     monkeypatch.setattr(dispatch, "WITHOUT_TRITON", {})
     text = r"because Triton cannot run a kernel there \(RuntimeError: no compiler\)"
     with pytest.warns(gpuaug.GpuAugWarning, match=text) as warned:

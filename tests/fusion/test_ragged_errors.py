@@ -126,7 +126,7 @@ def test_ragged_image_too_small_for_an_op_is_refused():
 
 def test_ragged_image_without_pixels_is_refused():
     batch = pack([torch.zeros(3, 4, 5, dtype=torch.uint8), torch.zeros(3, 0, 7, dtype=torch.uint8)])
-    with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave it out."):
+    with raises("images must have pixels, got (0, 7) at 1 of the batch. Leave the image out."):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
 
 
@@ -134,7 +134,7 @@ def test_ragged_batch_must_be_uint8():
     batch = pack(images_of())
     floats = Ragged(batch.data.float(), batch.places, batch.shapes)
     with pytest.raises(
-        gpuaug.ArgumentTypeError, match=r"images must be uint8, uint16 or int16 in a ragged batch, got torch.float32\. Have"
+        gpuaug.ArgumentTypeError, match=r"images must be uint8, uint16 or int16 in a ragged batch, got torch.float32\. Create"
     ):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(floats)
     with pytest.raises(gpuaug.ArgumentTypeError, match=r"input must be a tensor or a gpuaug\.Ragged, got list\. Stack"):
@@ -146,7 +146,7 @@ def test_ragged_batch_must_be_uint8():
 def test_ragged_batch_shorter_than_its_shapes_is_refused():
     batch = pack(images_of())
     short = Ragged(batch.data[:-1], batch.places, batch.shapes)
-    text = "A ragged batch must hold what its shapes say, 44034 elements of 5 images, got {} and places {} of torch.{}. Have"
+    text = "A ragged batch must agree with its shapes, 44034 elements of 5 images, got {} and places {} of torch.{}. Create"
     with raises(text.format(44033, "(5, 3)", "int64")):
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(short)
     with raises(text.format(44034, "(4, 3)", "int64")):

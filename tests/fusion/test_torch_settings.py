@@ -181,12 +181,12 @@ def test_found_normalization_is_the_same():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.int64])
 def test_padding_of_masks_in_triton_is_the_same(dtype):
     pytest.importorskip("triton")
-    from gpuaug.fusion.backends.triton.backend import _masking
+    from gpuaug.fusion.backends.triton.backend import _mask_launch
 
     pipeline, padded = [K.RandomCrop((20, 24), padding=3, fill=7)], masks(1, 1, 32, 48, dtype=dtype)
 
     def fills():
         plan = gpuaug.fuse(pipeline)._program().segments.at(0, Size(1, 3, 32, 48), masks=True).plan
-        return _masking(plan.passes[0], padded, flat=False).fills
+        return _mask_launch(plan.passes[0], padded, flat=False).fills
 
     check_unchanged(fills)

@@ -252,7 +252,7 @@ def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
     def broken(device, first):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    monkeypatch.setattr(dispatch, "_BACKENDS", {})
     monkeypatch.setattr(dispatch, "WITHOUT_TRITON", {})
     monkeypatch.setattr(backend, "probe", broken)
     images = photographs(2).cuda()

@@ -137,7 +137,7 @@ def install(patch, **options):
     patch.setattr(cuda_graph, "torch", FakeTorch(cuda))
     patch.setattr(cuda_graph, "_COPIED_OUT", (Buffer,))
     patch.setattr(graph_memory, "torch", FakeTorch(cuda))
-    patch.setattr(graph_memory.Pool, "left_any", False)
+    patch.setattr(graph_memory.Pool, "was_deleted", False)
     patch.setattr(feature, "default_bytes", lambda device: 1 << 30)
     return cuda
 

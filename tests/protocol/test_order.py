@@ -185,7 +185,7 @@ def no_join_of_stages_beside_one_another(patch, cuda):
 
 
 def stages_beside_one_another_whatever_they_read(patch, cuda):
-    patch.setattr(Branches, "_were_there", lambda self, values: True)
+    patch.setattr(Branches, "_were_present", lambda self, values: True)
 
 
 def first_batch_beside_one_another(patch, cuda):

@@ -230,7 +230,7 @@ def test_memory_of_graphs_is_given_back_when_others_are_captured_after_them(monk
             pass
 
     calls, pools = [], iter("abc")
-    monkeypatch.setattr(graph_memory.Pool, "left_any", False)
+    monkeypatch.setattr(graph_memory.Pool, "was_deleted", False)
     monkeypatch.setattr(graph_memory.Pool, "num_bytes", 0)
     monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)

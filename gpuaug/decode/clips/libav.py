@@ -10,7 +10,7 @@ INSTALL = "Run pip install 'gpuaug[video]'"
 
 @cache
 def find() -> Any:
-    """The module ``av``, or ``None`` where it is not installed."""
+    """Return the module ``av``, or ``None`` if it is not installed."""
     try:
         import av
     except ImportError:
@@ -19,10 +19,10 @@ def find() -> Any:
 
 
 def required() -> Any:
-    """The module ``av``, which does not write to stderr.
+    """Return the module ``av``.
 
     Raises:
-        DeviceError: If it is not installed.
+        DeviceError: If PyAV is not installed.
     """
     av = find()
     if av is None:
@@ -31,8 +31,8 @@ def required() -> Any:
 
 
 def opened(source: Any) -> Any:
-    """An input container of a path or a file object. Metadata that is not UTF-8 is no error."""
+    """Open the path or file object of a video. Return PyAV's input container. Metadata that is not UTF-8 raises no error."""
     av = required()
-    # From PyAV 19 on, metadata is never decoded strictly, and the option is gone.
+    # PyAV 19 removed the option, and never decodes metadata strictly.
     options = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     return av.open(source, **options)

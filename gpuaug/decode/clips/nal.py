@@ -1,6 +1,6 @@
-"""NAL units of H.264 and HEVC: from the form of MP4 and Matroska, where a length precedes each, to start codes (Annex B).
+"""NAL units of H.264 and HEVC: conversion from lengths, as in MP4 and Matroska, to start codes (Annex B of the standards).
 
-Decoders of cards read start codes alone, and libavcodec reads both, so clips are packed with start codes.
+Decoders of cards support start codes only, and libavcodec supports both, so clips are packed with start codes.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ _H264, _HEVC = "h264", "hevc"
 
 
 class DamagedPacketError(Exception):
-    """A packet whose NAL units do not fill it."""
+    """A packet does not consist of complete NAL units."""
 
 
 def parameter_sets(codec: str, extradata: bytes) -> tuple[bytes, int]:
-    """Parameter sets with start codes, and the bytes of the length before a NAL unit; 0 for packets with start codes already.
+    """Return the parameter sets with start codes, and the number of bytes of a NAL unit's length in packets; 0 for start codes.
 
     Args:
-        codec: FFmpeg's name of the codec. Of other codecs than H.264 and HEVC, ``extradata`` is returned as it is.
+        codec: FFmpeg's name of the codec. For codecs other than H.264 and HEVC, ``extradata`` is returned unchanged.
         extradata: ``avcC`` or ``hvcC`` of ISO/IEC 14496-15, or parameter sets with start codes.
 
     Raises:
@@ -35,112 +35,112 @@ def parameter_sets(codec: str, extradata: bytes) -> tuple[bytes, int]:
 def _avcc(data: bytes) -> tuple[bytes, int]:
     length_size = (data[4] & 3) + 1
     sets = bytearray()
-    at = 5
+    offset = 5
     for mask in (31, 255):  # sequence parameter sets, picture parameter sets
-        count, at = data[at] & mask, at + 1
+        count, offset = data[offset] & mask, offset + 1
         for _ in range(count):
-            at = _add(sets, data, at)
+            offset = _append_set(sets, data, offset)
     return bytes(sets), length_size
 
 
 def _hvcc(data: bytes) -> tuple[bytes, int]:
     length_size = (data[21] & 3) + 1
     sets = bytearray()
-    at = 23
+    offset = 23
     for _ in range(data[22]):
-        count, at = int.from_bytes(data[at + 1 : at + 3], "big"), at + 3
+        count, offset = int.from_bytes(data[offset + 1 : offset + 3], "big"), offset + 3
         for _ in range(count):
-            at = _add(sets, data, at)
+            offset = _append_set(sets, data, offset)
     return bytes(sets), length_size
 
 
-def _add(sets: bytearray, data: bytes, at: int) -> int:
-    size = data[at] << 8 | data[at + 1]
-    if at + 2 + size > len(data):
+def _append_set(sets: bytearray, data: bytes, offset: int) -> int:
+    size = data[offset] << 8 | data[offset + 1]
+    if offset + 2 + size > len(data):
         raise IndexError
-    sets += _CODE + data[at + 2 : at + 2 + size]
-    return at + 2 + size
+    sets += _CODE + data[offset + 2 : offset + 2 + size]
+    return offset + 2 + size
 
 
 def with_start_codes(packet: memoryview, length_size: int) -> bytes | memoryview:
-    """A packet with start codes in place of lengths.
+    """Return a packet with start codes in place of lengths.
 
     Args:
-        packet: (bytes,) one packet.
-        length_size: Bytes of each length; 0 for a packet that has start codes.
+        packet: (bytes,) packet.
+        length_size: Number of bytes of each length; 0 for a packet that has start codes.
 
     Raises:
         DamagedPacketError: If a NAL unit is longer than the packet.
     """
     if not length_size:
         return packet
-    found = bytearray()
+    result = bytearray()
     size = len(packet)
-    at = 0
-    while at + length_size <= size:
-        length = int.from_bytes(packet[at : at + length_size], "big")
-        at += length_size
-        if at + length > size:
-            raise DamagedPacketError("a packet of it is damaged")
-        found += _CODE
-        found += packet[at : at + length]
-        at += length
-    if at != size:
-        raise DamagedPacketError("a packet of it is damaged")
-    return bytes(found)
+    offset = 0
+    while offset + length_size <= size:
+        length = int.from_bytes(packet[offset : offset + length_size], "big")
+        offset += length_size
+        if offset + length > size:
+            raise DamagedPacketError("a packet is damaged")
+        result += _CODE
+        result += packet[offset : offset + length]
+        offset += length
+    if offset != size:
+        raise DamagedPacketError("a packet is damaged")
+    return bytes(result)
 
 
 def recovery(codec: str, packet: bytes | memoryview) -> int:
-    """Number of frames after which decoding that begins with a key frame gives the right pictures.
+    """Return the number of frames after which decoding that starts at a key frame gives correct pictures.
 
-    It is 0 but for H.264 that refreshes pictures little by little, with a recovery point in place of key frames.
+    It is nonzero only for H.264 with gradual refresh, which marks recovery points instead of instantaneous refresh pictures.
 
     Args:
         codec: FFmpeg's name of the codec.
-        packet: (bytes,) a key frame, with start codes.
+        packet: (bytes,) key frame, with start codes.
     """
     if codec != _H264:
         return 0
     data = bytes(packet)
-    for at in _units(data):
-        if data[at] & 0x1F == 6 and data[at + 1 : at + 2] == b"\x06":  # SEI whose first message is a recovery point
-            bits = int.from_bytes(data[at + 3 : at + 11].ljust(8, b"\0"), "big")
+    for offset in _units(data):
+        if data[offset] & 0x1F == 6 and data[offset + 1 : offset + 2] == b"\x06":  # SEI whose first message is a recovery point
+            bits = int.from_bytes(data[offset + 3 : offset + 11].ljust(8, b"\0"), "big")
             zeros = 64 - bits.bit_length()  # Exp-Golomb
             return (bits >> (63 - 2 * zeros)) - 1 if zeros < 32 else 0
     return 0
 
 
 def is_instant(codec: str, packet: bytes | memoryview) -> bool:
-    """Whether no frame after a key frame may refer to frames before it, in the order of decoding.
+    """Return whether no frame after a key frame, in decoding order, may refer to frames before it.
 
     Args:
         codec: FFmpeg's name of the codec.
-        packet: (bytes,) a key frame, with start codes.
+        packet: (bytes,) key frame, with start codes.
     """
     if codec not in (_H264, _HEVC):
         return True
     data = bytes(packet)
     if codec == _H264:
-        return any(data[at] & 0x1F == 5 for at in _units(data))
-    return any(data[at] >> 1 & 0x3F in (19, 20) for at in _units(data))
+        return any(data[offset] & 0x1F == 5 for offset in _units(data))
+    return any(data[offset] >> 1 & 0x3F in (19, 20) for offset in _units(data))
 
 
 def _units(data: bytes) -> Iterator[int]:
-    """Position of the header of each NAL unit."""
-    at = data.find(b"\0\0\1")
-    while 0 <= at < len(data) - 3:
-        yield at + 3
-        at = data.find(b"\0\0\1", at + 3)
+    """Yield the offset of the header of each NAL unit."""
+    offset = data.find(b"\0\0\1")
+    while 0 <= offset < len(data) - 3:
+        yield offset + 3
+        offset = data.find(b"\0\0\1", offset + 3)
 
 
 def is_reference(codec: str, packet: bytes | memoryview) -> bool:
-    """Whether other frames may need this one. ``False`` only for an H.264 frame, with start codes, whose slices all say so.
+    """Return whether other frames may refer to a frame. False only for H.264 frames (start codes) whose slices all say so.
 
-    A clip needs no frames that are neither shown nor referred to: of every fourth frame of a video with B-frames, a third of
-    the packets.
+    A clip needs no frames that are neither selected nor referred to: with every fourth frame of a video with B-frames, a third
+    of the packets.
     """
     if codec != _H264:
         return True
     data = bytes(packet)
-    slices = [data[at] for at in _units(data) if data[at] & 0x1F in (1, 2, 3, 4, 5)]
+    slices = [data[offset] for offset in _units(data) if data[offset] & 0x1F in (1, 2, 3, 4, 5)]
     return not slices or any(header & 0x60 for header in slices)

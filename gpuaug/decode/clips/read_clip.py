@@ -1,4 +1,4 @@
-"""``read_clip``: names the frames of a video that a batch is to hold."""
+"""``read_clip``: selection of frames of a video for a batch."""
 
 import math
 import os
@@ -16,14 +16,14 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, 
 Short = Literal["error", "loop", "pad"]
 
 EARLY_S = 1e-4
-"""Seconds by which a time stamp may be too early for the frame that it names: time stamps are often rounded to float32."""
+"""Seconds by which a time may precede the time stamp of its frame, because time stamps are often rounded to float32."""
 
 _MOST_FRAMES = 2**24
-"""Frames of a video: six days of it."""
+"""Maximum number of frames of a video: six days."""
 
 
 class Clip:
-    """Frames of a video that is not read yet. Made by ``read_clip``."""
+    """Selection of frames of a video that is not read yet. ``read_clip`` returns it."""
 
     __slots__ = ("at", "frames", "numbers", "short", "source", "start", "start_s", "stride", "times_s")
 
@@ -48,7 +48,7 @@ class Clip:
         return f"Clip({source}, {self.frames} frames)"
 
     def numbers_in(self, times_s: NDArray[np.float64]) -> NDArray[np.int64] | str:
-        """(T,) numbers of the frames in a video whose frames have these times, or why there are none.
+        """Return the (T,) numbers of the clip's frames in its video, or the reason why the video does not have them.
 
         Args:
             times_s: (N,) time of each frame of the video in seconds, ascending.
@@ -57,11 +57,11 @@ class Clip:
         if self.numbers is not None:
             numbers = np.array(self.numbers, np.int64)
         elif self.times_s is not None:
-            numbers = _shown_at(times_s, np.array(self.times_s))
+            numbers = _displayed_at(times_s, np.array(self.times_s))
         else:
             start = self.start or 0
             if self.start_s is not None:
-                start = int(_shown_at(times_s, np.array([self.start_s]))[0])
+                start = int(_displayed_at(times_s, np.array([self.start_s]))[0])
             elif self.at is not None:
                 starts = max(count - (self.frames - 1) * self.stride, 1)
                 start = min(int(self.at * starts), starts - 1)
@@ -73,18 +73,18 @@ class Clip:
         return numbers % count if self.short == "loop" else np.minimum(numbers, count - 1)
 
 
-def _shown_at(times_s: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Number of the frame that is shown at each time; numbers beyond the last frame for times after its end."""
-    numbers = np.maximum(np.searchsorted(times_s, wanted + EARLY_S, side="right") - 1, 0)
+def _displayed_at(times_s: NDArray[np.float64], at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the number of the frame that is displayed at each time. Numbers continue beyond the last frame of the video."""
+    numbers = np.maximum(np.searchsorted(times_s, at_s + EARLY_S, side="right") - 1, 0)
     count = len(times_s)
-    each = (times_s[-1] - times_s[0]) / (count - 1) if count > 1 else math.inf
-    late = np.maximum(np.floor((wanted + EARLY_S - times_s[-1]) / each), 0) if each > 0 else np.zeros(len(wanted))
-    return numbers + np.where(numbers == count - 1, late, 0).astype(np.int64)
+    frame_s = (times_s[-1] - times_s[0]) / (count - 1) if count > 1 else math.inf
+    beyond_end = np.maximum(np.floor((at_s + EARLY_S - times_s[-1]) / frame_s), 0) if frame_s > 0 else np.zeros(len(at_s))
+    return numbers + np.where(numbers == count - 1, beyond_end, 0).astype(np.int64)
 
 
 def _refuse_to_flatten(clip: Clip) -> NoReturn:
     raise ArgumentTypeError(
-        f"Transforms of a dataset must be given frames, got {clip}, which is not decoded yet. Give the transforms to the "
+        f"Transforms of a dataset must receive frames, got {clip}, which is not decoded yet. Pass the transforms to the "
         "loader: stages=[gpuaug.DecodeStage(), transform]."
     )
 
@@ -103,30 +103,30 @@ def read_clip(
     times_s: Sequence[float] | None = None,
     short: Short = "error",
 ) -> Clip:
-    """Choose frames of a video for ``collate_encoded``, which packs them undecoded. A ``DecodeStage`` decodes them.
+    """Select frames of a video for ``collate_encoded``, which packs them undecoded. A ``DecodeStage`` decodes them.
 
-    Frames are counted from 0 in the order in which they are shown, as PyAV's ``container.decode(video=0)`` gives them. Return
-    several clips of one video, or the clips of several cameras, as members or in a list.
+    Frames are counted from 0 in display order, as PyAV's ``container.decode(video=0)`` yields them. To load several clips of
+    one video, or the clips of several cameras, return them as members of the sample or in a list.
 
     Args:
-        source: Path of a video, or the bytes of one. Its first video stream is read.
-        frames: Number of frames, or the number of each frame, in any order.
+        source: Path of a video, or its bytes. The first video stream is read.
+        frames: Number of frames, or a list of frame numbers, in any order.
         stride: Distance from one frame to the next. 4 takes every fourth frame.
         start: Number of the first frame.
-        start_s: Time of the first frame in seconds: the frame that is shown then, by the time stamps in the file.
-        at: Position of the clip in the video, from 0, the first clip that there is, to 1, the last that fits.
-            ``random.random()`` gives all clips the same chance; ``k / (n - 1)`` spaces n clips evenly.
-        times_s: Times in seconds, in place of ``frames`` and ``stride``: for each, the frame that is shown then. A time may be
-            0.1 ms early for its frame, because of rounding.
-        short: For a video that ends before the clip: ``"error"``, ``"loop"`` it from its first frame, or ``"pad"`` it with its
-            last.
+        start_s: Time in seconds: the clip starts with the frame that is displayed then, by the time stamps in the file.
+        at: Position of the clip in the video, from 0, the first possible clip, to 1, the last. ``random.random()`` gives all
+            clips the same probability; ``k / (n - 1)`` spaces n clips evenly.
+        times_s: Times in seconds, in place of ``frames`` and ``stride``: one frame per time, the frame that is displayed then.
+            A time may precede the time stamp of its frame by 0.1 ms, because of rounding.
+        short: Treatment of a video that ends before the clip: raise an ``"error"``, ``"loop"`` the video from its first frame,
+            or ``"pad"`` it with its last frame.
 
     Returns:
-        The choice. All clips of one member of a batch need the same number of frames.
+        The selection. All clips of one member of a batch must have the same number of frames.
 
     Raises:
-        ArgumentError, ArgumentTypeError: For a value that cannot work, or two of ``start``, ``start_s``, ``at``, ``times_s``.
-            A missing or short video is found when the batch is made, and is raised at that batch as a ``DecodeError``.
+        ArgumentError, ArgumentTypeError: If a value is invalid, or two of ``start``, ``start_s``, ``at`` and ``times_s`` are
+            passed. A missing or short video raises a ``DecodeError`` later, at its batch.
 
     Cost:
         No access to the file.
@@ -136,15 +136,17 @@ def read_clip(
         Clip('videos/juggling.mp4', 16 frames)
     """
     if isinstance(source, str | os.PathLike):
-        held: str | memoryview = os.fsdecode(source)
+        path_or_bytes: str | memoryview = os.fsdecode(source)
     else:
-        held = _bytes(source)
+        path_or_bytes = _bytes(source)
     choices = {"start": start, "start_s": start_s, "at": at, "times_s": times_s}
     used = [name for name, value in choices.items() if value is not None]
     numbers = None
     if hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ():
         numbers = tuple(
-            _listed("frames", frames, lambda each: whole_number("A frame", each, "Count frames from 0.", most=_MOST_FRAMES))
+            _checked_list(
+                "frames", frames, lambda each: whole_number("A frame", each, "Count frames from 0.", most=_MOST_FRAMES)
+            )
         )
         used.insert(0, "a list of frames")
         frames = len(numbers)
@@ -153,7 +155,7 @@ def read_clip(
             "A clip must be chosen by one of start, start_s, at, times_s and a list of frames, got "
             f"{' and '.join(used)}. Leave one of them out."
         )
-    frames = whole_number("frames", frames, "Pass how many frames the clip has.", least=1, most=_MOST_FRAMES)
+    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=_MOST_FRAMES)
     stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=_MOST_FRAMES)
     if start is not None:
         start = whole_number("start", start, "Count frames from 0.", most=_MOST_FRAMES)
@@ -167,27 +169,27 @@ def read_clip(
             )
     times = None
     if times_s is not None:
-        times = tuple(_listed("times_s", times_s, lambda each: _seconds("A time of times_s", each)))
+        times = tuple(_checked_list("times_s", times_s, lambda each: _seconds("A time of times_s", each)))
         frames = len(times)
-    short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to have an error for a short video.")
-    return Clip(held, frames, stride, numbers=numbers, start=start, start_s=start_s, at=at, times_s=times, short=short)
+    short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to raise an error for a short video.")
+    return Clip(path_or_bytes, frames, stride, numbers=numbers, start=start, start_s=start_s, at=at, times_s=times, short=short)
 
 
-def _listed(name: str, values: Any, checked: Any) -> list[Any]:
+def _checked_list(name: str, values: Any, check: Any) -> list[Any]:
     if isinstance(values, Tensor):
         values = values.tolist()
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise ArgumentTypeError(f"{name} must be a number or a list of numbers, got {shown(values)}. Pass [0, 4, 8] or 16.")
-    found = [checked(each) for each in values]
-    if not found:
+    result = [check(value) for value in values]
+    if not result:
         raise ArgumentError(f"{name} must name at least one frame, got none. Leave the sample out.")
-    return found
+    return result
 
 
 def _seconds(name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes | bool | np.bool_) or getattr(value, "dtype", None) is torch.bool:
-            raise TypeError  # they would be numbers, too
+            raise TypeError  # float() would accept them
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last for several values
         raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}. Pass a float.") from None

@@ -1,7 +1,8 @@
-"""A video as a worker reads it: the time stamps of all its frames, and the packets that some frames are decoded from.
+"""Videos in worker processes: the time stamps of all frames, and the packets from which selected frames are decoded.
 
-**Frame numbers.** A packet holds one frame. Frames are numbered by their presentation time stamps, from the first key frame of
-the file on, as a decoder that reads the whole file gives them. The packets are read once per file for that, without decoding.
+**Frame numbers.** A packet holds one frame. Frames are numbered by presentation time stamp, starting at the first key frame of
+the file: the order in which a decoder that reads the whole file returns them. To number them, all packets are read once per
+file, without decoding.
 """
 
 import os
@@ -19,28 +20,28 @@ from numpy.typing import NDArray
 from gpuaug.decode.clips import libav, nal
 
 MOST_INDICES = 1024
-"""Videos whose time stamps a process keeps: about 17 bytes per frame."""
+"""Maximum number of videos whose index a process keeps: about 17 bytes per frame."""
 
 MOST_OPEN = 8
-"""Videos that a process keeps open."""
+"""Maximum number of videos that a process keeps open."""
 
 MOST_FRAMES = 2**24
-"""Frames of a video: six days of it."""
+"""Maximum number of frames of a video: six days."""
 
 _ORIENTATIONS = {0: 1, 90: 8, -90: 6, 180: 3, -180: 3, 270: 6, -270: 8}
-"""EXIF's orientation by the degrees that a frame is turned counterclockwise to be displayed."""
+"""EXIF orientation by the rotation that displays a frame, in degrees counterclockwise."""
 
 _UNSPECIFIED = 2
-"""H.273's number for colours without a matrix."""
+"""Matrix coefficients (H.273) of a video that does not specify them."""
 
 
 class VideoError(Exception):
-    """Why a video cannot be read, as a clause."""
+    """Reason why a video cannot be read, as a clause about "it"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Header fields of a video, and its packets in the order of decoding, from the first key frame on."""
+    """Header fields of a video, and its packets in decoding order, from the first key frame on."""
 
     codec: str
     library: str
@@ -55,53 +56,54 @@ class Index:
     extradata: bytes
     """Parameter sets, with start codes for H.264 and HEVC."""
     length_size: int
-    """Bytes of the length before each NAL unit; 0 without lengths."""
+    """Number of bytes of the length before each NAL unit; 0 for start codes."""
     pts: NDArray[np.int64]
     """(P,) presentation time stamps."""
     dts: NDArray[np.int64]
     """(P,) decoding time stamps."""
     keys: NDArray[np.int64]
-    """(K,) packets of key frames."""
+    """(K,) indices of the packets with key frames."""
     recoveries: NDArray[np.int64]
-    """(K,) number of frames after which decoding from each key frame on gives the right pictures."""
+    """(K,) number of frames after which decoding from a key frame gives correct pictures."""
     instant: NDArray[np.bool_]
-    """(K,) whether no frame behind a key frame refers to frames before it."""
-    shown: NDArray[np.int64]
-    """(N,) packet of each frame that is shown, in the order in which they are shown."""
+    """(K,) whether no frame after a key frame refers to frames before it."""
+    displayed: NDArray[np.int64]
+    """(N,) packet index of each visible frame, in display order."""
     time_base: Fraction
     missing: int
-    """Number of packets that the container declares and does not have."""
+    """Number of packets that the container declares but does not contain."""
 
-    def ranges(self, wanted: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """First and last packet of each part of the video that frames are decoded from, each from a key frame on.
+    def ranges(self, frame_packets: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Return the ranges of packets, (first, last), from which frames are decoded. Each range starts at a key frame.
 
-        Frames that are decoded after a key frame and shown before it need the key frame before that.
+        A frame that follows a key frame in decoding order, and precedes it in display order, needs the key frame before that
+        one.
 
         Args:
-            wanted: (T,) packets of the frames.
+            frame_packets: (T,) packet indices of the frames.
         """
-        right = np.minimum(self.keys + self.recoveries, len(self.pts) - 1)
-        found: list[tuple[int, int]] = []
-        for packet in np.unique(wanted).tolist():
-            usable = np.flatnonzero((right <= packet) & (self.pts[right] <= self.pts[packet]))
-            number = int(usable[-1]) if len(usable) else 0
-            first = int(self.keys[number])
-            if not found or (first > found[-1][1] and self.instant[number]):
-                found.append((first, packet))
+        correct_from = np.minimum(self.keys + self.recoveries, len(self.pts) - 1)
+        ranges: list[tuple[int, int]] = []
+        for packet in np.unique(frame_packets).tolist():
+            usable = np.flatnonzero((correct_from <= packet) & (self.pts[correct_from] <= self.pts[packet]))
+            key = int(usable[-1]) if len(usable) else 0
+            first = int(self.keys[key])
+            if not ranges or (first > ranges[-1][1] and self.instant[key]):
+                ranges.append((first, packet))
             else:
-                found[-1] = (found[-1][0], packet)
-        return found
+                ranges[-1] = (ranges[-1][0], packet)
+        return ranges
 
     @property
     def times_s(self) -> NDArray[np.float64]:
-        """(N,) time of each frame in seconds."""
-        return (self.pts[self.shown] * float(self.time_base)).astype(np.float64)
+        """(N,) time of each visible frame in seconds."""
+        return (self.pts[self.displayed] * float(self.time_base)).astype(np.float64)
 
 
 class Videos:
-    """Videos that this process reads: the indices of many, and some open. Least recently used ones go first.
+    """Least-recently-used caches of a process: indices of many videos, and some open videos.
 
-    Containers of a process that forked are left alone in the child: their files share one position.
+    A forked child does not use the open containers of its parent, because their files share one read position.
     """
 
     def __init__(self) -> None:
@@ -116,10 +118,10 @@ class Videos:
         self.open: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def take(self, source: str | memoryview) -> "Video":
-        """The video at a path, or in bytes. Give it back after use.
+        """Return the video at a path, or in bytes. Call ``give_back`` after use.
 
         Raises:
-            VideoError: If it cannot be opened.
+            VideoError: If the video cannot be opened.
         """
         if not isinstance(source, str):
             if not len(source):
@@ -137,7 +139,7 @@ class Videos:
         return Video(container or _opened(source), index, key)
 
     def give_back(self, video: "Video") -> None:
-        """Keep a video open for the next clip of it."""
+        """Keep a video open for the next clip of the same video."""
         if video.key is None or video.index is None:
             video.close()
             return
@@ -156,7 +158,7 @@ class Videos:
 
 
 VIDEOS = Videos()
-"""The videos of this process."""
+"""Videos of this process."""
 
 
 def _opened(source: str | BytesIO) -> Any:
@@ -168,7 +170,7 @@ def _opened(source: str | BytesIO) -> Any:
             raise VideoError("it has no video stream")
         return container
     except (av.error.FFmpegError, ValueError, EOFError, MemoryError) as error:
-        raise VideoError(_words(error)) from None
+        raise VideoError(_reason(error)) from None
 
 
 class Video:
@@ -176,8 +178,8 @@ class Video:
 
     Args:
         container: PyAV's container.
-        index: The index, or ``None`` if the packets have not been read.
-        key: The video's key in ``Videos``.
+        index: Index of the video; ``None`` if its packets were not read yet.
+        key: Key of the video in ``Videos``; ``None`` for a video in bytes.
     """
 
     def __init__(self, container: Any, index: Index | None, key: tuple[Any, ...] | None) -> None:
@@ -189,7 +191,7 @@ class Video:
         self.container.close()
 
     def read_index(self) -> Index:
-        """The index; reads all packets unless they have been read.
+        """Return the index. The first call reads all packets.
 
         Raises:
             VideoError: If the video cannot be decoded.
@@ -199,28 +201,28 @@ class Video:
             try:
                 self.index = self._scanned()
             except (av.error.FFmpegError, ValueError, OverflowError) as error:
-                raise VideoError(_words(error)) from None
+                raise VideoError(_reason(error)) from None
         return self.index
 
     def _scanned(self) -> Index:
         stream, context = self._stream, self._stream.codec_context
         if context is None or not context.codec.canonical_name or not context.is_decoder:
-            raise VideoError("no decoder knows its codec")
+            raise VideoError("FFmpeg has no decoder for its codec")
         codec = context.codec.canonical_name
         extradata, length_size = nal.parameter_sets(codec, bytes(context.extradata or b""))
         pts, dts, keys, recoveries = list[int](), list[int](), list[int](), list[int]()
         instant, hidden = list[bool](), list[bool]()
-        count, first = 0, None
+        count, first_frame = 0, None
         for packet in self.container.demux(stream):
             if packet.size == 0:
                 continue
             count += 1
             if count > MOST_FRAMES:
                 raise VideoError(f"it has more than {MOST_FRAMES} frames")
-            if not packet.is_keyframe and first is None:
+            if not packet.is_keyframe and first_frame is None:
                 continue
-            if first is None:
-                first = self._first_frame(packet)
+            if first_frame is None:
+                first_frame = self._first_frame(packet)
             time = packet.pts if packet.pts is not None else (packet.dts if not context.reorder_depth else None)
             if time is None:
                 raise VideoError(f"its frame {len(pts)} has no time stamp")
@@ -230,27 +232,28 @@ class Video:
                 keys.append(len(pts) - 1)
                 content = nal.with_start_codes(memoryview(packet), length_size)
                 instant.append(nal.is_instant(codec, content))
-                counted = nal.recovery(codec, content)
-                recoveries.append(counted * (1 + 2 * context.reorder_depth))  # frames that none refers to are not counted
+                recovery_frames = nal.recovery(codec, content)
+                # The count leaves out frames that no other frame refers to.
+                recoveries.append(recovery_frames * (1 + 2 * context.reorder_depth))
             hidden.append(packet.is_discard)
-        if first is None:
+        if first_frame is None:
             raise VideoError("it has no key frame")
         stamps, discarded = np.array(pts, np.int64), np.array(hidden, np.bool_)
         order = np.argsort(stamps, kind="stable")
         if len(stamps) > 1 and not np.diff(stamps[order]).all():
             raise VideoError("two of its frames have the same time stamp")
-        degrees = int(first.rotation)
+        degrees = int(first_frame.rotation)
         if degrees not in _ORIENTATIONS:
-            raise VideoError(f"it is turned by {degrees} degrees, no quarter turn")
+            raise VideoError(f"its rotation of {degrees} degrees is not a multiple of 90")
         return Index(
             codec,
             context.name,
-            first.format.name,
-            first.height,
-            first.width,
-            _UNSPECIFIED if first.colorspace is None else int(first.colorspace),
-            int(first.color_range) == 2 or first.format.name.startswith("yuvj"),
-            bool(first.interlaced_frame) or context.field_order > 1,
+            first_frame.format.name,
+            first_frame.height,
+            first_frame.width,
+            _UNSPECIFIED if first_frame.colorspace is None else int(first_frame.colorspace),
+            int(first_frame.color_range) == 2 or first_frame.format.name.startswith("yuvj"),
+            bool(first_frame.interlaced_frame) or context.field_order > 1,
             _ORIENTATIONS[degrees],
             context.reorder_depth,
             extradata,
@@ -266,7 +269,7 @@ class Video:
         )
 
     def _first_frame(self, packet: Any) -> Any:
-        """The first frame, decoded for its rotation and colours, which FFmpeg gives with frames alone."""
+        """Decode the first frame, because FFmpeg reports the rotation and colours of frames only."""
         context = self._stream.codec_context
         context.thread_count = 1
         frames = [*context.decode(packet), *context.decode(None)]
@@ -276,16 +279,16 @@ class Video:
         return frames[0]
 
     def packets(self, first: int, last: int) -> Iterator[Any]:
-        """The packets from number ``first``, a key frame, to ``last``, in the order of decoding.
+        """Yield the packets ``first``, a key frame, to ``last``, in decoding order.
 
         Raises:
-            VideoError: If other packets are read than those of the index.
+            VideoError: If the packets differ from those of the index.
         """
         av = libav.required()
         try:
             yield from self._packets(first, last)
         except (av.error.FFmpegError, ValueError, EOFError, OverflowError) as error:
-            raise VideoError(_words(error)) from None
+            raise VideoError(_reason(error)) from None
 
     def _packets(self, first: int, last: int) -> Iterator[Any]:
         index = self.read_index()
@@ -311,7 +314,7 @@ class Video:
         raise VideoError(f"its packet {first} cannot be found")
 
     def _stamped(self) -> Iterator[tuple[Any, int, int]]:
-        """Packets with their presentation and decoding time stamps, as the index has them."""
+        """Yield (packet, presentation time stamp, decoding time stamp), with the same time stamps as the index."""
         for packet in self.container.demux(self._stream):
             if packet.size:
                 pts = packet.pts if packet.pts is not None else packet.dts
@@ -319,7 +322,7 @@ class Video:
                     yield packet, pts, packet.dts if packet.dts is not None else pts
 
 
-def _words(error: BaseException) -> str:
-    """FFmpeg's words for an error, without the file's name."""
+def _reason(error: BaseException) -> str:
+    """Return FFmpeg's description of an error, without the name of the file."""
     strerror = getattr(error, "strerror", None)
     return f"FFmpeg says: {strerror or error}" if strerror or str(error) else type(error).__name__

@@ -14,12 +14,13 @@ from gpuaug.decode.clips.layout import ClipFacts, ClipWork
 from gpuaug.decode.decoders import nvdec_sessions
 from gpuaug.decode.decoders.base import MOST_SESSIONS, FileDecoder, Resources
 from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPool
-from gpuaug.decode.decoders.pyav import Running
+from gpuaug.decode.decoders.pyav import ConcurrentCalls
 
-FED_AT_ONCE = 32
-"""Number of packets per call. A session allocates memory for as many frames, and a few more.
+PACKETS_PER_CALL = 32
+"""Maximum number of packets per call. A session allocates memory for as many frames, and a few more.
 
-8 sessions decoded 232 clips of 340x256 per second with 4, 285 with 12, 319 with 32, and 296 with 200 (H100, 2026-11-26).
+8 sessions decoded 232 clips of 340x256 per second with 4 packets per call, 285 with 12, 319 with 32, and 296 with 200 (H100,
+2026-11-26).
 """
 
 _START_CODES = ("h264", "hevc")
@@ -31,7 +32,7 @@ _PIXELS = (b"yuv420p", b"yuvj420p")
 class NvDec(FileDecoder):
     """Video engines of one device.
 
-    Frames are copied as NV12, and converted to RGB when all clips of the batch are decoded.
+    They write frames as NV12. The frames are converted to RGB when all clips of the batch are decoded.
 
     Args:
         device: A CUDA device.
@@ -63,11 +64,12 @@ class NvDec(FileDecoder):
         taken: NDArray[np.bool_] = np.isin(table["pixels"], _PIXELS) & ~table["interlaced"] & table["instant"]
         taken &= (height % 2 == 0) & (width % 2 == 0)
         blocks = -(-height // 16) * -(-width // 16)
-        fits = np.zeros(len(table), np.bool_)
+        codec_fits = np.zeros(len(table), np.bool_)
         for codec, caps in self.caps.items():
-            inside = (height >= caps.least[0]) & (width >= caps.least[1]) & (height <= caps.most[0]) & (width <= caps.most[1])
-            fits |= (table["codec"] == codec) & inside & (blocks <= caps.most_blocks)
-        return taken & fits
+            size_fits = (height >= caps.least[0]) & (width >= caps.least[1])
+            size_fits &= (height <= caps.most[0]) & (width <= caps.most[1])
+            codec_fits |= (table["codec"] == codec) & size_fits & (blocks <= caps.most_blocks)
+        return taken & codec_fits
 
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads of sessions, in descending order of packets · pixels."""
@@ -76,14 +78,14 @@ class NvDec(FileDecoder):
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
         pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
         events: list[Event] = []
-        running = Running(
+        calls = ConcurrentCalls(
             resources.pools.clips.submit,
             min(len(indices), MOST_SESSIONS),
             partial(self._decode_pending, work, facts, pending, resources, events),
         )
 
         def finish() -> Event:
-            running.wait()
+            calls.wait()
             lane = resources.lane
             for event in events:
                 lane.wait(event)
@@ -94,7 +96,7 @@ class NvDec(FileDecoder):
     def _decode_pending(
         self, work: ClipWork, facts_of: list[ClipFacts], indices: Iterator[int], resources: Resources, events: list[Event]
     ) -> None:
-        """Decode clips that no other thread has started, on one lane. ``facts_of``: ``ClipLayout.facts`` of the batch."""
+        """Decode clips that no other thread has started, all on one lane. ``facts_of``: ``ClipLayout.facts`` of the batch."""
         if not resources.lanes.in_line:
             nvjpeg.enter(resources.lanes.device)
         lane = resources.card_lanes.get()
@@ -128,7 +130,7 @@ def _decode(session: Session, address: int, facts: ClipFacts, frames_out: torch.
     Args:
         session: Session for the codec and size of the clip.
         address: Host address of the packets of the batch.
-        facts: Facts of the clip.
+        facts: Header fields of the clip.
         frames_out: (T, 3/2 H, W) output for the frames.
 
     Returns:
@@ -136,7 +138,7 @@ def _decode(session: Session, address: int, facts: ClipFacts, frames_out: torch.
     """
     stamps = sorted(stamp for _, _, stamp, _ in facts.packets)
     count = 0
-    for start, size in _calls(facts):
+    for start, size in _packet_ranges(facts):
         for frame in session.feed(address + start, size) if size else session.end():
             if count == len(stamps):
                 return f"NVDEC gives more frames than its {count} packets have"
@@ -151,15 +153,15 @@ def _decode(session: Session, address: int, facts: ClipFacts, frames_out: torch.
     return "" if count == len(stamps) else f"NVDEC gives {count} frames of its {len(stamps)} packets"
 
 
-def _calls(facts: ClipFacts) -> Iterator[tuple[int, int]]:
-    """Yield (offset, number of bytes) per call. The last call has no bytes and ends the stream.
+def _packet_ranges(facts: ClipFacts) -> Iterator[tuple[int, int]]:
+    """Yield (offset, number of bytes) of the packets per call. The last call has no bytes and ends the stream.
 
-    Packets with start codes may have zeros between them. The first call begins with the parameter sets.
+    Zeros may separate packets with start codes. The first call begins with the parameter sets.
     """
-    step = FED_AT_ONCE if facts.codec in _START_CODES else 1
-    for first in range(0, len(facts.packets), step):
+    count = PACKETS_PER_CALL if facts.codec in _START_CODES else 1
+    for first in range(0, len(facts.packets), count):
         start, _, _, _ = facts.packets[first]
-        end_start, end_size, _, _ = facts.packets[min(first + step, len(facts.packets)) - 1]
+        end_start, end_size, _, _ = facts.packets[min(first + count, len(facts.packets)) - 1]
         if first == 0 and facts.codec in _START_CODES:
             start = facts.start
         yield start, end_start + end_size - start

@@ -38,14 +38,14 @@ class PyAv(FileDecoder):
         facts = layout.facts  # before threads start, or each thread may compute the cached property
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
         pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
-        running = Running(
+        calls = ConcurrentCalls(
             resources.pools.images.submit,
             min(len(indices), resources.pools.threads),
             partial(_decode_pending, work, facts, pending),
         )
 
         def finish() -> Event:
-            running.wait()
+            calls.wait()
             if work.staging is not None:
                 parts = [
                     (int(layout.starts[index]), int(layout.staged_starts[index]), int(layout.lengths[index]))
@@ -57,7 +57,7 @@ class PyAv(FileDecoder):
         return finish
 
 
-class Running:
+class ConcurrentCalls:
     """Concurrent calls of one function on several threads.
 
     Args:
@@ -94,7 +94,7 @@ class Running:
 
 
 def _decode_pending(work: ClipWork, facts_of: list[ClipFacts], indices: Iterator[int]) -> None:
-    """Decode clips that no other thread has started into host memory. ``facts_of``: ``ClipLayout.facts`` of the batch."""
+    """Decode clips that no other thread has started, into host memory. ``facts_of``: ``ClipLayout.facts`` of the batch."""
     layout = work.layout
     data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     file = work.encoded.data.numpy().data
@@ -109,8 +109,8 @@ def decode(data: memoryview, facts: ClipFacts, out: NDArray[np.uint8]) -> str:
 
     Args:
         data: (bytes,) packets of the batch.
-        facts: Facts of the clip.
-        out: (T, h, w, 3) output for the upright frames.
+        facts: Header fields of the clip.
+        out: (T, H, W, 3) output for the upright frames.
 
     Returns:
         Reason why the clip cannot be decoded; an empty string on success.
@@ -142,7 +142,7 @@ def _context(av: Any, data: memoryview, facts: ClipFacts) -> Any:
         context.extradata = bytes(data[facts.start : facts.start + facts.extradata])
     context.thread_count = 1
     context.width, context.height = facts.width, facts.height  # some codecs store the size only in the container
-    if facts.reorder:  # reorder depth of the demuxer: without it, a decoder may drop frames as late
+    if facts.reorder:  # the demuxer's value: with a smaller one, a decoder may drop frames as too late
         context.reorder_depth = facts.reorder
     return context
 

@@ -1,4 +1,4 @@
-"""Which executor runs a plan: Triton on a GPU where a probe kernel ran, torch everywhere else."""
+"""Choice of the executor of a plan: Triton on a GPU on which a probe kernel ran, torch everywhere else."""
 
 import os
 import warnings
@@ -11,10 +11,10 @@ from gpuaug.core.devices import WITHOUT_TRITON
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
-from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton_failure import TritonFailure, shortened
 from gpuaug.fusion.ops import boxes
-from gpuaug.fusion.ops.boxes import Way
+from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
@@ -28,18 +28,18 @@ def run(
     memory_format: torch.memory_format = torch.contiguous_format,
     canvases: Canvases = (),
 ) -> Tensor:
-    """Run a plan on images, with whichever executor fits their device.
+    """Run a plan on images, with the executor for their device.
 
     Args:
-        plan: For images of this size.
-        images: uint8 or floating.
-        table: Rows of the samples.
-        dtype: Type of the result.
+        plan: Plan for the size of the images.
+        images: Images of a type in ``PIXELS``.
+        table: Parameter table.
+        dtype: Dtype of the result.
         memory_format: Memory format of the result.
         canvases: ``Plan.canvases``.
 
     Shape:
-        - images: (B · T, C, H, W), of a type in ``PIXELS``, or a ragged batch of B; T frames of a clip, or 1
+        - images: (B · T, C, H, W), or a ragged batch of B; T frames of a clip, or 1
         - table: (V · B, at least ``plan.width``) float32, for V views
         - returns: (V · B · T, C, H', W') of ``dtype`` and ``memory_format``
     """
@@ -53,39 +53,39 @@ def run(
 
 
 def run_mask(
-    step: Pass,
+    pass_: Pass,
     masks: Tensor,
     table: Tensor,
-    places: MaskPlaces | None = None,
+    places: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Take masks of any type through what a pass moves and erases.
+    """Move and erase the pixels of masks of any dtype, as a pass does for images.
 
     Args:
-        step: The pass.
-        masks: Of any type.
-        table: Rows of the samples.
-        places: Places of masks that differ in size.
-        canvas: The pass's of ``Plan.canvases``, if images differ in size behind the pass.
+        pass_: The pass.
+        masks: Masks of any dtype.
+        table: Parameter table.
+        places: Layout of masks that differ in size.
+        canvas: Entry of ``Plan.canvases`` for the pass, if images differ in size after it.
 
     Shape:
-        - masks: (B · T, C, H, W), or where there are ``places`` of N of them what their elements are counted from
+        - masks: (B · T, C, H, W); with ``places`` of N masks, the tensor from whose first element their offsets count
         - table: (B, K) float32
-        - returns: (B · T, C, H', W'); with places (N, 1, H', W')
+        - returns: (B · T, C, H', W'); with ``places`` (N, 1, H', W')
     """
     if not masks.numel():
         shape = masks.shape[:2] if places is None else (len(places.owners), 1)
-        return masks.new_zeros((*shape, *(canvas or (step.out.height, step.out.width))))
-    if isinstance(step, GatherPass) and step.moves:
+        return masks.new_zeros((*shape, *(canvas or (pass_.out.height, pass_.out.width))))
+    if isinstance(pass_, GatherPass) and pass_.moves:
         if masks.is_cuda and (triton := _triton(masks.device)) is not None:
-            masks = triton.run_mask(step, masks, table, places, canvas)
+            masks = triton.run_mask(pass_, masks, table, places, canvas)
         else:
-            masks = torch_backend.gather_mask(step, masks, table, places, canvas)
-    return torch_backend.erased(step, masks, table, places)
+            masks = torch_backend.gather_mask(pass_, masks, table, places, canvas)
+    return torch_backend.erased(pass_, masks, table, places)
 
 
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """Make labels shares of the classes, and mix them where there are rows of a mix."""
+    """Convert labels to class probabilities, and mix them if there are ``rows`` of a mix."""
     if labels.is_cuda and labels.numel() and _triton(labels.device) is not None:
         from gpuaug.fusion.backends.triton.mix import soft_labels
 
@@ -93,48 +93,48 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
     return soft.of(labels, rows)
 
 
-def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Take boxes or points their way: see ``gpuaug.fusion.ops.boxes.follow``."""
+def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Map boxes or points. See ``gpuaug.fusion.ops.boxes.map_boxes``."""
     if values.is_cuda and _triton(values.device) is not None:
         from gpuaug.fusion.backends.triton import boxes as box_kernel
 
-        return box_kernel.follow(values, valid, way, dtype)
-    return boxes.follow(values, valid, way, dtype)
+        return box_kernel.map_boxes(values, valid, mapping, dtype)
+    return boxes.map_boxes(values, valid, mapping, dtype)
 
 
 def name(device: torch.device) -> str:
-    """The executor for a device: ``"torch"`` or ``"triton"``."""
+    """Executor for a device: ``"torch"`` or ``"triton"``."""
     return "triton" if device.type == "cuda" and device not in WITHOUT_TRITON and _triton(device) is not None else "torch"
 
 
-_KNOWN: dict[torch.device, Any] = {}
-"""The module that runs plans by Triton, for every device probed so far; ``None`` where it cannot."""
+_BACKENDS: dict[torch.device, Any] = {}
+"""Module ``triton.backend`` per device that was probed; ``None`` if Triton cannot run there."""
 
 
 def _triton(device: torch.device, first: tuple[Any, ...] | None = None) -> Any:
-    """The module that runs plans by Triton on a device, or ``None``. ``first``: arguments of its ``run`` that follows."""
-    if device not in _KNOWN:
-        _KNOWN[device] = _probed(device, first)
-    return _KNOWN[device]
+    """Module that runs plans with Triton on a device, or ``None``. ``first``: arguments of the next call of its ``run``."""
+    if device not in _BACKENDS:
+        _BACKENDS[device] = _probed(device, first)
+    return _BACKENDS[device]
 
 
 def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
-    # That Triton can be imported does not mean that it can compile: it needs a C compiler, and a driver that it knows.
+    # Importing Triton is not enough: it also needs a C compiler, and a driver that it supports.
     try:
         from gpuaug.fusion.backends.triton import backend
 
         backend.probe(device, first)
     except Exception as error:
-        failure, said = TritonFailure.of(error), shortened(error)
+        failure, text = TritonFailure.of(error), shortened(error)
         if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):
-            raised = DeviceError(
-                f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton {failure.value} ({said}). "
+            device_error = DeviceError(
+                f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton {failure.value} ({text}). "
                 f"{failure.advice()}"
             )
-            WITHOUT_TRITON[device] = str(raised)
-            raise raised from error
+            WITHOUT_TRITON[device] = str(device_error)
+            raise device_error from error
         reason = (
-            f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton {failure.value} ({said}). "
+            f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton {failure.value} ({text}). "
             f"{failure.advice()}"
         )
         WITHOUT_TRITON[device] = reason

@@ -1,4 +1,4 @@
-"""What a plan reads: images of one size or ragged ones, each once or once a view, and masks of several sizes."""
+"""Sources of a plan: images of one size or ragged images, repeated once per view, and masks of several sizes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,38 +15,38 @@ from gpuaug.fusion.pixels import LARGEST
 
 
 def dtype_of(images: Tensor | Ragged) -> torch.dtype:
-    """The type of the pixels."""
+    """Return the dtype of the pixels."""
     return images.dtype if isinstance(images, Tensor) else images.data.dtype
 
 
 def size_of(images: Tensor | Ragged) -> Size:
-    """The size of a batch of images, read on the host.
+    """Return the size of a batch of images, read on the host.
 
     Raises:
-        ArgumentTypeError: If a ragged batch is not of whole numbers.
-        ArgumentError: If a ragged batch is not what its shapes say.
+        ArgumentTypeError: If a ragged batch does not hold integers.
+        ArgumentError: If a ragged batch does not agree with its shapes, or has an image without pixels.
     """
     if isinstance(images, Tensor):
         return Size(*images.shape)
     if images.data.dtype not in LARGEST:
         raise ArgumentTypeError(
-            f"images must be uint8, uint16 or int16 in a ragged batch, got {images.data.dtype}. Have gpuaug.collate_ragged "
-            "make it."
+            f"images must be uint8, uint16 or int16 in a ragged batch, got {images.data.dtype}. Create it with "
+            "gpuaug.collate_ragged."
         )
     shapes = images.shapes
     sizes, channels = shapes.sizes, shapes.channels
     if shapes.least < 1:
         empty = int(np.flatnonzero((sizes < 1).any(1))[0])
         raise ArgumentError(
-            f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave it out."
+            f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave the image out."
         )
-    held = images.data.numel()
+    elements = images.data.numel()
     places = images.places
     columns = 3 if shapes.windows is None else 4
-    if held != shapes.held or places.shape != (len(sizes), columns) or places.dtype is not torch.int64:
+    if elements != shapes.held or places.shape != (len(sizes), columns) or places.dtype is not torch.int64:
         raise ArgumentError(
-            f"A ragged batch must hold what its shapes say, {shapes.held} elements of {len(sizes)} images, got {held} and "
-            f"places {tuple(places.shape)} of {places.dtype}. Have gpuaug.collate_ragged make it."
+            f"A ragged batch must agree with its shapes, {shapes.held} elements of {len(sizes)} images, got {elements} and "
+            f"places {tuple(places.shape)} of {places.dtype}. Create it with gpuaug.collate_ragged."
         )
     frames = shapes.frames
     if not frames:
@@ -60,11 +60,11 @@ def size_of(images: Tensor | Ragged) -> Size:
     return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
 
 
-def size_given(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
-    """The size that a user's ``shape`` means: (B, C, H, W), that of clips, or a ragged batch.
+def size_of_shape(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
+    """Return the size for a ``shape`` that the user passed: (B, C, H, W), the shape of clips, or a ragged batch.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If it is neither, or has no room for pixels.
+        ArgumentError, ArgumentTypeError: If ``shape`` is none of these, or has no pixels.
     """
     if isinstance(shape, Ragged):
         return size_of(shape)
@@ -75,58 +75,61 @@ def size_given(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
     return form.size(sides) if len(sides) == 5 else Size(*sides)
 
 
-def viewed(images: Tensor, samples: int) -> Tensor:
-    """(B, C, H, W) as often as there are samples for each image: views lie behind one another."""
+def repeated_per_view(images: Tensor, samples: int) -> Tensor:
+    """Repeat images, (B, C, H, W), once per view: (``samples``, C, H, W), view-major."""
     views = samples // max(len(images), 1)
     return images if views <= 1 else images.repeat(views, 1, 1, 1)
 
 
-class MaskPlaces(NamedTuple):
-    """Where N masks of several sizes are. Those of one sample lie one behind the other."""
+class MaskLayout(NamedTuple):
+    """Layout of N masks of several sizes. The masks of a sample are adjacent in memory."""
 
     owners: Tensor
-    """(N,) int64: the sample of each."""
+    """(N,) int64: sample of each mask."""
 
     samples: Tensor
-    """(B, 3) int64, of each sample: where mask ``n`` of the N begins if it is the sample's, less ``n · height · width``; the
-    height; the width."""
+    """(B, 3) int64 per sample: start, height and width. Mask ``n`` of the N begins at ``start + n · height · width``."""
 
-    def apart(self) -> Tensor:
-        """The first element of each, its height and its width, (N, 3)."""
-        found = self.samples.index_select(0, self.owners)
-        first, height, width = found.unbind(1)
-        return torch.stack((first + torch.arange(len(found), device=found.device) * height * width, height, width), 1)
+    def per_mask(self) -> Tensor:
+        """Return the offset of the first element, the height and the width of each mask, (N, 3)."""
+        mask_samples = self.samples.index_select(0, self.owners)
+        first, height, width = mask_samples.unbind(1)
+        return torch.stack(
+            (first + torch.arange(len(mask_samples), device=mask_samples.device) * height * width, height, width), 1
+        )
 
 
-class Planes:
-    """Reads pixels of images of one size.
+class DenseReader:
+    """Reader of images of one size.
 
     Args:
         images: (B, C, H, W).
-        samples: V · B: how many read from them.
+        samples: V · B, number of samples that read them.
     """
 
     def __init__(self, images: Tensor, samples: int) -> None:
         self.channels = images.shape[1]
         self.dtype = images.dtype
-        self._flat = viewed(images, samples).flatten(2)
+        self._flat = repeated_per_view(images, samples).flatten(2)
         self._width = images.shape[3]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
+        """Return (V · B, C, h, w) pixels at integer coordinates (V · B or 1, h or 1, w or 1)."""
         index = (y * self._width + x).expand(self._flat.shape[0], -1, -1)
-        every = index[:, None].expand(-1, self.channels, -1, -1)
-        return self._flat.gather(2, every.reshape(*self._flat.shape[:2], -1)).view(*self._flat.shape[:2], *index.shape[1:])
+        channel_index = index[:, None].expand(-1, self.channels, -1, -1)
+        return self._flat.gather(2, channel_index.reshape(*self._flat.shape[:2], -1)).view(
+            *self._flat.shape[:2], *index.shape[1:]
+        )
 
 
-class Places:
-    """Reads pixels of images that lie one behind the other, each of a size of its own.
+class RaggedReader:
+    """Reader of images of different sizes in one flat buffer.
 
     Args:
-        data: Flat, of any type.
-        places: (V · B, 3 or 4) int64: see ``Ragged.places``.
-        channels: Of every image.
-        packed: Whether the channels of a pixel are together, rather than in planes.
+        data: Flat buffer, of any dtype.
+        places: (V · B, 3 or 4) int64: ``Ragged.places``, repeated once per view.
+        channels: Number of channels of all images.
+        packed: Whether the channels of a pixel are adjacent, instead of planes.
     """
 
     def __init__(self, data: Tensor, places: Tensor, channels: int = 1, *, packed: bool = False) -> None:
@@ -138,32 +141,34 @@ class Places:
         self._plane: Tensor | int = 1 if packed else (height * width)[:, None]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """(V · B, C, h, w) at whole pixels (V · B or 1, h or 1, w or 1)."""
+        """Return (V · B, C, h, w) pixels at integer coordinates (V · B or 1, h or 1, w or 1)."""
         plane = torch.arange(self.channels, device=x.device)[:, None, None] * self._plane
         elements = (self._first + y * self._row + x * self._pixel)[:, None] + plane
         if self._holds_windows:
-            # Where padding is written, pixel (0, 0) is read, which the window may lack.
+            # Padding reads pixel (0, 0), which the window may not contain.
             elements = elements.clamp_(0, self._data.numel() - 1)
         return self._data.take(elements)
 
 
-Reader = Planes | Places
+Reader = DenseReader | RaggedReader
 
 
 def reader(images: Tensor | Ragged, samples: int) -> Reader:
-    """What reads pixels of a batch, each image for as many samples as there are views."""
+    """Return a reader of a batch. ``samples``: V · B, for V views."""
     if isinstance(images, Tensor):
-        return Planes(images, samples)
+        return DenseReader(images, samples)
     shapes = images.shapes
     views = samples // max(len(images), 1)
-    return Places(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
+    return RaggedReader(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
 
 
 def image_of(images: Tensor | Ragged, index: int) -> Tensor | Ragged:
-    """One image of a batch, as a batch of one."""
+    """Return one image of a batch, as a batch of one."""
     if isinstance(images, Tensor):
         return images[index : index + 1]
     shapes = images.shapes
-    own = slice(index, index + 1)
-    windows = None if shapes.windows is None else shapes.windows[own]
-    return Ragged(images.data, images.places[own], Shapes(shapes.sizes[own], shapes.channels, shapes.layout, windows))
+    image_slice = slice(index, index + 1)
+    windows = None if shapes.windows is None else shapes.windows[image_slice]
+    return Ragged(
+        images.data, images.places[image_slice], Shapes(shapes.sizes[image_slice], shapes.channels, shapes.layout, windows)
+    )

@@ -1,4 +1,4 @@
-"""Why Triton cannot run a kernel, and what to install. Apart from ``triton/``, which cannot be imported without Triton."""
+"""Reason why Triton cannot run a kernel, and what to install. Not in ``triton/``, which cannot be imported without Triton."""
 
 import os
 import textwrap
@@ -7,12 +7,12 @@ from enum import Enum
 
 from gpuaug.core.errors import DOCUMENTATION
 
-LONGEST = 300
-"""Most characters of Triton's own error that are repeated."""
+MAX_QUOTED = 300
+"""Maximum number of characters of Triton's error that a message quotes."""
 
 
 class TritonFailure(Enum):
-    """Kinds of failures of Triton. The value is the predicate of a sentence about Triton."""
+    """Failure of Triton. The value is the predicate of a sentence about Triton."""
 
     COMPILER = "cannot compile its C code"
     PTXAS = "cannot use its ptxas"
@@ -24,9 +24,9 @@ class TritonFailure(Enum):
 
     @classmethod
     def of(cls, error: Exception) -> "TritonFailure":
-        """Return the kind of failure by the functions that an error of Triton's passed through.
+        """Return the failure that an error stands for, by the functions of Triton that the error passed through.
 
-        Their names are the same from Triton 3.4 to 3.8; the types and texts of the errors are not.
+        The names of these functions are the same from Triton 3.4 to 3.8; the types and texts of the errors are not.
         """
         for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
             module = frame.f_globals.get("__name__")
@@ -44,7 +44,7 @@ class TritonFailure(Enum):
         return cls.OTHER
 
     def advice(self) -> str:
-        """Return what to do about it."""
+        """Return the advice for the user."""
         if self is TritonFailure.COMPILER:
             return (
                 "Install a C compiler and Python's headers (apt-get install gcc python3-dev, or conda install gcc_linux-64), "
@@ -62,10 +62,10 @@ class TritonFailure(Enum):
 
 
 def shortened(error: Exception) -> str:
-    """Return type and text of an error of Triton's on one line: that of its ptxas includes a command."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST, placeholder=" …")
+    """Return the type and text of an error on one line, shortened: the error of ptxas contains its command."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", MAX_QUOTED, placeholder=" …")
 
 
 def is_noexec(path: str) -> bool:
-    """Whether a file system lets no code run that lies on it."""
+    """Whether a path is on a file system that is mounted noexec, so that its code cannot be loaded."""
     return hasattr(os, "statvfs") and os.path.exists(path) and bool(os.statvfs(path).f_flag & os.ST_NOEXEC)

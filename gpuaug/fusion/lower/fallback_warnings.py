@@ -33,7 +33,7 @@ class FallbackWarnings:
         # A transform in a container with random order has one op per position.
         for op in {(op.name, id(op.module)): op for op in self._ops}.values():
             if isinstance(op, RandomApply):
-                fallbacks = op.always_left()
+                fallbacks = op.always_fallbacks()
                 self.warned.update(fallback.name for fallback in fallbacks)
                 if fallbacks:
                     _warn_of_choice(op, fallbacks)

@@ -319,18 +319,18 @@ def _mix(name: str, transform: Any) -> MixOp | None:
         return mixes.LOWERED[kind](name, transform)
     picks = kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply")
     inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if picks else []
-    found = [(each, mix) for each, mix in inner if mix is not None]
-    if not found:
+    inner_mixes = [(each, mix) for each, mix in inner if mix is not None]
+    if not inner_mixes:
         return None
-    if len(found) < len(inner) or not (kind is v2.RandomChoice or len(found) == 1):
+    if len(inner_mixes) < len(inner) or not (kind is v2.RandomChoice or len(inner_mixes) == 1):
         raise ArgumentTypeError(
             f"{name} must hold one mix, or be a RandomChoice of mixes alone, got {', '.join(each for each, _ in inner)}. "
             "It draws once for a batch then: move the others out of it, before or behind."
         )
     if kind is v2.RandomChoice:
-        held = nn.ModuleList(mix.module for _, mix in found)
-        return _PickedMix(name, held, found, "batch", transform.p)
-    ((_, mix),) = found
+        modules = nn.ModuleList(mix.module for _, mix in inner_mixes)
+        return _PickedMix(name, modules, inner_mixes, "batch", transform.p)
+    ((_, mix),) = inner_mixes
     if kind is v2.RandomApply:
         _lessen(mix, float(transform.p))
     mix.name = name
@@ -378,17 +378,17 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
     """
     if isinstance(transform, v2.ToTensor | v1.ToTensor):
         return torch.float32, True
-    given = transform.dtype
-    if isinstance(given, dict):
-        taken = (*_IMAGES, tv_tensors.Mask)
-        others = {kind: dtype for kind, dtype in given.items() if kind not in taken and dtype is not None}
+    setting = transform.dtype
+    if isinstance(setting, dict):
+        image_types = (*_IMAGES, tv_tensors.Mask)
+        others = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
         if others:
             raise ArgumentError(
                 f"dtype of {type(transform).__name__} must be of images and masks alone, got {others}. Convert the rest behind "
                 "gpuaug.fuse, which leaves its type as it is."
             )
-        given = next((given[kind] for kind in _IMAGES if kind in given), None)
-    return given, bool(transform.scale) if isinstance(transform, v2.ToDtype) else True
+        setting = next((setting[cls] for cls in _IMAGES if cls in setting), None)
+    return setting, bool(transform.scale) if isinstance(transform, v2.ToDtype) else True
 
 
 def _scales(transform: Any) -> bool:

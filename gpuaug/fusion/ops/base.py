@@ -365,7 +365,7 @@ class PointOp(RowOp):
     """Pointwise op: an output pixel depends on the same input pixel, its coordinates and the row of the sample only."""
 
     code: ClassVar[int]
-    """Number of the branch of ``point()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
+    """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
 
     flags: int = 0
     """Bit field passed to Triton as a compile-time constant, so that the kernel omits branches that the op never takes.

@@ -45,7 +45,7 @@ _TAILS: dict[Layout, tuple[int, ...]] = {"vertices": (4, 2), "corners": (4,), "s
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class BoxMapping:
     """Map of boxes or points from format ``form`` to format ``to``.
 
     ``matrix``, (B, 3, 3) float32, maps pixel centres. The sample of a box is its index along the first axis, or, with
@@ -86,45 +86,45 @@ def floating(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point else torch.float32
 
 
-def follow(values: Tensor, valid: Tensor | None, way: Way, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Map boxes or points by ``way``, in float32 at least. Columns after a point's (x, y) are unchanged.
+def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Map boxes or points by ``mapping``, in float32 at least. Columns after a point's (x, y) are unchanged.
 
     Shape:
-        - values: (B, N, …), or (n, …) with owners; trailing axes as in the format ``way.form``
+        - values: (B, N, …), or (n, …) with owners; trailing axes as in the format ``mapping.form``
         - valid: (B, N) or (n,) bool: mask of the boxes to consider, or ``None`` for all
-        - returns: values in the format ``way.to``, of ``dtype``; and the mask of valid boxes, ``None`` without ``clip``
+        - returns: values in the format ``mapping.to``, of ``dtype``; and the mask of valid boxes, ``None`` without ``clip``
 
     Cost:
         About ten launches.
     """
-    matrix = way.matrix
-    sides = way.source
+    matrix = mapping.matrix
+    sides = mapping.source
     if values.dtype != torch.float64:
         values = values.float()
-    if way.owners is not None:
+    if mapping.owners is not None:
         # Every box becomes a sample of one box.
         values = values[:, None]
-        matrix = matrix.index_select(0, way.owners)
+        matrix = matrix.index_select(0, mapping.owners)
         valid = None if valid is None else valid[:, None]
-        sides = sides.index_select(0, way.owners) if isinstance(sides, Tensor) else sides
+        sides = sides.index_select(0, mapping.owners) if isinstance(sides, Tensor) else sides
     source = (sides[:, None, 1], sides[:, None, 2]) if isinstance(sides, Tensor) else sides
-    points = move(vertices(values, way.form, source), matrix)
+    points = move(vertices(values, mapping.form, source), matrix)
     kept: Tensor | None = None
-    if way.to.layout == "points":
-        mapped = points + 0.5 if way.to.edges else points
+    if mapping.to.layout == "points":
+        mapped = points + 0.5 if mapping.to.edges else points
         mapped = torch.cat((mapped, values[..., 2:]), -1) if values.shape[-1] > 2 else mapped
     else:
         first, last = torch.aminmax(points, dim=-2)
-        if way.to.edges:
+        if mapping.to.edges:
             first, last = first + 0.5, last + 0.5
-        if way.clip:
-            kept = has_extent(values, way.form) & _is_seen(first, last, way)
+        if mapping.clip:
+            kept = has_extent(values, mapping.form) & _is_seen(first, last, mapping)
             kept = kept if valid is None else kept & valid
-            margin = 0 if way.to.edges else 1
-            first, last = (_clamped(corner, way.out[0] - margin, way.out[1] - margin) for corner in (first, last))
-        mapped = _packed(first, last, way)
+            margin = 0 if mapping.to.edges else 1
+            first, last = (_clamped(corner, mapping.out[0] - margin, mapping.out[1] - margin) for corner in (first, last))
+        mapped = _packed(first, last, mapping)
     mapped = mapped.to(dtype)
-    if way.owners is not None:
+    if mapping.owners is not None:
         return mapped[:, 0], None if kept is None else kept[:, 0]
     return mapped, kept
 
@@ -176,18 +176,18 @@ def composed(first: Tensor | None, then: Tensor) -> Tensor:
     return then if first is None else (then[..., None] * first[:, None]).sum(2)
 
 
-def _packed(first: Tensor, last: Tensor, way: Way) -> Tensor:
-    """Axis-aligned boxes in the format ``way.to``, from two opposite corners, (…, 2) each."""
-    layout = way.to.layout
+def _packed(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
+    """Axis-aligned boxes in the format ``mapping.to``, from two opposite corners, (…, 2) each."""
+    layout = mapping.to.layout
     if layout == "vertices":
         return _corners(first, last)
     if layout == "corners":
         return torch.cat((first, last), -1)
-    sides = last - first if way.to.edges else last - first + 1
+    sides = last - first if mapping.to.edges else last - first + 1
     packed = torch.cat((first if layout == "sides" else (first + last) / 2, sides), -1)
-    if not way.to.share:
+    if not mapping.to.share:
         return packed
-    height, width = way.out
+    height, width = mapping.out
     x, y, across, down = packed.unbind(-1)
     return torch.stack((x / width, y / height, across / width, down / height), -1)
 
@@ -200,10 +200,10 @@ def has_extent(values: Tensor, form: Form) -> Tensor:
     return (sides > (0 if form.edges or form.layout != "corners" else -1)).all(-1)
 
 
-def _is_seen(first: Tensor, last: Tensor, way: Way) -> Tensor:
+def _is_seen(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
     """Mask of the boxes that overlap the output image by at least one pixel along x and y, (B, N) bool."""
-    end = last if way.to.edges else last + 1
-    sides = _clamped(end, *way.out) - _clamped(first, *way.out)
+    end = last if mapping.to.edges else last + 1
+    sides = _clamped(end, *mapping.out) - _clamped(first, *mapping.out)
     return (sides >= 1).all(-1)
 
 

@@ -216,9 +216,9 @@ def reordered(images: Tensor, channels: Tensor) -> Tensor:
     return images.gather(1, channels.long()[:, :, None, None].expand_as(images))
 
 
-def values_of(given: Any) -> Array:
+def values_of(setting: Any) -> Array:
     """Convert a scalar, or one value per channel, to an array (K,) float32; K is 1 for a scalar."""
-    values: Array = torch.as_tensor(given, dtype=torch.float32, device="cpu").reshape(-1).numpy()
+    values: Array = torch.as_tensor(setting, dtype=torch.float32, device="cpu").reshape(-1).numpy()
     return values
 
 

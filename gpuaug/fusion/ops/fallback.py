@@ -356,7 +356,7 @@ class EagerTorchvision(EagerOp):
             raise Retyped(self._number, dtype)
 
 
-def left(op: Op, reason: str) -> EagerOp:
+def fallback_of(op: Op, reason: str) -> EagerOp:
     """Create the fallback module of an op, for images of a size that the op does not support."""
     if op.package == "Kornia":
         return EagerKornia(op.name, op.module, reason, op)

@@ -235,8 +235,8 @@ class Clahe(LevelsOp):
         levels = functional.pad(clamped.nan_to_num(0), padding, mode="reflect").mul(factor).add(offset).long()
         tables = self._tables(levels.unfold(2, down, down).unfold(3, across, across).flatten(4).flatten(2, 3), rows)
         levels = levels[:, :, :height, :width]
-        top, bottom, upper_share = (values[:, None] for values in tiles_between(height, self.grid[0], images.device))
-        left, right, left_share = tiles_between(width, self.grid[1], images.device)
+        top, bottom, upper_share = (values[:, None] for values in nearest_tiles(height, self.grid[0], images.device))
+        left, right, left_share = nearest_tiles(width, self.grid[1], images.device)
         four = (tile_row * self.grid[1] + tile_column for tile_row in (top, bottom) for tile_column in (left, right))
         a, b, c, d = (tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in four)
         upper, lower = b + (a - b) * left_share, d + (c - d) * left_share
@@ -331,7 +331,7 @@ def tile_side(length: int, count: int) -> int:
     return -(-length // count)
 
 
-def tiles_between(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """(first tile, second tile, weight of the first) per pixel along an axis: the two nearest tiles, (length,) each."""
     double = 2 * tile_side(length, count)
     # In half pixels, from the centre of the tile before the first.

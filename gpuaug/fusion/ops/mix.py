@@ -218,20 +218,20 @@ def _bounds(values: Any) -> tuple[float, float]:
 LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomCutMixV2: CutMix}
 
 
-def classes_of(given: int | None, mixes: Iterable[MixOp]) -> int | None:
-    """Number of classes, set in ``fuse`` or in a mix; ``None`` if not set.
+def classes_of(num_classes: int | None, mixes: Iterable[MixOp]) -> int | None:
+    """Number of classes, set in ``fuse`` (``num_classes``) or in a mix; ``None`` if not set.
 
     Raises:
         ArgumentError: If two settings differ.
     """
     for mix in mixes:
-        if given is not None and mix.num_classes not in (None, given):
+        if num_classes is not None and mix.num_classes not in (None, num_classes):
             raise ArgumentError(
-                f"num_classes of {mix.name} must be that of the rest of the pipeline, {given}, got {mix.num_classes}. "
-                "Say it once, in gpuaug.fuse(…, num_classes=…)."
+                f"num_classes of {mix.name} must be that of the rest of the pipeline, {num_classes}, got {mix.num_classes}. "
+                "Set it once, in gpuaug.fuse(…, num_classes=…)."
             )
-        given = mix.num_classes if given is None else given
-    return given
+        num_classes = mix.num_classes if num_classes is None else num_classes
+    return num_classes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Containers with ``random_apply``: the number, choice and order of the modules that run, drawn anew for every batch.
 
 A picked module may change the size of the images, run more than once, or be run by Kornia. A batch therefore runs as a
-sequence of ``Step``, one per op of the picked modules. Pointwise ops share one op, ``OneOf``, so that the number of compiled
-kernels does not grow with the number of combinations.
+sequence of ``PickedOp``, one per op of the picked modules. Pointwise ops share one op, ``OneOf``, so that the number of
+compiled kernels does not grow with the number of combinations.
 """
 
 import copy
@@ -30,7 +30,7 @@ _MAX_ONE_OFS = 4
 """Largest number of ``OneOf`` ops in one kernel. Every ``OneOf`` adds the code of all ops that it can pick."""
 
 
-class Step(NamedTuple):
+class PickedOp(NamedTuple):
     """One picked op and its draws for a batch."""
 
     op: Op | EagerOp
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     """
 
 
-class Nothing(IndexOp):
+class IdentityOp(IndexOp):
     """Identity op, which runs if no module was picked."""
 
     words = "nothing"
@@ -62,7 +62,7 @@ class RandomApply(Picking):
         super().__init__(name, module)
         self.children = tuple(children)
         self._points = [op for op in self.ops if OneOf.takes(op)]
-        self._steps: dict[Any, Op] = {}
+        self._ops_by_key: dict[Any, Op] = {}
         self._eager: dict[Any, EagerKornia] = {}
 
     @property
@@ -124,27 +124,27 @@ class RandomApply(Picking):
             self._eager[child, position] = EagerKornia(op.name, op.module, reason, op)
         return self._eager[child, position]
 
-    def steps(self, drawn: OpDraws) -> list[Step]:
-        """Steps of a batch, in order. Ops that change neither an image nor the size are omitted."""
-        steps: list[Step] = []
+    def picked_ops(self, drawn: OpDraws) -> list[PickedOp]:
+        """Picked ops of a batch, in order. Ops that change neither an image nor the size are omitted."""
+        picked: list[PickedOp] = []
         seen: Counter[Any] = Counter()
         for (entry,) in drawn["layers"]:
             op = self._run_by(entry.child, entry.position, entry.size)
             key = "point" if OneOf.takes(op) else (entry.child, entry.position)
             if isinstance(op, EagerOp):
-                steps.append(Step(op, entry.drawn, begins=True))
+                picked.append(PickedOp(op, entry.drawn, begins=True))
             elif entry.apply_mask.any() or op.out(entry.size) != entry.size:
-                steps.append(self._step(op, entry.drawn, key, seen[key]))
+                picked.append(self._picked_op(op, entry.drawn, key, seen[key]))
                 seen[key] += 1
-        return steps
+        return picked
 
-    def _step(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> Step:
+    def _picked_op(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> PickedOp:
         point = OneOf.takes(op)
-        if (key, occurrence) not in self._steps:
+        if (key, occurrence) not in self._ops_by_key:
             # A plan identifies ops by identity, and an op may run twice, so every occurrence has a separate op.
-            self._steps[key, occurrence] = OneOf(self.name, self._points) if point else copy.copy(op)
-        step_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if point else drawn
-        return Step(self._steps[key, occurrence], step_drawn, not point or occurrence % _MAX_ONE_OFS == 0 < occurrence)
+            self._ops_by_key[key, occurrence] = OneOf(self.name, self._points) if point else copy.copy(op)
+        op_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if point else drawn
+        return PickedOp(self._ops_by_key[key, occurrence], op_drawn, not point or occurrence % _MAX_ONE_OFS == 0 < occurrence)
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
         """Draws in the form of the container's ``params=`` argument."""
@@ -166,7 +166,7 @@ class RandomApply(Picking):
         count = f"{high}" if low == high else f"{low} to {high}"
         return f"for each batch {count} of {', '.join(dict.fromkeys(map(_description, self.ops)))}"
 
-    def left(self, size: Size) -> list[str]:
+    def fallbacks(self, size: Size) -> list[str]:
         """Descriptions of the members that Kornia runs for images of ``size``, without duplicates."""
         return list(
             dict.fromkeys(
@@ -174,13 +174,13 @@ class RandomApply(Picking):
             )
         )
 
-    def always_left(self) -> tuple[EagerOp, ...]:
+    def always_fallbacks(self) -> tuple[EagerOp, ...]:
         """Ops that Kornia runs for images of any size."""
         return tuple(op for op in self.ops if isinstance(op, EagerOp))
 
     def most_launches(self, size: Size) -> int | None:
         """Largest number of kernel launches per batch, or ``None`` if Kornia may run a member."""
-        if self.left(size):
+        if self.fallbacks(size):
             return None
         members = self._counts[1] * max(len(child.members) for child in self.children)
         return members * max((op.launches for op in self.ops if isinstance(op, Op)), default=0)

@@ -38,7 +38,7 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
         counts = isinstance(reader.front, FrontOp) and reader.front.kernel == "levels"
         source_dtype = KEPT if clean and not counts and dtype.is_floating_point and dtype.itemsize == 2 else torch.float32
         dtypes.append(source_dtype)
-    if passes[-1].way >= 0 and torch.float32 in dtypes:  # both buffers have one type
+    if passes[-1].route_column >= 0 and torch.float32 in dtypes:  # both buffers have one type
         dtypes = [torch.float32] * len(dtypes)
     return (*dtypes, dtype)
 

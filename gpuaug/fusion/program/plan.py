@@ -41,8 +41,8 @@ class BasePass(ABC):
     program: tuple[tuple[int, int, int], ...]
     first: int = 0
     """First column of the pass in the parameter table."""
-    way: int = -1
-    """Column of the buffer route of each sample (``_fill_ways`` in ``table/rows.py``).
+    route_column: int = -1
+    """Column of the buffer route of each sample (``_fill_routes`` in ``table/rows.py``).
 
     -1 if the pass reads every sample from its source and writes it to its output.
     """
@@ -272,7 +272,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             passes.append(OpPass(front, points, source, current_size, program))
         widths.append(width)
     if _leaves_samples(passes):
-        passes[1:] = [replace(step, way=width) for step, width in zip(passes[1:], widths[1:], strict=True)]
+        passes[1:] = [replace(step, route_column=width) for step, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)
     passes = [replace(step, first=first) for step, first in zip(passes, first_columns, strict=False)]

@@ -12,15 +12,15 @@ from torch import nn
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_each
-from gpuaug.fusion.ops.fallback import EagerOp, left
+from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.picking import Picking
-from gpuaug.fusion.policies.random_apply import Nothing, RandomApply, Step
+from gpuaug.fusion.policies.random_apply import IdentityOp, PickedOp, RandomApply
 from gpuaug.fusion.program.plan import Plan, columns_of, plan
 
 _MOST_KEPT = 256
-_NOTHING = Nothing("", nn.Identity())
+_IDENTITY = IdentityOp("", nn.Identity())
 
 
 class Segment(NamedTuple):
@@ -113,15 +113,15 @@ class Segments:
         groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, draws in zip(self._ops, drawn, strict=True):
             # A container that does not support the size of the images is run by its library, with the library's draws.
-            whole = (Step(op, draws, begins=False),)
-            for picked_op in op.steps(draws) if isinstance(op, RandomApply) and "layers" in draws else whole:
+            whole = (PickedOp(op, draws, begins=False),)
+            for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else whole:
                 if picked_op.begins and groups[-1][0]:
                     groups.append(([], []))
                 groups[-1][0].append(picked_op.op)
                 groups[-1][1].append(picked_op.drawn)
         if not groups[-1][0]:
             # No op was picked, but the images must still be converted to the output type.
-            groups[-1][0].append(_NOTHING)
+            groups[-1][0].append(_IDENTITY)
             groups[-1][1].append({})
         return [(tuple(ops), all_drawn) for ops, all_drawn in groups]
 
@@ -175,6 +175,6 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | RandomApp
             size = op.out(size)
             continue
         else:
-            separate = left(op, reason)
+            separate = fallback_of(op, reason)
         return (None, tuple(fused)) if fused else (separate, ())
     return None, tuple(fused)

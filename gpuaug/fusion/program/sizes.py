@@ -151,35 +151,40 @@ def check_counted(op: Op, size: Size) -> None:
             )
 
 
-def check_sizes(ops: Sequence[Op], size: Size, given: Size | None = None) -> None:
+def check_sizes(ops: Sequence[Op], size: Size, user_size: Size | None = None) -> None:
     """Raise an error for images that do not fit the ops up to the transformation to one size, for any draws.
 
     Args:
         ops: Ops from the first that reads or draws different sizes, to the one that transforms images to one size.
         size: Size of the input images of the first op.
-        given: Size of the images of the user, if ``size`` was drawn for them.
+        user_size: Size of the images of the user, if ``size`` was drawn for them.
 
     Raises:
         ArgumentError: If an image does not fit. In a ragged batch, the message has its index in the batch.
     """
-    at = size
-    given = size if given is None else given
+    current_size = size
+    user_size = size if user_size is None else user_size
     for index, op in enumerate(ops):
-        if op.unsupported_size(at):
-            place, reason = next((place, why) for place in range(at.batch) if (why := op.unsupported_size(at.of(place))))
-            where = f" at {place} of the batch" if given.ragged else ""
+        if op.unsupported_size(current_size):
+            sample, reason = next(
+                (sample, why) for sample in range(current_size.batch) if (why := op.unsupported_size(current_size.of(sample)))
+            )
+            where = f" at {sample} of the batch" if user_size.ragged else ""
             raise ArgumentError(
-                f"images must fit {op.name}, got {given.of(place).height}x{given.of(place).width}{where}, "
+                f"images must fit {op.name}, got {user_size.of(sample).height}x{user_size.of(sample).width}{where}, "
                 f"which {reason}. {'Put it behind what gives images one size' if isinstance(op, PointOp) else _PAD}."
             )
-        if isinstance(op, WarpOp) and max(np.max(at.height, initial=0), np.max(at.width, initial=0)) > MOST_WARPED:
-            longest = int(np.argmax(np.maximum(at.height, at.width)))
-            check_sides(op, at.of(longest), f" at {longest} of the batch" if given.ragged else "")
+        if (
+            isinstance(op, WarpOp)
+            and max(np.max(current_size.height, initial=0), np.max(current_size.width, initial=0)) > MOST_WARPED
+        ):
+            longest = int(np.argmax(np.maximum(current_size.height, current_size.width)))
+            check_sides(op, current_size.of(longest), f" at {longest} of the batch" if user_size.ragged else "")
         if op.draws_size:
-            for end in op.out_bounds(at):
-                check_sizes(ops[index + 1 :], end, given)
+            for bound in op.out_bounds(current_size):
+                check_sizes(ops[index + 1 :], bound, user_size)
             return
-        at = op.out(at)
+        current_size = op.out(current_size)
 
 
 def check_mixed_channels(op: Op, size: Size) -> None:

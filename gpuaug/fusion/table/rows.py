@@ -98,13 +98,13 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
         if pass_index >= fronts:
             step.fill_front(drawn.__getitem__, current_size, rows, fixed=writes_template)
         current_size = out_size
-    if planned.passes[-1].way >= 0:
-        _fill_ways(planned.passes, drawn, table)
+    if planned.passes[-1].route_column >= 0:
+        _fill_routes(planned.passes, drawn, table)
     if writes_template and size.batch:
         planned.template = table[0, : planned.width].copy()
 
 
-def _fill_ways(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -> None:
+def _fill_routes(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -> None:
     """Write the buffer route of each sample, for each pass but the first, which writes all samples to the first of two buffers.
 
     A route is 0 if no op of the pass applies to the sample, which then stays in its buffer. Otherwise it is 1, plus 1 if the
@@ -115,6 +115,6 @@ def _fill_ways(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -
     for step in passes[1:-1]:
         applies = reduce(np.logical_or, [drawn[op]["apply_mask"] for op in step.ops])
         to_second = in_second if step.works_in_place else in_second ^ applies
-        step.rows_of(table)[:, step.way] = applies * (1 + in_second + 2 * to_second)
+        step.rows_of(table)[:, step.route_column] = applies * (1 + in_second + 2 * to_second)
         in_second = to_second
-    passes[-1].rows_of(table)[:, passes[-1].way] = 1 + in_second
+    passes[-1].rows_of(table)[:, passes[-1].route_column] = 1 + in_second

@@ -12,7 +12,7 @@ from gpuaug.core.columns import are_plain, are_tensors, devices, dtypes, joined,
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
-from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.ops.base import Array, Size
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.program.plan import Canvases, Plan
@@ -50,9 +50,9 @@ class MaskList:
         self._masks = masks
         self._are_stacks = planes is masks
         self._owners: Tensor | None = None
-        self._places: MaskPlaces | None = None
+        self._places: MaskLayout | None = None
         self.spans = _NO_NUMBERS
-        """(3 · B,) flat (start, height, width) per image, as ``MaskPlaces`` takes them. Empty if all images have one size."""
+        """(3 · B,) flat (start, height, width) per image, as ``MaskLayout`` takes them. Empty if all images have one size."""
         if not size.ragged:
             self._values = joined(planes)[:, None]
             return
@@ -69,7 +69,7 @@ class MaskList:
     def take(self, owners: Tensor, spans: Tensor) -> None:
         """Set the device copies of ``owners_of(…)``, (masks,), and of ``spans``. Called before ``run``."""
         self._owners = owners
-        self._places = MaskPlaces(owners, spans.view(-1, 3)) if len(spans) else None
+        self._places = MaskLayout(owners, spans.view(-1, 3)) if len(spans) else None
 
     def run(self, plan: Plan, table: Tensor, canvases: Canvases = ()) -> None:
         """Run all masks through the passes of a plan. ``canvases``: ``Plan.canvases``.
@@ -150,7 +150,7 @@ def _with_offsets(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
 
 
 def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
-    """Return (3 · B,) flat (start, height, width) per image for ``MaskPlaces``. ``firsts``: offset of each stack of masks."""
+    """Return (3 · B,) flat (start, height, width) per image for ``MaskLayout``. ``firsts``: offset of each stack of masks."""
     spans = [(0, 0, 0)] * len(sides)
     preceding = 0
     for first, sample, count in zip(firsts, samples, counts, strict=True):

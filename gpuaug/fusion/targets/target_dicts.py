@@ -13,7 +13,7 @@ from gpuaug.core.packed_targets import FlatColumn, PackedColumn, PackedTargets
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.boxes import Form, Way, floating
+from gpuaug.fusion.ops.boxes import BoxMapping, Form, floating
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.targets.data_keys import check_canvas
@@ -188,8 +188,8 @@ class TargetDicts:
         """
         if not self._boxes.samples:
             return matrix.new_empty(0, 4), self._box_owners
-        way = Way(self._form, TARGET_DICT_FORMS["xyxy"], matrix, self._source, (1, 1), self._box_owners)
-        corners, _ = dispatch.follow(self._boxes.joined(), None, way, torch.float32)
+        mapping = BoxMapping(self._form, TARGET_DICT_FORMS["xyxy"], matrix, self._source, (1, 1), self._box_owners)
+        corners, _ = dispatch.map_boxes(self._boxes.joined(), None, mapping, torch.float32)
         valid = self._joined_valid()
         return corners if valid is None else corners.masked_fill(~valid[:, None], torch.nan), self._box_owners
 
@@ -208,8 +208,8 @@ class TargetDicts:
         points = None
         if self._points.samples:
             values = self._points.joined()
-            way = Way(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
-            points, _ = dispatch.follow(values, None, way, floating(values.dtype))
+            mapping = BoxMapping(_POINTS, _POINTS, matrix, self._source, out, self._point_owners)
+            points, _ = dispatch.map_boxes(values, None, mapping, floating(values.dtype))
         if self._packed is not None:
             return self._packed_results(self._packed, boxes, points, out)
         # For a dict: a copy, which is changed. For another mapping: only the changes.
@@ -241,8 +241,8 @@ class TargetDicts:
     def _transformed_boxes(self, matrix: Tensor, out: tuple[int, int], form: Form) -> tuple[Tensor, Tensor]:
         """Return (n, 4) boxes in ``form``, and the (n,) mask of the valid ones. Arguments: as of ``results``."""
         values = self._boxes.joined()
-        way = Way(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
-        result, valid = dispatch.follow(values, self._joined_valid(), way, floating(values.dtype))
+        mapping = BoxMapping(self._form, form, matrix, self._source, out, self._box_owners, clip=True)
+        result, valid = dispatch.map_boxes(values, self._joined_valid(), mapping, floating(values.dtype))
         assert valid is not None
         if self.kept is not None:
             result = result * self.kept[:, None]

@@ -17,7 +17,7 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import dtype_of, size_of
 from gpuaug.fusion.clips import ClipForm
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.boxes import FORMS, Way, check_form, composed, floating, has_extent, move, rank, vertices
+from gpuaug.fusion.ops.boxes import FORMS, BoxMapping, check_form, composed, floating, has_extent, move, rank, vertices
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
@@ -435,9 +435,9 @@ class Targets:
                 values[index] = values[index].results(matrix, out)
             elif form is not None:
                 valid_index = self.keys.index("valid") if "valid" in self.keys and key in BOXES else None
-                way = Way(form, FORMS[key], matrix, (1, 1), out, clip=valid_index is not None)
+                way = BoxMapping(form, FORMS[key], matrix, (1, 1), out, clip=valid_index is not None)
                 valid = None if valid_index is None else values[valid_index]
-                transformed, kept = dispatch.follow(values[index], valid, way, floating(self._inputs[index].dtype))
+                transformed, kept = dispatch.map_boxes(values[index], valid, way, floating(self._inputs[index].dtype))
                 values[index] = transformed
                 if valid_index is not None:
                     values[valid_index] = kept

@@ -21,12 +21,12 @@ from support.targets.mask_lists import PIPELINES, rows_of
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.fusion.backends.readers import MaskPlaces
+from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton import backend, boxes, channels, crops, mix
 from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
-from gpuaug.fusion.ops.boxes import FORMS, Way
+from gpuaug.fusion.ops.boxes import FORMS, BoxMapping
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.policies.one_of import OneOf
 from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
@@ -263,7 +263,9 @@ def test_box_kernel_compiles_for_a_gpu(name, dtype, monkeypatch):
         tail = {"vertices": (4, 2), "points": (3,) if owners is not None else (2,)}.get(form.layout, (4,))
         values = torch.zeros((3, *tail) if owners is not None else (3, 5, *tail), dtype=dtype)
         valid = torch.ones(3, dtype=torch.bool) if clip else None
-        boxes.follow(values, valid, Way(form, form, matrix, places if form.share else (1, 1), (8, 8), owners, clip), leaves)
+        boxes.map_boxes(
+            values, valid, BoxMapping(form, form, matrix, places if form.share else (1, 1), (8, 8), owners, clip), leaves
+        )
     assert len(made) == 2
 
 
@@ -272,7 +274,7 @@ def test_mask_kernel_for_several_sizes_compiles_for_a_gpu(name, monkeypatch):
     made = {}
     monkeypatch.setattr(backend, "mask_kernel", CompileOnly(backend.mask_kernel, made))
     plan, tables = rows_of(PIPELINES[name])
-    places = MaskPlaces(torch.zeros(5, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64))
+    places = MaskLayout(torch.zeros(5, dtype=torch.int64), torch.zeros(3, 3, dtype=torch.int64))
     backend.run_mask(plan.passes[0], torch.zeros(100, dtype=torch.uint8), torch.cat(tables), places)
     assert len(made) == 1
 

@@ -53,7 +53,7 @@ def forget_compiler():
 @pytest.fixture(autouse=True)
 def no_probes(monkeypatch, tmp_path):
     """No device has been probed, and Triton's cache is empty. A probe runs ``work``, on a CPU."""
-    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    monkeypatch.setattr(dispatch, "_BACKENDS", {})
     monkeypatch.setattr(dispatch, "WITHOUT_TRITON", known := {})
     monkeypatch.setattr(devices, "WITHOUT_TRITON", known)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
@@ -66,7 +66,7 @@ def no_probes(monkeypatch, tmp_path):
 @pytest.fixture
 def works(monkeypatch):
     """Sets what a probe has Triton do in place of running a kernel."""
-    return lambda work: monkeypatch.setattr(backend, "run_beside", lambda launch, other: work())
+    return lambda work: monkeypatch.setattr(backend, "compile_and_run", lambda launch, other: work())
 
 
 def ptxas_at(monkeypatch, path):
@@ -155,7 +155,7 @@ def test_the_warning_says_what_is_missing_and_what_to_install(broken, work, caus
     assert devices.plain_torch_reason(CPU) == text
     # With what it needs, as the advice says, Triton works.
     forget_compiler()
-    dispatch._KNOWN.clear()
+    dispatch._BACKENDS.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dispatch._triton(CPU) is backend

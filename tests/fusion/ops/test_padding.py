@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 @pytest.fixture(autouse=True)
 def within_the_image(monkeypatch):
     """Have reads fail that leave the image, also where they come upon another of its pixels."""
-    planes, places = readers.Planes.__call__, readers.Places.__call__
+    planes, places = readers.DenseReader.__call__, readers.RaggedReader.__call__
 
     def checked(self, x, y):
         height = self._flat.shape[2] // self._width
@@ -44,8 +44,8 @@ def within_the_image(monkeypatch):
         assert all((at >= 0).all() and (at < side).all() for at, side in ((x, width), (y, height)))
         return places(self, x, y)
 
-    monkeypatch.setattr(readers.Planes, "__call__", checked)
-    monkeypatch.setattr(readers.Places, "__call__", checked_places)
+    monkeypatch.setattr(readers.DenseReader, "__call__", checked)
+    monkeypatch.setattr(readers.RaggedReader, "__call__", checked_places)
 
 
 def is_smooth(module):

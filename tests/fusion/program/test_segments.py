@@ -104,5 +104,5 @@ def test_where_no_op_is_picked_one_runs_that_changes_no_pixel():
     picked = [augment._program().segments.picked(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
     assert {len(parts) for parts in picked} == {1}
     kinds = {type(op).__name__ for ((ops, _),) in picked for op in ops}
-    assert kinds == {"Nothing", "OneOf"}
+    assert kinds == {"IdentityOp", "OneOf"}
     assert all(len(ops) == len(drawn) == 1 for ((ops, drawn),) in picked)

@@ -33,16 +33,16 @@ def test_each_pass_finds_a_sample_where_the_last_one_that_applied_to_it_left_it(
     passes, drawn, table = passes_and_rows(LEAVING[name]())
     place, skipped = np.zeros(SIZE.batch, int), 0
     for step in passes[1:-1]:
-        way = step.rows_of(table)[:, step.way].astype(int)
+        way = step.rows_of(table)[:, step.route_column].astype(int)
         applies = np.any([drawn[op]["apply_mask"] for op in step.ops], axis=0)
         assert ((way > 0) == applies).all()
         found, left = (way - 1) & 1, (way - 1) >> 1
         assert (found == place)[applies].all()
         assert (left == (found if step.works_in_place else 1 - found))[applies].all()
         place, skipped = np.where(applies, left, place), skipped + (~applies).sum()
-    assert (passes[-1].rows_of(table)[:, passes[-1].way] == 1 + place).all()
+    assert (passes[-1].rows_of(table)[:, passes[-1].route_column] == 1 + place).all()
     assert skipped > 20
-    assert passes[0].way == -1
+    assert passes[0].route_column == -1
 
 
 NONE_LEFT = {
@@ -55,10 +55,10 @@ NONE_LEFT = {
 @pytest.mark.parametrize("name", NONE_LEFT)
 def test_passes_that_can_leave_no_sample_have_no_ways(name):
     passes, _, _ = passes_and_rows(NONE_LEFT[name]())
-    assert {step.way for step in passes} == {-1}
+    assert {step.route_column for step in passes} == {-1}
 
 
 def test_passes_that_do_the_same_have_the_same_columns():
     passes, _, _ = passes_and_rows([v2.RandomHorizontalFlip(), v2.RandAugment(2), TO_FLOAT])
-    kinds = [(type(step.front), step.program, step.way) for step in passes[1:]]
+    kinds = [(type(step.front), step.program, step.route_column) for step in passes[1:]]
     assert kinds[:2] == kinds[3:5], "a warp with a jitter, and sharpness, for each of two picks"

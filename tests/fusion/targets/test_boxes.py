@@ -9,7 +9,7 @@ from support.gpu.launches import Launches
 from support.targets.detection import annotations
 
 import gpuaug
-from gpuaug.fusion.ops.boxes import FORMS, Way, follow
+from gpuaug.fusion.ops.boxes import FORMS, BoxMapping, map_boxes
 
 KEYS = list(FORMS)
 
@@ -167,8 +167,8 @@ def test_bad_box_shapes_are_refused(key, shape, text):
 
 
 @pytest.mark.parametrize(("key", "most"), [("bbox", 5), ("bbox_xyxy", 6), ("bbox_xywh", 10), ("keypoints", 3)])
-def test_follow_takes_few_launches_and_no_synchronisation(key, most):
-    values, way = annotations(key), Way(FORMS[key], FORMS[key], torch.eye(3).repeat(5, 1, 1), (1, 1), (32, 48))
+def test_map_boxes_takes_few_launches_and_no_synchronisation(key, most):
+    values, way = annotations(key), BoxMapping(FORMS[key], FORMS[key], torch.eye(3).repeat(5, 1, 1), (1, 1), (32, 48))
     with Launches() as launches:
-        follow(values, None, way, values.dtype)
+        map_boxes(values, None, way, values.dtype)
     assert len(launches.names) <= most, launches.names

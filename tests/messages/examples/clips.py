@@ -20,7 +20,7 @@ def frames_of(*clips, **options):
     return frames
 
 
-@example("Return the samples of one form from the dataset")
+@example("Return a clip in every sample of the dataset")
 def clips_beside_labels(told):
     clip = gpuaug.read_clip(video(), 2)
     with told:
@@ -58,7 +58,7 @@ def a_clip_without_frames(told):
     assert frames_of(*(gpuaug.read_clip(video(), numbers) for numbers in samples if numbers)).shape[:2] == (1, 2)
 
 
-@example("Transforms of a dataset must be given frames")
+@example("Transforms of a dataset must receive frames")
 def transforms_in_a_dataset_of_clips(told):
     clip = gpuaug.read_clip(video(), 2)
     with told:

@@ -54,7 +54,7 @@ def images_for_a_video_sequential(told):
     assert torch.equal(gpuaug.fuse(K.AugmentationSequential(*video.children()))(images), images.flip(-1))
 
 
-@example("Fuse each by itself, and give each a stage of its own")
+@example("Fuse each separately, in a stage of its own")
 def videos_of_two_forms(told):
     videos = [K.VideoSequential(K.RandomHorizontalFlip(p=1.0), same_on_frame=same) for same in (True, False)]
     with told:

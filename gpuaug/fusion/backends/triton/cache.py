@@ -47,7 +47,7 @@ def use_writable_cache() -> None:
 
 
 def _why_not(folder: str) -> str | None:
-    """Why Triton cannot write a file in a folder and load code from it, or ``None``."""
+    """Return the reason why Triton cannot write a file in a folder and load code from it, or ``None``."""
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,11 +1,11 @@
-"""The kernel of ops that mix other numbers of channels than three, in front of the pointwise ops of a pass."""
+"""Triton kernel of channel shuffles and conversions to grey, for images whose number of channels is not three."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, prepared, storing
-from gpuaug.fusion.backends.triton.mix import SIZES, STRIDES, TILE, unit_pixel
+from gpuaug.fusion.backends.triton.launch import Launch, prepared, store_constants
+from gpuaug.fusion.backends.triton.mix import SIZES, STRIDES, TILE, load_unit_pixel
 from gpuaug.fusion.backends.triton.pixel_math import stored_as
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.backends.triton.taps import buffers
@@ -20,9 +20,11 @@ def channels_kernel(
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, WEIGHS: tl.constexpr, TILE: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Make every channel of a tile: from the channel that the row names, or with ``WEIGHS`` the sum of all by its weights.
+    """Compute each channel of a tile: a copy of the channel that the row names, or, with ``WEIGHS``, the weighted sum of all.
 
-    Grid: (tiles of an image, samples).
+    The op is the front of its pass. Constants: see ``store_constants`` in ``launch.py``.
+
+    Grid: (tiles per image, samples).
     """
     sample = tl.program_id(1)
     row = rows + sample // FRAMES * row_stride
@@ -30,43 +32,43 @@ def channels_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    live = place < height * width
-    x = place % width
-    y = place // width
+    index = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    in_bounds = index < height * width
+    x = index % width
+    y = index // width
     pixel = source + sample.to(tl.int64) * source_b + y * source_h + x * SOURCE_W
     applies = tl.load(row) != 0
     total = tl.zeros((TILE,), tl.float32)
     if WEIGHS and applies:
         for channel in range(CHANNELS):
-            total += unit_pixel(pixel + channel * source_c, live, SCALE) * tl.load(row + 1 + channel)
+            total += load_unit_pixel(pixel + channel * source_c, in_bounds, SCALE) * tl.load(row + 1 + channel)
     for channel in range(CHANNELS):
         plane = tl.full((), 0, tl.int32) + channel
         if WEIGHS and applies:
             value = total
         else:
-            origin = plane
+            source_plane = plane
             if applies:
-                origin = tl.load(row + 1 + plane).to(tl.int32)
-            value = unit_pixel(pixel + origin * source_c, live, SCALE)
+                source_plane = tl.load(row + 1 + plane).to(tl.int32)
+            value = load_unit_pixel(pixel + source_plane * source_c, in_bounds, SCALE)
         value, _, _ = points(
             value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB
         )  # fmt: skip
         target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-        tl.store(target, stored_as(value, out.dtype.element_ty), mask=live)
+        tl.store(target, stored_as(value, out.dtype.element_ty), mask=in_bounds)
 
 
-def mix_channels(step: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Launch a pass with a channel shuffle or a grey in front on the current stream, in one launch.
+def combine_channels(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
+    """Launch a pass whose front is a channel shuffle or a conversion to grey on the current stream, in one launch.
 
-    Arguments and shapes are those of ``gpuaug.fusion.backends.triton.filters.blur.blur``.
+    Arguments and shapes: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
     """
-    prepared(step, source, rows, out, _mixing)((source, out, rows))
+    prepared(pass_, source, rows, out, _channels_launch)((source, out, rows))
 
 
-def _mixing(step: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def _channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     batch, _, height, width = source.shape
-    constants, _ = storing(step, source, out)
-    constants |= {"RGB": False, "WEIGHS": isinstance(step.front, Grayscale), "TILE": TILE, "WAY": step.way}
+    constants, _ = store_constants(pass_, source, out)
+    constants |= {"RGB": False, "WEIGHS": isinstance(pass_.front, Grayscale), "TILE": TILE, "WAY": pass_.route_column}
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), numbers, constants)

@@ -1,4 +1,4 @@
-"""The kernel that finds the windows of resized crops, for images whose sizes the device is the first to need."""
+"""Triton kernel that computes the windows of resized crops, for images whose sizes only the device knows."""
 
 from typing import Any
 
@@ -14,48 +14,48 @@ from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass
 
 BLOCK = 32
-"""Samples of a block: its one warp's."""
+"""Samples per block, which is one warp."""
 
 _INCREMENT, _FIRST, _SECOND = tl.constexpr(INCREMENT), tl.constexpr(FIRST), tl.constexpr(SECOND)
 
 
 @triton.jit
 def splitmix64_mix(words):
-    """The output of SplitMix64 for a state."""
+    """Return the output of SplitMix64 for a state."""
     words = (words ^ (words >> 30)) * _FIRST
     words = (words ^ (words >> 27)) * _SECOND
     return words ^ (words >> 31)
 
 
 @triton.jit
-def bits_of(number):
-    """The 24 bits of a number in [0, 1)."""
+def bits24_of(number):
+    """Return the 24 bits of a multiple of 2**-24 in [0, 1)."""
     return (number * 16777216.0).to(tl.int32).to(tl.uint64)
 
 
 @triton.jit
 def number_of(bits):
-    """The number in [0, 1) that 24 bits are."""
+    """Invert ``bits_of``."""
     return bits.to(tl.int32).to(tl.float32) * (1 / 16777216)
 
 
 @triton.jit
-def resampled(row, start, count, live, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
-    """Write how an axis of the output is taken from a window."""
+def write_resize(row, start, count, in_bounds, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
+    """Write the columns of the resize along one axis: scale, first pixel of the window, number of pixels."""
     if HALF_PIXEL:
         scale = tl.div_rn(count, count * 0 + TARGET)
     elif TARGET > 1:
         scale = tl.div_rn(count - 1, count * 0 + (TARGET - 1))
     else:
         scale = count * 0
-    tl.store(row, scale, mask=live)
-    tl.store(row + 1, start, mask=live)
-    tl.store(row + 2, count, mask=live)
+    tl.store(row, scale, mask=in_bounds)
+    tl.store(row + 1, start, mask=in_bounds)
+    tl.store(row + 2, count, mask=in_bounds)
 
 
 @triton.jit
-def straightened(start, count, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
-    """The scale and the shift that take a window's axis to the output's, in float64."""
+def input_to_output(start, count, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
+    """Return the scale and shift that map coordinates of the input along one axis to the output, in float64."""
     start = start.to(tl.float64)
     count = count.to(tl.float64)
     if HALF_PIXEL:
@@ -75,100 +75,109 @@ def crops_kernel(
     LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, LEAST_LOG_ASPECT: tl.constexpr, BY_LOG_ASPECT: tl.constexpr,
     NARROWEST: tl.constexpr, WIDEST: tl.constexpr, CENTRED: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` finds, bit for bit, written into the rows.
+    """Write the windows of ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` into the rows, bit for bit.
 
-    ``places`` is ``Ragged.places``, with ``PLACE`` numbers from row to row; every view has samples of all images.
+    ``places`` is ``Ragged.places``, with ``PLACE`` numbers per row. Each view has one sample per image.
+
+    Constants:
+        NUMBERS_AT, WARP_AT, MASK_WARP_AT, MATRIX_AT, REST_AT: First columns of the uniform numbers, of the resize of images and
+            of masks, and of the matrices of all ops and of the ops after the crop (``DeviceCropColumns``).
+        WIDTH, HEIGHT, HALF_PIXEL: Output size and convention of the resize.
+        LEAST_AREA, BY_AREA, LEAST_LOG_ASPECT, BY_LOG_ASPECT: Lower bounds and ranges of area and log ratio.
+        NARROWEST, WIDEST: Bounds of the ratio if no candidate fits. CENTRED: whether the window is then centred.
 
     Grid: (blocks of samples, 1, 1).
     """
     sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = sample < samples
+    in_bounds = sample < samples
     row = rows + sample.to(tl.int64) * row_stride
-    place = places + (sample % images).to(tl.int64) * PLACE
-    height = tl.load(place + 1, mask=live, other=1)
-    width = tl.load(place + 2, mask=live, other=1)
+    layout = places + (sample % images).to(tl.int64) * PLACE
+    height = tl.load(layout + 1, mask=in_bounds, other=1)
+    width = tl.load(layout + 2, mask=in_bounds, other=1)
     length = tl.sqrt_rn((height * width).to(tl.float32))
     height = height.to(tl.float32)
     width = width.to(tl.float32)
-    # The image, or as much of it as the ratios allow: what is taken where no window fits.
+    # Window if no candidate fits: the image, or as much of it as the ratios allow.
     ratio = tl.div_rn(width, height)
     across = tl.where(ratio > WIDEST, half_to_even(height * WIDEST).to(tl.float32), width)
     down = tl.where(ratio < NARROWEST, half_to_even(tl.div_rn(width, width * 0 + NARROWEST)).to(tl.float32), height)
     across = tl.maximum(across, 1)
     down = tl.maximum(down, 1)
-    area = tl.load(row + NUMBERS_AT, mask=live, other=0)
-    shape = tl.load(row + NUMBERS_AT + 1, mask=live, other=0)
-    x = tl.load(row + NUMBERS_AT + 2, mask=live, other=0)
-    y = tl.load(row + NUMBERS_AT + 3, mask=live, other=0)
-    state = splitmix64_mix((bits_of(area) << 24) | bits_of(shape)) ^ ((bits_of(x) << 24) | bits_of(y))
-    sought = width > 0
+    area = tl.load(row + NUMBERS_AT, mask=in_bounds, other=0)
+    shape = tl.load(row + NUMBERS_AT + 1, mask=in_bounds, other=0)
+    x = tl.load(row + NUMBERS_AT + 2, mask=in_bounds, other=0)
+    y = tl.load(row + NUMBERS_AT + 3, mask=in_bounds, other=0)
+    state = splitmix64_mix((bits24_of(area) << 24) | bits24_of(shape)) ^ ((bits24_of(x) << 24) | bits24_of(y))
+    misses = width > 0
     for _ in tl.static_range(CROP_CANDIDATES):
         side = tl.sqrt_rn(area * BY_AREA + LEAST_AREA) * length
         root = tl.exp((shape * BY_LOG_ASPECT + LEAST_LOG_ASPECT).to(tl.float64)).to(tl.float32)
         wide = half_to_even(side * root).to(tl.float32)
         high = half_to_even(tl.div_rn(side, root)).to(tl.float32)
-        fits = sought & (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
+        fits = misses & (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
         across = tl.where(fits, wide, across)
         down = tl.where(fits, high, down)
-        sought = sought & (fits == 0)
+        misses = misses & (fits == 0)
         state += _INCREMENT
-        made = splitmix64_mix(state)
-        area = number_of(made >> 40)
-        shape = number_of(made & 0xFFFFFF)
+        random_bits = splitmix64_mix(state)
+        area = number_of(random_bits >> 40)
+        shape = number_of(random_bits & 0xFFFFFF)
     x = tl.floor(x * (width + 1 - across))
     y = tl.floor(y * (height + 1 - down))
     if CENTRED:
-        x = tl.where(sought, tl.floor((width - across) * 0.5), x)
-        y = tl.where(sought, tl.floor((height - down) * 0.5), y)
-    resampled(row + WARP_AT, x, across, live, WIDTH, HALF_PIXEL)
-    resampled(row + WARP_AT + 3, y, down, live, HEIGHT, HALF_PIXEL)
+        x = tl.where(misses, tl.floor((width - across) * 0.5), x)
+        y = tl.where(misses, tl.floor((height - down) * 0.5), y)
+    write_resize(row + WARP_AT, x, across, in_bounds, WIDTH, HALF_PIXEL)
+    write_resize(row + WARP_AT + 3, y, down, in_bounds, HEIGHT, HALF_PIXEL)
     if MASK_WARP_AT != WARP_AT:
-        resampled(row + MASK_WARP_AT, x, across, live, WIDTH, True)
-        resampled(row + MASK_WARP_AT + 3, y, down, live, HEIGHT, True)
+        write_resize(row + MASK_WARP_AT, x, across, in_bounds, WIDTH, True)
+        write_resize(row + MASK_WARP_AT + 3, y, down, in_bounds, HEIGHT, True)
     if MATRIX_AT >= 0:
-        scale_x, shift_x = straightened(x, across, WIDTH, HALF_PIXEL)
-        scale_y, shift_y = straightened(y, down, HEIGHT, HALF_PIXEL)
+        scale_x, shift_x = input_to_output(x, across, WIDTH, HALF_PIXEL)
+        scale_y, shift_y = input_to_output(y, down, HEIGHT, HALF_PIXEL)
         for k in tl.static_range(3):
             rest = row + REST_AT + 3 * k
             matrix = row + MATRIX_AT + 3 * k
-            by_x = tl.load(rest, mask=live, other=0).to(tl.float64)
-            by_y = tl.load(rest + 1, mask=live, other=0).to(tl.float64)
-            shift = tl.load(rest + 2, mask=live, other=0).to(tl.float64)
-            tl.store(matrix, (by_x * scale_x).to(tl.float32), mask=live)
-            tl.store(matrix + 1, (by_y * scale_y).to(tl.float32), mask=live)
-            tl.store(matrix + 2, (by_x * shift_x + by_y * shift_y + shift).to(tl.float32), mask=live)
+            by_x = tl.load(rest, mask=in_bounds, other=0).to(tl.float64)
+            by_y = tl.load(rest + 1, mask=in_bounds, other=0).to(tl.float64)
+            shift = tl.load(rest + 2, mask=in_bounds, other=0).to(tl.float64)
+            tl.store(matrix, (by_x * scale_x).to(tl.float32), mask=in_bounds)
+            tl.store(matrix + 1, (by_y * scale_y).to(tl.float32), mask=in_bounds)
+            tl.store(matrix + 2, (by_x * shift_x + by_y * shift_y + shift).to(tl.float32), mask=in_bounds)
 
 
-def fit(step: GatherPass, crop: ResizedCrop, rows: Tensor, places: Tensor, layout: DeviceCropColumns) -> None:
-    """Write into each row where its crop lies in its image, in one launch on the current stream.
+def fit(pass_: GatherPass, crop: ResizedCrop, rows: Tensor, places: Tensor, layout: DeviceCropColumns) -> None:
+    """Write the window of each sample's crop into its row, in one launch on the current stream.
 
     Shape:
         - rows: (V · B, ``layout.width``) float32, for V views
-        - places: (B, 3 or 4) int64
+        - places: (B, 3 or 4) int64: ``Ragged.places``
     """
     samples, images = rows.shape[0], places.shape[0]
     if not samples:
         return
     key = crops_kernel, layout, samples, images, places.stride(0)
-    launch = step.prepared.get(key)
+    launch = pass_.prepared.get(key)
     if launch is None:
-        launch = step.prepared[key] = _launch(step, crop, layout, samples, images, places.stride(0))
+        launch = pass_.prepared[key] = _launch(pass_, crop, layout, samples, images, places.stride(0))
     with on_device(rows.device):
         launch((rows, places))
 
 
-def _launch(step: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samples: int, images: int, place: int) -> Launch:
-    out = crop.out(step.source)
+def _launch(
+    pass_: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samples: int, images: int, layout_columns: int
+) -> Launch:
+    out = crop.out(pass_.source)
     constants: dict[str, Any] = {
         "CROP_CANDIDATES": CROP_CANDIDATES,
         "NUMBERS_AT": layout.numbers,
-        "WARP_AT": step.columns.warp,
-        "MASK_WARP_AT": step.columns.mask_warp,
+        "WARP_AT": pass_.columns.warp,
+        "MASK_WARP_AT": pass_.columns.mask_warp,
         "MATRIX_AT": layout.matrix,
         "REST_AT": layout.rest,
         "WIDTH": out.width,
         "HEIGHT": out.height,
-        "HALF_PIXEL": step.front.half_pixel_centers,
+        "HALF_PIXEL": pass_.front.half_pixel_centers,
         "LEAST_AREA": crop.areas[0],
         "BY_AREA": crop.areas[1],
         "LEAST_LOG_ASPECT": crop.log_aspect[0],
@@ -176,9 +185,9 @@ def _launch(step: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samp
         "NARROWEST": crop.ratios[0],
         "WIDEST": crop.ratios[1],
         "CENTRED": crop.centred,
-        "PLACE": place,
+        "PLACE": layout_columns,
         "BLOCK": BLOCK,
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)
-    # Products that are not rounded before something is added to them could end in another window than the host's.
+    # Not fused: products that are not rounded before a sum could give another window than on the host.
     return Launch(crops_kernel, grid, (samples, images, layout.width), constants, warps=1, fused=False)

@@ -102,13 +102,15 @@ class Launch:
             No synchronisation; the first launch of a form compiles it.
         """
         device = tensors[0].get_device()
-        found = self._compiled.get(device)
-        if found is not None:
-            tail = found.tail if numbers is None else (*numbers, *found.constants)
+        compiled = self._compiled.get(device)
+        if compiled is not None:
+            tail = compiled.tail if numbers is None else (*numbers, *compiled.constants)
             stream = current_stream(device)
             addresses = map(Tensor.data_ptr, tensors)
             # No data for hooks, and no hooks.
-            found.launcher(*(grid or self._grid), stream, found.function, found.metadata, None, None, None, *addresses, *tail)
+            compiled.launcher(
+                *(grid or self._grid), stream, compiled.function, compiled.metadata, None, None, None, *addresses, *tail
+            )
             return
         grid = grid or self._grid
         tail = self._tail if numbers is None else tuple(numbers)
@@ -121,13 +123,13 @@ class Launch:
 
     def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
         with on_device(tensors[0].device):
-            made = compiler(*tensors, *numbers, **self._constants, **self._options)
-            if made is not None:  # the interpreter compiles nothing
+            kernel = compiler(*tensors, *numbers, **self._constants, **self._options)
+            if kernel is not None:  # the interpreter compiles nothing
                 names = self._kernel.arg_names[len(tensors) + len(numbers) :]
                 constants = tuple(self._constants[name] for name in names)
                 # ``run`` is read first: reading it loads the kernel, which sets ``function``.
-                found = _Compiled(made.run, made.function, made.packed_metadata, constants, (*self._tail, *constants))
-                self._compiled[tensors[0].get_device()] = found
+                compiled = _Compiled(kernel.run, kernel.function, kernel.packed_metadata, constants, (*self._tail, *constants))
+                self._compiled[tensors[0].get_device()] = compiled
                 _forms.add(form)
 
 
@@ -158,7 +160,7 @@ def _empty_kernel() -> None:
     pass
 
 
-def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
+def compile_and_run(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
     """Compile and run ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
     # At the first compilation of a process, Triton takes 0.3 s to build a helper of its driver, and 0.3 s to hash its source
     # for the key of its cache. Threads that start together would each pay both.
@@ -172,42 +174,51 @@ def run_beside(launch: Callable[[], Any], other: Callable[[], Any] | None) -> No
     launch()
 
 
-def prepared(step: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
-    """Return ``make(step, source, rows, out)``, cached per pass by dtype, size and strides of the tensors.
+def prepared(pass_: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
+    """Return ``make(pass_, source, rows, out)``, cached per pass by dtype, size and strides of the tensors.
 
     To make the launch of a crop, a flip and a jitter takes 16 µs of host time, to read it from the cache 1 µs (one core,
     2026-11-26).
     """
-    key = make, kind_of(source), out.dtype, out.shape, rows.stride(0), out.stride()
-    found: T | None = step.prepared.get(key)
-    if found is None:
-        if len(step.prepared) >= 64:
-            step.prepared.clear()
-        found = step.prepared[key] = make(step, source, rows, out)
-    return found
+    key = make, source_key(source), out.dtype, out.shape, rows.stride(0), out.stride()
+    value: T | None = pass_.prepared.get(key)
+    if value is None:
+        if len(pass_.prepared) >= 64:
+            pass_.prepared.clear()
+        value = pass_.prepared[key] = make(pass_, source, rows, out)
+    return value
 
 
-def reading(step: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
-    """Constants of every kernel that reads images of one size for an op."""
+def read_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
+    """Return the constants of all kernels that read images of one size as the source of an op.
+
+    ``SOURCE_W``: elements between neighbours along x. ``FRAMES``: images per row of the parameter table. ``SCALE``: whether
+    pixels are bytes. ``CHANNELS``: number of channels.
+    """
     return {
         "SOURCE_W": source.stride(3),
-        "FRAMES": step.out.each,
+        "FRAMES": pass_.out.each,
         "SCALE": source.dtype == torch.uint8,
         "CHANNELS": source.shape[1],
     }
 
 
-def storing(step: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
-    """Constants of every kernel that reads images of one size and stores output pixels, and number of planes of its grid."""
-    # A block of three planes stores whole pixels if the channels of a pixel are adjacent.
+def store_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
+    """Return the constants of all kernels that read images of one size and store output pixels, and the planes of the grid.
+
+    Constants of the output: ``OUT_W``: elements between neighbours along x. ``PROGRAM``, ``COUNT``: pointwise ops
+    (``points.py``) and their number. ``RGB``: whether a block computes all three channels. The kernels of passes that can skip
+    samples also take ``WAY``: column of the buffer route (``buffers`` in ``taps.py``), or -1.
+    """
+    # If the channels of a pixel are adjacent, a block of three planes stores whole pixels.
     channels = source.shape[1]
-    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in step.points))
-    constants = {"OUT_W": out.stride(3), "PROGRAM": step.program, "COUNT": len(step.program), "RGB": rgb}
-    return reading(step, source) | constants, 1 if rgb else channels
+    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in pass_.points))
+    constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.program, "COUNT": len(pass_.program), "RGB": rgb}
+    return read_constants(pass_, source) | constants, 1 if rgb else channels
 
 
-def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
-    """Hashable key of all properties of a source on which a launch depends, except its address."""
+def source_key(source: Tensor | Ragged) -> tuple[Any, ...]:
+    """Return a hashable key of all properties of a source on which a launch depends, except its address."""
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
     shapes = source.shapes
@@ -215,10 +226,10 @@ def kind_of(source: Tensor | Ragged) -> tuple[Any, ...]:
 
 
 def is_current(device: torch.device) -> bool:
-    """Whether launches go to ``device``: Triton uses the current one, whatever the tensors are on."""
+    """Whether launches go to ``device``: Triton launches on the current device, regardless of the device of the tensors."""
     return device.index is None or device.index == current_device()  # the interpreter's device, a CPU, has no index
 
 
 def on_device(device: torch.device) -> Any:
-    """A block in which launches go to ``device``."""
+    """Return a context manager in which launches go to ``device``."""
     return nullcontext() if is_current(device) else torch.cuda.device(device)

@@ -1,4 +1,4 @@
-"""The kernels of mixes: of images, in front of the pointwise ops of a pass; and of labels, made shares of the classes."""
+"""Triton kernels of mixes: of images, as the front of a pass; and of labels, as class probabilities."""
 
 import functools
 from typing import Any
@@ -8,35 +8,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared, storing
+from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared, store_constants
 from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.program.plan import OpPass
 
 TILE = 1024
-"""Pixels of a block, which lie one after another."""
+"""Consecutive pixels of a block."""
 
 MOST_CLASSES = 1024
-"""Classes of a block."""
+"""Maximum number of classes of a block."""
 
 SIZES = ("height", "width", "row_stride")
 STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 
 @triton.jit
-def unit_pixel(pointer, live, SCALE: tl.constexpr):
-    """A pixel in [0, 1], as torch divides bytes, bit for bit."""
-    value = as_float(tl.load(pointer, mask=live, other=0), SCALE)
+def load_unit_pixel(pointer, in_bounds, SCALE: tl.constexpr):
+    """Load pixels in [0, 1], with bytes divided as torch does, bit for bit."""
+    value = as_float(tl.load(pointer, mask=in_bounds, other=0), SCALE)
     return byte_share(value) if SCALE else value
 
 
 @triton.jit
-def mixed(own, pointer, live, inside, weight, SCALE: tl.constexpr):
-    """One channel of a pixel, and of its partner's at ``pointer``: the partner's inside, elsewhere a mean."""
-    partner = unit_pixel(pointer, tl.where(weight != 0, live, inside), SCALE)
-    # A weight of nothing leaves every bit.
-    return tl.where(inside, partner, tl.where(weight != 0, own * (1 - weight) + partner * weight, own))
+def mix_with_partner(pixel, pointer, in_bounds, inside, weight, SCALE: tl.constexpr):
+    """Mix one channel with the partner's channel at ``pointer``: the partner's pixel ``inside``, elsewhere a weighted mean."""
+    partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), SCALE)
+    # With a weight of 0, pixels stay bit for bit.
+    return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
@@ -45,62 +45,64 @@ def mix_kernel(
     SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
     PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Mix each image with its partner; of clips, each frame with the frame of the same index.
+    """Mix each image with its partner; frames of a clip with the partner's frames of the same index.
 
-    Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
+    Grid: (tiles per image, samples, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    live = place < height * width
-    x = place % width
-    y = place // width
-    first = source + plane * source_c + y * source_h + x * SOURCE_W
-    pixel = first + sample.to(tl.int64) * source_b
-    r = unit_pixel(pixel, live, SCALE)
-    g = unit_pixel(pixel + source_c, live, SCALE) if RGB else r
-    b = unit_pixel(pixel + 2 * source_c, live, SCALE) if RGB else r
+    index = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    in_bounds = index < height * width
+    x = index % width
+    y = index // width
+    channel_pixel = source + plane * source_c + y * source_h + x * SOURCE_W
+    pixel = channel_pixel + sample.to(tl.int64) * source_b
+    r = load_unit_pixel(pixel, in_bounds, SCALE)
+    g = load_unit_pixel(pixel + source_c, in_bounds, SCALE) if RGB else r
+    b = load_unit_pixel(pixel + 2 * source_c, in_bounds, SCALE) if RGB else r
     if tl.load(row) != 0:
-        other = first + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
+        partner = channel_pixel + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)
-        inside = live & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
-        r = mixed(r, other, live, inside, weight, SCALE)
+        inside = in_bounds & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
+        r = mix_with_partner(r, partner, in_bounds, inside, weight, SCALE)
         if RGB:
-            g = mixed(g, other + source_c, live, inside, weight, SCALE)
-            b = mixed(b, other + 2 * source_c, live, inside, weight, SCALE)
+            g = mix_with_partner(g, partner + source_c, in_bounds, inside, weight, SCALE)
+            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, inside, weight, SCALE)
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-    tl.store(target, stored_as(r, out.dtype.element_ty), mask=live)
+    tl.store(target, stored_as(r, out.dtype.element_ty), mask=in_bounds)
     if RGB:
-        tl.store(target + out_c, stored_as(g, out.dtype.element_ty), mask=live)
-        tl.store(target + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=live)
+        tl.store(target + out_c, stored_as(g, out.dtype.element_ty), mask=in_bounds)
+        tl.store(target + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=in_bounds)
 
 
-def mix(step: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
-    """Launch a pass with a mix in front on the current stream, in one launch.
+def mix(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
+    """Launch a pass whose front is a mix on the current stream, in one launch.
 
-    Arguments and shapes are those of ``gpuaug.fusion.backends.triton.filters.blur.blur``.
+    Arguments and shapes: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
     """
-    prepared(step, source, rows, out, _mixing)((source, out, rows))
+    prepared(pass_, source, rows, out, _mix_launch)((source, out, rows))
 
 
-def _mixing(step: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+def _mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     batch, _, height, width = source.shape
-    constants, planes = storing(step, source, out)
+    constants, planes = store_constants(pass_, source, out)
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, planes), numbers, {**constants, "TILE": TILE})
 
 
 @triton.jit
-def class_shares(label, column, live, label_k, DENSE: tl.constexpr, KEPT: tl.constexpr, ON: tl.constexpr, OFF: tl.constexpr):
-    """A sample's shares of some classes; ``label`` points to its index or to its first share."""
+def class_probabilities(
+    label, column, in_bounds, label_k, DENSE: tl.constexpr, KEPT: tl.constexpr, ON: tl.constexpr, OFF: tl.constexpr
+):
+    """Return the probabilities of a block of classes. ``label``: address of the class index, or of the first probability."""
     if DENSE:
-        return tl.load(label + column * label_k, mask=live, other=0).to(tl.float32) * KEPT + OFF
+        return tl.load(label + column * label_k, mask=in_bounds, other=0).to(tl.float32) * KEPT + OFF
     value = tl.load(label)
-    # Half precision does not count far enough.
-    own = (value.to(tl.float32) == column.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == column)
-    return tl.where(own, ON, OFF)
+    # As float32, because half precision cannot represent all class indices.
+    is_class = (value.to(tl.float32) == column.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == column)
+    return tl.where(is_class, ON, OFF)
 
 
 @triton.jit(do_not_specialize=["row_stride", "label_b", "label_k"], do_not_specialize_on_alignment=["labels", "rows", "out"])
@@ -109,29 +111,34 @@ def labels_kernel(
     CLASSES: tl.constexpr, DENSE: tl.constexpr, MIXED: tl.constexpr, KEPT: tl.constexpr, ON: tl.constexpr, OFF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Make labels shares, and mix each sample's with its partner's.
+    """Convert labels to class probabilities, and mix each sample's with its partner's.
+
+    Constants: ``DENSE``: labels are probabilities, not indices. ``KEPT``, ``ON``, ``OFF``: label smoothing: factor of a dense
+    label, probability of the labelled class, and of all others. ``MIXED``: whether there are rows of a mix.
 
     Grid: (blocks of classes, samples).
     """
     sample = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    live = column < CLASSES
-    made = class_shares(labels + sample * label_b, column, live, label_k, DENSE, KEPT, ON, OFF)
+    in_bounds = column < CLASSES
+    probabilities = class_probabilities(labels + sample * label_b, column, in_bounds, label_k, DENSE, KEPT, ON, OFF)
     if MIXED:
         row = rows + sample * row_stride
         lam = tl.load(row + 2)
         if lam != 0:
-            other = labels + tl.load(row + 1).to(tl.int64) * label_b
-            made = made * (1 - lam) + class_shares(other, column, live, label_k, DENSE, KEPT, ON, OFF) * lam
-    tl.store(out + sample * CLASSES + column, made.to(out.dtype.element_ty), mask=live)
+            partner = labels + tl.load(row + 1).to(tl.int64) * label_b
+            probabilities = (
+                probabilities * (1 - lam) + class_probabilities(partner, column, in_bounds, label_k, DENSE, KEPT, ON, OFF) * lam
+            )
+    tl.store(out + sample * CLASSES + column, probabilities.to(out.dtype.element_ty), mask=in_bounds)
 
 
 def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """The shares, as ``gpuaug.fusion.ops.mix.SoftLabels.of`` has them, in one launch on the current stream.
+    """Return class probabilities, as ``gpuaug.fusion.ops.mix.SoftLabels.of`` does, in one launch on the current stream.
 
     Shape:
         - labels: (B,) or (B, K), any strides
-        - rows: (B, a mix's width), float32
+        - rows: (B, columns of the mix), float32; ``None`` if labels are not mixed
         - returns: (B, K)
     """
     batch = labels.shape[0]

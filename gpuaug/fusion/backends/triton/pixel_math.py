@@ -1,7 +1,7 @@
 """Arithmetic that kernels share, without loads and stores.
 
-Coordinates of a tile's pixels, conversions of bytes and of 16 bits a value, clamps, levels and their tiles, weights of a
-Gaussian, colours, noise.
+Coordinates of a tile's pixels, conversions of bytes and 16-bit values, clamping, byte levels and tables, Gaussian weights,
+colours, noise.
 """
 
 import os
@@ -14,7 +14,7 @@ from gpuaug.fusion.ops import color_jitter, filters, positional
 
 CLEAN = tl.constexpr(color_jitter.CLEAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""Triton's interpreter knows no assembly, and does not fuse products with sums."""
+"""False in Triton's interpreter, which supports no inline assembly and does not fuse products with sums."""
 
 MULTIPLIER_0 = tl.constexpr(positional.MULTIPLIERS[0])
 MULTIPLIER_1 = tl.constexpr(positional.MULTIPLIERS[1])
@@ -30,10 +30,10 @@ LEVELS = tl.constexpr(filters.LEVELS)
 
 @triton.jit
 def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: tl.constexpr):
-    """The coordinates of a tile's pixels, (TILE_H · TILE_W,), row after row.
+    """Return the coordinates (x, y) of a tile's pixels, (TILE_H · TILE_W,) each, line by line.
 
-    One axis, not two: Triton's versions differ in the axis that a warp lies along, and it has to be a row of the image.
-    ``PAIRED``: pixels i and i + N / 2 of the N are neighbours in x. A thread makes both, if its block has up to N / 2 threads.
+    They have one axis, because versions of Triton differ in the axis that the threads of a warp lie along, and it must be x.
+    ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x. One thread computes both in a block of at most N / 2 threads.
     """
     index = tl.arange(0, TILE_H * TILE_W)
     if PAIRED:
@@ -44,73 +44,73 @@ def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: t
 
 @triton.jit
 def as_pairs(pixels):
-    """Values of ``PAIRED`` pixels as pairs of neighbours, (N / 2, 2)."""
+    """Reshape ``PAIRED`` pixels, (N,), to pairs of neighbours, (N / 2, 2)."""
     return tl.trans(tl.reshape(pixels, 2, pixels.shape[0] // 2))
 
 
 @triton.jit
 def as_16_bits(value):
-    """A number in [0, 1] as a share of 65535, rounded to the nearest. A byte's share of 255 is exact."""
-    # Above 2²³ a float's last bits are a whole number.
+    """Round values in [0, 1] to uint16, in units of 1/65535. Multiples of 1/255 are exact."""
+    # The last bits of a float above 2²³ are an integer.
     return (value * 65535.0 + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint16)
 
 
 @triton.jit
 def words_of_16_bits(values):
-    """Numbers in [0, 1] of ``PAIRED`` pixels, (N,), as 16 bits each: pairs in words of 32, (N / 2,)."""
+    """Round values in [0, 1] of ``PAIRED`` pixels, (N,), to 16 bits, and pack neighbours into words of 32 bits, (N / 2,)."""
     low, high = tl.split(as_pairs(as_16_bits(values).to(tl.int32)))
     return low | (high << 16)
 
 
 @triton.jit
 def from_16_bits(bits):
-    """The number in [0, 1] that ``as_16_bits`` rounded. A byte's share of 255 comes back bit for bit."""
+    """Invert ``as_16_bits``. Multiples of 1/255 are restored bit for bit."""
     above = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ and the bits
     return share_of_65535(above * (1 / 65536) - 128.0)
 
 
 @triton.jit
 def share_of_65535(value):
-    """A share of 65536 as the same number of 65535ths: 65536 / 65535 times the value."""
+    """Multiply by 65536 / 65535: units of 1/65536 become units of 1/65535."""
     # 1 / 65535 = 1 / 65536 · (1 + 1 / 65536 + …); further terms are below the precision of float32.
     return value * (65537 / 2**32) + value
 
 
 @triton.jit
 def stored_as(value, TYPE: tl.constexpr):
-    """A pixel in the type of its image: floating, or a share of the largest value of a type of whole numbers."""
+    """Convert pixels to the dtype of the output: floats, or integers in units of the largest value of their dtype."""
     if tl.uint16 == TYPE:
         return as_16_bits(value)
     if tl.uint8 == TYPE:
-        # Above 2²³ a float's last bits are a whole number.
+        # The last bits of a float above 2²³ are an integer.
         return (tl.minimum(tl.maximum(value * 255.0, 0.0), 255.0) + 8388608.0).to(tl.int32, bitcast=True).to(tl.uint8)
     if tl.int16 == TYPE:
-        # The same above 1.5 · 2²³, for numbers of either sign.
+        # Also above 1.5 · 2²³, for numbers of either sign.
         value = tl.minimum(tl.maximum(value * 32767.0, -32768.0), 32767.0)
         return (value + 12582912.0).to(tl.int32, bitcast=True).to(tl.int16)
     return value.to(TYPE)
 
 
 @triton.jit
-def centred(bits):
-    """8 or 16 bits as the nearest float16 in [-1, 1): black is -1. Float16 is most exact around 0, which is middle grey."""
+def to_centred(bits):
+    """Map 8 or 16 bits to float16 in [-1, 1). float16 is most exact around 0, which is middle grey; black is -1."""
     half: tl.constexpr = 2 ** (bits.dtype.primitive_bitwidth - 1)
     if COMPILED and half > 128:
-        # Two values at once. Declared impure, or the compiler repeats the conversion in each warp that multiplies with them.
+        # Two values per instruction. Declared impure, because the compiler would repeat the conversion in each warp.
         asm: tl.constexpr = """{ .reg .b32 a, b; .reg .f32 c, d; prmt.b32 a, $1, 0x4B00, 0x5410; prmt.b32 b, $1, 0x4B00, 0x5432;
         mov.b32 c, a; mov.b32 d, b; fma.rn.f32 c, c, 0f38000000, 0fC3808000; fma.rn.f32 d, d, 0f38000000, 0fC3808000;
         cvt.rn.f16x2.f32 $0, d, c; }"""
         return tl.inline_asm_elementwise(asm, "=r,r", [bits], tl.float16, False, 2)
-    # Above 2²³ a float's last bits are a whole number.
+    # The last bits of a float above 2²³ are an integer.
     value = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)
     return (value * (1 / half) - (8388608 / half + 1)).to(tl.float16)
 
 
 @triton.jit
-def word(low, high, KIND: tl.constexpr):
-    """Two numbers of 16 bits in one of 32, rounded to their type."""
+def pack_word(low, high, KIND: tl.constexpr):
+    """Round two numbers to a 16-bit dtype, and pack them into a word of 32 bits."""
     if COMPILED:
-        # One instruction for both; each by itself is converted at an eighth of its speed.
+        # One instruction for both numbers; one per number runs at an eighth of the speed.
         asm: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if tl.bfloat16 == KIND else "cvt.rn.f16x2.f32 $0, $2, $1;"
         return tl.inline_asm_elementwise(asm, "=r,f,f", [low, high], tl.int32, True, 1)
     low = low.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
@@ -118,86 +118,89 @@ def word(low, high, KIND: tl.constexpr):
 
 
 @triton.jit
-def words(r, g, b, TYPE: tl.constexpr):
-    """Two pixels of three channels, (…, 2), as three words of 32 bits and a fourth that is not to be stored: (…, 2, 2).
+def pack_words(r, g, b, TYPE: tl.constexpr):
+    """Pack two pixels of three channels, (…, 2), into three words of 32 bits and a fourth that is not stored: (…, 2, 2).
 
-    With four places for three words, neighbouring threads store neighbouring words, and whole cache lines are written.
+    With a fourth word, neighbouring threads store neighbouring words, and whole cache lines are written.
     """
     first_r, second_r = tl.split(r)
     first_g, second_g = tl.split(g)
     first_b, second_b = tl.split(b)
-    third = word(second_g, second_b, TYPE)
-    return tl.join(tl.join(word(first_r, first_g, TYPE), third), tl.join(word(first_b, second_r, TYPE), third))
+    third = pack_word(second_g, second_b, TYPE)
+    return tl.join(tl.join(pack_word(first_r, first_g, TYPE), third), tl.join(pack_word(first_b, second_r, TYPE), third))
 
 
 @triton.jit
 def as_float(value, SCALE: tl.constexpr):
-    """A pixel as float32: with ``SCALE`` the whole number that is stored, else in image units."""
+    """Convert pixels to float32: with ``SCALE``, integers keep their value; without, uint16 and int16 become fractions."""
     if value.dtype == tl.uint16 and not SCALE:
         return from_16_bits(value)
     if value.dtype == tl.int16:
         return value.to(tl.float32) * (1 / 32767)
     if SCALE and COMPILED:
-        # From 32 bits: 8 or 16, which the compiler would choose, are converted at a quarter of the speed.
+        # From 32 bits: the compiler would convert from 8 or 16 bits, at a quarter of the speed.
         return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)
     return value.to(tl.float32)
 
 
 @triton.jit
 def byte_share(value):
-    """A byte's value / 255, correctly rounded: a product, and one step of Newton's in fused arithmetic."""
-    share = value * (1 / 255)
-    return tl.fma(tl.fma(share, -255.0, value), 1 / 255, share)
+    """Return byte / 255, correctly rounded, by one Newton iteration with fused products and sums."""
+    quotient = value * (1 / 255)
+    return tl.fma(tl.fma(quotient, -255.0, value), 1 / 255, quotient)
 
 
 @triton.jit
 def unit(v):
-    """Clamp to [0, 1]; NaN stays NaN, as in torch."""
+    """Clamp to [0, 1]. NaN stays NaN, as in torch."""
     v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.minimum(v, 1.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def level_of(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
-    """The level of a byte for a number in [0, 1]; 0 of one that is no number."""
+def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
+    """Map values in [0, 1] to byte levels; NaN to 0."""
     return (tl.where(value == value, value, 0.0) * FACTOR + OFFSET).to(tl.int32)
 
 
 @triton.jit
-def spread(counts, pixels, KEEPS: tl.constexpr):
-    """What the levels of a channel become, (LEVELS,) float32, from the pixels that have each; -1 where values stay."""
-    at = tl.arange(0, LEVELS)
-    last = tl.max(tl.where(counts > 0, at, 0), 0)
-    step = (pixels - tl.sum(tl.where(at == last, counts, 0), 0)) // 255
-    levels = (tl.cumsum(counts, 0) - counts + step // 2) // tl.maximum(step, 1)
-    levels = tl.where(step == 0, at, tl.minimum(levels, 255)).to(tl.float32)
-    share = tl.div_rn(levels, 255.0 + 0.0 * levels)
-    return tl.where(step == 0, -1.0, share) if KEEPS else share
+def equalize_table(counts, pixels, KEEPS: tl.constexpr):
+    """Return the equalized value per level, (LEVELS,) float32, from the number of pixels per level, (LEVELS,) int32.
+
+    ``KEEPS``: -1 where values must not change.
+    """
+    levels = tl.arange(0, LEVELS)
+    last_level = tl.max(tl.where(counts > 0, levels, 0), 0)
+    step = (pixels - tl.sum(tl.where(levels == last_level, counts, 0), 0)) // 255
+    mapped = (tl.cumsum(counts, 0) - counts + step // 2) // tl.maximum(step, 1)
+    mapped = tl.where(step == 0, levels, tl.minimum(mapped, 255)).to(tl.float32)
+    fractions = tl.div_rn(mapped, 255.0 + 0.0 * mapped)
+    return tl.where(step == 0, -1.0, fractions) if KEEPS else fractions
 
 
 @triton.jit
 def tile_side(length, COUNT: tl.constexpr):
-    """Pixels along one side of a tile, for ``COUNT`` tiles along an axis."""
+    """Return the length of a tile of CLAHE in pixels, for ``COUNT`` tiles along an axis of ``length`` pixels."""
     return (length + COUNT - 1) // COUNT
 
 
 @triton.jit
-def tiles_between(at, length, COUNT: tl.constexpr):
-    """The two tiles whose centres pixels of an axis lie between, or twice the outermost, and the share of the first.
+def nearest_tiles(index, length, COUNT: tl.constexpr):
+    """Return the two tiles of CLAHE with the nearest centres along an axis, and the weight of the first.
 
-    Pixels of a block that lie behind the image have the tiles of its last one.
+    Beyond the first or last centre both are the outermost tile. Indices behind the image are clamped to its last pixel.
     """
-    at = tl.minimum(at, length - 1)
-    double = 2 * tile_side(length, COUNT)
-    place = 2 * at + 1 + double // 2
-    second = place // double
-    share = tl.div_rn((double - place % double).to(tl.float32), double + 0.0 * at)
-    return tl.maximum(second - 1, 0), tl.minimum(second, COUNT - 1), share
+    index = tl.minimum(index, length - 1)
+    double_side = 2 * tile_side(length, COUNT)
+    position = 2 * index + 1 + double_side // 2
+    second = position // double_side
+    weight = tl.div_rn((double_side - position % double_side).to(tl.float32), double_side + 0.0 * index)
+    return tl.maximum(second - 1, 0), tl.minimum(second, COUNT - 1), weight
 
 
 @triton.jit
 def unit_sum(v, factor, base, FLAGS: tl.constexpr):
-    """V · factor + base, clamped to [0, 1]; in one instruction where ``FLAGS`` has ``CLEAN``: no pixel is NaN."""
+    """Return v · factor + base, clamped to [0, 1]. With ``CLEAN`` in ``FLAGS``, no pixel is NaN, and it is one instruction."""
     if COMPILED and CLEAN & FLAGS:
         return tl.inline_asm_elementwise("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [v, factor, base], tl.float32, True, 1)
     return unit(v * factor + base)
@@ -205,133 +208,136 @@ def unit_sum(v, factor, base, FLAGS: tl.constexpr):
 
 @triton.jit
 def unit_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
-    """``unit_sum`` of three channels."""
+    """Apply ``unit_sum`` to three channels."""
     return unit_sum(r, factor, base, FLAGS), unit_sum(g, factor, base, FLAGS), unit_sum(b, factor, base, FLAGS)
 
 
 @triton.jit
 def grey_of(r, g, b, FLAGS: tl.constexpr):
-    """The grey of a pixel: the weighted sum of its channels, by torchvision's weights where ``FLAGS`` says so."""
+    """Return the grey of a pixel, the weighted sum of its channels; with torchvision's weights if ``FLAGS`` has its bit."""
     red: tl.constexpr = TORCHVISION_RED if TORCHVISION_GREY & FLAGS else RED
     return r * red + g * GREEN + b * BLUE
 
 
 @triton.jit
-def falling(sigma):
-    """The factor of a squared distance in the exponent of a Gaussian: -1 / (2 sigma²)."""
-    # A square too small for a float has all its weight in the middle.
+def gaussian_exponent(sigma):
+    """Return -1 / (2 sigma²), the factor of a squared distance in the exponent of a Gaussian."""
+    # If sigma² underflows, the bound gives all weight to the centre.
     return -tl.div_rn(tl.full((), 1.0, tl.float32), tl.maximum(2 * sigma * sigma, 1.2e-38))
 
 
 @triton.jit
-def share(fall, TAPS: tl.constexpr):
-    """The factor that makes the weights of all taps sum to 1."""
-    total = fall * 0
+def gaussian_norm(exponent, TAPS: tl.constexpr):
+    """Return the factor with which the weights of all taps sum to 1. ``exponent``: as returned by ``gaussian_exponent``."""
+    total = exponent * 0
     for tap in tl.static_range(TAPS):
-        total += tl.exp((tap - TAPS // 2) * (tap - TAPS // 2) * fall)
+        total += tl.exp((tap - TAPS // 2) * (tap - TAPS // 2) * exponent)
     return tl.div_rn(tl.full((), 1.0, tl.float32), total)
 
 
 @triton.jit
-def gaussian(distance, fall, part, TAPS: tl.constexpr):
-    """The weights of pixels at these distances, float16; 0 beyond the kernel."""
+def gaussian_weights(distance, exponent, norm, TAPS: tl.constexpr):
+    """Return the weights of pixels at these distances, float16; 0 beyond the kernel."""
     distance = distance.to(tl.float32)
-    return tl.where(tl.abs(distance) <= TAPS // 2, tl.exp(distance * distance * fall) * part, 0.0).to(tl.float16)
+    return tl.where(tl.abs(distance) <= TAPS // 2, tl.exp(distance * distance * exponent) * norm, 0.0).to(tl.float16)
 
 
 @triton.jit
-def most_of(r, g, b):
-    """The largest channel, or NaN where one is NaN, as in torch: all three that are made of it are NaN then."""
+def largest_channel(r, g, b):
+    """Return the largest channel, or NaN if a channel is NaN, as in torch. Then all three output channels are NaN."""
     return tl.maximum(tl.maximum(r, g, propagate_nan=tl.PropagateNan.ALL), b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def saturated(r, g, b, factor):
-    """Colours whose saturation in HSV is multiplied by ``factor`` and clamped to [0, 1]."""
-    most = most_of(r, g, b)
-    least = tl.minimum(tl.minimum(r, g), b)
-    spread = most - least
-    share = spread / tl.where(most == 0, 1.0, most + 1e-8)
-    wanted = most * unit(share * factor)
-    scale = wanted / tl.where(spread == 0, 1.0, spread)
-    base = most - wanted
-    return (r - least) * scale + base, (g - least) * scale + base, (b - least) * scale + base
+def scale_saturation(r, g, b, factor):
+    """Multiply the saturation in HSV by ``factor``, and clamp it to [0, 1]."""
+    maximum = largest_channel(r, g, b)
+    minimum = tl.minimum(tl.minimum(r, g), b)
+    spread = maximum - minimum
+    saturation = spread / tl.where(maximum == 0, 1.0, maximum + 1e-8)
+    new_spread = maximum * unit(saturation * factor)
+    scale = new_spread / tl.where(spread == 0, 1.0, spread)
+    base = maximum - new_spread
+    return (r - minimum) * scale + base, (g - minimum) * scale + base, (b - minimum) * scale + base
 
 
 @triton.jit
-def snowed(r, g, b, threshold, factor):
-    """Colours whose lightness in HLS is multiplied by ``factor`` where it is below ``threshold``."""
-    most = most_of(r, g, b)
-    least = tl.minimum(tl.minimum(r, g), b)
-    doubled = most + least
-    light = doubled * 0.5
-    room = tl.where(doubled < 1, doubled, 2 - doubled)
-    lit = tl.where(light < threshold, unit(light * factor), light)
-    scale = 2 * tl.minimum(lit, 1 - lit) / tl.where(room == 0, 1.0, room + 1e-8)
-    return lit + (r - light) * scale, lit + (g - light) * scale, lit + (b - light) * scale
+def scale_lightness(r, g, b, threshold, factor):
+    """Multiply the lightness in HLS by ``factor`` where it is below ``threshold``."""
+    maximum = largest_channel(r, g, b)
+    minimum = tl.minimum(tl.minimum(r, g), b)
+    sum_of_both = maximum + minimum
+    light = sum_of_both * 0.5
+    largest_spread = tl.where(sum_of_both < 1, sum_of_both, 2 - sum_of_both)
+    new_light = tl.where(light < threshold, unit(light * factor), light)
+    scale = 2 * tl.minimum(new_light, 1 - new_light) / tl.where(largest_spread == 0, 1.0, largest_spread + 1e-8)
+    return new_light + (r - light) * scale, new_light + (g - light) * scale, new_light + (b - light) * scale
 
 
 @triton.jit
-def hue_channel(at, most, low, falling, rising):
-    """A channel in sixth ``at`` of the circle of hues: it rises, stays for two sixths, falls, and stays low for two."""
-    at = tl.where(at >= 6, at - 6, at)
-    return tl.where(at == 0, rising, tl.where(at <= 2, most, tl.where(at == 3, falling, low)))
+def hue_channel(sector, maximum, minimum, falling, rising):
+    """Return a channel in ``sector`` of the six sectors of the hue circle: rising, maximum twice, falling, minimum twice."""
+    sector = tl.where(sector >= 6, sector - 6, sector)
+    return tl.where(sector == 0, rising, tl.where(sector <= 2, maximum, tl.where(sector == 3, falling, minimum)))
 
 
 @triton.jit
-def hue_turned(r, g, b, turns):
-    """Colours whose hue in HSV is turned by ``turns`` of the circle."""
-    most = most_of(r, g, b)
-    least = tl.minimum(tl.minimum(r, g), b)
-    spread = most - least
-    share = spread / tl.where(most == 0, 1.0, most + 1e-8)
+def rotate_hue(r, g, b, turns):
+    """Rotate the hue in HSV by ``turns`` full turns."""
+    maximum = largest_channel(r, g, b)
+    minimum = tl.minimum(tl.minimum(r, g), b)
+    spread = maximum - minimum
+    saturation = spread / tl.where(maximum == 0, 1.0, maximum + 1e-8)
     inverse = 1.0 / tl.where(spread == 0, 1.0, spread)
     sector = tl.where(
         (r >= g) & (r >= b),
         (g - b) * inverse,
         tl.where(g >= b, (b - r) * inverse + 2.0, (r - g) * inverse + 4.0),
     )
-    # In sixths of the circle; Kornia counts in radians, and comes to the same within rounding.
+    # In sixths of a turn. Kornia computes in radians, with the same result within rounding.
     sector = sector + turns * 6.0
     sector = sector - 6.0 * tl.floor(sector * (1 / 6))
     sector = tl.where(sector >= 6.0, 0.0, sector)
     whole = tl.floor(sector)
-    part = sector - whole
-    low = most * (1 - share)
-    falling = most * (1 - part * share)
-    rising = most * (1 - (1 - part) * share)
-    r = hue_channel(whole + 2, most, low, falling, rising)
-    g = hue_channel(whole, most, low, falling, rising)
-    b = hue_channel(whole + 4, most, low, falling, rising)
+    fraction = sector - whole
+    low = maximum * (1 - saturation)
+    falling = maximum * (1 - fraction * saturation)
+    rising = maximum * (1 - (1 - fraction) * saturation)
+    r = hue_channel(whole + 2, maximum, low, falling, rising)
+    g = hue_channel(whole, maximum, low, falling, rising)
+    b = hue_channel(whole + 4, maximum, low, falling, rising)
     return r, g, b
 
 
 @triton.jit
 def normalized(v, mean, std):
-    """(v - mean) / std, as one product and sum a pixel: within a unit in the last place of v and of the mean, over std."""
+    """Return (v - mean) / std, as one fused product and sum per pixel.
+
+    The error is at most a unit in the last place of v, plus one of the mean, both divided by std.
+    """
     inverse = 1.0 / std
     return v * inverse - mean * inverse
 
 
 @triton.jit
-def raised(v, gamma):
-    """V to the power of gamma, for v in [0, 1]."""
-    power = tl.exp2(gamma * tl.log2(tl.where(v > 0, v, 1.0)))
-    return tl.where(v > 0, power, tl.where(v == 0, tl.where(gamma == 0, 1.0, 0.0), v))
+def power(v, gamma):
+    """Return v ** gamma, for v in [0, 1]."""
+    result = tl.exp2(gamma * tl.log2(tl.where(v > 0, v, 1.0)))
+    return tl.where(v > 0, result, tl.where(v == 0, tl.where(gamma == 0, 1.0, 0.0), v))
 
 
 @triton.jit
-def posterized(v, step, offset):
-    """The bits of a byte above ``step``; ``offset`` is added to a value before it is rounded down to a byte."""
+def posterized(v, quantum, offset):
+    """Round v · 255 + offset down to a byte, and the byte down to a multiple of ``quantum``."""
     v = unit(v)
-    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(v * 255 + offset), step + 0.0 * v), 255.0 + 0.0 * v) * 255)
-    kept = tl.where(step == 256, 0.0, tl.div_rn(levels * step, 255.0 + 0.0 * v))
-    return tl.where(step == 1, v, kept)
+    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(v * 255 + offset), quantum + 0.0 * v), 255.0 + 0.0 * v) * 255)
+    kept = tl.where(quantum == 256, 0.0, tl.div_rn(levels * quantum, 255.0 + 0.0 * v))
+    return tl.where(quantum == 1, v, kept)
 
 
 @triton.jit
 def normal(x, y, channel, field, width, seed):
-    """Standard normal numbers of one channel, from Philox with the counter (pixel index, channel, field, 0)."""
+    """Return standard normal numbers of one channel, from Philox with the counter (pixel index, channel, field, 0)."""
     c0 = (y * width + x).to(tl.uint32)
     c1 = (c0 * 0 + channel.to(tl.uint32)).to(tl.uint32)
     c2 = (c0 * 0 + field.to(tl.uint32)).to(tl.uint32)

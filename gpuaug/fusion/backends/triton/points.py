@@ -1,8 +1,8 @@
-"""The pointwise ops as Triton functions, to be called by the kernels of passes between reading and storing a pixel.
+"""Pointwise ops as device functions, which kernels of passes call between reading and storing a pixel.
 
-A program is a compile-time list of (op code, column of its row, flags), so that a pass holds the code of its own ops and no
-other. What differs between samples is read from the sample's row. The arithmetic stands in ``pixel_math.py``, the torch form of
-each op in its file in ``gpuaug.fusion.ops``, or in ``one_of.py`` in ``gpuaug.fusion.policies``.
+A program is a compile-time list of (op code, column of the op in the row, flags), so that a kernel contains the code of its own
+ops only. Parameters that differ between samples are loaded from the sample's row. Arithmetic is in ``pixel_math.py``. The torch
+form of an op is in its file in ``gpuaug.fusion.ops``, or in ``one_of.py`` in ``gpuaug.fusion.policies``.
 """
 
 import triton
@@ -11,13 +11,13 @@ import triton.language as tl
 from gpuaug.fusion.backends.triton.pixel_math import (
     CLEAN,
     grey_of,
-    hue_turned,
     normal,
     normalized,
     posterized,
-    raised,
-    saturated,
-    snowed,
+    power,
+    rotate_hue,
+    scale_lightness,
+    scale_saturation,
     unit,
     unit_sums,
 )
@@ -52,14 +52,14 @@ FROM_CONTRAST = tl.constexpr(j.FROM_CONTRAST)
 
 
 @triton.jit
-def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.constexpr):
-    """One adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
+def adjust(r, g, b, row, mean, adjustment, AROUND_MEAN: tl.constexpr, ACTIVE: tl.constexpr):
+    """Apply one adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
-    ``ACTIVE`` has a bit for each adjustment that the jitter may make, ``CLEAN`` where no pixel is NaN, and
-    ``TORCHVISION_GREY`` where greys are torchvision's.
+    ``ACTIVE`` has a bit per adjustment that the jitter may make, ``CLEAN`` if no pixel is NaN, and ``TORCHVISION_GREY`` if grey
+    has torchvision's weights.
     """
     if ACTIVE & 1:
-        if step == 0:
+        if adjustment == 0:
             factor = tl.load(row + 1)
             if AROUND_MEAN:
                 r, g, b = unit_sums(r, g, b, factor, 0.0, ACTIVE)
@@ -67,7 +67,7 @@ def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.con
                 base = factor - 1
                 r, g, b = unit_sums(r, g, b, 1.0, base, ACTIVE)
     if ACTIVE & 2:
-        if step == 1:
+        if adjustment == 1:
             factor = tl.load(row + 2)
             if AROUND_MEAN:
                 base = mean * (1 - factor)
@@ -75,22 +75,22 @@ def jittered(r, g, b, row, mean, step, AROUND_MEAN: tl.constexpr, ACTIVE: tl.con
             else:
                 r, g, b = unit_sums(r, g, b, factor, 0.0, ACTIVE)
     if ACTIVE & 4:
-        if step == 2:
+        if adjustment == 2:
             factor = tl.load(row + 3)
             if AROUND_MEAN:
                 grey = (1 - factor) * grey_of(r, g, b, ACTIVE)
                 r, g, b = unit_sums(r, g, b, factor, grey, ACTIVE)
             else:
-                r, g, b = saturated(r, g, b, factor)
+                r, g, b = scale_saturation(r, g, b, factor)
     if ACTIVE & 8:
-        if step == 3:
-            r, g, b = hue_turned(r, g, b, tl.load(row + 4))
+        if adjustment == 3:
+            r, g, b = rotate_hue(r, g, b, tl.load(row + 4))
     return r, g, b
 
 
 @triton.jit
-def reordered(r, g, b, channels):
-    """Channels that come from where three numbers in memory say."""
+def permute_channels(r, g, b, channels):
+    """Permute channels. ``channels``: address of the source channel of r, of g and of b."""
     from_r = tl.load(channels)
     from_g = tl.load(channels + 1)
     from_b = tl.load(channels + 2)
@@ -101,13 +101,13 @@ def reordered(r, g, b, channels):
 
 
 @triton.jit
-def point(
+def apply_op(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """One op on the pixels of a sample that the op applies to. ``row`` begins with the apply mask."""
-    second: tl.constexpr = 1 if RGB else 0
-    third: tl.constexpr = 2 if RGB else 0
+    """Apply one op to the pixels of a sample. ``row`` begins with the apply mask of the op, which is not 0."""
+    green_index: tl.constexpr = 1 if RGB else 0
+    blue_index: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:
         change = tl.load(row + 1)
         if tl.load(row + 2) != 0:
@@ -121,23 +121,23 @@ def point(
         else:
             r, g, b = r * change, g * change, b * change
     elif CODE == SATURATION:
-        r, g, b = saturated(unit(r), unit(g), unit(b), tl.load(row + 1))
+        r, g, b = scale_saturation(unit(r), unit(g), unit(b), tl.load(row + 1))
         r, g, b = unit(r), unit(g), unit(b)
     elif CODE == HUE:
-        r, g, b = hue_turned(unit(r), unit(g), unit(b), tl.load(row + 1))
+        r, g, b = rotate_hue(unit(r), unit(g), unit(b), tl.load(row + 1))
         r, g, b = unit(r), unit(g), unit(b)
     elif CODE == GAMMA:
         gamma = tl.load(row + 1)
         gain = tl.load(row + 2)
-        r = unit(gain * raised(unit(r), gamma))
-        g = unit(gain * raised(unit(g), gamma))
-        b = unit(gain * raised(unit(b), gamma))
+        r = unit(gain * power(unit(r), gamma))
+        g = unit(gain * power(unit(g), gamma))
+        b = unit(gain * power(unit(b), gamma))
     elif CODE == GRAYSCALE:
         grey = r * tl.load(row + 1) + g * tl.load(row + 2) + b * tl.load(row + 3)
         r, g, b = grey, grey, grey
     elif CODE == INVERT:
-        most = tl.load(row + 1)
-        r, g, b = most - r, most - g, most - b
+        maximum = tl.load(row + 1)
+        r, g, b = maximum - r, maximum - g, maximum - b
     elif CODE == SOLARIZE:
         threshold = tl.load(row + 1)
         change = tl.load(row + 2)
@@ -146,29 +146,29 @@ def point(
         g = tl.where(g < threshold, g, 1 - g)
         b = tl.where(b < threshold, b, 1 - b)
     elif CODE == POSTERIZE:
-        step = tl.load(row + 1)
+        quantum = tl.load(row + 1)
         offset = tl.load(row + 2)
-        r, g, b = posterized(r, step, offset), posterized(g, step, offset), posterized(b, step, offset)
+        r, g, b = posterized(r, quantum, offset), posterized(g, quantum, offset), posterized(b, quantum, offset)
     elif CODE == SNOW:
-        r, g, b = snowed(unit(r), unit(g), unit(b), tl.load(row + 1), tl.load(row + 2))
+        r, g, b = scale_lightness(unit(r), unit(g), unit(b), tl.load(row + 1), tl.load(row + 2))
         r, g, b = unit(r), unit(g), unit(b)
     elif CODE == SHUFFLE:
-        r, g, b = reordered(r, g, b, row + 1)
+        r, g, b = permute_channels(r, g, b, row + 1)
     elif CODE == DROPOUT:
         value = tl.load(row + 1)
         r = tl.where(tl.load(row + 2 + plane) != 0, value, r)
-        g = tl.where(tl.load(row + 2 + plane + second) != 0, value, g)
-        b = tl.where(tl.load(row + 2 + plane + third) != 0, value, b)
+        g = tl.where(tl.load(row + 2 + plane + green_index) != 0, value, g)
+        b = tl.where(tl.load(row + 2 + plane + blue_index) != 0, value, b)
     elif CODE == NOISE:
-        mean_ = tl.load(row + 1)
+        noise_mean = tl.load(row + 1)
         deviation = tl.load(row + 2)
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
-        # The flags are the number of frames of a clip, each of which takes a field of its own.
+        # The flags are the number of frames of a clip. Each frame has a separate field of noise.
         field = (tl.load(row + 5).to(tl.int32) + sample % FLAGS) % FIELDS
-        r += mean_ + deviation * normal(x, y, plane, field, width, seed)
+        r += noise_mean + deviation * normal(x, y, plane, field, width, seed)
         if RGB:
-            g += mean_ + deviation * normal(x, y, plane + 1, field, width, seed)
-            b += mean_ + deviation * normal(x, y, plane + 2, field, width, seed)
+            g += noise_mean + deviation * normal(x, y, plane + 1, field, width, seed)
+            b += noise_mean + deviation * normal(x, y, plane + 2, field, width, seed)
     elif CODE == ERASING:
         value = tl.load(row + 5)
         covered = (x >= tl.load(row + 1)) & (x < tl.load(row + 2)) & (y >= tl.load(row + 3)) & (y < tl.load(row + 4))
@@ -178,48 +178,48 @@ def point(
         stds = means + CHANNELS
         if CODE == NORMALIZE:
             r = normalized(r, tl.load(means), tl.load(stds))
-            g = normalized(g, tl.load(means + second), tl.load(stds + second))
-            b = normalized(b, tl.load(means + third), tl.load(stds + third))
+            g = normalized(g, tl.load(means + green_index), tl.load(stds + green_index))
+            b = normalized(b, tl.load(means + blue_index), tl.load(stds + blue_index))
         else:
             r = r * tl.load(stds) + tl.load(means)
-            g = g * tl.load(stds + second) + tl.load(means + second)
-            b = b * tl.load(stds + third) + tl.load(means + third)
+            g = g * tl.load(stds + green_index) + tl.load(means + green_index)
+            b = b * tl.load(stds + blue_index) + tl.load(means + blue_index)
     elif CODE == JITTER or CODE == JIGGLE:
         if not CLEAN & FLAGS:
             r, g, b = unit(r), unit(g), unit(b)
-        reached = 0  # 1 from the contrast on
-        # A loop, not four copies: those would not fit into the instruction cache.
+        from_contrast = 0  # 1 from the contrast on
+        # A loop, because four copies would not fit into the instruction cache.
         for position in range(4):
-            step = tl.load(row + 5 + position).to(tl.int32)
+            adjustment = tl.load(row + 5 + position).to(tl.int32)
             if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
-                reached = tl.where(step == 1, 1, reached)
-                # What the other kernel makes is left out.
-                left_out = 1 if BEFORE_CONTRAST & FLAGS else 0
-                step = tl.where(reached == left_out, 4, step)
-            r, g, b = jittered(r, g, b, row, mean, step, CODE == JITTER, FLAGS)
+                from_contrast = tl.where(adjustment == 1, 1, from_contrast)
+                # Adjustments of the other kernel are replaced by none.
+                other_kernel = 1 if BEFORE_CONTRAST & FLAGS else 0
+                adjustment = tl.where(from_contrast == other_kernel, 4, adjustment)
+            r, g, b = adjust(r, g, b, row, mean, adjustment, CODE == JITTER, FLAGS)
         if not BEFORE_CONTRAST & FLAGS:
             if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
-                # All others end with a clamp of their own.
+                # The other adjustments end with a clamp.
                 r, g, b = unit(r), unit(g), unit(b)
             if PERMUTES & FLAGS:
-                r, g, b = reordered(r, g, b, row + 9)
+                r, g, b = permute_channels(r, g, b, row + 9)
     return r, g, b
 
 
 @triton.jit
-def picked(
+def apply_op_or_pick(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """One op, or the one of several that the row names: ``FLAGS`` has a bit for the code of each that there is."""
+    """Apply one op. If the op picks one of several per sample, ``FLAGS`` has a bit per op code, and the row names the code."""
     if CODE == ONE_OF:
-        chosen = tl.load(row + 1).to(tl.int32)
+        picked_code = tl.load(row + 1).to(tl.int32)
         for code in tl.static_range(1, ONE_OF):
             if (FLAGS >> code) & 1:
-                if chosen == code:
-                    r, g, b = point(r, g, b, x, y, sample, plane, width, row + 2, mean, code, 0, CHANNELS, RGB)
+                if picked_code == code:
+                    r, g, b = apply_op(r, g, b, x, y, sample, plane, width, row + 2, mean, code, 0, CHANNELS, RGB)
     else:
-        r, g, b = point(r, g, b, x, y, sample, plane, width, row, mean, CODE, FLAGS, CHANNELS, RGB)
+        r, g, b = apply_op(r, g, b, x, y, sample, plane, width, row, mean, CODE, FLAGS, CHANNELS, RGB)
     return r, g, b
 
 
@@ -230,13 +230,13 @@ def points(
 ):  # fmt: skip
     """Run a program on a tile of one sample.
 
-    With ``RGB``, r, g and b are the channels. Without, r is channel ``plane``, and g and b are copies of it that are computed
-    along and never stored, so that the compiler drops them.
+    With ``RGB``, r, g and b are the channels. Without, r is channel ``plane``, and g and b are copies, which are never stored,
+    so that the compiler removes their computation.
     """
     for index in tl.static_range(COUNT):
-        own = row + PROGRAM[index][1]
-        if tl.load(own) != 0:
-            r, g, b = picked(
-                r, g, b, x, y, sample, plane, width, own, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
+        op_row = row + PROGRAM[index][1]
+        if tl.load(op_row) != 0:
+            r, g, b = apply_op_or_pick(
+                r, g, b, x, y, sample, plane, width, op_row, mean, PROGRAM[index][0], PROGRAM[index][2], CHANNELS, RGB
             )
     return r, g, b

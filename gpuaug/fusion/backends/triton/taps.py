@@ -1,4 +1,8 @@
-"""Reading the source of a gather: where the taps of an output pixel lie, and one channel at them or between them."""
+"""Device functions that read the source of a gather: source coordinates of an output pixel, and the pixels (taps) around them.
+
+Values r, g and b are three channels with ``RGB``; without, one channel three times. A *line* is a row of pixels; ``row`` is the
+row of the sample in the parameter table. The *window* of a resize is the part of the source that it reads; of a warp, all.
+"""
 
 import triton
 import triton.language as tl
@@ -7,20 +11,20 @@ from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, unit_sum
 
 
 @triton.jit
-def buffers(way, source, source_b, out, out_b, samples):
-    """Whether a sample is left as it is, and the buffers that it is read from and written to, of two behind one another.
+def buffers(route, source, source_b, out, out_b, samples):
+    """Return whether a pass skips the sample, and the sample's source and output in the two buffers, adjacent in memory.
 
-    ``way``: where its way stands in its row (``_fill_ways`` in ``table/rows.py``).
+    ``route``: address of the buffer route (``_fill_routes`` in ``table/rows.py``). ``samples``: number of samples of a buffer.
     """
-    way = tl.load(way).to(tl.int32) - 1
-    source += (way & 1).to(tl.int64) * samples * source_b
-    out += (way >> 1).to(tl.int64) * samples * out_b
-    return way < 0, source, out
+    route = tl.load(route).to(tl.int32) - 1
+    source += (route & 1).to(tl.int64) * samples * source_b
+    out += (route >> 1).to(tl.int64) * samples * out_b
+    return route < 0, source, out
 
 
 @triton.jit
-def edged(index, low, high, EDGE: tl.constexpr):
-    """An index brought back into [low, high): by reflection (3), or to the border."""
+def apply_edge(index, low, high, EDGE: tl.constexpr):
+    """Return an index not_padding [low, high): by reflection if ``EDGE`` is 3, else by clamping."""
     if EDGE == 3:
         index = low + tl.abs(index - low)
         index = high - 1 - tl.abs(high - 1 - index)
@@ -28,10 +32,10 @@ def edged(index, low, high, EDGE: tl.constexpr):
 
 
 @triton.jit
-def mapped(index, row, AXIS: tl.constexpr, MAP: tl.constexpr):
-    """An index through one axis of a map: the index before it, and whether it is inside.
+def map_index(index, row, AXIS: tl.constexpr, MAP: tl.constexpr):
+    """Map an index along one axis through a composed permutation. Return the source index, and whether it is not padding.
 
-    ``MAP``: 1, nothing is outside; 2, a constant is; 3, a reflection; 4, the border.
+    ``MAP``: padding mode (``_MAPS`` in ``backend.py``): 1, no padding; 2, constant; 3, reflection; 4, the border pixel.
     """
     sign = tl.load(row + 2 * AXIS).to(tl.int32)
     offset = tl.load(row + 2 * AXIS + 1).to(tl.int32)
@@ -44,58 +48,65 @@ def mapped(index, row, AXIS: tl.constexpr, MAP: tl.constexpr):
             inside = (index >= low) & (index < high)
             index = tl.minimum(tl.maximum(index, low), high - 1)
         else:
-            index = edged(index, low, high, MAP)
+            index = apply_edge(index, low, high, MAP)
     return index, inside
 
 
 @triton.jit
 def tap_axis(index, start, count, row, AXIS: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
-    """A tap's index in the source along one axis, whether it is in the frame, and whether it is not padding."""
-    framed = index == index
+    """Return the source index of a tap along one axis, whether it is in the window, and whether it is not padding.
+
+    ``start``, ``count``: window. ``ZEROS``: pixels outside are 0. ``BEFORE``: padding mode of the permutations before the
+    interpolation, or 0 without permutations.
+    """
+    in_window = index == index
     if ZEROS:
-        framed = (index >= 0) & (index < count)
+        in_window = (index >= 0) & (index < count)
     index = start + tl.minimum(tl.maximum(index, 0), count - 1)
-    within = framed
+    not_padding = in_window
     if BEFORE > 0:
-        index, within = mapped(index, row, AXIS, BEFORE)
-    return index, framed, within
+        index, not_padding = map_index(index, row, AXIS, BEFORE)
+    return index, in_window, not_padding
 
 
 @triton.jit
-def read(pointer, offset, framed, within, fill, SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
-    """One channel at one tap; where padding is a constant, that."""
+def load_tap(pointer, offset, in_window, not_padding, fill, SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
+    """Load one channel at one tap. Outside the window it is 0 with ``ZEROS``; in constant padding (``BEFORE`` 2), ``fill``."""
     if BEFORE == 2:
-        value = as_float(tl.load(pointer + offset, mask=framed & within, other=0), SCALE)
-        return tl.where(framed & (within == 0), fill, value)
+        value = as_float(tl.load(pointer + offset, mask=in_window & not_padding, other=0), SCALE)
+        return tl.where(in_window & (not_padding == 0), fill, value)
     if ZEROS:
-        return as_float(tl.load(pointer + offset, mask=framed, other=0), SCALE)
+        return as_float(tl.load(pointer + offset, mask=in_window, other=0), SCALE)
     return as_float(tl.load(pointer + offset), SCALE)
 
 
 @triton.jit
-def window(axis):
-    """A resize along one axis, from the parameter table: its scale, the first pixel that it reads, and their number."""
+def load_resize(axis):
+    """Load the resize along one axis from the parameter table: scale, first pixel of the window, number of pixels."""
     return tl.load(axis), tl.load(axis + 1).to(tl.int32), tl.load(axis + 2).to(tl.int32)
 
 
 @triton.jit
-def resampled(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
-    """Where output pixels lie along one axis of a resize's input."""
-    at = index.to(tl.float32)
+def resize_coordinates(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
+    """Return the input coordinates of output pixels along one axis of a resize."""
+    centre = index.to(tl.float32)
     if HALF_PIXEL:
-        at = (at + 0.5) * scale
-        return at if NEAREST else at - 0.5
-    return at * scale
+        centre = (centre + 0.5) * scale
+        return centre if NEAREST else centre - 0.5
+    return centre * scale
 
 
 @triton.jit
-def located(x, y, row, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
-    """Where output pixels lie in the interpolation's input, and the window that its taps are taken from."""
+def source_coordinates(x, y, row, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
+    """Return the input coordinates of output pixels, and the window of the taps: (x, y, start_x, count_x, start_y, count_y).
+
+    ``KIND``: 1, resize; 2, affine; 3, perspective (``_KINDS`` in ``backend.py``).
+    """
     if KIND == 1:
-        scale_x, start_x, count_x = window(row)
-        scale_y, start_y, count_y = window(row + 3)
-        at_x = resampled(x, scale_x, HALF_PIXEL, NEAREST)
-        at_y = resampled(y, scale_y, HALF_PIXEL, NEAREST)
+        scale_x, start_x, count_x = load_resize(row)
+        scale_y, start_y, count_y = load_resize(row + 3)
+        at_x = resize_coordinates(x, scale_x, HALF_PIXEL, NEAREST)
+        at_y = resize_coordinates(y, scale_y, HALF_PIXEL, NEAREST)
     else:
         fx = x.to(tl.float32)
         fy = y.to(tl.float32)
@@ -107,10 +118,10 @@ def located(x, y, row, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl
             at_x = tl.div_rn(at_x, depth)
             at_y = tl.div_rn(at_y, depth)
             sizes = row + 9
-        # Far outside is outside; a float beyond the whole numbers would not convert to one.
-        far = 1048576.0
-        at_x = tl.minimum(tl.maximum(tl.where(at_x == at_x, at_x, -far), -far), far)
-        at_y = tl.minimum(tl.maximum(tl.where(at_y == at_y, at_y, -far), -far), far)
+        # Clamped, because a larger float would not convert to an integer. All such pixels are outside.
+        limit = 1048576.0
+        at_x = tl.minimum(tl.maximum(tl.where(at_x == at_x, at_x, -limit), -limit), limit)
+        at_y = tl.minimum(tl.maximum(tl.where(at_y == at_y, at_y, -limit), -limit), limit)
         start_x = 0
         start_y = 0
         count_x = tl.load(sizes).to(tl.int32)
@@ -119,72 +130,76 @@ def located(x, y, row, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl
 
 
 @triton.jit
-def paired(at, start, count, HALF_PIXEL: tl.constexpr):
-    """The first of two neighbours that a place lies between, and the share of the second.
+def first_neighbour(at, start, count, HALF_PIXEL: tl.constexpr):
+    """Return the first of the two neighbours of coordinate ``at``, and the weight of the second.
 
-    Two neighbours take one address for both. So at the end of the window they are its last two, and where it is one pixel wide
-    that and another, with no share.
+    Both neighbours are read through one address, so they lie in the window: at its end, they are its last two pixels. In a
+    window of one pixel, they are this pixel and a neighbour in the image, with weight 0 for the latter.
     """
     if HALF_PIXEL:
         at = tl.minimum(tl.maximum(at, 0.0), (count - 1).to(tl.float32))
     first = tl.minimum(tl.floor(at).to(tl.int32), tl.maximum(count - 2, -start))
-    # Clamped, since the last place may be rounded to one beyond the window.
+    # Clamped, because rounding may move the last coordinate beyond the window.
     return first, unit_sum(at, 1.0, -first.to(tl.float32), CLEAN)
 
 
 @triton.jit
 def half_to_even(at):
-    """The nearest whole number, halves to the even one, as ``grid_sample`` rounds."""
-    down = tl.floor(at)
-    part = at - down
-    odd = (down.to(tl.int32) & 1) != 0
-    up = (part > 0.5) | ((part == 0.5) & odd)
-    return down.to(tl.int32) + up.to(tl.int32)
+    """Round to the nearest integer, halves to the even one, as ``grid_sample`` does."""
+    floor = tl.floor(at)
+    fraction = at - floor
+    odd = (floor.to(tl.int32) & 1) != 0
+    rounds_up = (fraction > 0.5) | ((fraction == 0.5) & odd)
+    return floor.to(tl.int32) + rounds_up.to(tl.int32)
 
 
 @triton.jit
-def blended(
+def interpolate_taps(
     pointer, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill,
     SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr,
 ):  # fmt: skip
-    """One channel, bilinearly."""
-    v00 = read(pointer, o00, f00, w00, fill, SCALE, ZEROS, BEFORE)
-    v10 = read(pointer, o10, f10, w10, fill, SCALE, ZEROS, BEFORE)
-    v01 = read(pointer, o01, f01, w01, fill, SCALE, ZEROS, BEFORE)
-    v11 = read(pointer, o11, f11, w11, fill, SCALE, ZEROS, BEFORE)
-    return mean_of_two(mean_of_two(v00, v10, right, SCALE), mean_of_two(v01, v11, right, SCALE), lower, SCALE)
+    """Interpolate one channel bilinearly between four taps.
+
+    ``o``: offsets, ``f``: in the window, ``w``: not padding; indexed by (x, y) of the tap. ``right``, ``lower``: weights of the
+    right and lower taps.
+    """
+    v00 = load_tap(pointer, o00, f00, w00, fill, SCALE, ZEROS, BEFORE)
+    v10 = load_tap(pointer, o10, f10, w10, fill, SCALE, ZEROS, BEFORE)
+    v01 = load_tap(pointer, o01, f01, w01, fill, SCALE, ZEROS, BEFORE)
+    v11 = load_tap(pointer, o11, f11, w11, fill, SCALE, ZEROS, BEFORE)
+    return lerp(lerp(v00, v10, right, SCALE), lerp(v01, v11, right, SCALE), lower, SCALE)
 
 
 @triton.jit
-def share_inside(at, count, NEAREST: tl.constexpr):
-    """Which share of a pixel lies inside the frame along one axis."""
+def weight_inside(at, count, NEAREST: tl.constexpr):
+    """Return the weight of the taps inside the window, along one axis."""
     if NEAREST:
         index = half_to_even(at)
         return tl.where((index >= 0) & (index < count), 1.0, 0.0)
     first = tl.floor(at)
-    second = at - first
-    share = tl.where((first >= 0) & (first < count), 1 - second, 0.0)
-    return share + tl.where((first >= -1) & (first < count - 1), second, 0.0)
+    second_weight = at - first
+    first_weight = tl.where((first >= 0) & (first < count), 1 - second_weight, 0.0)
+    return first_weight + tl.where((first >= -1) & (first < count - 1), second_weight, 0.0)
 
 
 @triton.jit
-def filled(value, share, fill):
-    """A pixel blended with a fill by the share that lies outside the frame."""
+def blend_fill(value, share, fill):
+    """Blend a pixel with a fill, which has the weight of the taps outside the window. ``share``: weight inside."""
     return tl.where(share == 1, value, share * (value - fill) + fill)
 
 
 @triton.jit
-def mean_of_two(first, second, share, SCALE: tl.constexpr):
-    """Between two values: ``share`` of the second."""
+def lerp(first, second, share, SCALE: tl.constexpr):
+    """Interpolate linearly between two values. ``share``: weight of the second."""
     if SCALE:
         return first + share * (second - first)
-    # Floats may be infinite, and then have no difference. A share of 0 leaves every bit of the first: 0 · NaN would be NaN.
+    # No difference, which is NaN for infinities. With a share of 0, the first stays bit for bit: 0 · NaN would be NaN.
     return tl.where(share == 0, first, first * (1 - share) + second * share)
 
 
 @triton.jit
-def weight(distance, ANTIALIAS: tl.constexpr):
-    """What a pixel weighs in an output pixel, by their distance: a triangle (1) or a cubic (2)."""
+def filter_weight(distance, ANTIALIAS: tl.constexpr):
+    """Return the antialiasing weight of a pixel by its distance from the output pixel: triangle (1) or cubic (2)."""
     distance = tl.abs(distance)
     if ANTIALIAS == 1:
         return tl.maximum(1.0 - distance, 0.0)
@@ -194,8 +209,8 @@ def weight(distance, ANTIALIAS: tl.constexpr):
 
 
 @triton.jit
-def reach(at, scale, count, ANTIALIAS: tl.constexpr):
-    """For each output pixel the first pixel that has a weight and the one after the last; and the factor of distances."""
+def support_range(at, scale, count, ANTIALIAS: tl.constexpr):
+    """Return the first and end index of the pixels with a nonzero weight, per output pixel, and the factor of distances."""
     support = tl.maximum(scale, 1.0) * ANTIALIAS
     first = tl.maximum((at - support + 1.0).to(tl.int32), 0)
     end = tl.minimum((at + support + 1.0).to(tl.int32), count)
@@ -203,140 +218,144 @@ def reach(at, scale, count, ANTIALIAS: tl.constexpr):
 
 
 @triton.jit
-def reached(at, scale, count, ANTIALIAS: tl.constexpr):
-    """The pixels to weigh, the same number for every output pixel: the first, its scaled distance, their spacing, their number.
+def padded_range(at, scale, count, ANTIALIAS: tl.constexpr):
+    """Return a range of pixels per output pixel, equally long for all: first index, its scaled distance, spacing, length.
 
-    They include every pixel with a weight above 0, and none outside the window.
+    The range contains all pixels with a nonzero weight, and lies in the window.
     """
-    first, _, shrink = reach(at, scale, count, ANTIALIAS)
-    most = tl.minimum(tl.ceil(2 * ANTIALIAS * tl.maximum(scale, 1.0)).to(tl.int32), count)
-    first = tl.minimum(first, count - most)
-    return first, (first.to(tl.float32) - at) * shrink, shrink, most
+    first, _, shrink = support_range(at, scale, count, ANTIALIAS)
+    length = tl.minimum(tl.ceil(2 * ANTIALIAS * tl.maximum(scale, 1.0)).to(tl.int32), count)
+    first = tl.minimum(first, count - length)
+    return first, (first.to(tl.float32) - at) * shrink, shrink, length
 
 
 @triton.jit
 def weight_sum(at, scale, count, ANTIALIAS: tl.constexpr):
-    """The sum of the weights of all pixels in each output pixel, along one axis."""
-    _, distance, shrink, most = reached(at, scale, count, ANTIALIAS)
-    total = at * 0.0
-    # Not ranges: the interpreter cannot count up to a number that it has loaded.
+    """Return the sum of the weights of all pixels, per output pixel, along one axis."""
+    _, distance, shrink, length = padded_range(at, scale, count, ANTIALIAS)
+    sum_of_weights = at * 0.0
+    # No range: the interpreter does not support ranges up to a loaded number.
     tap = 0
-    while tap < most:
-        total += weight(tap * shrink + distance, ANTIALIAS)
+    while tap < length:
+        sum_of_weights += filter_weight(tap * shrink + distance, ANTIALIAS)
         tap += 1
-    return total
+    return sum_of_weights
 
 
 @triton.jit
-def plus(total, share, value, SCALE: tl.constexpr):
-    """A sum with ``share`` of one more value, or without where that is 0: 0 · NaN would be NaN."""
+def add_weighted(total, share, value, SCALE: tl.constexpr):
+    """Return ``total + share * value``; ``total`` if the share is 0, because 0 · NaN would be NaN."""
     if SCALE:
         return total + share * value
     return tl.where(share == 0, total, total + share * value)
 
 
 @triton.jit
-def minus_zeros(like):
-    """Zeros of negative sign, with which sums begin: -0 + x is x, bit for bit. Triton turns a constant of -0 into 0."""
+def negative_zeros(like):
+    """Return -0.0, to which sums add their first term without a change of bits. Triton replaces a constant -0 by 0."""
     return tl.zeros(like.shape, tl.float32) * -1.0
 
 
 @triton.jit
 def line_sums(
-    line, at, scale, start, count, before, within_y, to_plane, fill_r, fill_g, fill_b,
+    line, at, scale, start, count, before, not_padding_y, to_plane, fill_r, fill_g, fill_b,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a line's pixels by their weights along x, (W,): three channels, or one and two copies of it."""
-    first, distance, shrink, most = reached(at, scale, count, ANTIALIAS)
-    r = minus_zeros(at)
+    """Return the weighted sums of a line's pixels along x, (W,) per channel."""
+    first, distance, shrink, length = padded_range(at, scale, count, ANTIALIAS)
+    r = negative_zeros(at)
     g = r
     b = r
     tap = 0
-    while tap < most:
-        share = weight(tap * shrink + distance, ANTIALIAS)
+    while tap < length:
+        share = filter_weight(tap * shrink + distance, ANTIALIAS)
         x = start + first + tap
-        framed = share == share
-        within = framed
+        in_window = share == share
+        not_padding = in_window
         if BEFORE > 0:
-            x, within = mapped(x, before, 0, BEFORE)
-            # In the interpreter of Triton 3.9 a truth is a whole number where a scalar was joined with a block.
-            within = (within & within_y) != 0
+            x, not_padding = map_index(x, before, 0, BEFORE)
+            # != 0, because in the interpreter of Triton 3.9 a mask of a scalar and a block is an integer.
+            not_padding = (not_padding & not_padding_y) != 0
         offset = (x * SOURCE_W).to(tl.uint32)
-        r = plus(r, share, read(line, offset, framed, within, fill_r, SCALE, False, BEFORE), SCALE)
+        r = add_weighted(r, share, load_tap(line, offset, in_window, not_padding, fill_r, SCALE, False, BEFORE), SCALE)
         if RGB:
-            value_g = read(line + to_plane, offset, framed, within, fill_g, SCALE, False, BEFORE)
-            value_b = read(line + 2 * to_plane, offset, framed, within, fill_b, SCALE, False, BEFORE)
-            g, b = plus(g, share, value_g, SCALE), plus(b, share, value_b, SCALE)
+            value_g = load_tap(line + to_plane, offset, in_window, not_padding, fill_g, SCALE, False, BEFORE)
+            value_b = load_tap(line + 2 * to_plane, offset, in_window, not_padding, fill_b, SCALE, False, BEFORE)
+            g, b = add_weighted(g, share, value_g, SCALE), add_weighted(b, share, value_b, SCALE)
         tap += 1
     return r, g, b
 
 
 @triton.jit
-def weighed_row(
+def antialiased_line(
     pointer, y, state, columns, lines, before, to_row, to_plane, fill_r, fill_g, fill_b, HALF_PIXEL: tl.constexpr,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
     CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """The weighted means of the pixels that fall on each of output row ``y``, (W,), and the ``state`` that the next takes.
+    """Return the weighted means for the pixels of output line ``y``, (W,) per channel, and the next ``state``.
 
-    A triangle that shrinks the image gives each source line a weight in two output rows. So a line's sums along x are made once
-    and added to both rows. A state is (output row, next source line, sum of weights, sums of r, g and b so far).
+    If a triangle shrinks the image, each source line has weights in two output lines. So the sums of a source line along x are
+    computed once, and added to both. A state is (output line, next source line, sum of weights, sums of r, g and b).
     """
-    held, line, total, r, g, b = state
+    state_line, line, total, r, g, b = state
     at_x, scale_x, start_x, count_x, inverse_x = columns
     scale_y, start_y, count_y = lines
-    at = resampled(y, scale_y, HALF_PIXEL, False)
-    first, end, shrink = reach(at, scale_y, count_y, ANTIALIAS)
-    following = resampled(y + 1, scale_y, HALF_PIXEL, False)
-    none = minus_zeros(at_x)
-    if y != held:
+    at = resize_coordinates(y, scale_y, HALF_PIXEL, False)
+    first, end, shrink = support_range(at, scale_y, count_y, ANTIALIAS)
+    next_at = resize_coordinates(y + 1, scale_y, HALF_PIXEL, False)
+    zeros = negative_zeros(at_x)
+    if y != state_line:
         line = first
         total = 0.0
-        r, g, b = none, none, none
+        r, g, b = zeros, zeros, zeros
     next_total = 0.0
-    next_r = none
-    next_g = none
-    next_b = none
+    next_r = zeros
+    next_g = zeros
+    next_b = zeros
     while line < end:
         at_line = start_y + line
-        within = at_line == at_line
+        not_padding = at_line == at_line
         if BEFORE > 0:
-            at_line, within = mapped(at_line, before, 1, BEFORE)
+            at_line, not_padding = map_index(at_line, before, 1, BEFORE)
         line_r, line_g, line_b = line_sums(
-            pointer + at_line * to_row, at_x, scale_x, start_x, count_x, before, within, to_plane, fill_r, fill_g, fill_b,
+            pointer + at_line * to_row, at_x, scale_x, start_x, count_x, before, not_padding, to_plane, fill_r, fill_g, fill_b,
             SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
         )  # fmt: skip
-        share = weight((line.to(tl.float32) - at) * shrink, ANTIALIAS)
+        share = filter_weight((line.to(tl.float32) - at) * shrink, ANTIALIAS)
         total += share
-        r, g, b = plus(r, share, line_r, SCALE), plus(g, share, line_g, SCALE), plus(b, share, line_b, SCALE)
+        r, g, b = (
+            add_weighted(r, share, line_r, SCALE),
+            add_weighted(g, share, line_g, SCALE),
+            add_weighted(b, share, line_b, SCALE),
+        )
         if ANTIALIAS == 1:
-            share = weight((line.to(tl.float32) - following) * shrink, ANTIALIAS)
+            share = filter_weight((line.to(tl.float32) - next_at) * shrink, ANTIALIAS)
             next_total += share
-            next_r, next_g = plus(next_r, share, line_r, SCALE), plus(next_g, share, line_g, SCALE)
-            next_b = plus(next_b, share, line_b, SCALE)
+            next_r, next_g = add_weighted(next_r, share, line_r, SCALE), add_weighted(next_g, share, line_g, SCALE)
+            next_b = add_weighted(next_b, share, line_b, SCALE)
         line += 1
     inverse = inverse_x * tl.div_rn(1.0, total)
     r, g, b = r * inverse, g * inverse, b * inverse
     if CLAMP > 0:
-        # A cubic swings beyond what it weighs; bytes do not.
-        most: tl.constexpr = CLAMP * 1.0
-        r = tl.minimum(tl.maximum(r, 0.0), most)
-        g = tl.minimum(tl.maximum(g, 0.0), most)
-        b = tl.minimum(tl.maximum(b, 0.0), most)
-    held = -1
+        # A cubic may exceed the range of its input.
+        largest: tl.constexpr = CLAMP * 1.0
+        r = tl.minimum(tl.maximum(r, 0.0), largest)
+        g = tl.minimum(tl.maximum(g, 0.0), largest)
+        b = tl.minimum(tl.maximum(b, 0.0), largest)
+    state_line = -1
     if ANTIALIAS == 1:
         if scale_y >= 1:
-            held = y + 1
-    return r, g, b, (held, line, next_total, next_r, next_g, next_b)
+            state_line = y + 1
+    return r, g, b, (state_line, line, next_total, next_r, next_g, next_b)
 
 
 @triton.jit
-def between(pointer, at, right, lower, to_row, SOURCE_W: tl.constexpr, SCALE: tl.constexpr):
-    """One channel between four neighbours, of which ``at`` is the first."""
-    v00 = as_float(tl.load(pointer + at), SCALE)
-    v10 = as_float(tl.load(pointer + SOURCE_W + at), SCALE)
-    v01 = as_float(tl.load(pointer + to_row + at), SCALE)
-    v11 = as_float(tl.load(pointer + to_row + SOURCE_W + at), SCALE)
-    upper = v00 + right * (v10 - v00)
-    below = v01 + right * (v11 - v01)
-    return upper + lower * (below - upper)
+def interpolate_neighbours(pointer, offset, right, lower, to_row, SOURCE_W: tl.constexpr, SCALE: tl.constexpr):
+    """Interpolate one channel bilinearly between four neighbours. ``offset``: offset of the upper left neighbour."""
+    v00 = as_float(tl.load(pointer + offset), SCALE)
+    v10 = as_float(tl.load(pointer + SOURCE_W + offset), SCALE)
+    v01 = as_float(tl.load(pointer + to_row + offset), SCALE)
+    v11 = as_float(tl.load(pointer + to_row + SOURCE_W + offset), SCALE)
+    upper_mean = v00 + right * (v10 - v00)
+    lower_mean = v01 + right * (v11 - v01)
+    return upper_mean + lower * (lower_mean - upper_mean)

@@ -18,7 +18,7 @@ from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton import boxes as box_kernels
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.boxes import FORMS, Way
+from gpuaug.fusion.ops.boxes import FORMS, BoxMapping
 from gpuaug.fusion.targets.masks import MaskList
 from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
 
@@ -74,10 +74,10 @@ def boxes_agree(forms, clip, owned, ragged, dtype, generator):
     valid = (
         torch.rand(values.shape[: 1 if owned else 2], generator=generator) < 0.8 if clip and dtype != torch.float64 else None
     )
-    way = Way(form, to, table[:, 4:].unflatten(1, (3, 3)), FRAMES if ragged else (20, 30), (24, 31), owners, clip)
+    way = BoxMapping(form, to, table[:, 4:].unflatten(1, (3, 3)), FRAMES if ragged else (20, 30), (24, 31), owners, clip)
     leaves = dtype if dtype.is_floating_point else torch.float32
-    expected, expected_valid = boxes.follow(values, valid, way, leaves)
-    got, got_valid = box_kernels.follow(values, valid, way, leaves)
+    expected, expected_valid = boxes.map_boxes(values, valid, way, leaves)
+    got, got_valid = box_kernels.map_boxes(values, valid, way, leaves)
     tolerance = {torch.float16: 0.07, torch.float64: 1e-9}.get(leaves, 2e-4)
     alike = got.dtype == leaves and torch.allclose(
         got, expected, atol=tolerance, rtol=1e-3 if leaves == torch.float16 else 1e-5, equal_nan=True
@@ -144,7 +144,7 @@ def box_crops_agree():
     images, records = photographs(3, 3, 21, 37), [{"boxes": boxes} for boxes in boxes_of(3, 21, 37)]
     draws = augment.draw(images.shape, seed=1)
     expected, torchs = augment(images, records, data_keys=["input", "targets"], draws=draws)
-    kernels = {"run": backend.run, "follow": box_kernels.follow}
+    kernels = {"run": backend.run, "map_boxes": box_kernels.map_boxes}
     with mock.patch.multiple(dispatch, **kernels):
         got, others = augment(images, records, data_keys=["input", "targets"], draws=draws)
     for one, other in zip(torchs, others, strict=True):

@@ -1,4 +1,4 @@
-"""The Triton kernels of large blurs, and ``blur``, which launches those of every size. Tiles: ``tiles.py``."""
+"""Triton kernels of large blurs, and ``blur``, which launches blurs of all sizes. Tiles: ``tiles.py``."""
 
 from typing import Any
 
@@ -14,89 +14,89 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     POINTERS,
     SIZES,
     STRIDES,
-    added,
-    bordered,
-    placed,
-    read_aligned,
-    read_lines,
-    stored,
+    add_lines,
+    border_index,
+    load_aligned,
+    load_exact_pixels,
+    load_lines,
+    store_tile,
     storing_launch,
-    tile_of,
+    tile_indices,
     tiles_of,
-    untouched_pixels,
+    with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared, reading, storing
-from gpuaug.fusion.backends.triton.pixel_math import centred, falling, gaussian, share, stored_as
+from gpuaug.fusion.backends.triton.launch import Launch, prepared, read_constants, store_constants
+from gpuaug.fusion.backends.triton.pixel_math import gaussian_exponent, gaussian_norm, gaussian_weights, stored_as, to_centred
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, may_round
 from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
-"""Height of a strip, and the number of lines read above it and below it, all in pixels."""
+"""Height of a strip, and number of lines that are read above and below it, in pixels."""
 
 
 @triton.jit
-def blurred_along(
-    pointer, first, size, step, across, sigma,
+def blur_along(
+    pointer, first, size, stride, across, sigma,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one plane, blurred along its last axis.
+    """Blur a tile of one plane along its last axis.
 
-    ``first`` is the index of its first output on that axis, which has ``size`` pixels ``step`` apart; ``across`` holds the
-    offsets of its pixels on the other axis, (ACROSS, 1).
+    ``first``: index of the first output on that axis, which has ``size`` pixels, ``stride`` elements apart. ``across``:
+    (ACROSS, 1) offsets of the tile's pixels on the other axis.
     """
-    fall = falling(sigma)
-    part = share(fall, TAPS)
+    exponent = gaussian_exponent(sigma)
+    norm = gaussian_norm(exponent, TAPS)
     total = tl.zeros((ACROSS, ALONG), tl.float32)
     for start in tl.static_range(0, ALONG + TAPS - 1, LINES):
         index = first + (start - TAPS // 2) + tl.arange(0, LINES)[None, :]
         inside = (index >= 0) & (index < size) & (across >= 0)
-        lines = read_lines(pointer + bordered(index, size, BORDER) * step + across, inside, BORDER, SCALE)
-        total = added(total, lines, start, fall, part, TAPS, ALONG)
+        lines = load_lines(pointer + border_index(index, size, BORDER) * stride + across, inside, BORDER, SCALE)
+        total = add_lines(total, lines, start, exponent, norm, TAPS, ALONG)
     return total
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_columns_kernel(
-    source, made, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
+    source, blurred_y, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr,
     CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Blur along y, into planes of W x H: what is blurred next is then again the axis that is not contiguous.
+    """Blur along y into planes of W x H, so that the axis of the second blur is not contiguous either.
 
-    Grid: (tiles of an image, samples, channels).
+    Grid: (blocks per image, samples, channels).
     """
     sample = tl.program_id(1)
     row = rows + sample // FRAMES * row_stride
     if WAY >= 0:
-        skipped, source, _ = buffers(row + WAY, source, source_b, made, 0, tl.num_programs(1))
+        skipped, source, _ = buffers(row + WAY, source, source_b, blurred_y, 0, tl.num_programs(1))
         if skipped:
             return
     if tl.load(row) != 0:
         plane = tl.program_id(2)
-        first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
+        first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
         pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         across = tl.minimum(x, width - 1) * SOURCE_W
-        value = blurred_along(
+        value = blur_along(
             pointer, first, height, source_h, across, tl.load(row + 1), TAPS, BORDER, SCALE, ALONG, ACROSS
         )  # fmt: skip
-        if SCALE and made.dtype.element_ty == tl.uint16:
+        if SCALE and blurred_y.dtype.element_ty == tl.uint16:
             value *= 1 / 255
-        start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        tl.store(start + x * height + y, stored_as(value, made.dtype.element_ty), mask=(x < width) & (y < height))
+        start = blurred_y + (sample.to(tl.int64) * CHANNELS + plane) * height * width
+        tl.store(start + x * height + y, stored_as(value, blurred_y.dtype.element_ty), mask=(x < width) & (y < height))
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_rows_kernel(
-    source, made, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
+    source, blurred_y, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Blur what ``blur_columns_kernel`` made along x; of a sample that is skipped, read the source.
+    """Blur the output of ``blur_columns_kernel`` along x. Samples whose apply mask is 0 are read from the source.
 
-    Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
+    Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
@@ -105,33 +105,33 @@ def blur_rows_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, x, y = tile_of(tiles, ALONG, ACROSS, TILES)
+    first, x, y = tile_indices(tiles, ALONG, ACROSS, TILES)
     across = tl.minimum(y, height - 1)
     if tl.load(row) != 0:
         sigma = tl.load(row + 2)
-        start = made + (sample.to(tl.int64) * CHANNELS + plane) * height * width
+        start = blurred_y + (sample.to(tl.int64) * CHANNELS + plane) * height * width
         r = tl.zeros((ACROSS, ALONG), tl.float32)
         g = r
         b = r
         for channel in range(3 if RGB else 1):
-            at = start + channel * height * width
-            value = blurred_along(at, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
-            r, g, b = placed(value, channel, r, g, b, RGB)
-        if SCALE and made.dtype.element_ty == tl.float32:
+            plane_pointer = start + channel * height * width
+            value = blur_along(plane_pointer, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
+            r, g, b = with_channel(value, channel, r, g, b, RGB)
+        if SCALE and blurred_y.dtype.element_ty == tl.float32:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
         pixel = source + sample.to(tl.int64) * source_b + plane * source_c
         pixel += across * source_h + x * SOURCE_W
-        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB, X_LAST=True)
-    # A warp stores along x, also where the three channels of a pixel lie between.
+        r, g, b = load_exact_pixels(pixel, x < width, source_c, SCALE, RGB, X_LAST=True)
+    # A warp stores along x, even if the three channels of a pixel are adjacent.
     x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
-    stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
 @triton.jit
-def blurred_down(bits, down):
-    """Columns of a strip, (columns, lines), blurred along y: (lines, columns), float16 in [-1, 1)."""
-    return tl.dot(down, tl.trans(centred(bits))).to(tl.float16)
+def blur_down(bits, weights_y):
+    """Blur columns of a strip, (columns, lines), along y: (lines, columns) float16 in [-1, 1)."""
+    return tl.dot(weights_y, tl.trans(to_centred(bits))).to(tl.float16)
 
 
 @triton.jit(
@@ -144,12 +144,13 @@ def blur_strips_kernel(
     RGB: tl.constexpr, WORDS: tl.constexpr, STRIP: tl.constexpr, REACH: tl.constexpr, ALIGNED: tl.constexpr,
     WAY: tl.constexpr,
 ):  # fmt: skip
-    """Blur clean images along both axes, by products of float16 matrices with the weights of all distances.
+    """Blur images in [0, 1] along both axes, by products of float16 matrices of pixels and weights.
 
-    A block goes along a strip by ``REACH`` columns: it blurs these along y, with the lines above and below the strip, and then
-    the columns before them along x, which takes both neighbours. ``ALIGNED``: lines begin and end at aligned addresses.
+    A block goes along a strip by ``REACH`` columns per iteration. It blurs the next ``REACH`` columns along y, with the lines
+    above and below the strip, and then the previous columns along x, which needs the columns on both sides. ``ALIGNED``: lines
+    begin and end at aligned addresses. ``WORDS``: see ``store_tile``.
 
-    Grid: (strips of an image, samples, planes; one plane where a block makes all three).
+    Grid: (strips per image, samples, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
@@ -161,130 +162,145 @@ def blur_strips_kernel(
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     top = tl.program_id(0) * STRIP
     y = top + tl.arange(0, STRIP)[:, None]
-    at = tl.arange(0, REACH)
+    index = tl.arange(0, REACH)
     if tl.load(row) != 0:
-        fall_y, fall_x = falling(tl.load(row + 1)), falling(tl.load(row + 2))
-        part_y, part_x = share(fall_y, TAPS_Y), share(fall_x, TAPS_X)
+        exponent_y, exponent_x = gaussian_exponent(tl.load(row + 1)), gaussian_exponent(tl.load(row + 2))
+        norm_y, norm_x = gaussian_norm(exponent_y, TAPS_Y), gaussian_norm(exponent_x, TAPS_X)
         lines = top - REACH + tl.arange(0, STRIP + 2 * REACH)[None, :]
-        down = gaussian(lines - y, fall_y, part_y, TAPS_Y)
-        left = gaussian(at[:, None] - at[None, :] - REACH, fall_x, part_x, TAPS_X)
-        centre = gaussian(at[:, None] - at[None, :], fall_x, part_x, TAPS_X)
-        right = gaussian(at[:, None] - at[None, :] + REACH, fall_x, part_x, TAPS_X)
-        inside = (lines >= 0) & (lines < height) | (BORDER > 0)
-        lines = bordered(lines, height, BORDER) * source_h
-        second = pointer + (source_c if RGB else 0)
-        third = second + (source_c if RGB else 0)
+        weights_y = gaussian_weights(lines - y, exponent_y, norm_y, TAPS_Y)
+        weights_left = gaussian_weights(index[:, None] - index[None, :] - REACH, exponent_x, norm_x, TAPS_X)
+        weights_centre = gaussian_weights(index[:, None] - index[None, :], exponent_x, norm_x, TAPS_X)
+        weights_right = gaussian_weights(index[:, None] - index[None, :] + REACH, exponent_x, norm_x, TAPS_X)
+        lines_inside = (lines >= 0) & (lines < height) | (BORDER > 0)
+        lines = border_index(lines, height, BORDER) * source_h
+        green_pointer = pointer + (source_c if RGB else 0)
+        blue_pointer = green_pointer + (source_c if RGB else 0)
         scale: tl.constexpr = 0.5 + 0.5 / (2**source.dtype.element_ty.primitive_bitwidth - 1)
-        # Three separate tensors: with one for all, the compiler does not see that they change places.
-        last_r = tl.zeros((STRIP, REACH), tl.float16)
-        this_r = tl.zeros((STRIP, REACH), tl.float16)
+        # Three separate tensors: with one tensor, the compiler does not infer that the loop rotates them.
+        previous_r = tl.zeros((STRIP, REACH), tl.float16)
+        current_r = tl.zeros((STRIP, REACH), tl.float16)
         next_r = tl.zeros((STRIP, REACH), tl.float16)
-        last_g, this_g, next_g = last_r, this_r, next_r
-        last_b, this_b, next_b = last_r, this_r, next_r
+        previous_g, current_g, next_g = previous_r, current_r, next_r
+        previous_b, current_b, next_b = previous_r, current_r, next_r
         for first in range(-3 * REACH, width, REACH):
             # The next columns are read before finished ones are stored, so that the reads overlap the arithmetic.
-            x = first + 2 * REACH + at[:, None]
-            within = (first >= -2 * REACH) & (first + 3 * REACH <= width)
+            x = first + 2 * REACH + index[:, None]
+            aligned_inside = (first >= -2 * REACH) & (first + 3 * REACH <= width)
             if ALIGNED:
-                here = inside & (x == x) & within
-                r = read_aligned(pointer, lines + x, here, REACH)
-                g = read_aligned(second, lines + x, here, REACH)
-                b = read_aligned(third, lines + x, here, REACH)
+                mask = lines_inside & (x == x) & aligned_inside
+                r = load_aligned(pointer, lines + x, mask, REACH)
+                g = load_aligned(green_pointer, lines + x, mask, REACH)
+                b = load_aligned(blue_pointer, lines + x, mask, REACH)
             if first >= 0:
-                red = tl.dot(next_r, right, tl.dot(this_r, centre, tl.dot(last_r, left))) * scale + scale
-                green = tl.dot(next_g, right, tl.dot(this_g, centre, tl.dot(last_g, left))) * scale + scale if RGB else red
-                blue = tl.dot(next_b, right, tl.dot(this_b, centre, tl.dot(last_b, left))) * scale + scale if RGB else red
-                stored(
-                    red, green, blue, first + at[None, :], y, sample, plane, height, width, row, out, out_b, out_c, out_h,
+                red = (
+                    tl.dot(next_r, weights_right, tl.dot(current_r, weights_centre, tl.dot(previous_r, weights_left))) * scale
+                    + scale
+                )
+                green = (
+                    tl.dot(next_g, weights_right, tl.dot(current_g, weights_centre, tl.dot(previous_g, weights_left))) * scale
+                    + scale
+                    if RGB
+                    else red
+                )
+                blue = (
+                    tl.dot(next_b, weights_right, tl.dot(current_b, weights_centre, tl.dot(previous_b, weights_left))) * scale
+                    + scale
+                    if RGB
+                    else red
+                )
+                store_tile(
+                    red, green, blue, first + index[None, :], y, sample, plane, height, width, row, out, out_b, out_c, out_h,
                     OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
                 )  # fmt: skip
-            last_r, last_g, last_b = this_r, this_g, this_b
-            this_r, this_g, this_b = next_r, next_g, next_b
-            if ALIGNED and within:
-                next_r = blurred_down(r, down)
-                next_g = blurred_down(g, down) if RGB else next_r
-                next_b = blurred_down(b, down) if RGB else next_r
+            previous_r, previous_g, previous_b = current_r, current_g, current_b
+            current_r, current_g, current_b = next_r, next_g, next_b
+            if ALIGNED and aligned_inside:
+                next_r = blur_down(r, weights_y)
+                next_g = blur_down(g, weights_y) if RGB else next_r
+                next_b = blur_down(b, weights_y) if RGB else next_r
             else:
-                offsets = lines + bordered(x, width, BORDER) * SOURCE_W
-                here = inside & (((x >= 0) & (x < width)) | (BORDER > 0))
-                next_r = blurred_down(tl.load(pointer + offsets, mask=here, other=0), down)
-                next_g = blurred_down(tl.load(second + offsets, mask=here, other=0), down) if RGB else next_r
-                next_b = blurred_down(tl.load(third + offsets, mask=here, other=0), down) if RGB else next_r
+                offsets = lines + border_index(x, width, BORDER) * SOURCE_W
+                mask = lines_inside & (((x >= 0) & (x < width)) | (BORDER > 0))
+                next_r = blur_down(tl.load(pointer + offsets, mask=mask, other=0), weights_y)
+                next_g = blur_down(tl.load(green_pointer + offsets, mask=mask, other=0), weights_y) if RGB else next_r
+                next_b = blur_down(tl.load(blue_pointer + offsets, mask=mask, other=0), weights_y) if RGB else next_r
     else:
         for first in range(0, width, REACH):
-            x = first + at[None, :]
+            x = first + index[None, :]
             pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
             if ALIGNED:
                 pixel = tl.max_contiguous(tl.multiple_of(pixel, (1, REACH)), (1, REACH))
                 source_c = source_c // REACH * REACH
-            r, g, b = untouched_pixels(pixel, (x < width) | ALIGNED, source_c, SCALE, RGB, X_LAST=True)
-            stored(
+            r, g, b = load_exact_pixels(pixel, (x < width) | ALIGNED, source_c, SCALE, RGB, X_LAST=True)
+            store_tile(
                 r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
                 OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
             )  # fmt: skip
 
 
-def blur(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
-    """Launch a pass with a blur in front on the current stream.
+def blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
+    """Launch a pass whose front is a blur on the current stream.
 
     Args:
-        step: The pass.
-        source: Of a type in ``PIXELS`` or ``KEPT``, any strides.
-        rows: The parameter table.
-        out: Of such a type, any strides.
+        pass_: The pass.
+        source: Input, of a type in ``PIXELS`` or ``KEPT``, any strides.
+        rows: Parameter table.
+        out: Output, of a type in ``PIXELS`` or ``KEPT``, any strides.
 
     Shape:
         - source, out: (B, C, H, W)
         - rows: (B, K), float32
 
     Returns:
-        The number of launches.
+        Number of launches.
 
     Cost:
-        With two launches, a copy of the images between them: float32, or 16 bits a value as between passes.
+        With two launches, a copy of the images between them: float32, or 16 bits per value, as between passes.
     """
-    found = prepared(step, source, rows, out, _blurring)
-    if isinstance(found, Launch):
-        found((source, out, rows))
+    prepared_launches = prepared(pass_, source, rows, out, _blur_launches)
+    if isinstance(prepared_launches, Launch):
+        prepared_launches((source, out, rows))
         return 1
-    columns, last, dtype = found
+    columns_launch, rows_launch, dtype = prepared_launches
     batch, channels, height, width = source.shape
-    made = torch.empty((batch, channels, width, height), dtype=dtype, device=source.device)
-    columns((source, made, rows))
-    last((source, made, out, rows))
+    blurred_y = torch.empty((batch, channels, width, height), dtype=dtype, device=source.device)
+    columns_launch((source, blurred_y, rows))
+    rows_launch((source, blurred_y, out, rows))
     return 2
 
 
-def _blurring(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch | tuple[Launch, Launch, torch.dtype]:
-    """The launch of a blur; or two, and the type of the images between them."""
-    (down, across) = step.front.kernel_size
-    border = BORDERS[step.front.border]
+def _blur_launches(
+    pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor
+) -> Launch | tuple[Launch, Launch, torch.dtype]:
+    """Return the launch of a blur; or two launches, and the dtype of the images between them."""
+    (down, across) = pass_.front.kernel_size
+    border = BORDERS[pass_.front.border]
     constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": border}
-    if in_strips(step.front, source.dtype, out.dtype):
-        return _in_strips(step, source, rows, out, constants)
-    if step.front.launches == 1:
-        return small_blur(step, source, rows, out, constants)
+    if in_strips(pass_.front, source.dtype, out.dtype):
+        return _strips_launch(pass_, source, rows, out, constants)
+    if pass_.front.launches == 1:
+        return small_blur(pass_, source, rows, out, constants)
     batch, channels, height, width = source.shape
-    wide, blocks, tile = tiles_of(step, height, width)
-    columns = Launch(
+    tiles_across, blocks, tile = tiles_of(pass_, height, width)
+    columns_launch = Launch(
         blur_columns_kernel,
         (blocks, batch, channels),
-        (height, width, wide, rows.stride(0), *source.stride()[:3]),
-        {**reading(step, source), "WAY": step.way, **tile, "BORDER": border, "TAPS": down},
+        (height, width, tiles_across, rows.stride(0), *source.stride()[:3]),
+        {**read_constants(pass_, source), "WAY": pass_.route_column, **tile, "BORDER": border, "TAPS": down},
         warps=tile["TILES"],
     )
-    last = storing_launch(blur_rows_kernel, step, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
-    rounds = is_clean(step.front, source.dtype) and may_round(step, source.dtype, out.dtype)
-    return columns, last, KEPT if rounds else torch.float32
+    rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
+    rounds = is_clean(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
+    return columns_launch, rows_launch, KEPT if rounds else torch.float32
 
 
-def _in_strips(step: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, own: dict[str, Any]) -> Launch:
+def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:
     batch, _, height, width = source.shape
-    constants, planes = storing(step, source, out)
-    constants |= {**own, "STRIP": STRIP, "REACH": REACH, "WAY": step.way}
-    # Images between passes begin where memory is aligned, and users' may not.
-    aligned = step.first > 0 and source.dtype == KEPT
-    constants["ALIGNED"] = aligned and not any(each % REACH for each in (*source.stride()[:3], width))
+    constants, planes = store_constants(pass_, source, out)
+    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "WAY": pass_.route_column}
+    # Images between passes begin at aligned addresses; images of users may not.
+    aligned = pass_.first > 0 and source.dtype == KEPT
+    constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
     return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), numbers, constants, warps=2, registers=160)

@@ -1,4 +1,4 @@
-"""The Triton kernel of sharpness, and its launch. Tiles: ``tiles.py``."""
+"""Triton kernel of sharpness, and its launch. Tiles: ``tiles.py``."""
 
 import triton
 import triton.language as tl
@@ -8,13 +8,13 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     POINTERS,
     SIZES,
     STRIDES,
-    bordered,
-    placed,
-    read,
-    stored,
+    border_index,
+    load_exact_pixels,
+    load_pixels,
+    store_tile,
     storing_launch,
-    tile_of,
-    untouched_pixels,
+    tile_indices,
+    with_channel,
 )
 from gpuaug.fusion.backends.triton.launch import Launch, prepared
 from gpuaug.fusion.backends.triton.pixel_math import byte_share, unit
@@ -25,29 +25,32 @@ from gpuaug.fusion.program.plan import OpPass
 
 @triton.jit
 def sharpened(
-    pointer, first, x, height, width, step, factor,
+    pointer, first_y, x, height, width, stride_y, factor,
     SOURCE_W: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one plane: clamped, smoothed inside the border, mixed."""
-    place = tl.arange(0, ALONG)[None, :]
-    total = tl.zeros((ACROSS, ALONG), tl.float32)
+    """Sharpen a tile of one plane, (ACROSS, ALONG), starting at line ``first_y``: mix it with its 3x3 blur, by ``factor``.
+
+    ``x``: (ACROSS, 1) columns. ``stride_y``: elements between lines. Border pixels of the image are not blurred.
+    """
+    along = tl.arange(0, ALONG)[None, :]
+    sum_3x3 = tl.zeros((ACROSS, ALONG), tl.float32)
     centre = tl.zeros((ACROSS, ALONG), tl.float32)
-    for position in tl.static_range(ALONG + 2):
-        start = pointer + bordered(first + (position - 1), height, 2) * step
-        left = read(start + bordered(x - 1, width, 2) * SOURCE_W, True, 2, SCALE)
-        middle = read(start + bordered(x, width, 2) * SOURCE_W, True, 2, SCALE)
-        right = read(start + bordered(x + 1, width, 2) * SOURCE_W, True, 2, SCALE)
+    for line in tl.static_range(ALONG + 2):
+        line_pointer = pointer + border_index(first_y + (line - 1), height, 2) * stride_y
+        left = load_pixels(line_pointer + border_index(x - 1, width, 2) * SOURCE_W, True, 2, SCALE)
+        middle = load_pixels(line_pointer + border_index(x, width, 2) * SOURCE_W, True, 2, SCALE)
+        right = load_pixels(line_pointer + border_index(x + 1, width, 2) * SOURCE_W, True, 2, SCALE)
         if not SCALE:
             left, middle, right = unit(left), unit(middle), unit(right)
-        tap = position - place
-        total = tl.where((tap >= 0) & (tap < 3), total + (left + middle + right), total)
-        centre = tl.where(tap == 1, middle, centre)
-    smooth = (total + 4 * centre) * (1 / (13 * 255) if SCALE else 1 / 13)
+        tap_y = line - along
+        sum_3x3 = tl.where((tap_y >= 0) & (tap_y < 3), sum_3x3 + (left + middle + right), sum_3x3)
+        centre = tl.where(tap_y == 1, middle, centre)
+    smooth = (sum_3x3 + 4 * centre) * (1 / (13 * 255) if SCALE else 1 / 13)
     if SCALE:
         centre = byte_share(centre)
-    y = first + place
-    within = (y > 0) & (y < height - 1) & (x > 0) & (x < width - 1)
-    smooth = tl.where(within, unit(smooth), centre)
+    y = first_y + along
+    inside = (y > 0) & (y < height - 1) & (x > 0) & (x < width - 1)
+    smooth = tl.where(inside, unit(smooth), centre)
     return unit(smooth + (centre - smooth) * factor)
 
 
@@ -58,9 +61,9 @@ def sharpness_kernel(
     COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, WAY: tl.constexpr,
 ):  # fmt: skip
-    """Sharpen.
+    """Sharpen the samples whose apply mask is set. Row: apply mask, factor.
 
-    Grid: (tiles of an image, samples, planes; one plane where a block makes all three).
+    Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
@@ -69,7 +72,7 @@ def sharpness_kernel(
         skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
-    first, y, x = tile_of(tiles, ALONG, ACROSS, TILES)
+    first_y, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     if tl.load(row) != 0:
         factor = tl.load(row + 1)
@@ -77,23 +80,23 @@ def sharpness_kernel(
         g = r
         b = r
         for channel in range(3 if RGB else 1):
-            at = pointer + channel * source_c
-            value = sharpened(at, first, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
-            r, g, b = placed(value, channel, r, g, b, RGB)
+            plane_pointer = pointer + channel * source_c
+            value = sharpened(plane_pointer, first_y, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
+            r, g, b = with_channel(value, channel, r, g, b, RGB)
     else:
         pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-        r, g, b = untouched_pixels(pixel, x < width, source_c, SCALE, RGB)
-    stored(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+        r, g, b = load_exact_pixels(pixel, x < width, source_c, SCALE, RGB)
+    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
 
 
-def sharpen(step: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
-    """Launch a pass with a sharpness in front on the current stream, in one launch.
+def sharpen(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
+    """Launch a pass whose front is a sharpness op on the current stream, in one launch.
 
-    Arguments, shapes and the number returned are those of ``gpuaug.fusion.backends.triton.filters.blur.blur``.
+    Arguments, shapes and return value: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
     """
-    prepared(step, source, rows, out, _sharpening)((source, out, rows))
+    prepared(pass_, source, rows, out, _sharpness_launch)((source, out, rows))
     return 1
 
 
-def _sharpening(step: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
-    return storing_launch(sharpness_kernel, step, source, rows, out, {})
+def _sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    return storing_launch(sharpness_kernel, pass_, source, rows, out, {})

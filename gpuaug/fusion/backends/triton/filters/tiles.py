@@ -1,12 +1,15 @@
-"""What the kernels of filters share: the tile of a block, reading beyond the border, storing, and a launch's arguments.
+"""Device functions shared by the kernels of filters (tile indices, reading beyond the border, storing), and launch arguments.
 
-A block is one warp, with a tile whose last axis is the one filtered along and lies in one thread's registers. So every line of
-the source is read once a tile, and added to the outputs that it reaches with weights that are the same in all threads: a
-neighbourhood takes one multiplication a tap and no shuffle. Loops over lines are unrolled for the compiler to see this. What
-does not tell it that addresses follow one another along the first axis is read and stored through one axis (``flat``).
+A tile is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
+block is one warp with one tile. So it reads each line of the source once per tile, and adds the line to all outputs in reach,
+with weights that are equal in all threads: one multiplication per tap, and no shuffle. Loops over lines are unrolled, so that
+the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along the first axis,
+values are read and stored through one axis (``flatten``).
 
-Where samples are skipped, a block is several warps with a tile each, one behind the other along the first axis. A warp of a
-small blur may have four tiles (``small_blur.py``).
+In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis. A warp of a small
+blur may have four tiles (``small_blur.py``).
+
+A *line* is a row or column of pixels; a *row* is a row of the parameter table.
 """
 
 from typing import Any
@@ -15,49 +18,56 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, storing
-from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, level_of, stored_as, unit, words
+from gpuaug.fusion.backends.triton.launch import Launch, store_constants
+from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, pack_words, stored_as, to_level, unit
 from gpuaug.fusion.backends.triton.points import points
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.program.plan import OpPass
 
 ALONG = 16
-"""Outputs of a tile along the axis that is filtered along."""
+"""Outputs of a tile along the axis that the filter works along."""
 
 ACROSS = 32
-"""Outputs of a tile side by side: a multiple of the threads in a warp."""
+"""Outputs of a tile along the other axis: a multiple of the threads in a warp."""
 
 TILES = 8
-"""Most warps of a block of a pass that skips samples, a power of two: blocks that find nothing to do are fewer by that."""
+"""Maximum number of warps per block in a pass that skips samples, a power of two. More warps make fewer idle blocks."""
 
 LINES = tl.constexpr(8)
-"""Lines that one load reads. Triton's time to compile grows with the number of loads, and faster with what depends on each."""
+"""Lines per load. Triton's compile time grows with the number of loads, and faster with the code that depends on each."""
 
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 
 SIZES = ("height", "width", "tiles", "row_stride")
 STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
-POINTERS = ("source", "made", "out", "rows")
+POINTERS = ("source", "blurred_y", "tables", "out", "rows")
 
 
 @triton.jit
-def tile_of(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
-    """The outputs of this block's tiles: the first ones along, all along (ACROSS or 1, ALONG), and all across (ACROSS, 1).
+def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
+    """Return the indices of the outputs of the block's tiles.
 
-    ``tiles``: how many tiles lie side by side. ``ACROSS`` is that of all ``TILES`` of the block.
+    Args:
+        tiles: Number of tiles across the image.
+        ALONG: Outputs along one tile.
+        ACROSS: Outputs across all tiles of the block.
+        TILES: Number of tiles of the block.
+
+    Returns:
+        First index along each tile, indices along, (ACROSS or 1, ALONG), and indices across, (ACROSS, 1).
     """
-    at = tl.arange(0, ACROSS)[:, None]
-    each: tl.constexpr = ACROSS // TILES
+    index = tl.arange(0, ACROSS)[:, None]
+    tile_across: tl.constexpr = ACROSS // TILES
     tile = tl.program_id(0)
     if TILES > 1:
-        tile = tile * TILES + at // each
+        tile = tile * TILES + index // tile_across
     first = tile // tiles * ALONG
-    return first, first + tl.arange(0, ALONG)[None, :], tile % tiles * each + at % each
+    return first, first + tl.arange(0, ALONG)[None, :], tile % tiles * tile_across + index % tile_across
 
 
 @triton.jit
-def bordered(index, size, BORDER: tl.constexpr):
-    """Where an index outside the image is read; any pixel inside where a constant is meant."""
+def border_index(index, size, BORDER: tl.constexpr):
+    """Return the index of the source pixel for an index that may lie outside; with a constant border, of any pixel inside."""
     if BORDER == 1:
         index = tl.abs(index)
         index = size - 1 - tl.abs(size - 1 - index)
@@ -68,83 +78,91 @@ def bordered(index, size, BORDER: tl.constexpr):
 
 
 @triton.jit
-def read(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
-    """Pixels, in [0, 255] of bytes; zeros outside where that is the border."""
+def load_pixels(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
+    """Load pixels: bytes as 0 to 255, other types in [0, 1]. With a constant border, pixels outside are 0."""
     if BORDER == 0:
-        # In the interpreter of Triton 3.9 a truth is a whole number where a scalar was joined with a block.
+        # != 0, because in the interpreter of Triton 3.9 a mask of a scalar and a block is an integer.
         return as_float(tl.load(pointer, mask=inside != 0, other=0), SCALE)
     return as_float(tl.load(pointer), SCALE)
 
 
 @triton.jit
-def flat(values):
-    """(ACROSS, ALONG) on one axis, neighbours along the first one side by side.
+def flatten(values):
+    """Flatten (ACROSS, ALONG) to one axis, with neighbours along the first axis adjacent.
 
-    Where Triton sees consecutive addresses along neither of two axes, it puts the threads of a warp along the first one, from
-    version 3.7 on along the last. One axis leaves no choice.
+    If Triton infers contiguous addresses along neither of two axes, it puts the threads of a warp along the first axis, from
+    version 3.7 on along the last. With one axis, all versions do the same.
     """
     return tl.ravel(tl.trans(values))
 
 
 @triton.jit
-def unflat(values, like):
-    """What ``flat`` made of values of the shape of ``like``."""
+def unflatten(values, like):
+    """Invert ``flatten``. ``like`` has the shape of the result."""
     return tl.trans(tl.reshape(values, like.shape[1], like.shape[0]))
 
 
 @triton.jit
-def read_flat(pointer):
-    """The values at (ACROSS, ALONG) addresses, read by warps that lie along the first axis."""
-    return unflat(tl.load(flat(pointer)), pointer)
+def load_flattened(pointer):
+    """Load the values at (ACROSS, ALONG) addresses. The threads of a warp lie along the first axis."""
+    return unflatten(tl.load(flatten(pointer)), pointer)
 
 
 @triton.jit
-def read_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
-    """``read`` of (ACROSS, LINES), each thread the pixels of all lines."""
-    return unflat(read(flat(pointer), flat(inside), BORDER, SCALE), pointer)
+def load_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
+    """Apply ``load_pixels`` to (ACROSS, LINES) addresses. A thread loads the pixels of all lines."""
+    return unflatten(load_pixels(flatten(pointer), flatten(inside), BORDER, SCALE), pointer)
 
 
 @triton.jit
-def read_aligned(pointer, offsets, live, REACH: tl.constexpr):
-    """``REACH`` pixels of each line, the first at an aligned address; 0 where not live. Offsets are (columns, lines)."""
-    at = pointer + offsets
-    return tl.load(tl.max_contiguous(tl.multiple_of(at, (REACH, 1)), (REACH, 1)), mask=live, other=0)
+def load_aligned(pointer, offsets, in_bounds, REACH: tl.constexpr):
+    """Load ``REACH`` pixels per line, the first at an aligned address; 0 where ``in_bounds`` is false.
+
+    ``offsets`` are (columns, lines).
+    """
+    address = pointer + offsets
+    return tl.load(tl.max_contiguous(tl.multiple_of(address, (REACH, 1)), (REACH, 1)), mask=in_bounds, other=0)
 
 
 @triton.jit
-def added(total, lines, start, fall, part, TAPS: tl.constexpr, ALONG: tl.constexpr):
-    """Outputs with each line added to those that it reaches, and to no others: 0 · NaN would be NaN.
+def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl.constexpr):
+    """Return outputs ``total``, (ACROSS, ALONG), plus ``lines``, (ACROSS, N), weighted by a Gaussian.
 
-    ``lines``: some of them from the one at ``start`` on, (ACROSS, their number).
+    A line is added only to the outputs that it reaches, because a weight of 0 would not remove NaN. ``start``: index of the
+    first line, from the first line that the tile reads on. ``exponent``, ``norm``: as returned by ``gaussian_exponent`` and
+    ``gaussian_norm``.
     """
     count: tl.constexpr = lines.shape[1]
     bits = lines.to(tl.int32, bitcast=True)
-    for number in tl.static_range(count):
-        # One of the lines in a thread's registers: a sum of its bits and zeros, for no instruction.
-        line = tl.sum(tl.where(tl.arange(0, count)[None, :] == number, bits, 0), axis=1, keep_dims=True)
-        tap = start + number - tl.arange(0, ALONG)[None, :]
+    for index in tl.static_range(count):
+        # Selects one line: a sum of its bits and zeros, which compiles to no instruction, as a thread has all lines.
+        line = tl.sum(tl.where(tl.arange(0, count)[None, :] == index, bits, 0), axis=1, keep_dims=True)
+        tap = start + index - tl.arange(0, ALONG)[None, :]
         distance = (tap - TAPS // 2).to(tl.float32)
-        weight = tl.exp(distance * distance * fall) * part
-        reached = total + weight * line.to(tl.float32, bitcast=True)
-        total = tl.where((tap >= 0) & (tap < TAPS), reached, total)
+        weight = tl.exp(distance * distance * exponent) * norm
+        with_line = total + weight * line.to(tl.float32, bitcast=True)
+        total = tl.where((tap >= 0) & (tap < TAPS), with_line, total)
     return total
 
 
 @triton.jit
-def untouched(pointer, SCALE: tl.constexpr, live=None):
-    """One channel of a sample that is skipped: in [0, 1] as torch divides bytes, bit for bit; anything where not ``live``."""
-    value = as_float(tl.load(pointer, mask=live), SCALE)
+def load_exact(pointer, SCALE: tl.constexpr, in_bounds=None):
+    """Load one channel of skipped samples, in [0, 1], with bytes divided as torch does, bit for bit.
+
+    Undefined where ``in_bounds`` is false.
+    """
+    value = as_float(tl.load(pointer, mask=in_bounds), SCALE)
     return byte_share(value) if SCALE else value
 
 
 @triton.jit
-def counted(
+def count_levels(
     pointer, top, left, down, across, height, width, source_h, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, REFLECTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many pixels of a rectangle of a channel have each level, (LEVELS,) int32.
+    """Return the number of pixels per level in a rectangle of one channel, (LEVELS,) int32.
 
-    ``REFLECTS``: the rectangle may reach beyond the image, which is reflected there.
+    ``REFLECTS``: the rectangle may extend beyond the image, which is reflected there.
     """
     pixels = down * across
     counts = tl.zeros((LEVELS,), tl.int32)
@@ -154,42 +172,43 @@ def counted(
         y = top + inside // across
         x = left + inside % across
         if REFLECTS:
-            y = bordered(y, height, 1)
-            x = bordered(x, width, 1)
-        value = unit(untouched(pointer + y * source_h + x * SOURCE_W, SCALE))
-        # What lies beyond the rectangle is counted as black, and taken off again.
-        counts += tl.histogram(tl.where(index < pixels, level_of(value, FACTOR, OFFSET), 0), LEVELS)
+            y = border_index(y, height, 1)
+            x = border_index(x, width, 1)
+        value = unit(load_exact(pointer + y * source_h + x * SOURCE_W, SCALE))
+        # Indices beyond the rectangle are counted as black, and subtracted below.
+        counts += tl.histogram(tl.where(index < pixels, to_level(value, FACTOR, OFFSET), 0), LEVELS)
     return counts - tl.where(tl.arange(0, LEVELS) == 0, (pixels + BLOCK - 1) // BLOCK * BLOCK - pixels, 0)
 
 
 @triton.jit
-def untouched_tile(pointer, live, SCALE: tl.constexpr):
-    """``untouched`` of (ACROSS, ALONG) pixels, read by warps that lie along the first axis."""
-    return unflat(untouched(flat(pointer), SCALE, flat(tl.broadcast_to(live, pointer.shape))), pointer)
+def load_exact_tile(pointer, in_bounds, SCALE: tl.constexpr):
+    """Apply ``load_exact`` to (ACROSS, ALONG) pixels. The threads of a warp lie along the first axis."""
+    return unflatten(load_exact(flatten(pointer), SCALE, flatten(tl.broadcast_to(in_bounds, pointer.shape))), pointer)
 
 
 @triton.jit
-def untouched_pixels(pointer, live, source_c, SCALE: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
-    """``untouched`` of three channels; or one channel and two copies. The tile's first axis is x, or with ``X_LAST`` the last.
+def load_exact_pixels(pointer, in_bounds, source_c, SCALE: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
+    """Load (r, g, b) of a tile by ``load_exact``; without ``RGB``, one channel three times.
 
-    ``live``: which pixels lie inside along x. Were they clamped, the compiler would not see that they follow one another.
+    The first axis of the tile is x; with ``X_LAST`` the last is. ``in_bounds``: mask of the pixels inside along x. With clamped
+    indices instead, the compiler could not infer that addresses are contiguous.
     """
-    r = untouched(pointer, SCALE, live) if X_LAST else untouched_tile(pointer, live, SCALE)
+    r = load_exact(pointer, SCALE, in_bounds) if X_LAST else load_exact_tile(pointer, in_bounds, SCALE)
     g = r
     b = r
     if RGB:
         green = pointer + source_c
         blue = green + source_c
-        g = untouched(green, SCALE, live) if X_LAST else untouched_tile(green, live, SCALE)
-        b = untouched(blue, SCALE, live) if X_LAST else untouched_tile(blue, live, SCALE)
+        g = load_exact(green, SCALE, in_bounds) if X_LAST else load_exact_tile(green, in_bounds, SCALE)
+        b = load_exact(blue, SCALE, in_bounds) if X_LAST else load_exact_tile(blue, in_bounds, SCALE)
     return r, g, b
 
 
 @triton.jit
-def placed(value, channel, r, g, b, RGB: tl.constexpr):
-    """Three channels, one of them new; or one channel and two copies.
+def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
+    """Return (r, g, b) with ``value`` as channel ``channel``; without ``RGB``, ``value`` three times.
 
-    What makes a channel stands once, in a loop at run time: Triton takes nine times as long to compile three of them.
+    It allows kernels to compute channels in a loop at run time. Triton would take nine times as long to compile three copies.
     """
     if RGB:
         return tl.where(channel == 0, value, r), tl.where(channel == 1, value, g), tl.where(channel == 2, value, b)
@@ -197,52 +216,52 @@ def placed(value, channel, r, g, b, RGB: tl.constexpr):
 
 
 @triton.jit
-def stored(
+def store_tile(
     r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
     OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
     first=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1, X_LAST: tl.constexpr = False,
 ):  # fmt: skip
-    """Take a tile through the pointwise ops and store it. Its first axis is x, or with ``X_LAST`` the last.
+    """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST`` the last is.
 
-    ``WORDS``: store two neighbouring pixels as three words of 32 bits, where the last axis is x and begins at ``first``.
-    ``GROUP``: so many neighbours along x begin at an aligned address, and lie inside or all outside.
+    ``WORDS``: store two neighbouring pixels as three words of 32 bits. The last axis is x and begins at ``first``. ``GROUP``:
+    number of neighbours along x that begin at an aligned address, and lie all inside or all outside the image.
     """
     r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
     if WORDS:
         r = tl.reshape(r, r.shape[0], r.shape[1] // 2, 2)
         g = tl.reshape(g, r.shape)
         b = tl.reshape(b, r.shape)
-        filled = tl.reshape(words(r, g, b, out.dtype.element_ty), r.shape[0], 4 * r.shape[1])
-        place = tl.arange(0, 4 * r.shape[1])[None, :]
-        to = first // 2 * 3 + place // 4 * 3 + place % 4
-        target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (out_b // 2) + y * (out_h // 2) + to
-        tl.store(target, filled, mask=(y < height) & (to < width // 2 * 3) & (place % 4 < 3))
+        packed = tl.reshape(pack_words(r, g, b, out.dtype.element_ty), r.shape[0], 4 * r.shape[1])
+        word = tl.arange(0, 4 * r.shape[1])[None, :]
+        offset = first // 2 * 3 + word // 4 * 3 + word % 4
+        target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (out_b // 2) + y * (out_h // 2) + offset
+        tl.store(target, packed, mask=(y < height) & (offset < width // 2 * 3) & (word % 4 < 3))
     else:
-        live = (x < width) & (y < height)
+        in_bounds = (x < width) & (y < height)
         pixel = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
         if GROUP > 1:
             pixel_bytes: tl.constexpr = out.dtype.element_ty.primitive_bitwidth // 8
             pixel = tl.max_contiguous(tl.multiple_of(pixel, (GROUP * pixel_bytes, pixel_bytes)), (GROUP, 1))
-            live = tl.max_constancy(live, (GROUP, 1))
+            in_bounds = tl.max_constancy(in_bounds, (GROUP, 1))
         elif not X_LAST:
-            pixel, live, r, g, b = flat(pixel), flat(live), flat(r), flat(g), flat(b)
-        tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=live)
+            pixel, in_bounds, r, g, b = flatten(pixel), flatten(in_bounds), flatten(r), flatten(g), flatten(b)
+        tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=in_bounds)
         if RGB:
-            tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=live)
-            tl.store(pixel + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=live)
+            tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=in_bounds)
+            tl.store(pixel + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=in_bounds)
 
 
-def tiles_of(step: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
-    """Tiles side by side, blocks, and a block's constants, for planes with this many outputs along and across."""
-    wide = triton.cdiv(across, ACROSS)
-    tiles = wide * triton.cdiv(along, ALONG)
-    each = min(TILES, triton.next_power_of_2(tiles)) if step.way >= 0 else 1
-    return wide, triton.cdiv(tiles, each), {"ALONG": ALONG, "ACROSS": ACROSS * each, "TILES": each}
+def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
+    """Return the number of tiles across, the number of blocks and the constants of a block, for planes of this size."""
+    tiles_across = triton.cdiv(across, ACROSS)
+    tiles = tiles_across * triton.cdiv(along, ALONG)
+    block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
+    return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
 
 
 def storing_launch(
     kernel: Any,
-    step: OpPass[FrontOp],
+    pass_: OpPass[FrontOp],
     source: Tensor,
     rows: Tensor,
     out: Tensor,
@@ -250,20 +269,21 @@ def storing_launch(
     *,
     along_x: bool = False,
 ) -> Launch:
-    """A launch of a filter's kernel that stores finished pixels.
+    """Return the launch of a filter's kernel that stores output pixels.
 
     Args:
-        kernel: Takes the sizes, the tiles side by side, and the strides of the rows, the source and the output.
-        step: The pass.
-        source: Of a type in ``PIXELS`` or ``KEPT``, (B, C, H, W).
-        rows: The parameter table, (B, K).
-        out: Of such a type, (B, C, H, W).
-        constants: The kernel's own.
-        along_x: Whether tiles lie along x, not along y.
+        kernel: Kernel whose integer arguments are the sizes, the number of tiles across, and the strides of rows, source and
+            output.
+        pass_: The pass.
+        source: (B, C, H, W) input, of a type in ``PIXELS`` or ``KEPT``.
+        rows: (B, K) parameter table.
+        out: (B, C, H, W) output, of a type in ``PIXELS`` or ``KEPT``.
+        constants: Constants of this kernel only.
+        along_x: Whether the filter works along x, not along y.
     """
     batch, _, height, width = source.shape
-    wide, blocks, tile = tiles_of(step, width, height) if along_x else tiles_of(step, height, width)
-    shared, planes = storing(step, source, out)
-    numbers = (height, width, wide, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    constants = {**shared, "WAY": step.way, **tile, **constants}
+    tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
+    common, planes = store_constants(pass_, source, out)
+    numbers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    constants = {**common, "WAY": pass_.route_column, **tile, **constants}
     return Launch(kernel, (blocks, batch, planes), numbers, constants, warps=tile["TILES"])
