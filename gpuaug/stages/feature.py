@@ -24,7 +24,7 @@ from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
 from gpuaug.stages.encoders import Encoder, EncoderCall, Output, fixed_arguments, module_of, name_of
-from gpuaug.stages.graph_memory import Occurred, default_bytes, total_bytes
+from gpuaug.stages.graph_memory import MOST_GRAPHS, Occurred, default_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
 
@@ -416,8 +416,8 @@ class _Branch:
             needed = total_bytes([runner.without_room])
             warnings.warn(
                 f"Some shapes of stage {self._name!r} run without CUDA graphs, because one of {needed / 1e6:,.1f} MB finds "
-                f"no room among {runner.most_bytes / 1e6:,.1f} MB of graphs. Pass a larger graph_bytes=, or make batches "
-                "of fewer shapes.",
+                f"no room among {runner.most_bytes / 1e6:,.1f} MB of graphs, {MOST_GRAPHS} at most. Pass a larger "
+                "graph_bytes=, or make batches of fewer shapes.",
                 GpuAugWarning,
                 stacklevel=2,
             )
