@@ -7,6 +7,7 @@ sequence of batches alone, so a batch takes the same form at every depth. The od
 """
 
 import gc
+import random
 import sys
 import threading
 import warnings
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as _global_hooks
@@ -23,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
-from gpuaug.stages.encoders import EncoderCall
+from gpuaug.stages.encoders import EncoderCall, tables
 from gpuaug.stages.graph_memory import (
     MOST_GRAPHS,
     MOST_SIGNATURES,
@@ -123,9 +125,10 @@ class GraphRunner:
             self._add(signature, inputs, signatures.needs[signature])
         self._graphs.move_to_end(signature)
         graph, static, outputs, *_ = self._graphs[signature]
-        for kept, value in zip(static, inputs, strict=True):
-            if isinstance(kept, torch.Tensor):
-                kept.copy_(value)
+        with torch.no_grad():  # or an input that requires grad would tie the copies of all batches together
+            for kept, value in zip(static, inputs, strict=True):
+                if isinstance(kept, torch.Tensor):
+                    kept.copy_(value)
         graph.replay()
         self.replayed += 1
 
@@ -156,11 +159,12 @@ class GraphRunner:
     def refresh(self) -> None:
         """Read the addresses of the encoder's weights. Drop the graphs if any has changed."""
         module = self._encode.module
-        weights = [*module.parameters(), *module.buffers()]
-        if [w.data_ptr() for w in weights] != [w.data_ptr() for w in self._weights]:
+        self._weights = [*module.parameters(), *module.buffers()]
+        addresses = tuple(weight.data_ptr() for weight in self._weights)
+        if addresses != self._addresses:  # a weight may be the same tensor with other storage
             self._drop()
             self._needs.clear()
-        self._weights = weights
+        self._addresses = addresses
 
     def _signature(self, inputs: tuple[Any, ...]) -> Signature | None:
         """What decides the kernels and addresses of a run, or ``None`` if these inputs cannot be a graph's."""
@@ -224,9 +228,12 @@ class GraphRunner:
 
     def _look(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, and set ``reason`` if a capture would fail. Notes the graph's need."""
+        drawn = _host_draws()
         with _host_waits() as waits, _Watch() as watch:
             outputs = self._encode.run_eagerly(*inputs)
-        if waits:
+        if _host_draws() != drawn:
+            self.reason = "its forward draws random numbers on the host, which a replay would repeat"
+        elif waits:
             self.reason = f"its forward makes the host wait for the device ({waits[0]})"
         elif watch.crossing is not None:
             self.reason = f"its forward copies a tensor {watch.crossing}"
@@ -265,7 +272,7 @@ class GraphRunner:
         finally:
             if collecting:
                 gc.enable()
-        return _Graph(graph, static, outputs, need, _tables(self._encode.module))
+        return _Graph(graph, static, outputs, need, tables(self._encode.module))
 
     def _static_like(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -299,13 +306,6 @@ class GraphRunner:
         self._pool = None
 
 
-def _tables(encoder: nn.Module) -> list[torch.Tensor]:
-    """Tensors in attributes of modules that are neither parameters nor buffers."""
-    ignored = {"_parameters", "_buffers", "_modules"}
-    attributes = (value for module in encoder.modules() for name, value in vars(module).items() if name not in ignored)
-    return [tensor for value in attributes for tensor in batches.tensors(value)]
-
-
 def _is_on_card(value: Any) -> bool:
     return type(value) is torch.Tensor and value.is_cuda
 
@@ -325,6 +325,12 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
     if _global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks:
         return "all modules have forward hooks (register_module_forward_hook), which a replay would not call"
     return None
+
+
+def _host_draws() -> tuple[Any, ...]:
+    """States of the host's global generators, which change where numbers are drawn from them."""
+    numpy_state: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Calls of a frozen encoder: a module, a bound method or a ``functools.partial``, and the selected part of its result."""
 
 import functools
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ Encoder = Callable[..., Any]
 Output = str | int | Callable[[Any], Any] | None
 """Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: the whole result."""
 
+_MOST_SHAPES = 4096
+"""Shapes of inputs for which an ``EncoderCall`` remembers the parts of the result that lie in memory of the module."""
+
 
 def module_of(encoder: object) -> nn.Module | None:
     """Return the module that an encoder calls, or ``None`` if ``encoder`` is not an encoder."""
@@ -24,6 +27,14 @@ def module_of(encoder: object) -> nn.Module | None:
         encoder = encoder.func
     module = encoder if isinstance(encoder, nn.Module) else getattr(encoder, "__self__", None)
     return module if isinstance(module, nn.Module) else None
+
+
+def fixed_arguments(encoder: object) -> Iterator[Any]:
+    """Arguments that an encoder has by ``functools.partial``."""
+    while isinstance(encoder, functools.partial):
+        yield from encoder.args
+        yield from encoder.keywords.values()
+        encoder = encoder.func
 
 
 def name_of(encoder: Encoder) -> str:
@@ -59,6 +70,8 @@ class EncoderCall:
         module = module_of(encoder)
         assert module is not None
         self.module = module
+        self._of_module: dict[tuple[Any, ...], set[int]] = {}
+        """Indices of a result's tensors whose memory the module keeps, by the shapes of inputs and the number of tensors."""
         self._encoder = encoder
         self._output = output
         self._names = names
@@ -67,7 +80,7 @@ class EncoderCall:
         self._memory_format = memory_format
 
     def __call__(self, *values: Any) -> Any:
-        """Return the selected part of the encoder's result.
+        """Return the selected part of the encoder's result, in new containers: an encoder may return one dict repeatedly.
 
         Raises:
             SelectionError: If the result has no such part.
@@ -82,7 +95,9 @@ class EncoderCall:
                 result = self._encoder(*values)
             else:
                 result = self._encoder(**dict(zip(self._names, values, strict=True)))
-            return _part(result, self._output)
+            part = _part(result, self._output)
+        # detach() makes another tensor, so every container that holds one is rebuilt; and none carries a gradient.
+        return batches.map_leaves(batches.cached_by_id(_detached), part)
 
     def run_eagerly(self, *values: Any) -> Any:
         """Run without a CUDA graph. Return a result that shares no memory with the inputs, as after a replay.
@@ -91,7 +106,7 @@ class EncoderCall:
             ArgumentError: If the encoder has written to its input.
             SelectionError: If the result has no such part.
         """
-        inputs = [leaf for leaf in batches.leaves(values) if isinstance(leaf, torch.Tensor)]
+        inputs = list(batches.tensors(values))
         versions = [_version(tensor) for tensor in inputs]
         result = self(*values)
         if versions != [_version(tensor) for tensor in inputs]:
@@ -99,12 +114,43 @@ class EncoderCall:
                 f"encoder must leave its input as it is, which others may read, got {name_of(self._encoder)}, which writes "
                 "to it. Have its forward begin with x = x.clone()."
             )
+        tensors = list(batches.tensors(result))
         input_addresses = {_address(tensor) for tensor in inputs} - {None}
+        of_module = self._kept_by_module(inputs, tensors)
+        shared = {id(leaf) for index, leaf in enumerate(tensors) if index in of_module or _address(leaf) in input_addresses}
 
-        def copied_if_input(leaf: Any) -> Any:
-            return leaf.clone() if isinstance(leaf, torch.Tensor) and _address(leaf) in input_addresses else leaf
+        def copied_if_shared(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            # Outside of inference mode, autograd refuses tensors that were computed in it.
+            needs_grad_support = leaf.is_inference() and not torch.is_inference_mode_enabled()
+            return leaf.clone() if id(leaf) in shared or needs_grad_support else leaf
 
-        return batches.map_leaves(batches.cached_by_id(copied_if_input), result)
+        return batches.map_leaves(batches.cached_by_id(copied_if_shared), result)
+
+    def _kept_by_module(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
+        """Indices of the tensors of a result that lie in memory which the module, or ``partial``, keeps: weights, tables."""
+        key = (tuple(tensor.shape for tensor in inputs), len(result))
+        if key not in self._of_module:  # looking at all modules takes as long as tens of launches
+            if len(self._of_module) == _MOST_SHAPES:
+                self._of_module.clear()
+            kept = [*self.module.parameters(), *self.module.buffers(), *tables(self.module)]
+            kept += batches.tensors(list(fixed_arguments(self._encoder)))
+            addresses = {_address(tensor) for tensor in kept} - {None}
+            self._of_module[key] = {index for index, leaf in enumerate(result) if _address(leaf) in addresses}
+        return self._of_module[key]
+
+
+def tables(encoder: nn.Module) -> list[torch.Tensor]:
+    """Tensors in attributes of modules that are neither parameters nor buffers."""
+    ignored = {"_parameters", "_buffers", "_modules"}
+    found: list[torch.Tensor] = []
+    for module in encoder.modules():
+        for name, value in vars(module).items():
+            if name not in ignored:
+                with suppress(Exception):  # configurations may refuse to be read, or hold themselves
+                    found += batches.tensors(value)
+    return found
 
 
 def _part(result: Any, output: Output) -> Any:
@@ -129,8 +175,13 @@ def _formatted(value: Any, memory_format: torch.memory_format | None) -> Any:
     return value.contiguous(memory_format=memory_format)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _version(tensor: torch.Tensor) -> tuple[int, bool]:
+    """What writing to a tensor changes, or marking it as one that requires grad."""
+    return 0 if tensor.is_inference() else tensor._version, tensor.requires_grad
 
 
 def _address(tensor: torch.Tensor) -> int | None:

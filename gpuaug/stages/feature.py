@@ -9,6 +9,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
+from gpuaug.core import batch as batches
 from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -22,8 +23,8 @@ from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
-from gpuaug.stages.encoders import Encoder, EncoderCall, Output, module_of, name_of
-from gpuaug.stages.graph_memory import Signatures, default_bytes, total_bytes
+from gpuaug.stages.encoders import Encoder, EncoderCall, Output, fixed_arguments, module_of, name_of
+from gpuaug.stages.graph_memory import MOST_GRAPHS, Signatures, default_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
 
@@ -56,7 +57,7 @@ class FeatureStage(Stage):
         name: Names the stage in errors and traces, and keys its draws.
 
     Raises:
-        ArgumentTypeError: If ``encoder`` is none, or a mapping with something else in it.
+        ArgumentTypeError: If ``encoder`` is none, or a mapping with something else in it, or has a module as a fixed argument.
         ArgumentError: If one of its parameters requires grad, or another argument cannot be used.
 
     Warns:
@@ -98,8 +99,10 @@ class FeatureStage(Stage):
             memory_format = one_of("memory_format", memory_format, formats, "Leave it out for the encoder's own.")
         if graph_bytes is not None:
             graph_bytes = whole_number("graph_bytes", graph_bytes, "Leave it out for a quarter of the device's memory.")
-        if isinstance(output, bool | nn.Module | type) or not (
-            output is None or isinstance(output, str | int) or callable(output)
+        if (
+            module_of(output) is not None  # whose weights and mode nobody would look after
+            or isinstance(output, bool | type)
+            or not (output is None or isinstance(output, str | int) or callable(output))
         ):
             raise ArgumentTypeError(
                 f"output must be a key, an index or a function of the encoder's result, got {shown(output)}. "
@@ -143,6 +146,13 @@ class FeatureStage(Stage):
         if isinstance(self.encoder, Mapping | nn.ModuleDict):
             encoders = dict(self.encoder.items())
         if encoders and all(module_of(encoder) is not None for encoder in encoders.values()):
+            fixed = batches.leaves([list(fixed_arguments(encoder)) for encoder in encoders.values()])
+            others = [argument for argument in fixed if module_of(argument) is not None]
+            if others:
+                raise ArgumentTypeError(
+                    f"Fixed arguments of an encoder must not be modules, got {name_of(others[0])}. Make it a part of the "
+                    "encoder's module: the stage puts that into evaluation mode."
+                )
             return encoders
         raise ArgumentTypeError(
             "encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got "
@@ -331,7 +341,7 @@ class _Branch:
             autocast=stage.autocast,
             memory_format=stage.memory_format,
         )
-        self._generators = Generators(lanes.device)
+        self._generators = Generators(lanes.device, libraries=True)
         self._runner: GraphRunner | None = None
         if stage.captures and not lanes.in_line:
             most_bytes = default_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
@@ -367,7 +377,7 @@ class _Branch:
             with self._generators.keyed(key):
                 return self._runner.run(values, memory.setdefault(self._name, Signatures()))
         except CaptureError:
-            self._generators = Generators(self._device)
+            self._generators = Generators(self._device, libraries=True)
             with self._generators.keyed(key):
                 return self._encode.run_eagerly(*values)
         finally:
@@ -384,7 +394,7 @@ class _Branch:
                 with self._generators.keyed(0):
                     self._runner.capture(zeros)
         except CaptureError:
-            self._generators = Generators(self._device)
+            self._generators = Generators(self._device, libraries=True)
 
     def refresh(self) -> None:
         if self._runner is not None:
@@ -406,8 +416,8 @@ class _Branch:
             needed = total_bytes([runner.without_room])
             warnings.warn(
                 f"Some shapes of stage {self._name!r} run without CUDA graphs, because one of {needed / 1e6:,.1f} MB finds "
-                f"no room among {runner.most_bytes / 1e6:,.1f} MB of graphs. Pass a larger graph_bytes=, or make batches "
-                "of fewer shapes.",
+                f"no room among {runner.most_bytes / 1e6:,.1f} MB of graphs, {MOST_GRAPHS} at most. Pass a larger "
+                "graph_bytes=, or make batches of fewer shapes.",
                 GpuAugWarning,
                 stacklevel=2,
             )

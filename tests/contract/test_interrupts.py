@@ -10,12 +10,14 @@ import torch
 from contract.sources import Numbers, noise, streamed, values
 from support.feed.ring_cleanup import grown, taken
 from support.files.encoded import encoded
+from support.gpu.host_graphs import install, on_lanes
 from support.process.interrupts import Interrupt
 from support.process.waiting import returned, until
 from torch import nn
 from torch.utils.data import DataLoader
 
 from gpuaug import DecodeStage, FeatureStage, TransformStage, collate_encoded
+from gpuaug.core import batch as batches
 
 
 def noisy(x):
@@ -30,9 +32,25 @@ def of_list():
     return streamed([torch.zeros(4)] * 2, noise, FeatureStage(nn.Identity()), seed=0)
 
 
+class Encoder(nn.Module):
+    def encode(self, values):
+        return {"noise": torch.rand(2), "values": (values * 2, [values])}
+
+
+def of_encoders():
+    """Structured results of two encoders beside one another, from graphs of two shapes."""
+    data = [(torch.full((2 + number % 2,), float(number)), torch.zeros(4)) for number in range(5)]
+    stages = [
+        FeatureStage(Encoder().encode, on={0: "values"}, into=0, name="one"),
+        FeatureStage(Encoder().encode, on={1: "values"}, into=1, output="noise", name="other"),
+    ]
+    flat = TransformStage(lambda batch: torch.cat(list(batches.tensors(batch))), on=None)
+    return on_lanes(data, *stages, flat, depth=1, seed=0)
+
+
 def of_images():
-    batches = [collate_encoded([(encoded(16, 8, seed=number), number)]) for number in range(2)]
-    return streamed(batches, DecodeStage(), TransformStage(lambda members: noisy(members[1]), on=None), seed=0)
+    data = [collate_encoded([(encoded(16, 8, seed=number), number)]) for number in range(2)]
+    return streamed(data, DecodeStage(), TransformStage(lambda members: noisy(members[1]), on=None), seed=0)
 
 
 def of_numbers(feed, **options):
@@ -44,6 +62,7 @@ def of_numbers(feed, **options):
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 LOADERS = {
     "list": (of_list, 5),
+    "encoders": (of_encoders, 211),
     "images": (of_images, 23),
     "thread": (of_numbers("plain"), 11),
     "staged": (of_numbers("ring"), 13),
@@ -66,6 +85,7 @@ def test_ctrl_c_leaves_nothing_and_the_loader_works_again(make, step, monkeypatc
             return values(loader)
 
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # one that is heard by a finaliser goes no further
+    install(monkeypatch)
     loader = make()
     want, before, found = read(), taken(), generators()
     for at in itertools.count(1, step):

@@ -1,12 +1,16 @@
 """Encoders with structured results, methods, keyword inputs and buckets of shapes, from CUDA graphs on a real device."""
 
+import random
 import warnings
 from collections import OrderedDict
 
 import pytest
 import torch
 from support.comparison.values import assert_values
+from support.gpu import encoder_cases
 from support.gpu.cuda_encoders import conv_encoder, graphs_of
+from support.gpu.cuda_loops import CYCLES, poison
+from support.gpu.encoder_cases import CASES
 from torch import nn
 
 import gpuaug
@@ -91,6 +95,120 @@ def test_structured_results_of_buckets_equal_the_reference_at_every_depth(depth)
     stats = loader.stats()
     assert (stats.captured, stats.replayed, stats.eager) == (4, 3 * (10 + 11), 3 * (4 + 3))
     assert stats.graph_bytes > 0
+
+
+def pinned(scale):
+    return [batches.map_leaves(pin, batch) for batch in encoder_cases.source(scale=scale)]
+
+
+def pin(leaf):
+    return leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def loader_of(case, depth, *, scale=8, **options):
+    made = encoder_cases.stages(case, encoder_cases.encoders(case, "cuda:0"), **options)
+    return StreamedLoader(pinned(scale), made, device="cuda:0", depth=depth, seed=4)
+
+
+def assert_same(got, want):
+    for number, (one, other) in enumerate(zip(got, want, strict=True)):
+        for a, b in zip(one, other, strict=True):
+            assert_values(a, b, about=f"batch {number}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_of_every_form_equal_the_reference_at_every_depth(case):
+    reference = loader_of(case, 0)
+    want = [[tensors(batch) for batch in reference] for _ in range(2)]
+    for depth in (1, 2, 5, 50):
+        loader = loader_of(case, depth)
+        kept = [list(loader) for _ in range(2)]
+        for got, expected in zip(kept, want, strict=True):
+            assert_same([tensors(batch) for batch in got], expected)
+        ours, theirs = loader.stats(), reference.stats()
+        assert (ours.captured, ours.replayed, ours.eager) == (theirs.captured, theirs.replayed, theirs.eager)
+
+
+@pytest.mark.parametrize("case", [case for case, (_, output) in CASES.items() if not callable(output)])
+def test_results_of_every_form_are_those_of_the_encoders(case):
+    modules = encoder_cases.encoders(case, "cuda:0")
+    for batch in loader_of(case, 2):
+        want = encoder_cases.by_hand(case, batch, modules)
+        for got, result in zip((batch["latents"], batch["text"]), want, strict=True):
+            assert type(got) is type(result)
+            for a, b in zip(batches.tensors(got), batches.tensors(result), strict=True):
+                assert type(a) is torch.Tensor
+                torch.testing.assert_close(a, b.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("slow", ["copy", "stage/vae", "stage/text"])
+def test_lanes_of_branches_that_are_delayed_change_nothing(slow):
+    case = "model output, drawn from"
+    want = [tensors(batch) for batch in loader_of(case, 0)]
+    loader = loader_of(case, 3)
+    got = []
+    for batch in loader:
+        got.append(tensors(batch))
+        # The reference is dropped while the kernels that read it are queued, and free memory is overwritten.
+        del batch
+        poison()
+        with torch.cuda.stream(loader._shared.lanes.lane(slow).stream):
+            torch.cuda._sleep(CYCLES)
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("case", ["model output, drawn from", "dict, with memory of the module"])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_reserved_memory_is_flat_over_epochs_of_buckets(case, depth):
+    loader = loader_of(case, depth, scale=32)
+    reserved = []
+    for _ in range(40):
+        for batch in loader:
+            sum(tensor.sum() for tensor in batches.tensors(batch))
+        del batch
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+    assert set(reserved[1:]) == {reserved[1]}
+    assert loader.stats().captured == 4, "two buckets of images, and two lengths of texts"
+    assert graphs_of(loader) == [2, 2]
+
+
+def test_inputs_that_require_grad_are_not_tied_together():
+    data = [torch.rand(4, 6).pin_memory() for _ in range(6)]
+    weight = torch.ones(6, device="cuda", requires_grad=True)
+    loader = StreamedLoader(data, [lambda x: x * weight, FeatureStage(Encodes())])
+    for features, batch in zip(loader, data, strict=True):
+        assert not features["value"].requires_grad
+        assert_values(features["value"], batch.cuda() * 2)
+    runner = loader._shared.device_setup.bound[1]._branches[None]._runner
+    assert [tensor.requires_grad for graph in runner._graphs.values() for tensor in graph.inputs] == [False]
+
+
+class Encodes(nn.Module):
+    @torch.inference_mode()
+    def forward(self, x):
+        return {"value": x * 2}
+
+
+def test_results_that_are_made_in_inference_mode_can_be_trained_on():
+    head = nn.Linear(6, 2).cuda()
+    for features in StreamedLoader([torch.rand(4, 6).pin_memory()] * 4, [FeatureStage(Encodes())]):
+        head(features["value"]).sum().backward()
+    assert head.weight.grad is not None
+
+
+@pytest.mark.parametrize("draw", [lambda x: x + random.random(), lambda x: x + torch.rand(()).item()])
+def test_encoders_that_draw_on_the_host_run_eager(draw):
+    class Draws(nn.Module):
+        def forward(self, x):
+            return (draw(x),)
+
+    data = [torch.zeros(4, 6).pin_memory()] * 4
+    with pytest.warns(gpuaug.GpuAugWarning, match="draws random numbers on the host"):
+        got = list(StreamedLoader(data, [FeatureStage(Draws())], seed=1))
+    again = list(StreamedLoader(data, [FeatureStage(Draws(), capture="never")], depth=0, seed=1))
+    assert_same(got, again)
+    assert len({one.mean().item() for (one,) in got}) == 4
 
 
 def test_replayed_results_equal_those_of_the_loop():

@@ -45,11 +45,14 @@ class Scenario:
     steps: tuple[Step, ...] = (Step(),) * 12
     depth: int = 2
     batches: int = 5
+    shapes: int = 1
+    """Shapes that batches have in turns."""
     there: tuple[bool, ...] = (True,)
     """Whether the loader has a batch when it is asked without waiting, over and over."""
 
 
 BRANCHES = ("images beside", "labels encoded")
+STRUCTURED = ("latents", "text")
 KINDS = (
     "augment",
     "beside",
@@ -62,8 +65,10 @@ KINDS = (
     "in place",
     "whole",
     *BRANCHES,
+    *STRUCTURED,
 )
 BESIDE = ("augment", *BRANCHES)
+BUCKETS = {"stages": ("augment", *STRUCTURED), "batches": 7, "shapes": 2}
 SWITCHING = tuple(Step(stream=number % 3, keep=number % 4 == 0, forget=number % 4 == 3) for number in range(14))
 INTERLEAVED = tuple(Step(iterator=number % 2) for number in range(14))
 HANDED_DOWN = (Step(stream=1, keep=True), Step(stream=1), Step(renew=True, forget=True), Step(), Step(renew=True))
@@ -102,8 +107,18 @@ SCENARIOS = {
         stages=(*BESIDE, "labels encoded", "in place", "encode"), steps=SWITCHING, batches=9
     ),
     "stages beside one another, and an error": Scenario(stages=(*BESIDE, "flaky"), steps=(Step(),) * 14),
+    "structured results": Scenario(**BUCKETS),
+    "structured results, depth 0": Scenario(**BUCKETS, depth=0, steps=(Step(keep=True),) * 16),
+    "structured results, depth 1": Scenario(**BUCKETS, depth=1, steps=SWITCHING),
+    "structured results, depth 5": Scenario(**BUCKETS, depth=5, steps=(Step(keep=True), Step(forget=True)) * 9),
+    "structured results, interleaved": Scenario(**BUCKETS, steps=INTERLEAVED),
+    "structured results, slow loader": Scenario(**BUCKETS, there=(True, False, False), steps=SWITCHING),
+    "structured results, left early": Scenario(**BUCKETS, steps=(Step(), Step(keep=True), Step(leave=True)) * 6),
+    "structured results, then one": Scenario(stages=(*STRUCTURED, "text", "in place", "encode"), shapes=3, batches=9),
+    "structured results, and an error": Scenario(stages=(*STRUCTURED, "flaky"), shapes=2, steps=(Step(),) * 14),
     "one module in two stages": Scenario(stages=("augment", "shared", "shared")),
     "captured by new loaders": Scenario(stages=("captured",), steps=HANDED_DOWN * 4),
+    "structured results by new loaders": Scenario(**BUCKETS, steps=HANDED_DOWN * 4),
 }
 
 
@@ -216,6 +231,24 @@ class Encoder(nn.Module):
         return (result, named) if self._pair else result
 
 
+@dataclass
+class Encoded:
+    first: object
+    rest: object
+
+
+class Structured(nn.Module):
+    """An encoder that is called by a method and by keyword, and gives a dataclass of kernels' results."""
+
+    def __init__(self, cuda):
+        super().__init__()
+        self._cuda = cuda
+
+    def encode(self, *, values):
+        first = kernel(self._cuda, values)
+        return Encoded(first, {"second": (kernel(self._cuda, first), [first]), "input": values})
+
+
 def make_stage(cuda, kind):
     calls = itertools.count(1)
 
@@ -257,6 +290,10 @@ def make_stage(cuda, kind):
             return FeatureStage(Encoder(cuda), on=0, into=2)
         case "labels encoded":
             return FeatureStage(Encoder(cuda, pair=True), on={1: "labels"}, into=1, output=0)
+        case "latents":
+            return FeatureStage(Structured(cuda).encode, on={0: "values"}, into=2)
+        case "text":
+            return FeatureStage(Structured(cuda).encode, on={1: "values"}, into=1, output=lambda encoded: encoded.rest)
         case "encode":
             return FeatureStage(Encoder(cuda), capture="never")
         case "flaky":
@@ -273,6 +310,7 @@ class TrainingLoop:
     def __init__(self, cuda, scenario):
         self._cuda = cuda
         self._scenario = scenario
+        cuda.shape_of = lambda batch: (batch % scenario.shapes,)
         self.stats = []
         self._renew()
         self._streams = [cuda.default, FakeStream(cuda, "second"), FakeStream(cuda, "third")]
@@ -361,5 +399,6 @@ ANY_SCENARIO = st.builds(
     steps=st.lists(STEPS, max_size=16).map(lambda steps: (*steps, *[Step()] * 4)),
     depth=st.sampled_from([0, 1, 2, 5]),
     batches=st.integers(0, 7),
+    shapes=st.sampled_from([1, 1, 2, 3]),
     there=st.lists(st.booleans(), min_size=1, max_size=5).map(tuple),
 )

@@ -8,11 +8,12 @@ from functools import partial
 
 import pytest
 import torch
-from protocol.scenarios import Source, install, kernel, script_arrivals
+from protocol.scenarios import STRUCTURED, Source, install, kernel, make_stage, script_arrivals
 from support.process.interrupts import Interrupt
 from support.process.waiting import WAIT_S
 
 from gpuaug import StreamedLoader, TransformStage
+from gpuaug.core import batch
 from gpuaug.feed import feed as feed
 from gpuaug.feed.prefetch import ListFeedIterator
 
@@ -52,7 +53,7 @@ def most_ahead(cuda, streamed, epochs=1):
     """The most batches that were launched and not known to be done with, over a training run."""
     history, ends, most = cuda.history, [], 0
     for received in itertools.chain.from_iterable(itertools.repeat(streamed, epochs)):
-        cuda.read(*received)
+        cuda.read(*batch.leaves(received))
         ends.append(cuda.Event())
         ends[-1].record()
         launched = sum(line.startswith("alloc images") for line in history.log)
@@ -60,10 +61,12 @@ def most_ahead(cuda, streamed, epochs=1):
     return most
 
 
+@pytest.mark.parametrize("kinds", [(), STRUCTURED])
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
-def test_the_host_is_held_back_a_bounded_number_of_batches_ahead(cuda, monkeypatch, depth):
+def test_the_host_is_held_back_a_bounded_number_of_batches_ahead(cuda, monkeypatch, depth, kinds):
     script_arrivals(monkeypatch, [True])
-    streamed = StreamedLoader(Source(cuda, 20), device="cuda", depth=depth)
+    cuda.shape_of = lambda batch: (batch % 3,)
+    streamed = StreamedLoader(Source(cuda, 20), [make_stage(cuda, kind) for kind in kinds], device="cuda", depth=depth)
     assert most_ahead(cuda, streamed) <= (depth + 2) + (depth + 1)  # steps behind, batches in flight
     assert streamed.stats().held_back == cuda.history.syncs == 20 - (depth + 2)
     assert streamed.stats().held_back_ms > 0
@@ -81,7 +84,8 @@ def test_a_device_that_keeps_up_holds_nobody_back(monkeypatch):
     assert streamed.stats().held_back == cuda.history.syncs == 0
 
 
-def test_a_batch_in_flight_is_not_held_up_by_a_slow_loader(cuda):
+@pytest.mark.parametrize("kinds", [(), STRUCTURED])
+def test_a_batch_in_flight_is_not_held_up_by_a_slow_loader(cuda, kinds):
     asked, answer = threading.Event(), threading.Event()
 
     def source():
@@ -91,7 +95,7 @@ def test_a_batch_in_flight_is_not_held_up_by_a_slow_loader(cuda):
         assert answer.wait(WAIT_S), "next() waited for the loader"
         yield cuda.host_batch()
 
-    iterator = iter(StreamedLoader(source(), device="cuda"))
+    iterator = iter(StreamedLoader(source(), [make_stage(cuda, kind) for kind in kinds], device="cuda"))
     next(iterator)
     assert asked.wait(WAIT_S)
     next(iterator)
@@ -196,7 +200,8 @@ def test_the_thread_ends_with_close(cuda):
     assert set(threading.enumerate()) <= before
 
 
-def test_the_thread_that_pulls_makes_no_cuda_calls(cuda, monkeypatch):
+@pytest.mark.parametrize("kinds", [("augment",), STRUCTURED])
+def test_the_thread_that_pulls_makes_no_cuda_calls(cuda, monkeypatch, kinds):
     real, callers = cuda.operation, set()
 
     def operation():
@@ -204,8 +209,8 @@ def test_the_thread_that_pulls_makes_no_cuda_calls(cuda, monkeypatch):
         return real()
 
     monkeypatch.setattr(cuda, "operation", operation)
-    for received in StreamedLoader(Source(cuda, 8), [lambda images: kernel(cuda, images)], device="cuda"):
-        cuda.read(*received)
+    for received in StreamedLoader(Source(cuda, 8), [make_stage(cuda, kind) for kind in kinds], device="cuda"):
+        cuda.read(*batch.leaves(received))
     assert callers == {threading.current_thread().name}
 
 

@@ -7,8 +7,8 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from protocol.scenarios import Encoder, Source, install, kernel, make_stage, name_lanes, script_arrivals
-from support.gpu.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeStream, HostBuffer
+from protocol.scenarios import STRUCTURED, Encoder, FakeTorch, Source, install, kernel, make_stage, name_lanes, script_arrivals
+from support.gpu.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeGraph, FakeStream, HostBuffer
 from torch import nn
 
 from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage
@@ -17,6 +17,7 @@ from gpuaug.core.streams import Lane, Lanes
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator
 from gpuaug.feed.ring import Ring
+from gpuaug.stages import feature
 
 
 class Resident(torch.Tensor):
@@ -100,6 +101,22 @@ def test_weights_change_in_order_within_update_and_only_there(cuda, monkeypatch,
     rules = {violation.rule for violation in cuda.history.violations}
     expected = {OVERWRITTEN, UNREADY} if aside else {OVERWRITTEN}
     assert rules == (set() if announced else expected), cuda.history.report()
+
+
+def test_graphs_that_are_captured_ahead_read_weights_after_they_were_written(cuda, monkeypatch):
+    class Weighted(nn.Module):
+        def forward(self, values):
+            cuda.read(weight)
+            return {"result": kernel(cuda, values)}
+
+    fake = FakeTorch(cuda)
+    fake.zeros_like = lambda value, device: cuda.new("zeros", batch=0)
+    monkeypatch.setattr(feature, "torch", fake)
+    loader = StreamedLoader(Source(cuda, 2), [FeatureStage(Weighted())], device="cuda:0")
+    weight = cuda.new("weight", batch=-1)
+    loader._shared.device_setup.bound[0].capture([(torch.empty(1),)])
+    assert not cuda.history.violations, cuda.history.report()
+    assert f"reads {weight.key}" in cuda.history.report()
 
 
 @pytest.mark.parametrize("form", ["mapping", "list"])
@@ -219,22 +236,25 @@ def test_an_iterator_may_be_collected_while_a_stage_runs(cuda, monkeypatch):
     assert not cuda.history.violations, cuda.history.report()
 
 
+@pytest.mark.parametrize("kinds", [("augment", "encode"), ("augment", *STRUCTURED)], ids=str)
 @pytest.mark.parametrize("new_stages", [False, True])
-def test_device_memory_is_flat_over_epochs(cuda, monkeypatch, new_stages):
+def test_device_memory_is_flat_over_epochs(cuda, monkeypatch, new_stages, kinds):
     # The allocator keeps a pool for each stream, so lanes that are made again take as much memory again.
     def stages():
-        return [lambda images: kernel(cuda, images), FeatureStage(Encoder(cuda), capture="never")]
+        return [make_stage(cuda, kind) for kind in kinds]
 
     script_arrivals(monkeypatch, [True])
-    streamed = StreamedLoader(Source(cuda, 5), stages(), device="cuda")
+    cuda.shape_of = lambda batch: (batch % 2,)
+    streamed = StreamedLoader(Source(cuda, 6), stages(), device="cuda")
     blocks = []
-    for _ in range(8):
+    for _ in range(40):
         if new_stages:
             streamed.stages = stages()
         for received in streamed:
             cuda.read(*batch.leaves(received))
         blocks.append(blocks_of(cuda))
-    assert blocks[1:] == [blocks[1]] * 7
+    assert blocks[1:] == [blocks[1]] * 39
+    assert any("replays" in line for line in cuda.history.log) == (kinds[1:] == STRUCTURED)
 
 
 def blocks_of(cuda):
@@ -350,6 +370,35 @@ def test_memory_that_is_emptied_with_former_graphs_goes_to_other_lanes_once_the_
     assert (not cuda.history.violations) == waits, cuda.history.report()
     assert all(rule == REUSED for rule in cuda.history.rules())
     assert sum("replays" in line for line in cuda.history.log) == 8
+
+
+@pytest.mark.filterwarnings("ignore:Some shapes of stage")
+@pytest.mark.parametrize("why", ["room", "update"])
+def test_graphs_that_go_are_not_in_flight(cuda, monkeypatch, why):
+    class Watched(FakeGraph):
+        last = None
+
+        def replay(self):
+            super().replay()
+            self.last = cuda.Event()
+            self.last.record()
+
+        def __del__(self):
+            gone.append(self.last is None or self.last.query())
+
+    gone = []
+    script_arrivals(monkeypatch, [True])
+    monkeypatch.setattr(cuda, "CUDAGraph", lambda: Watched(cuda, "graph"))
+    cuda.shape_of = lambda batch: (batch % 2,)
+    stage = FeatureStage(Encoder(cuda), graph_bytes=3 if why == "room" else None)
+    loader = StreamedLoader(Source(cuda, 5), [stage], device="cuda:0")
+    for _ in range(2):
+        for received in loader:
+            cuda.read(*received)
+        if why == "update":
+            with stage.update():
+                stage.encoder.weight = nn.Parameter(torch.ones(1), requires_grad=False)
+    assert gone == ([True] if why == "room" else [True] * 4)
 
 
 class DoubleRing(Ring):

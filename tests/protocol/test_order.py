@@ -1,14 +1,17 @@
 """Nothing is unordered in any scenario, and the checker finds every way in which the protocol may be broken."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
-from protocol.scenarios import ANY_SCENARIO, SCENARIOS, run
+from protocol.scenarios import ANY_SCENARIO, SCENARIOS, Encoded, run
 from support.gpu.stream_double import CHANGED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeGraph, HostBuffer
 
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes
 from gpuaug.loader.branches import Branches
 from gpuaug.loader.iterator import PipelinedIterator
+from gpuaug.stages import cuda_graph
 from gpuaug.stages.cuda_graph import GraphRunner
 from gpuaug.stages.feature import _BoundFeature
 
@@ -229,6 +232,19 @@ def outputs_not_cloned(patch, cuda):
     patch.setattr(Buffer, "clone", lambda self: self)
 
 
+def nested_outputs_not_cloned(patch, cuda):
+    class Outermost:
+        cached_by_id = staticmethod(batch.cached_by_id)
+        leaves = staticmethod(batch.leaves)
+        tensors = staticmethod(batch.tensors)
+
+        @staticmethod
+        def map_leaves(function, value):
+            return replace(value, first=function(value.first)) if isinstance(value, Encoded) else value
+
+    patch.setattr(cuda_graph, "batches", Outermost)
+
+
 def outputs_cloned_by_the_consumer(patch, cuda):
     on_stream(patch, Buffer, "clone", cuda, lambda: cuda.default)
 
@@ -329,6 +345,15 @@ def host_wait(patch, cuda):
         (consumers_of_the_former_loader_forgotten, "new loaders", REUSED, "last use: second reads"),
         (outputs_not_cloned, "captured", UNREADY, "default reads result"),
         (outputs_not_cloned, "captured, depth 0", CHANGED, "stage/feature lane writes result"),
+        (outputs_not_cloned, "structured results", UNREADY, "default reads result"),
+        (outputs_not_cloned, "structured results, depth 0", CHANGED, "stage/feature lane writes result"),
+        (nested_outputs_not_cloned, "structured results, depth 0", CHANGED, "stage/feature lane writes result"),
+        (no_consumer_wait, "structured results", UNREADY, "default reads clone"),
+        (no_reverse_wait, "structured results", REUSED, "last use: default reads"),
+        (wait_for_the_tail, "structured results", OVERWAITED, "behind the work of stage/feature_2 lane"),
+        (no_join_of_stages_beside_one_another, "structured results", UNREADY, "default reads clone"),
+        (stages_beside_one_another_whatever_they_read, "structured results, then one", UNREADY, "reads clone"),
+        (inputs_not_written, "structured results", UNREADY, "stage/feature lane reads static"),
         (outputs_cloned_by_the_consumer, "captured", UNREADY, "default reads result"),
         (outputs_cloned_before_the_replay, "captured", UNREADY, "stage/feature lane reads result"),
         (replayed_on_another_stream, "captured", UNREADY, "stage/feature lane reads result"),

@@ -103,7 +103,9 @@ def test_shapes_for_which_there_is_room_are_captured_and_the_same_at_every_depth
     stage = FeatureStage(Noted(found), graph_bytes=graph_bytes)
     loader = loader_on_lanes([SHAPES[name][0] for name in names], stage, depth)
     if graph_bytes < 1 << 20:
-        with pytest.warns(GpuAugWarning, match=r"finds no room among .* MB of graphs. Pass a larger graph_bytes=") as caught:
+        with pytest.warns(
+            GpuAugWarning, match=r"no room among .* MB of graphs, 64 at most. Pass a larger graph_bytes="
+        ) as caught:
             list(loader)
         assert len(caught) == 1
     want = []
@@ -161,6 +163,20 @@ def test_number_of_shapes_that_are_remembered_is_bounded(found, monkeypatch):
     assert found == [*["eager"] * 5, "captured", "replayed", "captured", "replayed", "eager"]
     branch = loader._shared.device_setup.bound[0]._branches[None]
     assert len(branch._runner._needs) == 3
+
+
+@pytest.mark.filterwarnings("ignore:Some shapes of stage 'feature' run without CUDA graphs")
+def test_number_of_graphs_is_bounded_in_an_epoch_and_over_epochs(found, monkeypatch):
+    for module in (cuda_graph, graph_memory):
+        monkeypatch.setattr(module, "MOST_GRAPHS", 2)
+    loader = loader_on_lanes((1, 2, 3, 1, 2, 3, 1, 3), FeatureStage(Noted(found)), 2)
+    list(loader)
+    forms = [*["eager"] * 3, "captured", "replayed", "captured", "replayed", "eager", "replayed", "eager"]
+    assert found == forms
+    loader._loader[:] = loader._loader[5:3:-1] * 2  # of lengths 3 and 2
+    list(loader)
+    assert found[len(forms) :] == ["eager", "eager", *["captured", "replayed"] * 2], "the least recently used go"
+    assert len(loader._shared.device_setup.bound[0]._branches[None]._runner) == 2
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

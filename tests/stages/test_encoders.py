@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +10,12 @@ from typing import NamedTuple
 import pytest
 import torch
 from support.comparison.values import assert_values
+from support.gpu.encoder_cases import ModelOutput
 from support.gpu.host_graphs import install, on_lanes
 from torch import nn
 from torchvision import models
 
-from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, SelectionError, StreamedLoader
+from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, GpuAugWarning, SelectionError, StreamedLoader
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph
 
@@ -37,16 +37,6 @@ class Record:
     more: object = None
 
 
-class Output(OrderedDict):
-    """A mapping with attributes, as the outputs of models of transformers and diffusers are."""
-
-    def __getattr__(self, name):
-        try:
-            return self[name]
-        except KeyError as error:
-            raise AttributeError(name) from error
-
-
 class Gaussian:
     """The distribution of a variational autoencoder: no container, and its tensors are hidden."""
 
@@ -64,8 +54,8 @@ FORMS = {
     "named tuple": lambda x: Pair(x * 2, x.sum(1)),
     "dict": lambda x: {"tokens": x * 2, "size": x.shape[-1], "none": None},
     "dataclass": lambda x: Record(x * 2, x.sum(1), (x + 1, {"deep": x - 1})),
-    "model output": lambda x: Output(last_hidden_state=x * 2, hidden_states=(x, x * 3), attentions=None),
-    "nested": lambda x: Output(text=Output(pooler_output=x.mean(1)), pair=Pair(x * 2, x[:, 0])),
+    "model output": lambda x: ModelOutput(last_hidden_state=x * 2, hidden_states=(x, x * 3), attentions=None),
+    "nested": lambda x: ModelOutput(text=ModelOutput(pooler_output=x.mean(1)), pair=Pair(x * 2, x[:, 0])),
     "the input itself": lambda x: x,
     "views of the input": lambda x: (x[:, :2], x.flatten(), x.t()),
     "one tensor twice": lambda x: {"a": (y := x * 2), "b": (y, y[:, :1])},
@@ -140,7 +130,9 @@ def test_output_selects_by_key_attribute_or_index(output):
 
 
 def test_output_may_be_a_function_of_the_result_whose_draws_are_keyed(forms):
-    stage = FeatureStage(Encoder(lambda x: Output(latent_dist=Gaussian(x))), output=lambda result: result.latent_dist.sample())
+    stage = FeatureStage(
+        Encoder(lambda x: ModelOutput(latent_dist=Gaussian(x))), output=lambda result: result.latent_dist.sample()
+    )
     batches = [torch.zeros(3, 6)] * 4
     captured, again = (list(on_lanes(batches, stage, seed=1, depth=depth)) for depth in (2, 0))
     eager = list(StreamedLoader(batches, [stage], seed=1, device="cpu"))
@@ -168,10 +160,40 @@ def test_output_of_another_type_is_refused(output):
 
 
 def test_hidden_tensors_are_not_captured_and_the_warning_says_what_to_select(forms):
-    loader = on_lanes([torch.rand(2, 6)] * 3, FeatureStage(Encoder(lambda x: Output(latent_dist=Gaussian(x)))))
+    loader = on_lanes([torch.rand(2, 6)] * 3, FeatureStage(Encoder(lambda x: ModelOutput(latent_dist=Gaussian(x)))))
     with pytest.warns(GpuAugWarning, match=r"returns a Gaussian, .* \(output= selects some\)"):
         assert len(list(loader)) == 3
     assert forms == []
+
+
+def test_a_graph_is_for_strides_and_switches_of_arithmetic_too(forms):
+    image = torch.rand(2, 3, 4, 4)
+    other = image.to(memory_format=torch.channels_last)
+    loader = on_lanes([image, other, image, other], FeatureStage(Encoder(FORMS["dict"])))
+    list(loader)
+    assert [form for form, _ in forms] == ["captured", "replayed"] * 2
+    with torch.backends.cudnn.flags(deterministic=True):
+        list(loader)
+    assert [form for form, _ in forms][4:] == ["captured", "replayed"] * 2
+
+
+@pytest.mark.parametrize("two", ["stages", "branches"])
+def test_each_encoder_runs_eager_first_although_another_has_the_same_module(two, forms):
+    encoder = Encoder(FORMS["dict"])
+    stages = [FeatureStage({"a": encoder, "b": encoder}, on=0, into=0)]
+    if two == "stages":
+        stages = [FeatureStage(encoder, on=index, into=index, name=str(index)) for index in range(2)]
+    loader = on_lanes([(INPUTS[0], INPUTS[1])] * 3, *stages, depth=0)
+    for number, _ in enumerate(loader):
+        assert [form for form, _ in forms].count("replayed") == 2 * number
+
+
+def test_autocast_of_a_stage_keeps_no_casts_of_weights():
+    seen = []
+    encoder = Encoder(lambda x: seen.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled())) or (x,))
+    list(on_lanes(INPUTS, FeatureStage(encoder, autocast=torch.bfloat16)))
+    assert set(seen) == {(True, False)}
+    assert torch.is_autocast_cache_enabled()
 
 
 # Calls
@@ -404,55 +426,3 @@ def test_hooks_of_all_modules_end_captures(forms):
     finally:
         handle.remove()
     assert forms == []
-
-
-# What an encoder may not do
-
-
-def test_unfreezing_is_noticed_by_the_next_loader():
-    encoder = Encoder()
-    stage = FeatureStage(encoder)
-    encoder.requires_grad_(True)
-    with pytest.raises(ArgumentError, match="must not require grad"):
-        StreamedLoader([], [stage], device="cpu")
-
-
-def test_an_encoder_on_two_devices_is_refused():
-    encoder = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")).requires_grad_(False)
-    with pytest.raises(DeviceError, match=r"must be on the loader's device, cpu, got 1\.weight on meta"):
-        StreamedLoader([], [FeatureStage(encoder.forward)], device="cpu")
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_dropout_that_is_left_on_is_keyed_to_the_batch(depth):
-    encoder = Encoder(lambda x: nn.functional.dropout(x, 0.5, training=True))
-    data = [torch.ones(4, 6)] * 4
-    want = list(StreamedLoader(data, [FeatureStage(encoder)], seed=1, device="cpu"))
-    got = list(on_lanes(data, FeatureStage(encoder), seed=1, depth=depth))
-    for a, b in zip(got, want, strict=True):
-        assert_values(a, b)
-    assert len({tuple(each.flatten().tolist()) for each in got}) == 4
-
-
-class InPlace(nn.Module):
-    def __init__(self, *names):
-        super().__init__()
-        self.names = names
-
-    def forward(self, x):
-        for name in self.names:
-            x = getattr(x, name)()
-        return x
-
-
-@pytest.mark.parametrize(
-    "names", [("relu_",), ("t", "zero_"), ("clone", "neg_", "zero_"), ("flatten", "exp_"), ("neg", "exp_")]
-)
-@pytest.mark.parametrize("stage", [FeatureStage, lambda encoder: FeatureStage({"a": encoder, "b": encoder})])
-def test_an_encoder_that_writes_to_its_input_is_refused(names, stage):
-    loader = StreamedLoader([torch.rand(2, 6)], [stage(InPlace(*names))], device="cpu")
-    if names[0] in ("clone", "neg"):
-        assert len(list(loader)) == 1
-        return
-    with pytest.raises(ArgumentError, match="encoder must leave its input as it is, which others may read, got InPlace"):
-        list(loader)

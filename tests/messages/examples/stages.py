@@ -1,5 +1,7 @@
 """Advice about stages: what they are given of a batch, and where they put it."""
 
+import functools
+
 import kornia.augmentation as K
 import torch
 from support.messages.registry import example, untried
@@ -293,6 +295,21 @@ def encoder_that_writes_to_its_input(told):
     with told:
         run(FEATURES.clone(), gpuaug.FeatureStage(InPlace()))
     assert torch.equal(run(FEATURES, gpuaug.FeatureStage(OnACopy())), FEATURES * 2)
+
+
+@example("Fixed arguments of an encoder must not be modules")
+def module_as_a_fixed_argument(told):
+    class WithHelper(nn.Module):
+        def __init__(self, helper):
+            super().__init__()
+            self.helper = helper
+
+        def forward(self, x):
+            return self.helper(x)
+
+    with told:
+        gpuaug.FeatureStage(functools.partial(nn.Bilinear(1, 1, 1).requires_grad_(False), input2=nn.Dropout()))
+    assert torch.equal(run(FEATURES, gpuaug.FeatureStage(WithHelper(nn.Dropout()))), FEATURES)
 
 
 @example("output must be a key, an index or a function")

@@ -10,7 +10,8 @@ from support.gpu.lanes import OnLanes
 from gpuaug import StreamedLoader
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph, feature
-from gpuaug.stages.cuda_graph import GraphRunner, _Graph, _tables
+from gpuaug.stages.cuda_graph import GraphRunner, _Graph
+from gpuaug.stages.encoders import tables
 from gpuaug.stages.graph_memory import Need
 
 MB = 1 << 20
@@ -40,9 +41,10 @@ class HostGraphs(GraphRunner):
             self.forms.append(("replayed", len(inputs[0])))
             for kept, made in zip(batches.leaves(outputs), batches.leaves(self._encode(*static)), strict=True):
                 if isinstance(kept, torch.Tensor) and kept is not made:
-                    kept.copy_(made)
+                    with torch.inference_mode(kept.is_inference()):
+                        kept.copy_(made)
 
-        return _Graph(SimpleNamespace(replay=replay), static, outputs, need, _tables(self._encode.module))
+        return _Graph(SimpleNamespace(replay=replay), static, outputs, need, tables(self._encode.module))
 
     def _measure(self):
         self.num_bytes = sum(graph.need.peak_bytes + graph.need.kept_bytes for graph in self._graphs.values())
@@ -56,6 +58,8 @@ def install(patch):
     patch.setattr(feature, "default_bytes", lambda device: 1 << 30)
     patch.setattr(cuda_graph, "_is_on_card", lambda value: type(value) is torch.Tensor)
     patch.setattr(cuda_graph, "_host_waits", lambda: nullcontext([]))
+    host_draws = cuda_graph._host_draws
+    patch.setattr(cuda_graph, "_host_draws", lambda: host_draws()[1:])  # torch's generator of the host is the device's here
     return forms
 
 

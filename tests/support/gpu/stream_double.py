@@ -217,6 +217,8 @@ class FakeCuda:
         self.block_bytes = []
         self.bytes_of = lambda batch: 1
         """The size of each buffer of a batch, given its number."""
+        self.shape_of = lambda batch: ()
+        """The shape of each buffer of a batch, given its number."""
         self.live_bytes = self.most_live_bytes = 0
         self.captures = {}
         """The graph that each capturing stream is captured in."""
@@ -467,12 +469,13 @@ class Buffer:
     """A tensor on the device: memory that is given back when the last reference goes."""
 
     is_cuda = True
-    shape, ndim, dtype, nbytes = (), 0, "of the double", 1
+    ndim, dtype, nbytes = 0, "of the double", 1
 
     def __init__(self, cuda, name, batch, num_bytes=None):
         self._cuda = cuda
         self._users = []
         self.batch = batch
+        self.shape = cuda.shape_of(batch)
         self.num_bytes = cuda.bytes_of(batch) if num_bytes is None else num_bytes
         self.stream = self.pool = cuda.current_stream()
         self.key = f"{name}#{cuda.number('buffer')}"

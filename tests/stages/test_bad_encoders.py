@@ -1,0 +1,347 @@
+"""Encoders that are not as they should be: each gives what it gives in order, or an error, or a warning."""
+
+import random
+from collections import UserDict
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from support.comparison.values import assert_values
+from support.gpu.encoder_cases import ModelOutput
+from support.gpu.host_graphs import install, on_lanes
+from torch import nn
+
+from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, StreamedLoader
+from gpuaug.core import batch as batches
+from gpuaug.stages import cuda_graph
+
+COUNT = 4
+DATA = [torch.rand(2, 6, generator=torch.Generator().manual_seed(number)) for number in range(COUNT)]
+
+
+@pytest.fixture(autouse=True)
+def forms(monkeypatch):
+    return install(monkeypatch)
+
+
+class Encoder(nn.Module):
+    """Gives a structured result from what ``function`` makes of itself and its input."""
+
+    def __init__(self, function, forward=None):
+        super().__init__()
+        self.function = function
+        self.scale = nn.Parameter(torch.tensor([2.0]), requires_grad=False)
+        self.weight = nn.Parameter(torch.rand(2, 6), requires_grad=False)
+        self.register_buffer("positions", torch.arange(12.0).view(2, 6))
+        self.drop = nn.Dropout(0.5)
+        self.tables = {"cosines": (torch.ones(3, 6),)}
+        self.workspace = torch.zeros(2, 6)
+        self.noted = {}
+
+    def forward(self, x, fixed=None):
+        return ModelOutput(states=({"value": self.function(self, x)}, 7), fixed=fixed)
+
+    def encode(self, x, fixed=None):
+        return self(x, fixed)
+
+
+CALLS = {
+    "module": lambda encoder: encoder,
+    "method": lambda encoder: encoder.encode,
+    "partial": lambda encoder: partial(encoder.encode, fixed=None),
+}
+CALLED = pytest.mark.parametrize("called", CALLS)
+DEVICES = {
+    "CPU": lambda stage, data, **options: StreamedLoader(data, [stage], device="cpu", **options),
+    "lanes": lambda stage, data, **options: on_lanes(data, stage, **options),
+    "lanes, in order": lambda stage, data, **options: on_lanes(data, stage, depth=0, **options),
+}
+WHERE = pytest.mark.parametrize("where", DEVICES)
+
+
+def loader_of(encoder, called, where="lanes", data=DATA, **options):
+    return DEVICES[where](FeatureStage(CALLS[called](encoder), **options), data, seed=1)
+
+
+def value(result):
+    return result["states"][0]["value"]
+
+
+# Mode
+
+
+@WHERE
+@CALLED
+def test_a_submodule_that_is_put_into_training_mode_at_any_time_is_in_evaluation_mode(called, where):
+    encoder = Encoder(lambda self, x: self.drop(x * self.scale))
+    loader = loader_of(encoder, called, where)
+    encoder.drop.train()
+    for epoch in range(2):
+        for got, batch in zip(loader, DATA, strict=True):
+            assert_values(value(got), batch * 2, about=f"epoch {epoch}")
+            encoder.drop.train()
+
+
+@pytest.mark.parametrize("module", [nn.Linear(1, 1), nn.Linear(1, 1).forward, partial(nn.Linear(1, 1))])
+def test_modules_that_no_stage_would_look_after_are_refused(module):
+    encoder = Encoder(lambda self, x: x)
+    with pytest.raises(ArgumentTypeError, match="output must be a key, an index or a function"):
+        FeatureStage(encoder.encode, output=module)
+    for fixed in (module, {"a": [module]}):
+        with pytest.raises(ArgumentTypeError, match="Fixed arguments of an encoder must not be modules, got Linear"):
+            FeatureStage({"a": partial(partial(encoder.encode, fixed=fixed))})
+
+
+# Gradients
+
+
+@CALLED
+def test_parameters_that_require_grad_are_refused_when_a_loader_is_made_and_after_an_update(called):
+    encoder = Encoder(lambda self, x: x)
+    stage = FeatureStage(CALLS[called](encoder))
+    encoder.scale.requires_grad_(True)
+    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do, scale first"):
+        StreamedLoader([], [stage], device="cpu")
+    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do, scale first"), stage.update():
+        pass
+
+
+def with_grad(self, x):
+    with torch.enable_grad():
+        return x.detach().requires_grad_() * self.scale
+
+
+def marking(self, x):
+    return x.requires_grad_() * 2
+
+
+RESULTS = {
+    "made under enable_grad": with_grad,
+    "made in inference mode": lambda self, x: torch.inference_mode()(lambda x: x * self.scale)(x),
+    "the input": lambda self, x: x,
+    "a part of the input": lambda self, x: (x[:1], {"turned": x.t()}),
+    "a weight": lambda self, x: self.weight,
+    "a part of a weight": lambda self, x: [self.weight[:, :2].t()],
+    "a weight without its graph": lambda self, x: self.weight.detach(),
+    "a buffer": lambda self, x: self.positions[: len(x)],
+    "a table": lambda self, x: self.tables["cosines"][0][: len(x)],
+    "a fixed argument": None,
+    "a tensor that is written each time": lambda self, x: torch.mul(x, 2, out=self.workspace),
+}
+
+
+@WHERE
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("result", RESULTS)
+def test_results_carry_no_gradient_and_share_memory_with_nothing(result, requires_grad, where):
+    encoder = Encoder(RESULTS[result] or (lambda self, x: x * 2))
+    call = encoder.encode
+    fixed = torch.rand(2, 6)
+    if RESULTS[result] is None:
+        call = partial(call, fixed={"a": fixed})
+    data = [batch.clone().requires_grad_(requires_grad) for batch in DATA]
+    with torch.no_grad():
+        want = [[tensor.clone() for tensor in batches.tensors(call(batch))] for batch in data]
+    kept = list(DEVICES[where](FeatureStage(call), data, seed=1))
+    memory = [*data, *encoder.parameters(), *encoder.buffers(), *encoder.tables["cosines"], encoder.workspace, fixed]
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in memory}
+    for got, expected in zip(kept, want, strict=True):
+        found = list(batches.tensors(got))
+        for tensor, other in zip(found, expected, strict=True):
+            assert type(tensor) is torch.Tensor
+            assert_values(tensor, other)
+            assert not tensor.requires_grad
+            assert not tensor.is_inference(), "a head could not be trained on it"
+        own = {tensor.untyped_storage().data_ptr() for tensor in found}
+        assert not own & addresses
+        addresses |= own
+
+
+@WHERE
+def test_tensors_that_require_grad_do_not_tie_batches_together(where):
+    encoder = Encoder(lambda self, x: x * 2)
+    data = [batch.clone().requires_grad_() for batch in DATA]
+    loader = loader_of(encoder, "method", where, data)
+    list(loader)
+    runner = loader._shared.device_setup.bound[0]._branches[None]._runner
+    graphs = runner._graphs.values() if runner is not None else []
+    assert not any(tensor.requires_grad for graph in graphs for tensor in batches.tensors(graph.inputs))
+
+
+@WHERE
+def test_results_that_are_memory_of_the_module_for_some_shapes_alone_are_copies(where):
+    encoder = Encoder(lambda self, x: self.weight[:1] if len(x) == 1 else x * 2)
+    data = [torch.rand(length, 6) for length in (2, 1, 2, 1)]
+    kept = [value(got) for got in loader_of(encoder, "method", where, data)]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in [*kept, encoder.weight]}) == len(data) + 1
+
+
+class Unreadable(UserDict):
+    def __getitem__(self, key):
+        raise LookupError("a value that must be given")
+
+
+@WHERE
+def test_attributes_that_cannot_be_read_or_hold_themselves_are_no_tables(where):
+    encoder = Encoder(lambda self, x: self.late)
+    encoder.settings = Unreadable(a=1)
+    encoder.cycle = [encoder.settings]
+    encoder.cycle.append(encoder.cycle)
+    encoder.late = torch.ones(2, 6)
+    kept = list(loader_of(encoder, "method", where))
+    assert len({value(got).data_ptr() for got in [*kept, {"states": [{"value": encoder.late}]}]}) == COUNT + 1
+
+
+# Containers
+
+
+def noting(self, x):
+    self.noted["value"] = x * 2
+    return self.noted
+
+
+@WHERE
+@CALLED
+def test_a_container_that_the_encoder_keeps_is_another_in_each_batch(called, where):
+    encoder = Encoder(noting)
+    kept = list(loader_of(encoder, called, where))
+    assert len({id(value(got)) for got in kept}) == COUNT
+    for got, batch in zip(kept, DATA, strict=True):
+        assert value(got) is not encoder.noted
+        assert_values(value(got)["value"], batch * 2)
+
+
+def test_a_container_that_the_encoder_keeps_is_that_of_its_shape():
+    data = [torch.rand(length, 6) for length in (2, 3, 2, 3, 2, 3)]
+    for got, batch in zip(loader_of(Encoder(noting), "method", data=data), data, strict=True):
+        assert_values(value(got)["value"], batch * 2)
+
+
+# Random operations
+
+
+@WHERE
+@CALLED
+def test_draws_are_keyed_to_the_batch_and_the_users_generator_is_as_it_was(called, where):
+    encoder = Encoder(lambda self, x: nn.functional.dropout(x + 1, 0.5, training=True))
+    before = torch.get_rng_state()
+    first = [value(got) for got in loader_of(encoder, called, where)]
+    again = [value(got) for got in loader_of(encoder, called, "CPU")]
+    assert_values(torch.get_rng_state(), before)
+    for one, other in zip(first, again, strict=True):
+        assert_values(one, other)
+    assert len({tuple(one.flatten().tolist()) for one in first}) == COUNT
+
+
+HOST_DRAWS = {"Python": lambda self, x: x + random.random(), "NumPy": lambda self, x: x + float(np.random.rand())}
+
+
+@pytest.mark.filterwarnings("ignore:The kernels of stage 'feature' are launched one by one")
+@WHERE
+@pytest.mark.parametrize("library", HOST_DRAWS)
+def test_draws_on_the_host_are_keyed_and_are_not_captured(library, where, forms):
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    found = [[value(got) for got in loader_of(Encoder(HOST_DRAWS[library]), "method", each)] for each in (where, "CPU")]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    offsets = set()
+    for one, other, batch in zip(*found, DATA, strict=True):
+        assert_values(one, other)
+        offsets.add(round((one - batch).mean().item(), 4))
+    assert len(offsets) == COUNT
+    assert forms == []
+
+
+@pytest.mark.parametrize("library", HOST_DRAWS)
+def test_draws_on_the_host_are_warned_of(library):
+    with pytest.warns(GpuAugWarning, match="its forward draws random numbers on the host, which a replay would repeat"):
+        list(loader_of(Encoder(HOST_DRAWS[library]), "method"))
+
+
+def test_draws_of_torch_on_the_host_count_as_such(monkeypatch):
+    monkeypatch.undo()  # on a card torch's generator of the host is not the device's
+    before = cuda_graph._host_draws()
+    assert cuda_graph._host_draws() == before
+    torch.rand(1)
+    assert cuda_graph._host_draws() != before
+
+
+# Hooks
+
+
+@CALLED
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+@pytest.mark.parametrize("which", ["drop", ""])
+def test_hooks_of_any_module_are_called_for_every_batch_and_warned_of(called, kind, which, forms):
+    encoder = Encoder(lambda self, x: self.drop(x))
+    calls = []
+    getattr(encoder.get_submodule(which), kind)(lambda *_: calls.append(1))
+    with pytest.warns(GpuAugWarning, match=f"it has forward hooks .on {which or 'the encoder itself'}.") as caught:
+        list(loader_of(encoder, called))
+    assert len(caught) == 1
+    assert len(calls) == COUNT
+    assert forms == []
+
+
+# Devices
+
+
+@CALLED
+@pytest.mark.parametrize("name", ["drop.table", "scale"])
+def test_weights_on_another_device_are_refused(called, name):
+    encoder = Encoder(lambda self, x: x)
+    meta = torch.empty(3, device="meta")
+    if name == "scale":
+        encoder.scale = nn.Parameter(meta, requires_grad=False)
+    else:
+        encoder.drop.register_buffer("table", meta)
+    with pytest.raises(DeviceError, match=rf"must be on the loader's device, cpu, got {name} on meta"):
+        StreamedLoader([], [FeatureStage(CALLS[called](encoder))], device="cpu")
+
+
+# Writing to the input
+
+
+WRITES = {
+    "adds in place": lambda self, x: x.add_(1),
+    "writes to a view": lambda self, x: x.t()[0].zero_(),
+    "writes with out=": lambda self, x: torch.mul(x, 2, out=x),
+    "relu of functional": lambda self, x: nn.functional.relu(x, inplace=True),
+    "marks it as one that requires grad": marking,
+}
+
+
+@WHERE
+@pytest.mark.parametrize("write", WRITES)
+def test_an_encoder_that_writes_to_its_input_is_refused_wherever_it_does_so(write, where):
+    data = [batch.clone() for batch in DATA]
+    match = "encoder must leave its input as it is, which others may read, got Encoder"
+    with pytest.raises(ArgumentError, match=match) as caught:
+        list(loader_of(Encoder(WRITES[write]), "method", where, data, output="states"))
+    assert caught.value.__notes__ == ["gpuaug: raised in stage 'feature', at batch 0 of epoch 0."]
+    copying = Encoder(lambda self, x: WRITES[write](self, x.clone()))
+    assert len(list(loader_of(copying, "method", where, [batch.clone() for batch in DATA]))) == COUNT
+
+
+class InPlace(nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        self.names = names
+
+    def forward(self, x):
+        for name in self.names:
+            x = getattr(x, name)()
+        return x
+
+
+@pytest.mark.parametrize(
+    "names", [("relu_",), ("t", "zero_"), ("clone", "neg_", "zero_"), ("flatten", "exp_"), ("neg", "exp_")]
+)
+@pytest.mark.parametrize("stage", [FeatureStage, lambda encoder: FeatureStage({"a": encoder, "b": encoder})])
+def test_an_encoder_that_writes_to_its_input_is_refused(names, stage):
+    loader = StreamedLoader([torch.rand(2, 6)], [stage(InPlace(*names))], device="cpu")
+    if names[0] in ("clone", "neg"):
+        assert len(list(loader)) == 1
+        return
+    with pytest.raises(ArgumentError, match="encoder must leave its input as it is, which others may read, got InPlace"):
+        list(loader)
