@@ -41,7 +41,7 @@ _LOW = 0xFFFF_FFFF
 """Mask of the bits of a 32-bit result in a 64-bit register."""
 
 DecodeJobs = Callable[[NDArray[np.void], NDArray[np.bool_]], None]
-"""Function that decodes jobs, and stores for each whether its window was decoded."""
+"""Function of (n,) jobs and a (n,) mask: decodes the jobs of the mask, and sets it to false for those that it cannot decode."""
 
 
 class WindowLoop:
@@ -95,13 +95,9 @@ class WindowLoop:
         Not decoded are also images that ``turbojpeg.decode`` decodes by way of a scratch buffer, and progressive ones.
         """
         chosen = np.array(indices)
-        decoded = self._direct[chosen]
-        if decoded.all():
+        decoded: NDArray[np.bool_] = self._direct[chosen]
+        if decoded.any():
             self._decode_jobs(self._jobs[chosen], decoded)
-        elif decoded.any():
-            decoded_directly = np.ones(np.count_nonzero(decoded), np.bool_)
-            self._decode_jobs(self._jobs[chosen[decoded]], decoded_directly)
-            decoded[decoded] = decoded_directly
         return decoded
 
 
@@ -120,12 +116,13 @@ def compiled() -> DecodeJobs | None:
         return None
     functions = turbojpeg.library()
     assert functions is not None
-    quick = functions.quick
+    quick: Any = functions.quick
+    decompress_function: Any = functions.decompress
     init, destroy, read_header, get, set_scale, set_region, decompress = (
         cast(function, c_void_p).value
         for function in (
             *(quick.tj3Init, quick.tj3Destroy, quick.tj3DecompressHeader, quick.tj3Get),
-            *(quick.tj3SetScalingFactor, quick.tj3SetCroppingRegion, functions.decompress),
+            *(quick.tj3SetScalingFactor, quick.tj3SetCroppingRegion, decompress_function),
         )
     )
     call = _c_call()
@@ -154,14 +151,17 @@ def compiled() -> DecodeJobs | None:
         if call(set_region, (handle, start | job.top << 32, job.width | job.height << 32)) & _LOW:
             return False
         arguments = (handle, job.file, job.bytes, job.out, job.width * job.channels, job.pixel_format)
-        return call(decompress, arguments) & _LOW == 0
+        status: int = call(decompress, arguments)
+        return status & _LOW == 0
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
     def decode_jobs(jobs: NDArray[np.void], decoded: NDArray[np.bool_]) -> None:
         for index in range(len(jobs)):
-            handle = call(init, (DECOMPRESS,))
-            decoded[index] = decode_one(handle, jobs[index])
-            call(destroy, (handle,))
+            if decoded[index]:
+                # A new handle per file: a handle keeps the tables of a file, and the next file may lack tables.
+                handle = call(init, (DECOMPRESS,))
+                decoded[index] = decode_one(handle, jobs[index])
+                call(destroy, (handle,))
 
     decode_jobs(np.empty(0, _JOB), np.empty(0, np.bool_))
     result: DecodeJobs = decode_jobs
@@ -182,6 +182,6 @@ def _c_call() -> Any:
             function = builder.inttoptr(values[0], ir.FunctionType(word, [word] * count).as_pointer())
             return builder.call(function, [builder.extract_value(values[1], position) for position in range(count)])
 
-        return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate
+        return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate  # type: ignore[no-untyped-call]
 
     return call
