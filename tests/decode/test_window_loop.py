@@ -107,7 +107,7 @@ def test_loop_does_not_hold_the_interpreters_lock():
 
 
 @NUMBA
-@pytest.mark.parametrize("region", [(0, 5, 20, 24), (0, 16, 20, 17), (0, 48, 20, 32), (30, 16, 30, 32)])
+@pytest.mark.parametrize("region", [(0, 5, 20, 24), (0, 48, 20, 32), (30, 16, 30, 32)])
 def test_loop_refuses_windows_that_are_not_regions_of_the_file(region):
     mask, _ = decoded_by_loop([(jpeg(48, 64, "4:4:4"), region, (region[1], region[3]), 3, 1, (48, 64))])
     assert not mask.any()
