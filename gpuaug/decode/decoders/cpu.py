@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
-from gpuaug.decode.decoders import libwebp, turbojpeg
+from gpuaug.decode.decoders import libwebp, turbojpeg, window_loop
 from gpuaug.decode.decoders.base import FileDecoder, Resources
+from gpuaug.decode.decoders.window_loop import WindowLoop
 from gpuaug.decode.headers import opened
 from gpuaug.decode.layout import ImageFacts, Layout
 from gpuaug.decode.work import Work
@@ -31,6 +33,9 @@ _STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 _CUT = (int(Format.JPEG), int(Format.OTHER_JPEG))
 """Formats whose windows libturbojpeg can decode without the rest of the image."""
+
+MOST_AT_ONCE = 4
+"""Maximum number of windows that a thread decodes per call."""
 
 _UPSIDE_DOWN, _MIRRORED = (3, 4, 6, 7), (2, 3, 7, 8)
 """Orientations with reversed rows, and with reversed columns. Above 4, rows and columns are then swapped."""
@@ -106,11 +111,13 @@ class Cpu(FileDecoder):
         cost = work.layout.stored.prod(1)[indices] * COSTS[work.layout.headers["format"][indices]]
         # All threads share one iterator. One task per image would take ten times as long in Python.
         pending = iter(indices[np.argsort(-cost)].tolist())
-        tasks = min(len(indices), resources.pools.threads)
+        threads = resources.pools.threads
+        at_once = min(max(len(indices) // (2 * threads), 1), MOST_AT_ONCE)
+        windows = _window_loop(work)
         ended = _Ended(len(indices))
         try:
-            for _ in range(tasks):
-                resources.pools.images.submit(_decode_some, work, facts, pending, ended)
+            for _ in range(min(-(-len(indices) // at_once), threads)):
+                resources.pools.images.submit(_decode_some, work, facts, windows, pending, at_once, ended)
         except RuntimeError as error:  # no thread can be started, but others may have started
             for _ in pending:
                 ended.note(error)
@@ -382,20 +389,53 @@ def _copy(image: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
             out[..., channel] = image[..., channel]
 
 
-def _decode_some(work: Work, facts_of: list[ImageFacts], indices: Iterator[int], ended: _Ended) -> None:
+def _window_loop(work: Work) -> WindowLoop | None:
+    """Return the windows of the batch that ``WindowLoop`` decodes; ``None`` if no image is decoded so."""
+    layout = work.layout
+    table = layout.headers
+    direct = np.isin(table["format"], _CUT) & np.isin(table["channels"], (1, 3)) & (layout.orientations == 1)
+    direct &= (layout.windows[:, 2:] != layout.shapes.sizes).any(1)
+    decode_jobs = window_loop.compiled() if layout.channels in (1, 3) and direct.any() else None
+    if decode_jobs is None:
+        return None
+    out, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
+    return WindowLoop(
+        decode_jobs,
+        work.encoded.data.data_ptr(),
+        out.data_ptr(),
+        layout.channels,
+        table,
+        starts,
+        layout.windows,
+        layout.wanted,
+        layout.scales,
+        direct,
+    )
+
+
+def _decode_some(
+    work: Work,
+    facts_of: list[ImageFacts],
+    windows: WindowLoop | None,
+    indices: Iterator[int],
+    at_once: int,
+    ended: _Ended,
+) -> None:
     """Decode images into host memory.
 
     Args:
         work: Decoding task of the batch.
         facts_of: ``Layout.facts`` of the batch.
+        windows: Windows of the batch that are decoded without the interpreter's lock.
         indices: Indices of the images that no thread has started, shared by all threads.
+        at_once: Number of images that the thread takes at once.
         ended: Record of the completed images.
     """
     layout = work.layout
     data, firsts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     starts = firsts.tolist()
     values, files = data.numpy(), work.encoded.data.numpy()
-    for index in indices:
+    for index in _left_by_loop(windows, indices, at_once, ended):
         try:
             facts = facts_of[index]
             file = files[facts.start : facts.start + facts.length]
@@ -406,6 +446,24 @@ def _decode_some(work: Work, facts_of: list[ImageFacts], indices: Iterator[int],
             ended.note(None if problem else index)
         except BaseException as error:  # raised at the batch
             ended.note(error)
+
+
+def _left_by_loop(windows: WindowLoop | None, indices: Iterator[int], at_once: int, ended: _Ended) -> Iterator[int]:
+    """Yield the indices of the images that ``windows`` does not decode. Arguments: as of ``_decode_some``."""
+    if windows is None:
+        yield from indices
+    while chunk := list(islice(indices, at_once)):
+        try:
+            decoded = windows.decode(chunk).tolist() if windows is not None else []
+        except BaseException as error:  # raised at the batch
+            for _ in chunk:
+                ended.note(error)
+            continue
+        for index, is_decoded in zip(chunk, decoded, strict=True):
+            if is_decoded:
+                ended.note(index)
+            else:
+                yield index
 
 
 def _ranges(layout: Layout, indices: list[int]) -> list[tuple[int, int, int]]:

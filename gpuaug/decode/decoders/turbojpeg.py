@@ -19,19 +19,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_DECOMPRESS = 1
+DECOMPRESS = 1
 """``TJINIT_DECOMPRESS``."""
 
-_SUBSAMPLING, _WIDTH, _HEIGHT, _PROGRESSIVE = 4, 5, 6, 12
+SUBSAMPLING, WIDTH, HEIGHT, PROGRESSIVE = 4, 5, 6, 12
 """Parameters of the enumeration ``TJPARAM``."""
 
-_PIXEL_FORMATS = {1: 6, 3: 0}
+PIXEL_FORMATS = {1: 6, 3: 0}
 """``TJPF_GRAY`` and ``TJPF_RGB``, by number of channels."""
 
-_MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
+MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
 """``tjMCUWidth`` of 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``. Regions begin at multiples."""
 
-_MARGIN = 2
+MARGIN = 2
 """Number of extra columns on both sides of a window with interpolated chroma: one chroma sample at half the luma width.
 
 The first and last samples of a region are interpolated without their outer neighbours, and a region of one sample is not
@@ -141,7 +141,7 @@ def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray
     """
     top, left, height, width = windows.T
     mcu_widths = np.where(table["channels"] == 1, 8, (table["sampling"].astype(np.int64) - 1) // 4 * 8)
-    margins = np.where(mcu_widths > 8, _MARGIN, 0)
+    margins = np.where(mcu_widths > 8, MARGIN, 0)
     multiples = np.maximum(mcu_widths // scales, 1)
     starts = np.maximum(left - margins, 0) // multiples * multiples
     ends = np.minimum(left + width + margins, -(-table["width"].astype(np.int64) // scales))
@@ -192,20 +192,20 @@ def decode(
     if left + width > columns:
         return False
     # A new handle per file (1 µs): a handle keeps the tables of a file, and the next file may lack tables.
-    handle = turbojpeg.tj3Init(_DECOMPRESS)
+    handle = turbojpeg.tj3Init(DECOMPRESS)
     try:
         if turbojpeg.tj3DecompressHeader(handle, address, file.size):  # each call fails if there is a warning
             return False
         get_parameter = turbojpeg.tj3Get
-        subsampling = get_parameter(handle, _SUBSAMPLING)
+        subsampling = get_parameter(handle, SUBSAMPLING)
         if (
-            (get_parameter(handle, _HEIGHT), get_parameter(handle, _WIDTH)) != (full_height, full_width)
-            or not 0 <= subsampling < len(_MCU_WIDTHS)
-            or (get_parameter(handle, _PROGRESSIVE) and not _is_complete(file))
+            (get_parameter(handle, HEIGHT), get_parameter(handle, WIDTH)) != (full_height, full_width)
+            or not 0 <= subsampling < len(MCU_WIDTHS)
+            or (get_parameter(handle, PROGRESSIVE) and not _is_complete(file))
         ):
             return False
-        mcu_width = _MCU_WIDTHS[subsampling]
-        margin = _MARGIN if mcu_width > 8 else 0
+        mcu_width = MCU_WIDTHS[subsampling]
+        margin = MARGIN if mcu_width > 8 else 0
         multiple = max(mcu_width // scale, 1)
         start = max(left + wanted_start - margin, 0) // multiple * multiple
         end = min(left + wanted_start + wanted_width + margin, columns)
@@ -218,7 +218,7 @@ def decode(
         shape = (height, end - start, buffer.shape[2])
         pixels = buffer if start == left and buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
-        format_ = _PIXEL_FORMATS[shape[2]]  # fails for CMYK, and always for 12 bits
+        format_ = PIXEL_FORMATS[shape[2]]  # fails for CMYK, and always for 12 bits
         if functions.decompress(handle, address, file.size, _address(pixels), row_bytes, format_):
             return False
         if pixels is not buffer:

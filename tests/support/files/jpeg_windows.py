@@ -1,0 +1,93 @@
+"""JPEGs of noise in every coding, windows of them, and their pixels by libturbojpeg and by PIL."""
+
+import ctypes
+import functools
+import io
+import random
+from ctypes import byref, c_int, c_size_t, c_void_p
+
+import numpy as np
+from PIL import Image
+
+from gpuaug.core.encoded import Format
+from gpuaug.decode.decoders import cpu, turbojpeg
+from gpuaug.decode.layout import ImageFacts
+
+SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "grey", "4:4:0", "4:1:1")
+"""In the order of ``TJSAMP``."""
+
+CODINGS = {
+    "baseline": {},
+    "progressive": {12: 1},
+    "arithmetic": {14: 1},
+    "restart": {18: 2},
+    "progressive restart": {12: 1, 18: 2},
+}
+"""Values of ``TJPARAM``."""
+
+SCALES = (1, 2, 4, 8)
+
+GUARD = 2**14
+
+FILLED = 0xA5
+
+
+@functools.cache
+def jpeg(height, width, subsampling="4:2:0", coding="baseline"):
+    """A JPEG of noise, which is where samples differ most from their neighbours, in codings that PIL does not write."""
+    library, pixels = (
+        turbojpeg.library().quick,
+        np.random.default_rng(height + width).integers(0, 256, (height, width, 3), np.uint8),
+    )
+    library.tj3Compress8.argtypes = [c_void_p, c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
+    library.tj3Set.argtypes = [c_void_p, c_int, c_int]
+    library.tj3Free.argtypes = [c_void_p]
+    handle, made, size = library.tj3Init(0), c_void_p(), c_size_t()
+    for name, value in {3: 95, 4: SUBSAMPLINGS.index(subsampling), **CODINGS[coding]}.items():
+        assert library.tj3Set(handle, name, value) == 0
+    assert library.tj3Compress8(handle, pixels.ctypes.data, width, 0, height, 0, byref(made), byref(size)) == 0
+    file = ctypes.string_at(made, size.value)
+    library.tj3Free(made)
+    library.tj3Destroy(handle)
+    return file
+
+
+@functools.cache
+def whole(file, channels, scale):
+    """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
+    if scale > 1 and min(size(file)) < scale:
+        return None
+    facts = ImageFacts(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True)
+    return cpu._by_pil(np.frombuffer(file, np.uint8), channels, facts)
+
+
+@functools.cache
+def size(file):
+    with Image.open(io.BytesIO(file)) as image:
+        return image.height, image.width
+
+
+def decoded(file, window, channels=3, scale=1, full=None):
+    """The window, or ``None``. Fails if memory beside its buffer is written."""
+    _, _, height, width = window
+    memory = np.full(2 * GUARD + height * width * channels, FILLED, np.uint8)
+    buffer = memory[GUARD:-GUARD].reshape(height, width, channels)
+    made = turbojpeg.decode(np.frombuffer(file, np.uint8), buffer, window, full or size(file), scale)
+    assert (memory[:GUARD] == FILLED).all()
+    assert (memory[-GUARD:] == FILLED).all()
+    return buffer if made else None
+
+
+def some_windows(height, width, count, seed):
+    """Windows with many at the edges and many that are narrow, where interpolation has no neighbours."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        sides = [draw.choice((1, 2, 3, draw.randint(1, side), side)) for side in (height, width)]
+        sides = [min(side) for side in zip(sides, (height, width), strict=True)]
+        room = (height - sides[0], width - sides[1])
+        top, left = (draw.choice((0, left, draw.randint(0, left), draw.randint(0, left))) for left in room)
+        yield top, left, *sides
+
+
+def scans_of(file):
+    return [at for at in range(len(file)) if file[at : at + 2] == b"\xff\xda"]
