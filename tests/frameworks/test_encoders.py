@@ -122,6 +122,34 @@ def test_encoder_gives_what_it_gives_in_the_loop(name, monkeypatch):
         assert [form for form, _ in forms].count("replayed") == 3
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_captured_encoder_gives_what_it_gives_in_the_loop_on_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    make, chosen, on, output = CASES[name]
+    torch.manual_seed(0)
+    model = make().eval().requires_grad_(False).cuda()
+    data = [(images[..., :28, :28], *others) if make is dinov2 else (images, *others) for images, *others in source()] * 2
+    data = [tuple(value.contiguous().pin_memory() for value in batch) for batch in data]
+    encoder = chosen(model)
+    results = {}
+    for depth in (0, 2, 5):
+        loader = StreamedLoader(data, [FeatureStage(encoder, on=on, into=3, output=output)], depth=depth, seed=3)
+        results[depth] = [[tensor.clone() for tensor in batches.tensors(batch[3])] for batch in loader]
+        stats = loader.stats()
+        assert (stats.captured, stats.replayed, stats.eager) == (2, 8, 2)
+    for of_depths in zip(data, *results.values(), strict=True):
+        batch, want, *others = of_depths
+        for got in others:
+            for a, b in zip(got, want, strict=True):
+                assert_values(a, b)
+        if output is not sampled:
+            own = called(encoder, on, output, [value.cuda() for value in batch])
+            for a, b in zip(want, batches.tensors(own), strict=True):
+                torch.testing.assert_close(a, b)
+
+
 def test_an_encoder_spread_over_devices_or_offloaded_is_refused():
     accelerate = pytest.importorskip("accelerate")
     model = clip().vision_model.requires_grad_(False)
