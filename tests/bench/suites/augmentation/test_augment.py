@@ -54,9 +54,9 @@ def test_has_every_row_of_every_case_and_says_what_was_skipped(without_peers, tm
 
 
 PRESETS = {
-    "hflip": {"Kornia", "Kornia, matrices skipped", "DALI", "gpuaug", "gpuaug, padded boxes"},
-    "lsj": {"DALI", "gpuaug, padded boxes"},
-    "ssd": set(),
+    "hflip": {"Kornia", "Kornia, matrices skipped", "DALI", "gpuaug", "gpuaug, padded boxes", "gpuaug, streamed"},
+    "lsj": {"DALI", "gpuaug, padded boxes", "gpuaug, streamed"},
+    "ssd": {"gpuaug, streamed"},
     "segmentation": {"DALI"},
 }
 """Rows of torchvision's presets beside those that all have."""
