@@ -9,7 +9,6 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
 from gpuaug.feed.feed import Feed
@@ -57,8 +56,8 @@ class Inspection:
         return self.loader._begin(depth, bound)
 
     def copy(self, host_batch: Batch) -> Batch:
-        """Copy a batch to the device, on the current lane."""
-        return unpack_targets(self._shared.device_setup.copier.copy(host_batch).batch)
+        """Copy a batch to the device, on the current lane. Target dicts may be ``PackedTargets``, as between stages."""
+        return self._shared.device_setup.copier.copy(host_batch).batch
 
     @contextmanager
     def watched_by(self, hooks: Hooks) -> Iterator[None]:

@@ -355,7 +355,7 @@ class PipelinedIterator:
             branches = Branches(ready, side_by_side=self._side_by_side and not self._first)
             for bound in self._bound:
                 part = f"stage {bound.name!r}"
-                if copied.packed and has_pending_targets(batch):
+                if copied.packed and bound.reads_pending(batch):
                     batch = self._settled(batch, lane.record_event(), batch_index)
                 values = bound.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))

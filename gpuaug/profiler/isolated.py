@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from gpuaug.core.batch import Batch
+from gpuaug.core.packed_targets import settle_targets
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Lanes
 from gpuaug.decode.stage import BoundDecode, DecodeStage
@@ -82,7 +83,7 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
                 part = replace(part, kind="eager encoder")
         bound.encoder_runs()  # resets the counters, so that the runs here are not counted
         yield part
-        batch = bound.write(batch, result)
+        batch = settle_targets(bound.write(batch, result))
     yield _part(STEP, step, device, traces)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
-from gpuaug.core.packed_targets import is_packed, unpack_targets
+from gpuaug.core.packed_targets import has_pending_targets, is_packed, unpack_targets
 from gpuaug.core.ragged import Shapes, Windows
 from gpuaug.core.rng import Calls, Generators, Position
 from gpuaug.core.streams import Event, Lanes
@@ -180,7 +180,15 @@ class BoundStage(ABC):
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
         """Values of the members of ``batch`` that the stage reads. The batch may hold ``PackedTargets`` for target dicts."""
-        return tuple(map(unpack_targets, self._selection.read(batch)))
+        return tuple(map(unpack_targets, self._values(batch)))
+
+    def reads_pending(self, batch: Batch) -> bool:
+        """Whether the stage reads target dicts of which a stage has removed rows, and whose lengths the host does not know."""
+        return has_pending_targets(self._values(batch))
+
+    def _values(self, batch: Batch) -> tuple[Any, ...]:
+        """``read``, with ``PackedTargets`` as they are in the batch."""
+        return self._selection.read(batch)
 
     def write(self, batch: Batch, result: Any) -> Batch:
         """Copy of ``batch`` with ``result`` in the members that ``into`` names."""
@@ -285,6 +293,9 @@ class _BoundTransform(BoundStage):
             self._is_first = False
         values = self._values(batch)
         return tuple(value if self._takes_packed and is_packed(value) else unpack_targets(value) for value in values)
+
+    def reads_pending(self, batch: Batch) -> bool:
+        return has_pending_targets(batch if self._is_first else self._values(batch))
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
         values = self._selection.read(batch)

@@ -96,6 +96,9 @@ class _WatchedStage(BoundStage):
             self._states.append(_on_host(batch, self._loader))
         return self._inner.read(batch)
 
+    def reads_pending(self, batch: Batch) -> bool:
+        return True  # the batch is copied to the host
+
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         return self._inner.run(values, ready, position, memory)
 

@@ -10,6 +10,8 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.packed_targets import PackedTargets, pack_targets
+from gpuaug.profiler import isolated
+from gpuaug.viewer.trace import trace_batch
 
 HEIGHT, WIDTH = 24, 32
 AUGMENT = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop((12, 16)), v2.SanitizeBoundingBoxes()])
@@ -60,7 +62,7 @@ class Seen:
         self.types = []
 
     def __call__(self, value):
-        self.types.append((type(value), {type(record) for record in value} if type(value) is list else ()))
+        self.types.append((type(value), frozenset(map(type, value)) if type(value) is list else ()))
         return value
 
 
@@ -97,3 +99,29 @@ def test_host_waits_for_the_device_before_it_reads_the_number_of_boxes(monkeypat
     first_reads = [at for at in reads if order[at - 1] != "read"]
     assert len(first_reads) == 4
     assert all(order[at - 1] == "wait" for at in first_reads)
+
+
+def test_stages_that_do_not_read_the_dicts_do_not_make_the_host_wait(monkeypatch):
+    waits, before_launch = [], []
+    passed = type(gpuaug.core.streams._PASSED_EVENT)
+    monkeypatch.setattr(passed, "synchronize", lambda _: waits.append("wait"))
+    drop = gpuaug.TransformStage(gpuaug.sanitize, on=1, name="drop")
+    add_one = gpuaug.TransformStage(lambda images: before_launch.append(len(waits)) or images + 1, on=0)
+    got = streamed([augment(True), drop, add_one], depth=0)
+    # The first batch is checked whole; each of the others is waited for when it is handed over, after its launch.
+    assert before_launch == [1, 1, 2, 3]
+    want = [[images + 1, gpuaug.sanitize(records)] for images, records in streamed([augment(True)])]
+    assert_same([list(batch) for batch in got], want)
+
+
+def test_parts_are_measured_and_samples_shown_with_packed_dicts():
+    batch = batches(packed=True, typed=True)[0]
+    dicts = Seen()
+    stages = [augment(True), gpuaug.TransformStage(gpuaug.sanitize, on=1, name="drop"), gpuaug.TransformStage(dicts, on=1)]
+    loader = gpuaug.StreamedLoader([batch], stages, device="cpu", seed=3)
+    parts = list(isolated.measure_parts(loader, batch, lambda: None))
+    assert [part.name for part in parts] == ["copy", "stage/augment", "stage/drop", "stage/transform", "step"]
+    assert set(dicts.types) == {(list, frozenset({dict}))}
+    trace = trace_batch(loader)
+    (got,) = list(gpuaug.StreamedLoader([batch], stages[:2], device="cpu", seed=3))
+    assert_same([record["labels"].tolist() for record in trace.states[-1][1]], [record["labels"].tolist() for record in got[1]])
