@@ -91,21 +91,21 @@ def convert_operands_once():
     blocks = {}
 
     def converted(self, lhs, rhs, left_pointer=False, right_pointer=False, arithmetic=True, division=False):
-        tensors = [isinstance(operand, tl.tensor) for operand in (lhs, rhs)]
-        if all(tensors) and not division:
+        left_is_tensor, right_is_tensor = isinstance(lhs, tl.tensor), isinstance(rhs, tl.tensor)
+        if left_is_tensor and right_is_tensor and not division:
             scalar = lhs.type.scalar
             if scalar.name == rhs.type.scalar.name and not scalar.is_ptr():
                 return (lhs, rhs) if lhs.type.name == rhs.type.name else self.broadcast_impl_value(lhs, rhs)
-        if sum(tensors) != 1:
+        if left_is_tensor == right_is_tensor:
             return convert(self, lhs, rhs, left_pointer, right_pointer, arithmetic, division)
-        tensor, constant = (lhs, rhs) if tensors[0] else (rhs, lhs)
-        key = tensors[0], repr(constant), tensor.type.name, arithmetic, division
-        if key in blocks:
-            return (lhs, blocks[key]) if tensors[0] else (blocks[key], rhs)
-        both = convert(self, lhs, rhs, left_pointer, right_pointer, arithmetic, division)
-        if both[not tensors[0]] is tensor:
-            blocks[key] = both[tensors[0]]
-        return both
+        tensor, constant = (lhs, rhs) if left_is_tensor else (rhs, lhs)
+        key = left_is_tensor, repr(constant), tensor.type.name, arithmetic, division
+        if key not in blocks:
+            both = convert(self, lhs, rhs, left_pointer, right_pointer, arithmetic, division)
+            if both[not left_is_tensor] is not tensor:
+                return both
+            blocks[key] = both[left_is_tensor]
+        return (lhs, blocks[key]) if left_is_tensor else (blocks[key], rhs)
 
     TritonSemantic.binary_op_type_checking_impl = converted
 
