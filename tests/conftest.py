@@ -58,6 +58,16 @@ def pytest_ignore_collect(collection_path):
     return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Collect tests without looking for garbage, of which there is next to none: a third of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session):
     _freeze()
     if sys.platform == "linux":

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, InterpreterOptions, interpreter_builder
 
@@ -81,6 +82,34 @@ def look_types_up_once():
     interpreter._get_np_dtype, tl.tensor.__init__, tl.block_type.with_element_ty = kept_dtype, begun, kept_block
 
 
+def convert_operands_once():
+    """Return operands of one type as they are, and build the block of a constant once: a quarter of the time.
+
+    A division converts its operands each time, since Triton divides half precision in single precision.
+    """
+    convert = TritonSemantic.binary_op_type_checking_impl
+    blocks = {}
+
+    def converted(self, lhs, rhs, left_pointer=False, right_pointer=False, arithmetic=True, division=False):
+        left_is_tensor, right_is_tensor = isinstance(lhs, tl.tensor), isinstance(rhs, tl.tensor)
+        if left_is_tensor and right_is_tensor and not division:
+            scalar = lhs.type.scalar
+            if scalar.name == rhs.type.scalar.name and not scalar.is_ptr():
+                return (lhs, rhs) if lhs.type.name == rhs.type.name else self.broadcast_impl_value(lhs, rhs)
+        if left_is_tensor == right_is_tensor:
+            return convert(self, lhs, rhs, left_pointer, right_pointer, arithmetic, division)
+        tensor, constant = (lhs, rhs) if left_is_tensor else (rhs, lhs)
+        key = left_is_tensor, repr(constant), tensor.type.name, arithmetic, division
+        if key not in blocks:
+            both = convert(self, lhs, rhs, left_pointer, right_pointer, arithmetic, division)
+            if both[not left_is_tensor] is not tensor:
+                return both
+            blocks[key] = both[left_is_tensor]
+        return (lhs, blocks[key]) if left_is_tensor else (blocks[key], rhs)
+
+    TritonSemantic.binary_op_type_checking_impl = converted
+
+
 def check_addresses():
     """Have kernels fail that read or write past the ends of a tensor.
 
@@ -126,6 +155,7 @@ def main(arguments):
     leave_out_overflow_checks()
     patch_language_once()
     look_types_up_once()
+    convert_operands_once()
     check_addresses()
     for name in names:
         module = importlib.import_module(f"fusion.backends.interpreted.interpret_{name}")

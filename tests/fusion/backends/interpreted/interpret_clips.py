@@ -7,7 +7,7 @@ from support.comparison.executors import disagreement
 from support.comparison.replay import photographs
 
 CONTIGUOUS = torch.contiguous_format
-UINT8 = photographs(2 * FRAMES, 3, 17, 33)
+UINT8 = photographs(2 * FRAMES, 3, 17, 31)
 SMALL = photographs(2 * FRAMES, 1, 9, 19)
 """For blurs, whose every line and tap takes the interpreter's time."""
 

@@ -7,7 +7,9 @@ from support.comparison.executors import disagreement
 from support.comparison.replay import photographs
 from support.ops import pipelines
 
-UINT8, FLOAT = photographs(3, 3, 21, 37), photographs(2, 3, 21, 37, dtype=torch.float32)
+UINT8, FLOAT = photographs(3, 3, 21, 31), photographs(2, 3, 16, 37, dtype=torch.float32)
+"""Two tiles above each other, and two side by side."""
+
 BATCHES = [
     (UINT8, torch.float32, torch.contiguous_format),
     (FLOAT, torch.float16, torch.channels_last),
@@ -15,7 +17,9 @@ BATCHES = [
     (UINT8[:2], torch.float16, torch.channels_last),
     (photographs(2, 2, 21, 37), torch.float32, torch.contiguous_format),
 ]
-BYTES = (UINT8[:2], torch.uint8, torch.channels_last)
+BYTES = (photographs(2, 3, 21, 37), torch.uint8, torch.channels_last)
+"""Two tiles by two."""
+
 AS_BYTES = (
     *("auto contrast", "crop, reflected", "crop, resize, pad", "cutmix", "equalize", "jitter between filters", "mixup, alone"),
     *("orders of samples", "resized crop, flip", "rotation", "sharpness", "torchvision's mixes", "two passes"),
