@@ -31,6 +31,7 @@ ANOTHER_ITERATOR = "plain (another iterator has the slots)"
 _WAITS = {
     "wait for loader": "for the loader",
     "wait for decoding": "for images to be decoded",
+    "wait for boxes": "for the number of boxes",
     "hold back": "for the device, to which it was ahead",
 }
 """Name of a span in which the training thread waits → text for the report."""
