@@ -137,7 +137,9 @@ class Ragged:
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"Ragged({len(self)} images of {self.shapes.channels} channels, {self.shapes.layout}, {self.data.device})"
+        shapes = self.shapes
+        images = f"{shapes.samples} clips of {shapes.frames} frames" if shapes.frames else f"{len(self)} images"
+        return f"Ragged({images} of {shapes.channels} channels, {shapes.layout}, {self.data.device})"
 
     @property
     def device(self) -> torch.device:

@@ -17,6 +17,8 @@ def test_ragged_index_may_be_negative():
         with pytest.raises(IndexError):
             batch[index]
     assert repr(batch) == "Ragged(3 images of 3 channels, hwc, cpu)"
+    clips = collate_ragged([torch.zeros(4, 3, side, 5, dtype=torch.uint8) for side in (6, 7)])
+    assert repr(clips) == "Ragged(2 clips of 4 frames of 3 channels, chw, cpu)"
 
 
 def test_ragged_to_device(monkeypatch):
