@@ -1,7 +1,7 @@
 """A frozen encoder as a stage."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakSet
@@ -23,7 +23,7 @@ from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
-from gpuaug.stages.encoders import Encoder, EncoderCall, Output, fixed_arguments, module_of, name_of
+from gpuaug.stages.encoders import Encoder, EncoderCall, fixed_arguments, module_of, name_of
 from gpuaug.stages.graph_memory import MOST_GRAPHS, Signatures, default_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
@@ -79,11 +79,11 @@ class FeatureStage(Stage):
 
     def __init__(
         self,
-        encoder: Encoder | Mapping[str, Encoder],
+        encoder: Callable[..., Any] | Mapping[str, Callable[..., Any]],
         *,
         on: On = ...,
         into: Into = ...,
-        output: Output = None,
+        output: str | int | Callable[[Any], Any] | None = None,
         autocast: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
         capture: Literal["auto", "never"] = "auto",

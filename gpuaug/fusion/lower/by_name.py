@@ -68,7 +68,7 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
 }
 
-MOST_PLACED = 24
+MOST_POSITIONS = 24
 """Maximum of picks · transforms of a ``RandomSubsetApply`` in random order, with one op per transform and position."""
 
 MOST_SUBSETS = 10_000
@@ -158,7 +158,7 @@ def unsupported_subset(container: Any) -> str | None:
     if not bool(torch.isfinite(shares).all()) or bool((shares < 0).any()) or int((shares > 0).sum()) < picks:
         return "its weights are not what torch.multinomial takes"
     if container.random_order:
-        return f"more than {MOST_PLACED} transforms in all places of its order" if count * picks > MOST_PLACED else None
+        return f"more than {MOST_POSITIONS} transforms in all places of its order" if count * picks > MOST_POSITIONS else None
     return f"more than {MOST_SUBSETS} subsets" if comb(count, picks) > MOST_SUBSETS else None
 
 
