@@ -59,9 +59,7 @@ def install(patch):
     patch.setattr(cuda_graph, "_is_on_card", lambda value: type(value) is torch.Tensor)
     patch.setattr(cuda_graph, "_host_waits", lambda: nullcontext([]))
     host_states = cuda_graph._host_generator_states
-    patch.setattr(
-        cuda_graph, "_host_generator_states", lambda: host_states()[1:]
-    )  # without torch's generator
+    patch.setattr(cuda_graph, "_host_generator_states", lambda: host_states()[1:])  # without torch's generator
     return forms
 
 

@@ -14,14 +14,22 @@ from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of, mask_fill, whole_sides
+from gpuaug.fusion.ops.torchvision.base import (
+    Call,
+    TorchvisionOp,
+    Units,
+    image_fill,
+    interpolation_of,
+    mask_fill,
+    size_rounded_down,
+)
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.nearest = interpolation_of(transform) == "nearest"
-        self.fill = self.fill_share(transform.fill)
+        self.fill = self.unit_fill(transform.fill)
         self.mask_fill = mask_fill(transform.fill)
         # With interpolation, a fill of 0 weights border pixels differently from no fill. With nearest they are equal.
         zeros = transform.fill is None or (self.nearest and not np.any(self.fill))
@@ -90,7 +98,7 @@ class Rotation(_Warp):
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
         frames = [_turned(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
-        return (*frames, *([size] if self.is_random else []), whole_sides(size, diagonal, diagonal))
+        return (*frames, *([size] if self.is_random else []), size_rounded_down(size, diagonal, diagonal))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw an angle per sample, in degrees, (B,)."""
@@ -212,7 +220,7 @@ def _turned(size: Size, angle: Any) -> Size:
     cosine, sine = np.abs(np.cos(turned)).astype(np.float32), np.abs(np.sin(turned)).astype(np.float32)
     half_width, half_height = np.float32(0.5) * np.float32(size.width), np.float32(0.5) * np.float32(size.height)
     across, down = half_width * cosine + half_height * sine, half_width * sine + half_height * cosine
-    return whole_sides(size, _pixels(down, half_height), _pixels(across, half_width))
+    return size_rounded_down(size, _pixels(down, half_height), _pixels(across, half_width))
 
 
 def _pixels(reach: Any, half: Any) -> Any:
