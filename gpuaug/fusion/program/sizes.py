@@ -28,8 +28,7 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
     untested = untested_version()
     if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
         raise ArgumentError(
-            f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {untested}. "
-            f'Run pip install "{REQUIREMENT}".'
+            f'kornia must be a tested version for ragged=True, got another: {untested}. Run pip install "{REQUIREMENT}".'
         )
     first = _to_one_size(ops) if ragged else ()
     crops = [op.name for op in ops if isinstance(op, BoxCropOp)]

@@ -218,7 +218,7 @@ def test_policies_with_an_operation_for_other_sizes_are_left_to_kornia_whole():
     line = augment.explain(images.shape).lines[-1]
     assert (line.modules, line.launches, line.reason) == (("RandAugment_1",), None, reason)
     assert augment.explain((3, 1, 12, 2)).launches is not None
-    with pytest.warns(gpuaug.GpuAugWarning, match=r"RandAugment_1 is left to Kornia, because .* wide or high \(rotate\)"):
+    with pytest.warns(gpuaug.GpuAugWarning, match=r"RandAugment_1 is not fused, because .* wide or high \(rotate\)"):
         augment(images)
     for seed in range(6):
         draws = augment.draw(images.shape, seed=seed)

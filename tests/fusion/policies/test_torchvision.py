@@ -213,7 +213,7 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
         draws = augment.draw(shape, seed=0)
         return augment, draws, augment(photographs(*shape), draws=draws)
 
-    text = f"Aug(ment|Mix)_[01] is left to torchvision, image by image, because .*{reason}"
+    text = f"Aug(ment|Mix)_[01] is not fused, because .*{reason}"
     with pytest.warns(gpuaug.GpuAugWarning, match=text):
         augment, draws, got = run()
     assert got.shape == shape
