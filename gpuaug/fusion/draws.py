@@ -146,8 +146,8 @@ class Draws:
         foreign = next((leaf.name for leaf in leaves(self._tree) if leaf.op.package != "Kornia"), None)
         if foreign is not None:
             raise ArgumentError(
-                f"draws must be of Kornia's modules alone to have its form, got {foreign} of torchvision. "
-                "Read them by draws.of(sample)."
+                f"draws must be of Kornia's modules only for as_kornia(), got {foreign} of torchvision. "
+                "Use draws.of(sample) instead."
             )
         drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
@@ -232,11 +232,11 @@ def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int)
         drawn, size = next(drawn_sizes)
         calls = getattr(tree.op, "calls", None)
         if calls is None or "key" in drawn:
-            whose = f"one that is left to {tree.op.package}" if "key" in drawn else f"one of {tree.op.package}"
-            whose = "which mixes images" if isinstance(tree.op, MixOp) else whose
+            kind = f"one that {tree.op.package} runs" if "key" in drawn else f"one of {tree.op.package}"
+            kind = "which mixes images" if isinstance(tree.op, MixOp) else kind
             raise ArgumentError(
-                f"draws must be of torchvision's transforms that fuse lowers to be told as calls, got {tree.name}, {whose}. "
-                "Read them by draws.of(sample)."
+                f"draws must be of fused torchvision transforms for as_torchvision(), got {tree.name}, {kind}. "
+                "Use draws.of(sample) instead."
             )
         if drawn["apply_mask"][sample]:
             yield from calls(drawn, sample, size)

@@ -15,12 +15,12 @@ from gpuaug.fusion.program.plan import Pass
 from gpuaug.fusion.program.segments import Segment, Segments
 from gpuaug.fusion.table.on_device import device_crop
 
-_WEIGHS = {
-    "Kornia": "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)",
-    "torchvision": "With antialias=True, its default, it weighs all that fall on one",
+_ANTIALIAS = {
+    "Kornia": "gpuaug.fuse(…, antialias=True) antialiases, as torchvision does by default",
+    "torchvision": "With antialias=True, the default, it antialiases",
 }
 
-SHRINKS = 1.5
+LEAST_DOWNSAMPLING = 1.5
 """Smallest downsampling factor with a note about skipped pixels."""
 
 
@@ -140,16 +140,16 @@ def explanation(
             )
             read, source_size = written, out_size
     names_by_note = {
-        "nothing left to do, as passes convert images where they read and write them": [
+        "nothing to compute, because passes convert images when they read and write them": [
             name for name, of_boxes in done if not of_boxes
         ],
-        "of boxes, where the pipeline ends": [name for name, of_boxes in done if of_boxes],
+        "applied to boxes at the end of the pipeline": [name for name, of_boxes in done if of_boxes],
     }
     notes = [f"{', '.join(names)}: {what}." for what, names in names_by_note.items() if names]
     crops = [segment.plan.box_crop for segment in all_segments if segment.plan is not None]
-    notes += [f"{crop.op.name}: about a hundred small launches more, which choose crops by boxes." for crop in crops if crop]
+    notes += [f"{crop.op.name}: about a hundred more small launches, which choose crops by boxes." for crop in crops if crop]
     if any(pass_.route_column >= 0 for pass_ in _passes(all_segments)):
-        notes.append("Bytes are the most: a pass between the first and the last skips samples that nothing in it applies to.")
+        notes.append("Bytes are maxima: a pass between the first and the last skips samples to which none of its ops applies.")
     slow = () if plain_torch is None else (plain_torch,)
     return Explanation(tuple(lines), size.shape, executor, (*slow, *_shrinking(all_segments, size), *notes), source_dtype)
 
@@ -167,10 +167,10 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
     for op in (op for pass_ in _passes(segments) for op in pass_.ops):
         if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
             factor = op.shrinks(current_size)
-            if factor > SHRINKS:
+            if factor > LEAST_DOWNSAMPLING:
                 notes.append(
-                    f"{op.name} may shrink by {factor:.1f} and reads four pixels for each: details turn to noise. "
-                    f"{_WEIGHS[op.package]}."
+                    f"{op.name} may downsample by {factor:.1f} without antialiasing, which turns details into noise. "
+                    f"{_ANTIALIAS[op.package]}."
                 )
         if isinstance(op, GatherOp):
             current_size = op.out_bounds(current_size)[-1]

@@ -366,7 +366,7 @@ class Fused(nn.Module):
             plain_torch=plain_torch_reason(self._seen[0][1]) if self._seen else None,
         )
         crop = program.cropped_by
-        note = f"{crop}: a DecodeStage in front decodes the window of each image that is read, and not the rest."
+        note = f"{crop}: a preceding DecodeStage decodes only the window of each image that is read."
         return replace(explanation, notes=(*explanation.notes, note)) if crop else explanation
 
     def _executor(self) -> str:
