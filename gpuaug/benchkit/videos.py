@@ -1,4 +1,4 @@
-"""Small videos without a download: textures that move, one class for each direction, encoded once and kept."""
+"""Small videos without a download: moving textures, with one class per direction, encoded once and cached."""
 
 import os
 from pathlib import Path
@@ -8,22 +8,22 @@ import numpy as np
 from gpuaug.benchkit.photos import written_once
 
 VERSION = 1
-"""Version of the files: raise it when they change, so that an older cache is not used."""
+"""Version of the files. Increase it when they change, so that an older cache is not used."""
 
 STEPS = {"falling": (-2, 0), "rising": (2, 0), "sideways": (0, 2), "still": (0, 0)}
-"""Pixels by which the window on a texture moves down and to the right from one frame to the next, for each class.
+"""Displacement (down, right) of the texture per frame in pixels, per class.
 
 No class is another one's mirror image.
 """
 
 
 def moving_textures() -> Path:
-    """The folder of class folders with the built-in videos, written on the first call: see ``photographs``."""
+    """Folder of class folders with the built-in videos, written on the first call, as by ``photographs``."""
     return written_once(f"videos-{VERSION}", write)
 
 
 def write(root: str | os.PathLike[str], *, per_class: int = 16, frames: int = 60, height: int = 96, width: int = 128) -> None:
-    """Write videos of all classes, in a folder for each.
+    """Write videos of all classes, in one folder per class.
 
     Args:
         root: A folder.

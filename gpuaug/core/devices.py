@@ -7,13 +7,13 @@ from torch import cuda
 
 from gpuaug.core.errors import ArgumentError, DeviceError, shown
 
-WITHOUT_TRITON: dict[torch.device, str] = {}
-"""For each GPU on which Triton failed for ``gpuaug.fuse``, the text of the warning or error."""
+TRITON_FAILURES: dict[torch.device, str] = {}
+"""Message of the warning or error, for each GPU on which Triton cannot run the kernels of ``gpuaug.fuse``."""
 
 
 def plain_torch_reason(device: torch.device) -> str | None:
-    """Return why ``gpuaug.fuse`` runs in plain torch on a GPU, and what to install; ``None`` unless Triton failed there."""
-    return WITHOUT_TRITON.get(with_index(device)) if WITHOUT_TRITON else None
+    """Return the reason why ``gpuaug.fuse`` runs in plain torch on a GPU, and the solution; ``None`` if Triton did not fail."""
+    return TRITON_FAILURES.get(with_index(device)) if TRITON_FAILURES else None
 
 
 def resolve(device: torch.device | str | int | None) -> torch.device:

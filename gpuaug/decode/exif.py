@@ -16,7 +16,7 @@ _BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM*\0": ">", b"MM\0*": ">", b"MM
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 """Bytes per value, by type of entry. PIL ignores entries of other types."""
 
-_NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
+_STRUCT_FORMATS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
 """``struct`` format per type of entry that PIL reads as a number. It reads BYTE (1) as bytes, never as an orientation."""
 
 _STRUCTS = {
@@ -105,10 +105,10 @@ def _entry(tiff: memoryview) -> int | None:
             continue
         if tag != _ORIENTATION:
             seen.add(tag)
-        elif entry_type not in _NUMBERS:
+        elif entry_type not in _STRUCT_FORMATS:
             return 0
         else:
-            value, *divisor = struct.unpack_from(order + _NUMBERS[entry_type], tiff, value_start)
+            value, *divisor = struct.unpack_from(order + _STRUCT_FORMATS[entry_type], tiff, value_start)
             quotient = value / divisor[0] if divisor else value
             return int(quotient) if quotient == int(quotient) else 0
     return None

@@ -39,8 +39,6 @@ from gpuaug.decode.work import Work
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.selection import On
 
-OnError = Literal["raise", "replace"]
-
 MAX_PIXELS = 178_956_970
 """PIL's limit on the number of pixels of an image, above which it warns of a decompression bomb: 13 377 x 13 377."""
 
@@ -130,12 +128,12 @@ class DecodeStage(Stage):
         self,
         *,
         on: On = ...,
-        backend: registry.Backend = "auto",
+        backend: Literal["auto", "engines", "hybrid", "nvdec", "cpu"] = "auto",
         channels: Literal[1, 3] | None = 3,
         min_side: int | None = None,
         scale: Literal["auto"] | None = None,
         exif: bool = True,
-        on_error: OnError = "raise",
+        on_error: Literal["raise", "replace"] = "raise",
         max_pixels: int = MAX_PIXELS,
         threads: int | None = None,
         name: str | None = None,
@@ -144,7 +142,7 @@ class DecodeStage(Stage):
         self.backend: registry.Backend = one_of(
             "backend", backend, ("auto", "engines", "hybrid", "nvdec", "cpu"), "Leave it out to have what fits."
         )
-        self.on_error: OnError = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
+        self.on_error = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
         channels = one_of("channels", channels, (1, 3, None), "Leave it out for RGB.")
         exif = flag("exif", exif, "Leave it out to have images upright.")
         if min_side is not None:

@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 
 WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, SAMPLE_FORMAT = 256, 257, 258, 262, 274, 277, 339
 
-_TAKEN = frozenset([WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, SAMPLE_FORMAT])
+_TAGS_READ = frozenset([WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, SAMPLE_FORMAT])
 
 _MOST_ENTRIES = 4096
-"""Maximum number of tags of a page that are read. Files that GDAL writes have about twenty."""
+"""Maximum number of tags read per page. Files written by GDAL have about twenty."""
 
 _MOST_VALUES = 255
-"""Maximum number of values of a tag that are read: one per band."""
+"""Maximum number of values read per tag: one per band."""
 
-_NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
+_STRUCT_FORMATS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 """``struct`` format of each integer type: 8, 16, 32 and 64 bits."""
 
 _PHOTOMETRICS = frozenset([1, 2])
@@ -86,14 +86,14 @@ def _first_page(data: memoryview) -> dict[int, tuple[Any, ...]]:
     for index in range(min(count, _MOST_ENTRIES)):
         start = directory + index * entry_size
         tag, type_ = struct.unpack_from(order + "HH", data, start)
-        if tag not in _TAKEN or type_ not in _NUMBERS:
+        if tag not in _TAGS_READ or type_ not in _STRUCT_FORMATS:
             continue
         value_count = struct.unpack_from(order + ("Q" if big else "I"), data, start + 4)[0]
         if not value_count:
             continue
-        values = f"{min(value_count, _MOST_VALUES)}{_NUMBERS[type_]}"
+        struct_format = f"{min(value_count, _MOST_VALUES)}{_STRUCT_FORMATS[type_]}"
         value_start = start + entry_size - inline
-        if struct.calcsize(order + f"{value_count}{_NUMBERS[type_]}") > inline:
+        if struct.calcsize(order + f"{value_count}{_STRUCT_FORMATS[type_]}") > inline:
             value_start = struct.unpack_from(order + ("Q" if big else "I"), data, value_start)[0]
-        values_of[tag] = struct.unpack_from(order + values, data, value_start)
+        values_of[tag] = struct.unpack_from(order + struct_format, data, value_start)
     return values_of

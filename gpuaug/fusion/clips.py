@@ -14,30 +14,30 @@ from gpuaug.fusion.ops.base import Size
 
 @dataclass(frozen=True, slots=True)
 class ClipForm:
-    """How a pipeline takes clips, (B, T, C, H, W) unless a ``VideoSequential`` of Kornia's says otherwise."""
+    """Layout of clips that a pipeline accepts: (B, T, C, H, W), unless a ``VideoSequential`` of Kornia sets another."""
 
     channels_first: bool = False
     """Whether clips are (B, C, T, H, W), Kornia's ``data_format="BCTHW"``."""
     draws_per_frame: bool = False
-    """Whether each frame draws by itself, Kornia's ``same_on_frame=False``."""
+    """Whether parameters are drawn per frame, Kornia's ``same_on_frame=False``."""
     is_required: bool = False
-    """Whether images are refused, as by Kornia's ``VideoSequential``."""
+    """Whether images without a frame axis are an error, as for Kornia's ``VideoSequential``."""
 
     @property
     def axes(self) -> str:
-        """The axes of a batch of clips, in words."""
+        """Axes of a batch of clips, for messages."""
         return "(B, C, T, H, W)" if self.channels_first else "(B, T, C, H, W)"
 
     @property
     def shapes(self) -> str:
-        """The shapes that the pipeline takes, in words."""
+        """Shapes that the pipeline accepts, for messages."""
         return self.axes if self.is_required else f"(B, C, H, W) or {self.axes}"
 
     def frames_of(self, images: Any) -> int:
-        """Number of frames of each clip; 0 for images.
+        """Number of frames per clip; 0 for images.
 
         Raises:
-            ArgumentError: If they are images, and the pipeline takes clips alone.
+            ArgumentError: If the pipeline accepts only clips, and ``images`` has no frame axis.
         """
         if isinstance(images, Tensor) and images.ndim == 5:
             return int(images.shape[2 if self.channels_first else 1])
@@ -52,7 +52,7 @@ class ClipForm:
         return 0
 
     def size(self, shape: Any) -> Size:
-        """Return the size of clips of this shape; if each frame draws separately, of as many images."""
+        """Return the size of clips of this shape. If parameters are drawn per frame, frames count as images."""
         batch, frames, channels, height, width = shape
         if self.channels_first:
             frames, channels = channels, frames
@@ -61,11 +61,11 @@ class ClipForm:
         return Size(batch, channels, height, width, frames)
 
     def images(self, clips: Tensor) -> Tensor:
-        """Return the frames of clips, clip by clip, (B · T, C, H, W). They are copied only if memory has another order."""
+        """Return the frames of clips, clip by clip, (B · T, C, H, W). They are copied only if the clips are not contiguous."""
         return (clips.transpose(1, 2) if self.channels_first else clips).flatten(0, 1)
 
     def clips(self, images: Tensor, frames: int) -> Tensor:
-        """Return the clips of ``frames`` frames each, given their frames, (B · T, C, H, W)."""
+        """Return the clips of ``frames`` frames, from their frames (B · T, C, H, W)."""
         result = images.unflatten(0, (-1, frames)) if len(images) else images.view(0, frames, *images.shape[1:])
         return result.transpose(1, 2) if self.channels_first else result
 

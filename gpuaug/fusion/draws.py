@@ -1,4 +1,4 @@
-"""The draws of one batch: kept, sent elsewhere, replayed, read, and told to Kornia."""
+"""Random parameters of one batch, to read, replay and convert for Kornia and torchvision."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from gpuaug.fusion.policies.picking import Picking
 
 @dataclass(frozen=True)
 class Draws:
-    """What was drawn for one batch, by ``gpuaug.fuse.Fused.draw``. It can be pickled and replayed.
+    """Random parameters of one batch, returned by ``gpuaug.Fused.draw``. They can be pickled and replayed.
 
     Examples:
         >>> import kornia.augmentation as K
@@ -31,7 +31,7 @@ class Draws:
     """
 
     shape: tuple[int | None, ...]
-    """(B, C, H, W) of the images drawn for, (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
+    """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
 
     _tree: Tree
     _drawn: tuple[OpDraws, ...]
@@ -44,22 +44,22 @@ class Draws:
 
     @property
     def views(self) -> tuple["Draws", ...]:
-        """The draws of each view, as a call for one view draws and replays them."""
+        """Draws per view, each for a pipeline fused with ``views=1``."""
         return (replace(self, _more=()), *self._more)
 
     def alone(self, index: int) -> "Draws":
-        """The draws of one image, for a batch of that image alone.
+        """Return the draws of one image, for a batch that contains only this image.
 
         Args:
-            index: Of the image in the batch, from 0.
+            index: Index of the image in the batch, from 0.
 
         Returns:
             Draws for a batch of one image.
 
         Raises:
-            ArgumentTypeError: If ``index`` is no whole number.
-            ArgumentError: If there is no such image, or samples cannot be told apart: with several views, policies, mixes, or
-                what Kornia draws.
+            ArgumentTypeError: If ``index`` is not an integer.
+            ArgumentError: If ``index`` is out of range, or the draws cannot be split by image: with several views, policies,
+                mixes, or modules that Kornia runs.
         """
         if self._more:
             raise ArgumentError(f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].")
@@ -67,12 +67,12 @@ class Draws:
         if not 0 <= index < len(self):
             raise ArgumentError(f"index must be one of the images drawn for, got {index} of {len(self)}. Count them from 0.")
         drawn = []
-        for leaf, each in zip(leaves(self._tree), self._drawn, strict=True):
-            if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in each:
+        for leaf, op_drawn in zip(leaves(self._tree), self._drawn, strict=True):
+            if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in op_drawn:
                 raise ArgumentError(
                     f"draws must be of modules that take every image by itself, got {leaf.op.name}. Replay the whole batch."
                 )
-            drawn.append(leaf.op.of_sample(each, index))
+            drawn.append(leaf.op.of_sample(op_drawn, index))
         sizes = tuple(size.of(index) for size in self._sizes)
         return Draws(sizes[0].shape, self._tree, tuple(drawn), sizes)
 
@@ -80,21 +80,19 @@ class Draws:
         return len(self.views) * self._sizes[0].batch
 
     def of(self, sample: int) -> dict[str, dict[str, float]]:
-        """What one sample drew, to be read: by the names of the modules that it goes through, in their order.
+        """Return the random parameters of one sample, by module, in order of execution.
 
-        Samples of several views are counted on, as they lie behind one another.
-
-        A module that did not apply to the sample is left out, and one that draws nothing but its apply mask has no numbers. The
-        path to a module in containers, and in policies, is part of its name.
+        Modules that are not applied to the sample are omitted. A module that draws only whether it is applied has an empty
+        dict. Names include the path of containers and policies.
 
         Args:
-            sample: Index of the sample, from 0.
+            sample: Index of the sample, from 0. With several views, sample ``b`` of view ``v`` has index ``v · B + b``.
 
         Returns:
-            The numbers of each module, by name.
+            Parameter values by name, per module.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If there is no such sample.
+            ArgumentError, ArgumentTypeError: If ``sample`` is not a valid index.
 
         Examples:
             >>> import kornia.augmentation as K
@@ -121,20 +119,20 @@ class Draws:
         result: dict[str, dict[str, float]] = {}
         for name, numbers in entries(self._tree, ""):
             count = sum(earlier.split(" ")[0] == name for earlier in result)
-            result[f"{name} ({count + 1})" if count else name] = numbers  # one module may be picked twice
+            result[f"{name} ({count + 1})" if count else name] = numbers  # a policy may pick a module twice
         return result
 
     def as_kornia(self) -> Any:
-        """The same draws in Kornia's form: what the user's own pipeline takes as ``params=``.
+        """Convert the draws to the argument ``params`` of the unfused Kornia pipeline.
 
         Returns:
-            For a container a list of ``ParamItem``, for one augmentation a dict, for a sequence a list of dicts.
+            A list of ``ParamItem`` for a container, a dict for one augmentation, a list of dicts for a sequence.
 
         Cost:
-            Not for the training loop: noise fields are computed here, on the host, in full.
+            Too slow for a training loop: noise fields are computed in full, on the host.
 
         Raises:
-            ArgumentError: If they are of several views, or of images of different sizes, for which Kornia has no form.
+            ArgumentError: For several views, or for images that differ in size, which Kornia does not support.
         """
         if self._more:
             raise ArgumentError(
@@ -148,16 +146,16 @@ class Draws:
         foreign = next((leaf.name for leaf in leaves(self._tree) if leaf.op.package != "Kornia"), None)
         if foreign is not None:
             raise ArgumentError(
-                f"draws must be of Kornia's modules alone to have its form, got {foreign} of torchvision. "
-                "Read them by draws.of(sample)."
+                f"draws must be of Kornia's modules only for as_kornia(), got {foreign} of torchvision. "
+                "Use draws.of(sample) instead."
             )
-        each = iter(zip(self._drawn, self._sizes, strict=True))
+        drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
         def form(tree: Tree) -> Any:
             assert not isinstance(tree, Done)
             if isinstance(tree, Leaf):
-                drawn, size = next(each)
-                # An op that refused images of this size was drawn for by Kornia itself.
+                drawn, size = next(drawn_sizes)
+                # Kornia has drawn for an op that does not support images of this size.
                 if "params" in drawn:
                     return drawn["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
@@ -169,14 +167,13 @@ class Draws:
         return form(self._tree)
 
     def as_torchvision(self) -> list[list[tuple[str, dict[str, Any]]]]:
-        """The same draws as calls of ``torchvision.transforms.v2.functional``, for each sample in their order.
+        """Convert the draws to calls of ``torchvision.transforms.v2.functional``.
 
         Returns:
-            For each sample a list of names of functions and their arguments, but for the image, which is the first.
+            Per sample, a list of (function name, keyword arguments) in order. The image, the first argument, is not included.
 
         Raises:
-            ArgumentError: If they are of several views, or of a module that no such function repeats: one of Kornia's, or one
-                that draws when it runs.
+            ArgumentError: For several views, for modules of Kornia, and for modules that draw while they run.
 
         Examples:
             >>> from torchvision.transforms import v2
@@ -194,21 +191,21 @@ class Draws:
             raise ArgumentError(
                 f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].as_torchvision()."
             )
-        each = list(zip(self._drawn, self._sizes, strict=True))
-        return [list(_calls(self._tree, iter(each), sample)) for sample in range(len(self))]
+        drawn_sizes = list(zip(self._drawn, self._sizes, strict=True))
+        return [list(_calls(self._tree, iter(drawn_sizes), sample)) for sample in range(len(self))]
 
 
 _AS_DRAWN = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
-"""Parameters of Kornia's that are not repeated for the frames of a clip."""
+"""Parameters of Kornia that are not repeated per frame of a clip."""
 
 _INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
 """Parameters that are indices into the batch."""
 
 
 def _for_frames(params: Any, size: Size) -> Any:
-    """Return parameters in Kornia's form, repeated for the frames of clips as ``VideoSequential`` repeats them.
+    """Return parameters in Kornia's format, repeated per frame of clips as in ``VideoSequential``.
 
-    Parameters of a module that Kornia runs are repeated already.
+    Parameters of a module that Kornia runs are already repeated.
     """
     if not size.frames:
         return params
@@ -227,38 +224,38 @@ def _for_frames(params: Any, size: Size) -> Any:
     return result
 
 
-def _calls(tree: Tree, each: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the functions of torchvision, with their arguments, that repeat the draws of one sample."""
     if isinstance(tree, Done):
         yield from tree.calls
     elif isinstance(tree, Leaf):
-        drawn, size = next(each)
+        drawn, size = next(drawn_sizes)
         calls = getattr(tree.op, "calls", None)
         if calls is None or "key" in drawn:
-            whose = f"one that is left to {tree.op.package}" if "key" in drawn else f"one of {tree.op.package}"
-            whose = "which mixes images" if isinstance(tree.op, MixOp) else whose
+            kind = f"one that {tree.op.package} runs" if "key" in drawn else f"one of {tree.op.package}"
+            kind = "which mixes images" if isinstance(tree.op, MixOp) else kind
             raise ArgumentError(
-                f"draws must be of torchvision's transforms that fuse lowers to be told as calls, got {tree.name}, {whose}. "
-                "Read them by draws.of(sample)."
+                f"draws must be of fused torchvision transforms for as_torchvision(), got {tree.name}, {kind}. "
+                "Use draws.of(sample) instead."
             )
         if drawn["apply_mask"][sample]:
             yield from calls(drawn, sample, size)
     else:
         for item in tree.items:
-            yield from _calls(item, each, sample)
+            yield from _calls(item, drawn_sizes, sample)
 
 
 def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: int) -> None:
-    """Refuse draws that a call cannot replay.
+    """Raise an error for draws that a call cannot replay.
 
     Args:
-        draws: What is to be replayed.
-        size: Of the call's images.
+        draws: Draws to replay.
+        size: Size of the images of the call.
         ops: Ops of the pipeline, for images of the call's type.
-        views: Number of views that the pipeline is fused for.
+        views: Number of views of the pipeline.
 
     Raises:
-        ArgumentTypeError: If they are no draws.
+        ArgumentTypeError: If ``draws`` is not a ``Draws``.
         ArgumentError: If the draws are for other images, another pipeline or another number of views.
     """
     if not isinstance(draws, Draws):
@@ -290,17 +287,17 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
 
 
 def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """The modules that run for a sample, and their numbers: one, or those that were picked."""
+    """Yield (name, parameters) of the module, or of the modules that were picked, for one sample."""
     if isinstance(op, Picking) and "layers" in drawn:
         for entry in (entry for layer in drawn["layers"] for entry in layer):
             if entry.where is None or entry.where[sample]:
                 member = op.children[entry.child].members[entry.position]
                 yield from _numbers(f"{name}/{member.name}", member.op, entry.drawn, sample)
     elif isinstance(op, OneMix):
-        for index, own, where in drawn["parts"]:
+        for index, mix_drawn, where in drawn["parts"]:
             if where is None or where[sample]:
-                inner, mix = op.mixes[index]
-                yield from _numbers(f"{name}/{inner}", mix, own, sample)
+                mix_name, mix = op.mixes[index]
+                yield from _numbers(f"{name}/{mix_name}", mix, mix_drawn, sample)
     elif "params" in drawn:
         yield from _of_kornia(name, drawn["params"][0].data, sample * max(drawn["frames"], 1))
     elif drawn["apply_mask"][sample]:
@@ -311,7 +308,7 @@ _NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")
 
 
 def _of_kornia(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """The same where Kornia drew, of which the parameters with one number a sample are told."""
+    """Yield (name, parameters) from draws of Kornia. Only parameters with one number per sample are included."""
     if not isinstance(data, dict):
         for item in data or ():
             yield from _of_kornia(f"{name}/{item.name}", item.data, sample)

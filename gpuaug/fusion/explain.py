@@ -1,4 +1,4 @@
-"""What became of a pipeline, as a table to read."""
+"""Table of the passes of a fused pipeline, for ``Fused.explain``."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,55 +15,55 @@ from gpuaug.fusion.program.plan import Pass
 from gpuaug.fusion.program.segments import Segment, Segments
 from gpuaug.fusion.table.on_device import device_crop
 
-_WEIGHS = {
-    "Kornia": "torchvision weighs all that fall on one, and so does gpuaug.fuse(…, antialias=True)",
-    "torchvision": "With antialias=True, its default, it weighs all that fall on one",
+_ANTIALIAS = {
+    "Kornia": "gpuaug.fuse(…, antialias=True) antialiases, as torchvision does by default",
+    "torchvision": "With antialias=True, the default, it antialiases",
 }
 
-SHRINKS = 1.5
-"""Factor of shrinking up to which there is no note about skipped pixels."""
+LEAST_DOWNSAMPLING = 1.5
+"""Smallest downsampling factor with a note about skipped pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One pass, or one module that its own library runs."""
+    """One pass, or one module that is not fused."""
 
     modules: tuple[str, ...]
-    """Their names, in order."""
+    """Names of the modules, in order."""
     what: str
-    """What is computed; empty where its library runs it."""
+    """Operations of the pass; empty for a module that is not fused."""
     launches: int | None
-    """Kernels that the Triton executor launches; ``None``: as many as the library wants."""
+    """Number of kernel launches of the Triton backend; ``None`` if unknown, for a module that is not fused."""
     read_bytes: int | None
-    """Bytes of the images read, per batch; ``None`` where that is not known."""
+    """Bytes of images read per batch; ``None`` if unknown."""
     written_bytes: int | None
-    """Bytes of the images written, per batch; ``None`` where that is not known."""
+    """Bytes of images written per batch; ``None`` if unknown."""
     reason: str = ""
-    """Why its library runs it."""
+    """Reason why the module is not fused; empty for a pass."""
     at_most: bool = False
-    """Whether ``launches`` is the most that a batch takes, by what it picks."""
+    """Whether ``launches`` is a maximum, because batches pick modules at random."""
     package: str = "Kornia"
-    """Whose module it is, where its library runs it: ``"Kornia"`` on the whole batch, ``"torchvision"`` image by image."""
+    """Library that runs a module that is not fused: ``"Kornia"`` on the whole batch, ``"torchvision"`` image by image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What became of each module, for images of one shape and type. Print it."""
+    """Passes of a pipeline and modules that are not fused, for images of one shape and type. Print it."""
 
     lines: tuple[Line, ...]
-    """In the order in which they run."""
+    """Passes and modules that are not fused, in order of execution."""
     shape: tuple[int | None, ...]
     """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
     executor: str = ""
-    """What ran the last call: ``"triton"``, ``"torch"``, or nothing before the first."""
+    """Backend of the last call: ``"triton"`` or ``"torch"``; empty before the first call."""
     notes: tuple[str, ...] = ()
-    """What a user should know besides."""
+    """Further remarks, such as on downsampling without antialiasing."""
     dtype: torch.dtype = torch.uint8
     """Type of the images."""
 
     @property
     def launches(self) -> int | None:
-        """Kernels a batch, or the most where batches pick what runs; ``None`` where a library runs some of it."""
+        """Number of kernel launches per batch, or its maximum if batches pick modules; ``None`` if a module is not fused."""
         counts = [line.launches for line in self.lines]
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -87,7 +87,7 @@ class Explanation:
             yield (
                 line.package if line.reason else str(number),
                 ", ".join(line.modules),
-                f"left to {line.package}{_how(line, self.shape)}: {line.reason}" if line.reason else line.what,
+                f"left to {line.package}{_calls(line, self.shape)}: {line.reason}" if line.reason else line.what,
                 "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
                 _megabytes(line.read_bytes),
                 _megabytes(line.written_bytes),
@@ -124,13 +124,13 @@ def explanation(
         read = torch.float32 if lines else source_dtype
         types = types_written(passes, read, dtype if segment is all_segments[-1] else torch.float32) if passes else ()
         source_size: Size | None = size
-        for step, written in zip(passes, types, strict=True):
+        for pass_, written in zip(passes, types, strict=True):
             crops_on_device = not lines and whole is not None and device_crop(whole) is not None
-            launches = 1 if in_strips(step.front, read, written) else step.launches
-            out_size = source_size if step.out.ragged and not step.moves else None
+            launches = 1 if in_strips(pass_.front, read, written) else pass_.launches
+            out_size = source_size if pass_.out.ragged and not pass_.moves else None
             lines.append(
                 _line(
-                    step,
+                    pass_,
                     source_size,
                     out_size,
                     size.batch * views,
@@ -140,22 +140,22 @@ def explanation(
             )
             read, source_size = written, out_size
     names_by_note = {
-        "nothing left to do, as passes convert images where they read and write them": [
+        "nothing to compute, because passes convert images when they read and write them": [
             name for name, of_boxes in done if not of_boxes
         ],
-        "of boxes, where the pipeline ends": [name for name, of_boxes in done if of_boxes],
+        "applied to boxes at the end of the pipeline": [name for name, of_boxes in done if of_boxes],
     }
     notes = [f"{', '.join(names)}: {what}." for what, names in names_by_note.items() if names]
     crops = [segment.plan.box_crop for segment in all_segments if segment.plan is not None]
-    notes += [f"{crop.op.name}: about a hundred small launches more, which choose crops by boxes." for crop in crops if crop]
-    if any(step.route_column >= 0 for step in _passes(all_segments)):
-        notes.append("Bytes are the most: a pass between the first and the last skips samples that nothing in it applies to.")
+    notes += [f"{crop.op.name}: about a hundred more small launches, which choose crops by boxes." for crop in crops if crop]
+    if any(pass_.route_column >= 0 for pass_ in _passes(all_segments)):
+        notes.append("Bytes are maxima: a pass between the first and the last skips samples to which none of its ops applies.")
     slow = () if plain_torch is None else (plain_torch,)
     return Explanation(tuple(lines), size.shape, executor, (*slow, *_shrinking(all_segments, size), *notes), source_dtype)
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
-    return (step for segment in segments if segment.plan is not None for step in segment.plan.passes)
+    return (pass_ for segment in segments if segment.plan is not None for pass_ in segment.plan.passes)
 
 
 def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
@@ -164,13 +164,13 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
     current_size = size
     if not _known(size):
         return ()
-    for op in (op for step in _passes(segments) for op in step.ops):
+    for op in (op for pass_ in _passes(segments) for op in pass_.ops):
         if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
             factor = op.shrinks(current_size)
-            if factor > SHRINKS:
+            if factor > LEAST_DOWNSAMPLING:
                 notes.append(
-                    f"{op.name} may shrink by {factor:.1f} and reads four pixels for each: details turn to noise. "
-                    f"{_WEIGHS[op.package]}."
+                    f"{op.name} may downsample by {factor:.1f} without antialiasing, which turns details into noise. "
+                    f"{_ANTIALIAS[op.package]}."
                 )
         if isinstance(op, GatherOp):
             current_size = op.out_bounds(current_size)[-1]
@@ -178,33 +178,40 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
 
 
 def _choice_line(choice: RandomApply, size: Size, runs: int) -> Line:
-    # For the input size, because picked ops rarely change the size.
+    # Computed for the input size, because picked ops rarely change the size.
     fallbacks, launches = choice.fallbacks(size), choice.most_launches(size)
     description = f"{choice.describe()}{'; left to Kornia: ' if fallbacks else ''}{', '.join(fallbacks)}"
     return Line((choice.name,), description, None if launches is None else runs * launches, None, None, at_most=True)
 
 
-def _line(step: Pass, at: Size | None, out: Size | None, samples: int, itemsizes: tuple[int, int], launches: int) -> Line:
-    """Line of one pass.
+def _line(
+    pass_: Pass,
+    source_size: Size | None,
+    out_size: Size | None,
+    samples: int,
+    itemsizes: tuple[int, int],
+    launches: int,
+) -> Line:
+    """Return the line of one pass.
 
     Args:
-        step: The pass.
-        at: Size of the images that it reads, where these differ in size; ``None`` if it is drawn.
-        out: Size of the images that it writes, where these differ in size; ``None`` if it is drawn.
-        samples: Number of images, or of clips.
-        itemsizes: Bytes of each value that the pass reads, and of each that it writes.
-        launches: Number of kernels.
+        pass_: The pass.
+        source_size: Size of the images that the pass reads, if they differ in size; ``None`` if it is drawn.
+        out_size: Size of the images that the pass writes, if they differ in size; ``None`` if it is drawn.
+        samples: Number of images or clips.
+        itemsizes: (bytes per value read, bytes per value written).
+        launches: Number of kernel launches.
     """
     read, written = (
-        None if (values := _values(side, known, samples)) is None else values * itemsize
-        for side, known, itemsize in zip((step.source, step.out), (at, out), itemsizes, strict=True)
+        None if (values := _values(size, drawn_size, samples)) is None else values * itemsize
+        for size, drawn_size, itemsize in zip((pass_.source, pass_.out), (source_size, out_size), itemsizes, strict=True)
     )
-    names = tuple(dict.fromkeys(op.name for op in step.ops))
-    return Line(names, step.describe(), launches, read, written)
+    names = tuple(dict.fromkeys(op.name for op in pass_.ops))
+    return Line(names, pass_.describe(), launches, read, written)
 
 
 def _values(size: Size, drawn: Size | None, samples: int) -> int | None:
-    """Number of values of all images; ``None`` if their sizes are not known. ``drawn``: sizes, where images differ in size."""
+    """Return the number of values of all images; ``None`` if unknown. ``drawn``: sizes of images that differ in size."""
     if not size.ragged:
         values: int = samples * size.each * size.channels * size.height * size.width
         return values
@@ -214,14 +221,14 @@ def _values(size: Size, drawn: Size | None, samples: int) -> int | None:
 
 
 def _known(size: Size) -> bool:
-    """Whether each image's size is known, where they differ."""
+    """Return whether the size of every image is known."""
     return not size.ragged or len(size.height) == size.batch
 
 
-def _how(line: Line, shape: tuple[int | None, ...]) -> str:
-    """How a library runs a module of its own, in words."""
-    one = "image" if len(shape) == 4 else "clip"
-    return "" if line.package == "Kornia" else f", {one} by {one}, {shape[0]} calls a batch"
+def _calls(line: Line, shape: tuple[int | None, ...]) -> str:
+    """Return a description of the calls of a module that is not fused."""
+    sample = "image" if len(shape) == 4 else "clip"
+    return "" if line.package == "Kornia" else f", {sample} by {sample}, {shape[0]} calls a batch"
 
 
 def _megabytes(count: int | None) -> str:

@@ -1,8 +1,8 @@
-"""``fuse``: the module that a user calls, and the driver that takes a batch through the passes."""
+"""``fuse`` and the module that it returns, which runs a batch through the passes of the pipeline."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,8 @@ from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
-from gpuaug.fusion.options import BoxForm, Options
+from gpuaug.fusion.options import Options
 from gpuaug.fusion.pixels import PIXELS
-from gpuaug.fusion.policies.picking import Pick
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
@@ -41,48 +40,49 @@ def fuse(
     *,
     dtype: torch.dtype | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
-    pick: Pick = "batch",
+    pick: Literal["batch", "sample"] = "batch",
     ragged: bool = False,
     antialias: bool = False,
     views: int = 1,
-    boxes: BoxForm = "xyxy",
+    boxes: Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"] = "xyxy",
     num_classes: int | None = None,
     label_smoothing: float = 0.0,
 ) -> "Fused":
-    """Run a pipeline of Kornia's or torchvision's in as few launches as possible.
+    """Compile a pipeline of Kornia or torchvision into as few kernel launches as possible.
 
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
-            transform or ``Compose``, or a sequence of any. It is read, and never changed or moved. Each sample draws by itself,
-            an image or a clip.
-        dtype: Type of the images that come out: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in
-            [0, 255]. Left out: the type that the pipeline itself returns, which for Kornia's is float32, and for torchvision's
-            that of its input unless it converts. Computed in float32, except large blurs into bfloat16.
-        memory_format: Of the images that come out.
-        pick: Whether policies (``RandAugment`` and the like) and containers of mixes pick for the whole ``"batch"``, as in
-            Kornia, or for each ``"sample"`` on its own, as in the policies' papers.
-        ragged: Whether images come in sizes of their own, as ``gpuaug.collate_ragged`` packs them. The pipeline then has
-            to begin with what gives them one size.
-        antialias: Whether Kornia's crops and resizes that shrink weigh all pixels that fall on one. Without it they take the
-            nearest four. torchvision's have an ``antialias`` of their own.
-        views: How often each image is drawn for. Views of a batch lie behind one another: (views · B, C, H, W).
-        boxes: What the boxes of target dicts are.
-        num_classes: How many classes there are. Labels (``"class"``) that go along then come as shares of each, (B,
-            num_classes), mixed where images are. Left out: as a mix of torchvision's says, or in Kornia's form.
-        label_smoothing: How much of a label is then spread over all classes, as by torch's cross entropy.
+            transform or ``Compose``, or a sequence of them. It is not modified or moved. Parameters are drawn independently
+            per sample, which is an image or a clip.
+        dtype: Type of the output images: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in [0, 255].
+            By default the type that the pipeline itself returns: float32 for Kornia, and the input type for torchvision, unless
+            the pipeline converts it. The computation is in float32, except for large blurs into bfloat16.
+        memory_format: Memory format of the output images.
+        pick: Whether policies (such as ``RandAugment``) and containers of mixes pick once per ``"batch"``, as in Kornia, or
+            per ``"sample"``, as in the papers of the policies.
+        ragged: Whether the images of a batch differ in size, as packed by ``gpuaug.collate_ragged``. The pipeline must then
+            begin with a transform to one size.
+        antialias: Whether Kornia's crops and resizes antialias when they downsample. By default they interpolate between the
+            nearest four pixels. torchvision's transforms have their own ``antialias`` setting.
+        views: Number of random views per image. The output is (views · B, C, H, W), view-major.
+        boxes: Format of the boxes in target dicts.
+        num_classes: Number of classes. Labels (``"class"``) are then returned as class probabilities, (B, num_classes), mixed
+            as the images are. Default: the setting of a torchvision mix in the pipeline, otherwise labels in Kornia's format.
+        label_smoothing: Label smoothing for ``num_classes``, as in ``torch.nn.CrossEntropyLoss``.
 
     Returns:
-        A module to be called on images, or to be put into ``stages`` of a ``gpuaug.StreamedLoader``.
+        A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``.
 
     Raises:
-        ArgumentTypeError: If ``pipeline`` has no augmentations in it, or a transform that cannot run on a batch.
-        ArgumentError: If it is empty, or an argument is none of its values or does not go with the pipeline.
+        ArgumentTypeError: If ``pipeline`` contains no augmentations, or a transform that cannot run on a batch.
+        ArgumentError: If the pipeline is empty, or an argument has an invalid value or is incompatible with the pipeline.
 
     Warns:
-        GpuAugWarning: Once for each module that is left to its library: here, or at the first batch of a size for which it is.
+        GpuAugWarning: Once per module that is not fused, here or at the first batch of a size that the fused op does not
+            support.
 
     Cost:
-        Host time alone; no launch. The first batch on a GPU waits for the kernels to be compiled.
+        Host time only, no launch. The first batch on a GPU waits until the kernels are compiled.
 
     Examples:
         >>> import kornia.augmentation as K
@@ -107,52 +107,52 @@ def fuse(
 
 
 class Fused(nn.Module):
-    """A pipeline that runs in few launches; made by ``fuse``.
+    """A fused pipeline, returned by ``fuse``.
 
-    Every call draws anew. Used by itself, a call takes one number from torch's global generator; in a stage of a
-    ``gpuaug.StreamedLoader`` that generator depends on the batch's position alone. It has no parameters, adds nothing to
-    a ``state_dict``, and ``eval()`` changes nothing, as in Kornia.
+    Every call draws new random parameters. The seed of a call is one number from torch's global generator; within a stage of a
+    ``gpuaug.StreamedLoader``, it depends only on the position of the batch. The module has no parameters and an empty
+    ``state_dict``, and ``eval()`` has no effect, as in Kornia.
     """
 
     follows_types = True
-    """A stage also hands over the members of a batch that hold torchvision's tensors."""
+    """Whether a stage also passes members of a batch that contain torchvision's tensors."""
     takes_packed = True
-    """A stage hands over target dicts as ``PackedTargets``."""
+    """Whether a stage passes target dicts as ``PackedTargets``."""
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
         self.memory_format = options.memory_format
-        # In a tuple, so that it is no child: a child would be moved, and would have its buffers in the state_dict.
+        # In a tuple, because a child module would be moved with this module, and would add its buffers to the state_dict.
         self.pipeline = (pipeline,)
         self._programs: dict[torch.dtype, Program] = {}
-        """The pipeline lowered for images of a type, by that type."""
-        of_bytes = Program(pipeline, options)
+        """Program per dtype of the input images."""
+        byte_program = Program(pipeline, options)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
-        self._keepdim = all(leaf.op.keepdim for leaf in leaves(of_bytes.tree))
-        classes = classes_of(options.num_classes, of_bytes.mixes)
+        self._keepdim = all(leaf.op.keepdim for leaf in leaves(byte_program.tree))
+        classes = classes_of(options.num_classes, byte_program.mixes)
         self.options = replace(options, num_classes=classes)
-        self._ending = ending_of(of_bytes.tree)
-        self.definition = (pipeline, replace(options, dtype=of_bytes.dtype))
-        """The pipeline and its options, which decide the batches besides the draws. States of loaders hold both as text."""
+        self._ending = ending_of(byte_program.tree)
+        self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
+        """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
         self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
-        self._programs[torch.uint8] = of_bytes
+        self._programs[torch.uint8] = byte_program
         self._prefetch = TablePrefetch()
         self.clips = clip_form(pipeline)
-        """How the pipeline takes clips."""
-        # Of the last call. A list, because nn.Module.__setattr__ is slow.
+        """Layout of clips that the pipeline accepts."""
+        # Size, device and dtype of the last call. A list, because nn.Module.__setattr__ is slow.
         self._seen: list[tuple[Size, torch.device, torch.dtype]] = []
-        self._warnings = FallbackWarnings(of_bytes.ops)
+        self._warnings = FallbackWarnings(byte_program.ops)
         # Another library's module may draw from any generator.
         self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
 
     def _both_programs(self) -> list[Program]:
-        """Return the programs for bytes and for floats, without one that raises an error."""
+        """Return the programs for bytes and for floats; the second only if the pipeline accepts floats."""
         programs = [self._program()]
         try:
             programs.append(self._program(torch.float32))
-        except GpuAugError:  # a batch of floats raises it
+        except GpuAugError:  # raised again for a batch of floats
             return programs
         return programs
 
@@ -163,7 +163,7 @@ class Fused(nn.Module):
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
-        """Return the program for a dtype that the user passed; without one, for bytes, or for floats if bytes are refused."""
+        """Return the program for ``dtype``. ``None``: for bytes, or for floats if the pipeline does not accept bytes."""
         if dtype is not None:
             dtype = one_of("dtype", dtype, tuple(PIXELS), "Pass images.dtype of a batch.")
         elif self._program().refuses:
@@ -171,7 +171,7 @@ class Fused(nn.Module):
         return self._program(torch.uint8 if dtype is None else dtype)
 
     def extra_repr(self) -> str:
-        """Describe the modules, and the modules that are left to their library."""
+        """Names of the modules, and of the modules that are not fused."""
         ops = self._program().ops
         words = [", ".join(op.name for op in ops)]
         for package in ("Kornia", "torchvision"):
@@ -188,22 +188,22 @@ class Fused(nn.Module):
         self._warnings.warned = set(state["warned"])
 
     def draw(self, shape: Sequence[int] | Ragged, seed: int | None = None, *, dtype: torch.dtype | None = None) -> Draws:
-        """Draw for one batch, without images.
+        """Draw the random parameters of one batch, without images.
 
         Args:
             shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch.
-            seed: Seed of the draws. Left out: one number from torch's global generator.
-            dtype: Type of the images. Left out: uint8, or float32 where the pipeline refuses bytes.
+            seed: Seed of the draws. Default: one number from torch's global generator.
+            dtype: Type of the images. Default: uint8, or float32 if the pipeline does not accept bytes.
 
         Returns:
-            The draws, for ``draws=`` of a call with images of this shape.
+            Draws for the argument ``draws`` of a call with images of this shape.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or of images that a call refuses
-                for their size, or ``seed`` not in [0, 2⁶⁴).
+            ArgumentError, ArgumentTypeError: If ``shape`` is not the shape of a batch of images, or the pipeline does not
+                support this size, or ``seed`` is not in [0, 2⁶⁴).
 
         Cost:
-            Host time alone; no launch.
+            Host time only, no launch.
         """
         size = size_of_shape(shape, self.clips)
         if seed is not None:
@@ -211,20 +211,20 @@ class Fused(nn.Module):
         return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
 
     def windows_read(self, shapes: Shapes) -> Windows | None:
-        """Window of each image that the next call on a ragged batch reads, for a stage that makes the images.
+        """Return the window of each image that the next call on a ragged batch reads, for a stage that decodes only the window.
 
-        The seed is the one that a call would take: within a stage of a loader it follows from the position of the batch,
-        elsewhere it is drawn from torch's global generator.
+        The seed is the seed of that call: within a stage of a loader it follows from the position of the batch, otherwise it is
+        drawn from torch's global generator.
 
         Args:
-            shapes: Sizes of the images, upright.
+            shapes: Sizes of the images, after rotation to upright.
 
         Returns:
-            The smallest window of each image that holds all pixels which any view reads. ``None``: the images are read whole,
-            or the windows are not known before the pixels are.
+            The smallest window of each image that contains all pixels read by any view. ``None`` if whole images are read, or
+            if the windows depend on the pixels.
 
         Cost:
-            Host time alone: the draws of the first op. No launch.
+            Host time only: the draws of the first op. No launch.
         """
         seed = next_seed()
         if shapes.least < 1:
@@ -237,32 +237,33 @@ class Fused(nn.Module):
         """Augment a batch.
 
         Args:
-            inputs: Images, and what follows them: masks, boxes, keypoints, labels, target dicts.
-            data_keys: What each input is: Kornia's names, ``"targets"`` for a list of target dicts, ``"tv_tensors"`` for
-                containers of torchvision's tensors, and ``"valid"`` for a mask of padded boxes. Left out: the pipeline's own,
-                images alone by default, and ``"tv_tensors"`` for inputs behind these that hold any.
-            draws: Draws to replay instead of drawing.
+            inputs: Images, then their targets: masks, boxes, keypoints, labels, target dicts.
+            data_keys: Type of each input: one of Kornia's data keys, ``"targets"`` for a list of target dicts,
+                ``"tv_tensors"`` for containers of torchvision's tensors, or ``"valid"`` for a mask of padded boxes. Default:
+                the data keys of the pipeline, or images only if it has none; further inputs that contain torchvision's tensors
+                are ``"tv_tensors"``.
+            draws: Draws to replay. Default: new draws.
 
         Shape:
             - images: (B, C, H, W) uint8, uint16, int16 or floating; clips (B, T, C, H, W) of these; or a ragged batch of B
-            - returns: (V · B, C, H', W') for V views, or (V · B, T, C, H', W'); it and the rest as a list where there is more
-              than one input
+            - returns: (V · B, C, H', W') for V views, or (V · B, T, C, H', W'); with several inputs, a list of this tensor and
+              the targets
 
         Raises:
-            ArgumentTypeError: If an input is not what its key says.
-            ArgumentError: If the inputs do not fit one another, or the draws; if images are larger than an op can count, or
+            ArgumentTypeError: If an input does not have the type that its data key names.
+            ArgumentError: If the inputs do not fit one another or the draws, if images exceed the size limit of an op, or if
                 views may differ in size.
             DeviceError: If Triton cannot run on a GPU, and the environment variable ``GPUAUG_REQUIRE_TRITON`` is 1.
 
         Warns:
-            GpuAugWarning: Once for each GPU on which Triton cannot run: plain torch does, about 50 times slower.
+            GpuAugWarning: Once per GPU on which Triton cannot run, so that plain torch runs, about 50 times slower.
 
         Cost:
-            The launches that ``explain`` lists and one pinned copy of some bytes a sample, with a launch where it is large; no
-            synchronisation.
+            The launches that ``explain`` lists, and one asynchronous copy from pinned memory of some bytes per sample, plus one
+            launch if it is large. No synchronization.
         """
         if autocasts():
-            # It would multiply matrices in 16 bits, and refuses to join tensors of another 16-bit type.
+            # Autocast would multiply matrices in 16 bits, and torch.cat under it rejects tensors of another 16-bit type.
             with without_autocast():
                 return self._augmented(inputs, data_keys, draws)
         return self._augmented(inputs, data_keys, draws)
@@ -286,7 +287,7 @@ class Fused(nn.Module):
         planned = program.segments.whole(size, masks=targets.has_masks, views=views)
         if key is not None and planned is not None and not planned.needs_own_batch:
             program.cache(key, planned, size)
-        # Views share every pass where one plan runs all, and nothing but images is taken.
+        # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
         together = views == 1 or (len(inputs) == 1 and planned is not None)
         draws_ahead = together and planned is not None and not planned.needs_own_batch
         seed = next_seed() if draws is None and not draws_ahead else None
@@ -299,7 +300,7 @@ class Fused(nn.Module):
                     result = self._run(program, targets, view_draws)
                 else:
                     assert view_draws is not None
-                    # Kornia's labels of a cut have an axis before that of the samples.
+                    # Kornia's labels of a CutMix have an axis before the batch axis.
                     cut = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
                     result = joined(view_results, targets.passed_keys, cut=cut)
@@ -326,7 +327,7 @@ class Fused(nn.Module):
         return self.clips.clips(result, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
-        """Data keys of a call without any: the pipeline's own, and of torchvision's tensors behind those."""
+        """Return the default data keys: keys of the pipeline, then ``"tv_tensors"`` for inputs with torchvision's tensors."""
         further = inputs[len(self._data_keys) :]
         return (*self._data_keys, *("tv_tensors" for value in further if holds_targets(value)))
 
@@ -336,21 +337,22 @@ class Fused(nn.Module):
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
     ) -> "explain.Explanation":
-        """What became of each module: its pass, launches and bytes a batch, and why its library runs what it runs.
+        """Describe the passes of the pipeline: modules, launches and bytes per batch, and why modules are not fused.
 
         Args:
-            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. Left out: that of the last call,
-                else (256, 3, 256, 256).
-            dtype: Type of the images. Left out: that of the last call, else uint8, or float32 where bytes are refused.
+            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. Default: the shape of the last call,
+                or (256, 3, 256, 256) before the first call.
+            dtype: Type of the images. Default: the type of the last call; before the first call uint8, or float32 if the
+                pipeline does not accept bytes.
 
         Returns:
-            A table to be printed.
+            A table to print.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``shape`` is not that of a batch of images, or ``dtype`` not a type of images.
+            ArgumentError, ArgumentTypeError: If ``shape`` is not the shape of a batch of images, or ``dtype`` is not supported.
         """
-        known = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = size_of_shape(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else known
+        default_size = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
+        size = size_of_shape(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else default_size
         dtype = self._seen[0][2] if dtype is None and self._seen else dtype
         program = self._program_for(dtype)
         explanation = explain.explanation(
@@ -364,15 +366,15 @@ class Fused(nn.Module):
             plain_torch=plain_torch_reason(self._seen[0][1]) if self._seen else None,
         )
         crop = program.cropped_by
-        note = f"{crop}: a DecodeStage in front decodes the window of each image that is read, and not the rest."
+        note = f"{crop}: a preceding DecodeStage decodes only the window of each image that is read."
         return replace(explanation, notes=(*explanation.notes, note)) if crop else explanation
 
     def _executor(self) -> str:
-        """What ran the last call; nothing before the first."""
+        """Name of the backend of the last call; empty before the first call."""
         return dispatch.name(self._seen[0][1]) if self._seen else ""
 
     def _run(self, program: Program, targets: Targets, draws: Draws | None) -> Any:
-        """Take everything through the pipeline, all views at once or one of them."""
+        """Run the pipeline on images and targets, for all views at once or for one view."""
         with torch.no_grad():
             if self._soft is not None:
                 targets.soften(self._soft, program.mixes)
@@ -387,7 +389,7 @@ class Fused(nn.Module):
             return targets.results(keepdim=self._keepdim, views=self.options.views)
 
     def _table(self, program: Program, planned: Plan, targets: Targets, views: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
-        """The rows of all views for the plan that is the whole pipeline. ``views``: draws of each op, for each view."""
+        """Return the parameter table of a plan that holds the whole pipeline, (V · B, K). ``views``: draws per op, per view."""
         ops, size, device, points = program.plain_ops, targets.size, targets.device, targets.has_points
         if views is None:
             return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
@@ -395,7 +397,7 @@ class Fused(nn.Module):
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
-        """Run one plan or module after the other."""
+        """Run the segments of the pipeline in order."""
         size, points, segments = targets.size, targets.has_points, program.segments
         parts = segments.picked(draws._drawn)
         for number, (ops, all_drawn) in enumerate(parts):
@@ -421,10 +423,10 @@ class Fused(nn.Module):
 
 
 def _check_targets(program: Program, targets: Targets) -> None:
-    """Refuse targets that a mix or a crop by boxes cannot take along.
+    """Raise an error for targets that a mix or a crop by boxes does not support.
 
     Raises:
-        ArgumentError, ArgumentTypeError, DeviceError: If there are any.
+        ArgumentError, ArgumentTypeError, DeviceError: If a target is not supported.
     """
     for op in program.mixes:
         targets.check_mix(op)

@@ -1,4 +1,4 @@
-"""What a transform does last to the scale of its images, so that a picture of them can undo it."""
+"""Normalization of the images that a pipeline returns, which ``gpuaug.show`` inverts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     return normalization
 
 
-def lam_is_own(transforms: Sequence[Any]) -> bool:
-    """Return whether the weight in mixed labels belongs to the sample, not to its partner."""
+def lam_weighs_sample(transforms: Sequence[Any]) -> bool:
+    """Return whether the weight in mixed labels is the sample's, not its partner's."""
     modules = (module for transform in transforms for module in in_sequence(transform))
     return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

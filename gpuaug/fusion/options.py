@@ -1,4 +1,4 @@
-"""What a user asks of a fused pipeline, checked once."""
+"""Validated arguments of ``fuse``."""
 
 from dataclasses import dataclass
 from numbers import Real
@@ -11,7 +11,7 @@ from gpuaug.core.ragged import MOST_ELEMENTS
 from gpuaug.fusion.policies.picking import Pick
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
-"""What the boxes of target dicts are: corners, a corner and sides, a centre and sides, or these as shares of the image."""
+"""Format of boxes in target dicts: two corners; a corner, width and height; a centre, width and height; the last as shares."""
 
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 _BOXES = get_args(BoxForm)
@@ -23,7 +23,7 @@ class Options:
     """The arguments of ``gpuaug.fuse``.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If one of them is none of its values.
+        ArgumentError, ArgumentTypeError: If an argument has an invalid value.
     """
 
     dtype: torch.dtype | None = None

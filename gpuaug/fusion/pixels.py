@@ -1,33 +1,34 @@
-"""Types of pixels, and conversions between them, in which a whole number stands for its share of its type's largest value."""
+"""Types of pixels, and conversions between them. An integer represents its quotient by the largest value of its type."""
 
 import torch
 from torch import Tensor
 
 LARGEST = {torch.uint8: 255, torch.uint16: 65535, torch.int16: 32767}
-"""Types of images of whole numbers, and the largest value of each, which stands for 1."""
+"""Largest value of each integer type of images, which represents 1."""
 
 PIXELS = frozenset([*LARGEST, torch.float16, torch.bfloat16, torch.float32, torch.float64])
 """Types of images that a pipeline accepts."""
 
 
 def share_of(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whole numbers of a type, float32, as shares of the largest value of that type."""
-    # By a tensor: by a number, torch multiplies with its inverse on a GPU, which is not the same for half of all bytes.
+    """Divide float32 values by the largest value of ``dtype``."""
+    # Division by a tensor, because on a GPU torch divides by a Python number as a product with its inverse, which rounds
+    # differently for half of all bytes.
     return values / torch.full((), LARGEST[dtype], dtype=torch.float32, device=values.device)
 
 
 def unit_range(images: Tensor) -> Tensor:
-    """Float32 images; whole numbers are divided by the largest value of their type."""
+    """Convert images to float32. Integers are divided by the largest value of their type."""
     return share_of(images.float(), images.dtype) if images.dtype in LARGEST else images.float()
 
 
 def converted(images: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tensor:
-    """Images in another type, rounded once, to the nearest.
+    """Convert images to another type, rounded to the nearest value once.
 
     Args:
-        images: Of a type in ``PIXELS``.
-        dtype: A type in ``PIXELS``. Values are clamped to those that a type of whole numbers has.
-        copy: Whether to copy images that have the type already.
+        images: Images of a type in ``PIXELS``.
+        dtype: Type in ``PIXELS``. For an integer type, values are clamped to its range.
+        copy: Whether to copy images that already have the type.
     """
     if images.dtype == dtype:
         return images.clone() if copy else images

@@ -32,9 +32,9 @@ class PipelinedIterator:
 
     Args:
         shared: State that the loader's iterators share.
-        feed_iterator: The iteration over the wrapped loader.
+        feed_iterator: Iterator over the wrapped loader.
         bound: Stages, bound to their lanes.
-        begun: Position at which the training loop begins.
+        begun: Position of the training loop before the first batch.
         first_position: Random-number position of the first batch.
         depth: Number of batches launched ahead of the batch that is handed over. May be set between two batches.
     """
@@ -61,7 +61,8 @@ class PipelinedIterator:
         self._submitted: deque[Submitted] = deque()
         self._ahead = max((stage.ahead for stage in bound), default=0)
         self._side_by_side = sum(stage.reads_only for stage in bound) > 1
-        # Modules may keep tensors that their first call makes, and two stages may share a module.
+        # True until the first batch, whose stages run in sequence: a module may create and cache tensors in its first call,
+        # and two stages may share a module.
         self._first = True
         self.waiting: deque[Launched] = deque()
         self.depth = depth
@@ -139,7 +140,7 @@ class PipelinedIterator:
             launched.source.wait(launched.ready)
         stats.batches += 1
         stats.ready = len(self.waiting)
-        self._reach(Snapshot(self._handed_over.epoch, batch_index + 1, False, self._handed_over.chosen, launched.state))
+        self._set_position(Snapshot(self._handed_over.epoch, batch_index + 1, False, self._handed_over.chosen, launched.state))
         self.feed_iterator.refill()
         hooks.handed_over(batch_index, consumer)
         return batch
@@ -160,7 +161,7 @@ class PipelinedIterator:
 
     def end(self) -> None:
         """Record that all batches have been handed over and the epoch has ended."""
-        self._reach(self._handed_over._replace(ended=True, source=self._state_at_end))
+        self._set_position(self._handed_over._replace(ended=True, source=self._state_at_end))
 
     def close(self) -> None:
         """End the iteration over the wrapped loader, and drop batches that were not handed over."""
@@ -214,9 +215,9 @@ class PipelinedIterator:
             self._lanes.settle()
             raise
 
-    def _reach(self, reached: Snapshot) -> None:
-        self._handed_over = reached
-        self._shared.progress.reach(reached)
+    def _set_position(self, position: Snapshot) -> None:
+        self._handed_over = position
+        self._shared.progress.reach(position)
 
     def _add_note(self, error: BaseException, where: str, batch: int) -> None:
         """Add the position of the batch to an error, and advice to an error about memory."""

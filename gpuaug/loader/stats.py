@@ -14,7 +14,7 @@ class Stats:
     depth: int = 0
     """Current limit of batches launched ahead. 0: in line."""
     ready: int = 0
-    """Number of batches that were launched when the last batch was handed over, without that batch. 0 on a CPU."""
+    """Number of batches launched ahead when the last batch was handed over. 0 on a CPU."""
     starved: int = 0
     """Number of waits of the training thread for the wrapped loader, while no batch was launched or being decoded."""
     starved_ms: float = 0.0
@@ -24,7 +24,7 @@ class Stats:
     other_batches: int = 0
     """Number of batches that came without a slot."""
     held_back: int = 0
-    """Number of waits of the training thread for the device, because ``depth + 2`` batches were queued. Healthy."""
+    """Number of waits of the training thread for the device, because ``depth + 2`` batches were queued."""
     held_back_ms: float = 0.0
     """Total time of the waits counted by ``held_back``, in milliseconds."""
     replaced: int = 0
@@ -40,10 +40,10 @@ class Stats:
     decode_bytes: int = 0
     """Bytes of device memory of decoded pixels that were not freed, and of decoders, when ``stats()`` was called."""
     captured: int = 0
-    """Number of CUDA graphs of encoders captured. With several encoders, the runs of each count here and in the next two."""
+    """Number of captured CUDA graphs of encoders, summed over all encoders."""
     replayed: int = 0
-    """Number of batches that an encoder ran on from a CUDA graph."""
+    """Number of runs of encoders from a CUDA graph, summed over all encoders."""
     eager: int = 0
-    """Number of batches that an encoder ran on with its kernels launched one by one."""
+    """Number of runs of encoders without a CUDA graph, summed over all encoders."""
     graph_bytes: int = 0
     """Bytes of device memory for CUDA graphs of encoders, when ``stats()`` was called."""

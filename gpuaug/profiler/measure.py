@@ -24,7 +24,7 @@ _LINK_BYTES, _LINK_COPIES = 64_000_000, 12
 _TRACED_CALLS = 3
 _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 _LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
-"""Beginnings of the file names of code that is not the user's."""
+"""Prefixes of the file names of library code."""
 
 
 def figure(value: float) -> str:
@@ -119,7 +119,7 @@ def can_trace(device: torch.device) -> bool:
 
 
 def read_trace(events: list[dict[str, Any]], calls: int) -> DeviceWork:
-    """Device's work per call, from the events of a Chrome trace of ``calls`` calls."""
+    """Work of the device per call, from the events of a Chrome trace of ``calls`` calls."""
     busy_us, end = 0.0, 0.0
     categories = {"kernel", "gpu_memcpy", "gpu_memset"}
     for event in sorted((event for event in events if event.get("cat") in categories), key=lambda event: float(event["ts"])):
@@ -144,7 +144,7 @@ def waits_at(work: Work, device: torch.device) -> str | None:
     saved_mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.cuda.set_sync_debug_mode("warn")  # warns itself that it is a prototype
+        torch.cuda.set_sync_debug_mode("warn")  # raises a warning that the mode is a prototype
         warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
         # Called within the operation that waits, so the stack shows the user's line.
         warnings.showwarning = lambda *_args, **_kwargs: lines.append(user_line(traceback.extract_stack()[:-1]))
@@ -156,7 +156,7 @@ def waits_at(work: Work, device: torch.device) -> str | None:
 
 
 def user_line(stack: Sequence[traceback.FrameSummary]) -> str:
-    """``file:line`` of the innermost frame whose code is neither torch's nor this package's."""
+    """``file:line`` of the innermost frame outside torch and this package."""
     user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARY_FILES)]
     innermost = (user_frames or stack)[-1]
     return f"{innermost.filename}:{innermost.lineno}"

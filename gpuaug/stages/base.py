@@ -50,7 +50,7 @@ class Stage(ABC):
             lanes: Lanes of the loader.
 
         Returns:
-            The stage, bound to a lane of its own.
+            The stage, bound to a separate lane.
         """
 
 
@@ -63,7 +63,7 @@ class Pending(Protocol):
     """Number of pixels that are not decoded, because a later stage reads only a window of each image."""
 
     def done(self) -> bool:
-        """Whether ``collect`` would return without waiting for other threads."""
+        """Return whether ``collect`` would return without waiting for other threads."""
         ...
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
@@ -81,14 +81,14 @@ class Pending(Protocol):
 
 
 class EncoderRuns(NamedTuple):
-    """How encoders have run."""
+    """Numbers of runs of encoders."""
 
     captured: int = 0
     """Graphs captured."""
     replayed: int = 0
     """Runs from a graph."""
     eager: int = 0
-    """Runs whose kernels were launched one by one."""
+    """Runs without a graph."""
 
 
 _NO_RUNS = EncoderRuns()
@@ -146,11 +146,11 @@ class BoundStage(ABC):
 
     @property
     def graph_bytes(self) -> int:
-        """Bytes on the device of CUDA graphs."""
+        """Bytes of device memory of CUDA graphs."""
         return 0
 
     def encoder_runs(self) -> EncoderRuns:
-        """How encoders of the stage have run since the last call."""
+        """Numbers of runs of the stage's encoders since the last call."""
         return _NO_RUNS
 
     def close(self, memory: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ class BoundStage(ABC):
 
 
 class TransformStage(Stage):
-    """Run a callable on device tensors, on a lane of its own: an augmentation pipeline, a tokeniser, a function.
+    """Run a callable on device tensors, on a separate lane: an augmentation pipeline, a tokeniser, a function.
 
     The callable is not moved, compiled or put into another mode. It may draw from the global generators of torch, NumPy and
     Python: their states depend on the batch's position only and are restored afterwards. It must not write to its input if
@@ -228,7 +228,7 @@ class TransformStage(Stage):
 
     Warns:
         GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch. At the
-            first batch, if it moves images but not the boxes, masks or keypoints beside them.
+            first batch, if it moves pixels of images, but does not receive their boxes, masks or keypoints.
 
     Cost:
         The launches of the transform, on the training thread: lanes overlap kernels, not Python. No further copy or host

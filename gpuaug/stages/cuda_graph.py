@@ -1,9 +1,9 @@
-"""Running a frozen encoder from a CUDA graph: one launch in place of hundreds.
+"""CUDA graphs of a frozen encoder: one launch instead of hundreds.
 
-A graph replays fixed kernels on fixed addresses. So there is one for each *signature*: shapes, dtypes, strides,
-switches of arithmetic and weight addresses, from which kernels and addresses follow. A batch is run from a graph if its
-signature has signatures earlier in the same iterator and there is room for its graph, and eager otherwise. That depends on the
-sequence of batches alone, so a batch takes the same form at every depth. The odd last batch of an epoch runs eager.
+A graph replays fixed kernels on fixed addresses. So there is one graph per *signature*: shapes, dtypes, strides,
+arithmetic settings and weight addresses, which determine the kernels and the addresses. A batch runs from a graph if its
+signature has occurred earlier in the same iterator and its graph fits into the memory limit, and eager otherwise. This depends
+only on the sequence of batches, so it is the same at every depth. A smaller last batch of an epoch runs eager.
 """
 
 import gc
@@ -44,11 +44,11 @@ _CONSTANTS = (int, float, bool, str, type(None))
 
 
 _PARTS_OF_FORWARD = ("torch.nn.utils.", "transformers.utils.output_capturing")
-"""Modules whose forward hooks only compute or note tensors: weight norms, and hidden states that were asked for."""
+"""Python modules with forward hooks that only compute or store tensors: weight norms, and requested hidden states."""
 
 
 class CaptureError(Exception):
-    """A capture failed. The generator that was current in it must not be drawn from again."""
+    """A capture failed. The generator that was current during the capture must not be used again."""
 
 
 class _Graph(NamedTuple):
@@ -57,17 +57,17 @@ class _Graph(NamedTuple):
     outputs: Any
     need: Need
     tables: list[torch.Tensor]
-    """Tensors that modules keep in plain attributes, such as positions of a length. Another batch may replace them."""
+    """Tensors in plain attributes of modules, such as position tables. Kept alive, because another batch may replace them."""
 
 
 class GraphRunner:
-    """Runs ``encode`` on one lane, eager or from graphs of its own.
+    """Runs an encoder on one lane, eager or from CUDA graphs.
 
     Args:
-        encode: Called with the inputs; no autograd graph is built in it.
-        lane: Where it runs. Call ``run`` with this lane current.
-        memory_format: The format in which static inputs are kept, if they have four dimensions.
-        most_bytes: Bytes of device memory for its graphs.
+        encode: Call of the encoder, without autograd.
+        lane: Lane of the encoder. It must be current in calls of ``run``.
+        memory_format: Memory format of four-dimensional static inputs.
+        most_bytes: Maximum bytes of device memory of the graphs.
     """
 
     def __init__(self, encode: EncoderCall, lane: Lane, memory_format: torch.memory_format | None, most_bytes: int) -> None:
@@ -81,29 +81,29 @@ class GraphRunner:
         self._weights: list[torch.Tensor] = []
         self._addresses: tuple[int, ...] = ()
         self.captured = 0
-        """Graphs captured so far."""
+        """Number of captured graphs."""
         self.replayed = 0
-        """Runs from a graph so far."""
+        """Number of runs from a graph."""
         self.num_bytes = 0
-        """Bytes on the device of the graphs' pool and inputs."""
+        """Bytes of device memory of the graphs' pool and inputs."""
         self.without_room: Need | None = None
-        """Need of the last signature that repeated and had no room."""
+        """Memory of the graph of the last repeated signature that did not fit."""
         self.reason = why_not_capturable(encode.module)
-        """Why batches run eager, or ``None`` if they can be captured."""
+        """Reason why all batches run eager, or ``None`` if the encoder can be captured."""
         self.refresh()
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     def run(self, inputs: tuple[Any, ...], signatures: Signatures) -> Any:
-        """Queue the encoder's work on ``inputs``. The result belongs to the caller.
+        """Queue the encoder's work on ``inputs``. Later runs do not overwrite the result.
 
         Args:
-            inputs: The encoder's arguments.
-            signatures: The signatures that have signatures in this iterator. This one's is added.
+            inputs: Arguments of the encoder.
+            signatures: Signatures of the earlier batches of the iterator. The signature of ``inputs`` is added.
 
         Raises:
-            CaptureError: If a capture failed. Nothing was queued.
+            CaptureError: If a capture failed. No work was queued.
         """
         signature = self._signature(inputs) if self.reason is None else None
         if signature is None:
@@ -112,7 +112,7 @@ class GraphRunner:
             if len(signatures.needs) == MOST_SIGNATURES:
                 return self._encode.run_eagerly(*inputs)
             if signature in self._needs:
-                self.reason = why_not_capturable(self._encode.module)  # hooks may have come since the last iterator
+                self.reason = why_not_capturable(self._encode.module)  # hooks may have been added since the last iterator
                 result = self._encode.run_eagerly(*inputs)
             else:
                 result = self._inspect(inputs, signature)
@@ -125,21 +125,21 @@ class GraphRunner:
             self._add(signature, inputs, signatures.needs[signature])
         self._graphs.move_to_end(signature)
         graph, static, outputs, *_ = self._graphs[signature]
-        with torch.no_grad():  # or an input that requires grad would tie the copies of all batches together
-            for kept, value in zip(static, inputs, strict=True):
-                if isinstance(kept, torch.Tensor):
-                    kept.copy_(value)
+        with torch.no_grad():  # an input that requires grad would connect the copies of all batches in one autograd graph
+            for static_value, value in zip(static, inputs, strict=True):
+                if isinstance(static_value, torch.Tensor):
+                    static_value.copy_(value)
         graph.replay()
         self.replayed += 1
 
         def copied(leaf: Any) -> Any:
             return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
-        # The next replay writes the same addresses, and the user may keep a batch for ever.
+        # The next replay overwrites these addresses, but the user may keep the result.
         return batches.map_leaves(batches.cached_by_id(copied), outputs)
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
-        """Capture a graph for inputs like these, unless there is one, or it cannot be, or there is no room for it.
+        """Capture a graph for the signature of ``inputs``, if it has none, can be captured, and fits into the memory limit.
 
         Raises:
             CaptureError: If a capture failed.
@@ -157,37 +157,37 @@ class GraphRunner:
             self._add(signature, inputs, need)
 
     def refresh(self) -> None:
-        """Read the addresses of the encoder's weights. Drop the graphs if any has changed."""
+        """Read the addresses of the encoder's weights, and delete all graphs if an address has changed."""
         module = self._encode.module
         self._weights = [*module.parameters(), *module.buffers()]
         addresses = tuple(weight.data_ptr() for weight in self._weights)
-        if addresses != self._addresses:  # a weight may be the same tensor with other storage
+        if addresses != self._addresses:  # the storage of a weight may be replaced
             self._drop()
             self._needs.clear()
         self._addresses = addresses
 
     def _signature(self, inputs: tuple[Any, ...]) -> Signature | None:
-        """What decides the kernels and addresses of a run, or ``None`` if these inputs cannot be a graph's."""
-        forms: list[Any] = []
+        """Return the signature of ``inputs``, or ``None`` if an input cannot be an input of a graph."""
+        keys: list[Any] = []
         for value in inputs:
             if _is_on_card(value):
-                forms.append((value.shape, value.dtype, value.stride()))
+                keys.append((value.shape, value.dtype, value.stride()))
             elif type(value) in _CONSTANTS:
-                forms.append((type(value), value))
+                keys.append((type(value), value))
             else:
                 return None
-        # Hundreds of addresses cost microseconds to look at, against the milliseconds of launches that are saved.
+        # Reading hundreds of addresses takes microseconds, and a replay saves milliseconds of launches.
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:
             self._addresses = addresses  # one tuple for all signatures
-        return (tuple(forms), _math_state(), self._addresses)
+        return (tuple(keys), _math_state(), self._addresses)
 
     def _add(self, signature: Signature, inputs: tuple[Any, ...], need: Need) -> None:
-        """Capture a graph, in place of the least recently used ones if there is no room beside them."""
-        kept = [graph.need for graph in self._graphs.values()]
+        """Capture a graph. Delete the least recently used graphs if it does not fit into the memory limit otherwise."""
+        needs = [graph.need for graph in self._graphs.values()]
         surplus = 0
-        while surplus < len(kept) and (
-            total_bytes([need, *kept[surplus:]]) > self.most_bytes or len(kept) - surplus >= MOST_GRAPHS
+        while surplus < len(needs) and (
+            total_bytes([need, *needs[surplus:]]) > self.most_bytes or len(needs) - surplus >= MOST_GRAPHS
         ):
             surplus += 1
         if surplus:
@@ -195,7 +195,7 @@ class GraphRunner:
             for _ in range(surplus):
                 self._graphs.popitem(last=False)
             self._measure()
-            if not self._graphs or self.num_bytes > self.most_bytes:  # a pool does not shrink, and its parts may fit nothing
+            if not self._graphs or self.num_bytes > self.most_bytes:  # a pool does not shrink, and may be fragmented
                 self._drop()
         self._graphs[signature] = self._capture(inputs, need)
         self.captured += 1
@@ -209,29 +209,30 @@ class GraphRunner:
         if self._graphs:
             self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
             self._graphs.clear()
-        self._pool = None  # PyTorch gives a pool up with its last graph
+        self._pool = None  # PyTorch releases a pool with its last graph
         self.num_bytes = 0
 
     def _inspect(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
-        """Run eager, which also warms up libraries and caches, and look for operations that a capture would fail on.
+        """Run eager, record the memory of the graph, and detect operations that a capture would fail on.
 
-        A failed capture leaves its changes behind, so reasons to fail are looked for before. Notes the graph's need.
+        The run also warms up libraries and caches. Operations are detected before a capture, because a failed capture does not
+        undo its side effects.
         """
-        outputs = self._look(inputs, signature)
+        outputs = self._run_observed(inputs, signature)
         if self.reason is not None:
-            # transformers reads a mask on the host to choose a kernel, but not in a capture. Eager batches are as if this were
-            # not there, so what this run gives is not used.
+            # transformers reads a mask on the host to choose a kernel, but not in a capture. This second run only determines
+            # the reason: its outputs are not used.
             self.reason = None
             with _as_in_a_capture():
-                self._look(inputs, signature)
+                self._run_observed(inputs, signature)
         return outputs
 
-    def _look(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
-        """Run eager, and set ``reason`` if a capture would fail. Notes the graph's need."""
-        drawn = _host_draws()
+    def _run_observed(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
+        """Run eager, record the memory of the graph, and set ``reason`` if a capture would fail."""
+        states = _host_generator_states()
         with _host_waits() as waits, _Watch() as watch:
             outputs = self._encode.run_eagerly(*inputs)
-        if _host_draws() != drawn:
+        if _host_generator_states() != states:
             self.reason = "its forward draws random numbers on the host, which a replay would repeat"
         elif waits:
             self.reason = f"its forward makes the host wait for the device ({waits[0]})"
@@ -254,8 +255,8 @@ class GraphRunner:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = Pool()
-        # A collection within the capture could destroy graphs and events of others, which is not allowed then.
-        collecting = gc.isenabled()
+        # A garbage collection could destroy other graphs and events, which is not allowed during a capture.
+        gc_enabled = gc.isenabled()
         try:
             gc.disable()
             try:
@@ -263,14 +264,14 @@ class GraphRunner:
                 graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
                 outputs = self._encode(*static)
                 self._end(graph)
-            except BaseException:  # an interrupt, too: no other work may run on a stream that captures
+            except BaseException:  # also an interrupt, because no other work may run on a capturing stream
                 self._abandon(graph)
                 raise
         except Exception as error:
             self.reason = f"its capture failed: {error}"
             raise CaptureError(self.reason) from error
         finally:
-            if collecting:
+            if gc_enabled:
                 gc.enable()
         return _Graph(graph, static, outputs, need, tables(self._encode.module))
 
@@ -293,9 +294,9 @@ class GraphRunner:
             self._end(graph)
 
     def _release_pool(self) -> None:
-        """Clean up after a ``capture_end`` that throws, which leaves the allocator in capture mode.
+        """Clean up after a ``capture_end`` that raises, which leaves the allocator in capture mode.
 
-        It would put off reuse of every block that ``record_stream`` was called on, for the rest of the process.
+        In this mode, blocks with ``record_stream`` are never reused.
         """
         if self._pool is None:
             return
@@ -311,15 +312,15 @@ def _is_on_card(value: Any) -> bool:
 
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
-    """The reason why ``encoder`` cannot be captured, as far as it shows without a run; else ``None``."""
-    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second, and torch.compile has done so
+    """Return the reason why ``encoder`` cannot be captured, as far as it is known without a run; else ``None``."""
+    dynamo: Any = sys.modules.get("torch._dynamo")  # not imported here, which takes a second: torch.compile has imported it
     for name, module in encoder.named_modules():
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:
             return "it is compiled, and may be running from graphs of its own"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
         calls = any(not str(getattr(hook, "__module__", "")).startswith(_PARTS_OF_FORWARD) for hook in hooks)
-        # Accelerate's, which move weights from device to device, wrap forward.
+        # Accelerate's hooks, which move weights between devices, wrap forward.
         if calls or hasattr(module, "_hf_hook"):
             return f"it has forward hooks (on {name or 'the encoder itself'}), which a replay would not call"
     if _global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks:
@@ -327,22 +328,22 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
     return None
 
 
-def _host_draws() -> tuple[Any, ...]:
-    """States of the host's global generators, which change where numbers are drawn from them."""
+def _host_generator_states() -> tuple[Any, ...]:
+    """Return the states of the global generators of the host, which change when numbers are drawn."""
     numpy_state: Any = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]
 
 
 @contextmanager
 def _as_in_a_capture() -> Iterator[None]:
-    """A block in which this thread is told that its stream captures a graph."""
-    this = threading.get_ident()
-    asked = torch.cuda.is_current_stream_capturing
+    """Context manager in which ``torch.cuda.is_current_stream_capturing`` returns True for this thread."""
+    this_thread = threading.get_ident()
+    original = torch.cuda.is_current_stream_capturing
 
-    def answered() -> bool:
-        return threading.get_ident() == this or asked()
+    def is_capturing() -> bool:
+        return threading.get_ident() == this_thread or original()
 
-    with mock.patch.object(torch.cuda, "is_current_stream_capturing", answered):
+    with mock.patch.object(torch.cuda, "is_current_stream_capturing", is_capturing):
         yield
 
 
@@ -354,7 +355,7 @@ def _host_waits() -> Iterator[list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            if mode == 0:  # a user who set one of the other modes wants what it does
+            if mode == 0:  # a mode that the user has set is kept
                 torch.cuda.set_sync_debug_mode("warn")
             yield locations
         finally:
@@ -362,12 +363,12 @@ def _host_waits() -> Iterator[list[str]]:
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
             locations.append(f"{warning.filename}:{warning.lineno}")
-        elif "Synchronization debug mode is a prototype" not in str(warning.message):  # said once of the mode itself
+        elif "Synchronization debug mode is a prototype" not in str(warning.message):  # a warning about the mode, raised once
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notices allocations, and copies between host and device, which sync debug mode misses if they are asynchronous."""
+    """Records allocations, and copies between host and device, which sync debug mode misses if they are asynchronous."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -385,7 +386,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _math_state() -> tuple[Any, ...]:
-    """Global switches of torch that decide which kernels run."""
+    """Return the global settings of torch that determine which kernels run."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (
         torch.is_autocast_enabled("cuda"),

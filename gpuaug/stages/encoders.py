@@ -18,7 +18,7 @@ Output = str | int | Callable[[Any], Any] | None
 """Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: the whole result."""
 
 _MOST_SHAPES = 4096
-"""Shapes of inputs for which an ``EncoderCall`` remembers the parts of the result that lie in memory of the module."""
+"""Maximum number of input shapes in the cache of ``EncoderCall``."""
 
 
 def module_of(encoder: object) -> nn.Module | None:
@@ -30,7 +30,7 @@ def module_of(encoder: object) -> nn.Module | None:
 
 
 def fixed_arguments(encoder: object) -> Iterator[Any]:
-    """Arguments that an encoder has by ``functools.partial``."""
+    """Yield the arguments that ``functools.partial`` adds to an encoder."""
     while isinstance(encoder, functools.partial):
         yield from encoder.args
         yield from encoder.keywords.values()
@@ -52,7 +52,7 @@ class EncoderCall:
         encoder: The encoder.
         output: Part of its result to return.
         names: Parameters to which the inputs are passed. ``None``: they are passed by position.
-        device: Type of the device on which it runs.
+        device: Type of the encoder's device.
         autocast: Dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread.
         memory_format: Memory format of four-dimensional inputs. ``None``: unchanged.
     """
@@ -71,7 +71,7 @@ class EncoderCall:
         assert module is not None
         self.module = module
         self._of_module: dict[tuple[Any, ...], set[int]] = {}
-        """Indices of a result's tensors whose memory the module keeps, by the shapes of inputs and the number of tensors."""
+        """Cache of ``_kept_by_module``, keyed by the shapes of the inputs and the number of tensors in the result."""
         self._encoder = encoder
         self._output = output
         self._names = names
@@ -96,7 +96,7 @@ class EncoderCall:
             else:
                 result = self._encoder(**dict(zip(self._names, values, strict=True)))
             part = _part(result, self._output)
-        # detach() makes another tensor, so every container that holds one is rebuilt; and none carries a gradient.
+        # detach() returns a new tensor without a gradient, so every container of tensors is rebuilt.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
     def run_eagerly(self, *values: Any) -> Any:
@@ -129,9 +129,9 @@ class EncoderCall:
         return batches.map_leaves(batches.cached_by_id(copied_if_shared), result)
 
     def _kept_by_module(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
-        """Indices of the tensors of a result that lie in memory which the module, or ``partial``, keeps: weights, tables."""
+        """Return the indices of result tensors that share memory with the module or the fixed arguments: weights, tables."""
         key = (tuple(tensor.shape for tensor in inputs), len(result))
-        if key not in self._of_module:  # looking at all modules takes as long as tens of launches
+        if key not in self._of_module:  # a search of all modules takes as long as tens of launches
             if len(self._of_module) == _MOST_SHAPES:
                 self._of_module.clear()
             kept = [*self.module.parameters(), *self.module.buffers(), *tables(self.module)]
@@ -142,15 +142,15 @@ class EncoderCall:
 
 
 def tables(encoder: nn.Module) -> list[torch.Tensor]:
-    """Tensors in attributes of modules that are neither parameters nor buffers."""
+    """Return the tensors in attributes of modules that are neither parameters nor buffers."""
     ignored = {"_parameters", "_buffers", "_modules"}
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for module in encoder.modules():
         for name, value in vars(module).items():
             if name not in ignored:
-                with suppress(Exception):  # configurations may refuse to be read, or hold themselves
-                    found += batches.tensors(value)
-    return found
+                with suppress(Exception):  # configurations may raise when read, or contain themselves
+                    tensors += batches.tensors(value)
+    return tensors
 
 
 def _part(result: Any, output: Output) -> Any:
@@ -180,7 +180,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, bool]:
-    """What writing to a tensor changes, or marking it as one that requires grad."""
+    """Return a value that changes when the tensor is written, or marked as requiring grad."""
     return 0 if tensor.is_inference() else tensor._version, tensor.requires_grad
 
 

@@ -1,7 +1,7 @@
-"""A frozen encoder as a stage."""
+"""Stage that runs a frozen encoder."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakSet
@@ -23,50 +23,50 @@ from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
-from gpuaug.stages.encoders import Encoder, EncoderCall, Output, fixed_arguments, module_of, name_of
+from gpuaug.stages.encoders import Encoder, EncoderCall, fixed_arguments, module_of, name_of
 from gpuaug.stages.graph_memory import MOST_GRAPHS, Signatures, default_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
 
 class FeatureStage(Stage):
-    """A frozen encoder on a lane of its own: evaluated without autograd, from a CUDA graph where shapes repeat.
+    """Run a frozen encoder without autograd, on a separate lane, from a CUDA graph for shapes that repeat.
 
-    The stage owns the encoder's mode: it runs in ``eval()``, also after ``train()`` was called on a model that contains it.
-    Batches that are already on their way when weights change were encoded with the old ones. Several such stages in a row on
-    members that none of them writes run beside one another.
+    The encoder always runs in ``eval()`` mode, also after ``train()`` was called on a model that contains it. Batches that were
+    launched before a change of the weights are encoded with the old weights. Consecutive feature stages run in parallel if none
+    of them writes a member that another uses.
 
     Args:
-        encoder: What is called: a module, a bound method of one (``vae.encode``), or a ``functools.partial`` of either with
-            further arguments. The module is on the loader's device, and its parameters do not require grad. Or a mapping of
-            names to such encoders, which run side by side on the same input, a lane each, and give a mapping of results.
-            Encoders must not write to their input.
-        on: The members to encode. Left out: the batch if it is a tensor, index 0 if it is a tuple or list. A tuple passes
-            several in order, a mapping ``{member: parameter}`` by keyword. Several need ``into``, unless the encoder gives a
-            tuple of as many.
-        into: Where the result goes. Left out: in place of the input.
-        output: Part of the encoder's result to keep: a key, attribute or index, or a function of the result, such as
-            ``lambda encoded: encoded.latent_dist.sample()``, whose draws are keyed to the batch as the encoder's are.
-            Left out: all of it.
-        autocast: Run under ``torch.autocast`` with this dtype. Left out: as the training thread is set in ``next()``.
-        memory_format: Converts the encoder's weights, in place, and its four-dimensional inputs.
-        capture: ``"auto"`` replays a CUDA graph for a batch whose shape, dtype, strides, switches of arithmetic and weight
-            addresses have occurred earlier in the epoch; ``"never"`` runs every batch eager. Python code in ``forward`` runs
-            only when a batch is eager or captured: results must follow from the tensors alone.
-        graph_bytes: Bytes of device memory for the graphs of each encoder. Shapes for which there is no room in an epoch run
-            eager. Left out: a quarter of the device's memory.
-        name: Names the stage in errors and traces, and keys its draws.
+        encoder: A module, a bound method of a module (``vae.encode``), or a ``functools.partial`` of either with further
+            arguments. The module must be on the loader's device, and its parameters must not require grad. A mapping of names
+            to encoders runs them in parallel on the same input, each on its lane, and returns a mapping of results. Encoders
+            must not write to their input.
+        on: Members of the batch to encode. By default the batch if it is a tensor, index 0 of a tuple or list. A tuple passes
+            several members in order, a mapping ``{member: parameter}`` by keyword. Several members require ``into``, unless the
+            encoder returns a tuple of equal length.
+        into: Member to write the result to. By default the input is replaced.
+        output: Part of the result to keep: a key, attribute or index, or a function of the result, such as
+            ``lambda encoded: encoded.latent_dist.sample()``, whose random numbers are keyed by the batch like those of the
+            encoder. By default the whole result.
+        autocast: dtype of ``torch.autocast``. By default autocast is set as on the training thread at ``next()``.
+        memory_format: Memory format to which the weights, in place, and four-dimensional inputs are converted.
+        capture: ``"auto"`` replays a CUDA graph for a batch if its shapes, dtypes, strides, arithmetic settings and weight
+            addresses have occurred earlier in the epoch; ``"never"`` runs all batches eager. Python code in ``forward`` runs
+            only for eager and captured batches, so results must depend only on tensors.
+        graph_bytes: Maximum bytes of device memory for the graphs of an encoder. Shapes that exceed it in an epoch run
+            eager. By default a quarter of the device's memory.
+        name: Name of the stage in errors and traces, and part of the key of its random numbers.
 
     Raises:
-        ArgumentTypeError: If ``encoder`` is none, or a mapping with something else in it, or has a module as a fixed argument.
-        ArgumentError: If one of its parameters requires grad, or another argument cannot be used.
+        ArgumentTypeError: If ``encoder`` is not an encoder or a mapping of encoders, or has a module as a fixed argument.
+        ArgumentError: If a parameter of the encoder requires grad, or another argument has an invalid value.
 
     Warns:
-        GpuAugWarning: If the encoder cannot be captured, or a shape that repeats finds no room in ``graph_bytes``.
+        GpuAugWarning: If the encoder cannot be captured, or a shape that repeats exceeds ``graph_bytes``.
 
     Cost:
-        From a graph: one launch, a copy of the input and one of the output, whatever the encoder (``bench run frozen_resnet``).
-        Capturing a shape launches the encoder once more. Graphs of one encoder share their memory: it holds the activations of
-        the largest, and the inputs and outputs of all.
+        With a graph: one launch, one copy of the input and one of the output, for any encoder (``bench run frozen_resnet``).
+        The capture of a shape launches the encoder once more. The graphs of an encoder share memory, which holds the
+        activations of the largest graph, and the inputs and outputs of all.
 
     Examples:
         >>> encoder = nn.Linear(4, 2).requires_grad_(False)
@@ -79,11 +79,11 @@ class FeatureStage(Stage):
 
     def __init__(
         self,
-        encoder: Encoder | Mapping[str, Encoder],
+        encoder: Callable[..., Any] | Mapping[str, Callable[..., Any]],
         *,
         on: On = ...,
         into: Into = ...,
-        output: Output = None,
+        output: str | int | Callable[[Any], Any] | None = None,
         autocast: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
         capture: Literal["auto", "never"] = "auto",
@@ -100,7 +100,7 @@ class FeatureStage(Stage):
         if graph_bytes is not None:
             graph_bytes = whole_number("graph_bytes", graph_bytes, "Leave it out for a quarter of the device's memory.")
         if (
-            module_of(output) is not None  # whose weights and mode nobody would look after
+            module_of(output) is not None  # its weights and mode would not be checked
             or isinstance(output, bool | type)
             or not (output is None or isinstance(output, str | int) or callable(output))
         ):
@@ -116,7 +116,7 @@ class FeatureStage(Stage):
         self.captures = capture == "auto"
         self._running: WeakSet[_BoundFeature] = WeakSet()
         self._ahead: list[tuple[torch.Tensor, ...]] = []
-        self._own()
+        self._freeze()
         if memory_format is not None:
             for module in self.branches.values():
                 module.to(memory_format=memory_format)  # type: ignore[call-overload]
@@ -125,7 +125,7 @@ class FeatureStage(Stage):
         return f"FeatureStage({', '.join(map(name_of, self._encoders.values()))})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_running"}  # its loaders are of this process
+        return {name: value for name, value in vars(self).items() if name != "_running"}  # not valid in another process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _running=WeakSet())
@@ -170,7 +170,7 @@ class FeatureStage(Stage):
             ArgumentError: On leaving, if a parameter requires grad.
 
         Cost:
-            Two events and waits for each loader, and one read of each weight's address. The host waits only if weights moved.
+            Two events and waits per loader, and one read of the address of each weight. The host waits only if weights moved.
 
         Examples:
             >>> stage = FeatureStage(nn.Linear(4, 2).requires_grad_(False))
@@ -184,24 +184,24 @@ class FeatureStage(Stage):
         finally:
             for bound in self._running:
                 bound.after_update()
-        self._own()
+        self._freeze()
 
     def capture(self, shapes: Iterable[Any]) -> None:
-        """Capture graphs ahead, in loaders that have the stage and in later ones: the first epoch does not stop for them.
+        """Capture graphs before the first epoch, in current and later loaders of the stage.
 
-        Which batches run from graphs does not change: the first of a shape in an epoch runs eager, later ones from its graph,
-        as long as there is room in ``graph_bytes``. Call it under the autocast and with the switches of arithmetic of the loop.
+        The batches that run from graphs do not change: the first batch of a shape in an epoch runs eager, later ones from the
+        graph, within ``graph_bytes``. Call this with the same autocast and arithmetic settings as the loop.
 
         Args:
-            shapes: For each graph the shape of its input, float32; or a tensor with the input's shape, dtype and strides, which
-                may be on any device, also ``"meta"``; or a tuple of such tensors, in the order of ``on``. The encoder is
-                captured on zeros, whatever the tensors hold.
+            shapes: Per graph the shape of its float32 input; or a tensor with the shape, dtype and strides of the input, on any
+                device, including ``"meta"``; or a tuple of such tensors, in the order of ``on``. The encoder is
+                captured on zeros; values of the tensors are ignored.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``shapes`` is no such list.
+            ArgumentError, ArgumentTypeError: If ``shapes`` is not a list of shapes, tensors or tuples of tensors.
 
         Cost:
-            Two runs of the encoder for each, and a wait for the device. Nothing on a CPU.
+            Two runs of the encoder per graph, and a wait for the device. No effect on a CPU.
 
         Examples:
             >>> stage = FeatureStage(nn.Conv2d(3, 8, 3).requires_grad_(False))
@@ -225,38 +225,38 @@ class FeatureStage(Stage):
             ArgumentError: If a parameter of the encoder requires grad.
             DeviceError: If the encoder is not on the loader's device.
         """
-        self._own()
+        self._freeze()
         check_device(self, lanes.device)
         bound = _BoundFeature(name, self, lanes)
         self._running.add(bound)
         bound.capture(self._ahead)
         return bound
 
-    def _own(self) -> None:
-        """Check that the encoders are frozen, and put them into evaluation mode."""
+    def _freeze(self) -> None:
+        """Check that no parameter of the encoders requires grad, and set evaluation mode."""
         for module in self.branches.values():
-            learning = [key for key, parameter in module.named_parameters() if parameter.requires_grad]
-            if learning:
+            trainable = [key for key, parameter in module.named_parameters() if parameter.requires_grad]
+            if trainable:
                 raise ArgumentError(
-                    f"The parameters of a frozen encoder must not require grad, got {len(learning)} that do, {learning[0]} "
+                    f"The parameters of a frozen encoder must not require grad, got {len(trainable)} that do, {trainable[0]} "
                     "first. Freeze it with encoder.requires_grad_(False)."
                 )
             module.eval()
 
 
 def check_device(stage: Stage, device: torch.device) -> None:
-    """Refuse another device than that of an encoder, or without an index another kind. Stages of other classes take any.
+    """Check that the encoders of a ``FeatureStage`` are on ``device``; without an index, on its device type.
 
     Raises:
-        DeviceError: If it is another.
+        DeviceError: If a weight is on another device.
     """
     for branch, module in stage.branches.items() if isinstance(stage, FeatureStage) else ():
         for key, tensor in _weights(module):
-            there = tensor.device if device.index is not None else torch.device(tensor.device.type)
-            if there != device:
-                which = "encoder" if branch is None else f"encoder {branch!r}"
+            weight_device = tensor.device if device.index is not None else torch.device(tensor.device.type)
+            if weight_device != device:
+                label = "encoder" if branch is None else f"encoder {branch!r}"
                 raise DeviceError(
-                    f"The {which} must be on the loader's device, {device}, got {key} on {tensor.device}. "
+                    f"The {label} must be on the loader's device, {device}, got {key} on {tensor.device}. "
                     f"Move it with encoder.to({str(device)!r})."
                 )
 
@@ -280,13 +280,13 @@ class _BoundFeature(BoundStage):
 
     @property
     def graph_bytes(self) -> int:
-        """Bytes on the device of graphs."""
+        """Bytes of device memory of the graphs."""
         return sum(branch.graph_bytes for branch in self._branches.values())
 
     def encoder_runs(self) -> EncoderRuns:
-        """How encoders have run since the last call."""
-        taken = [branch.encoder_runs() for branch in self._branches.values()]
-        return EncoderRuns(*map(sum, zip(*taken, strict=True)))
+        """Return the numbers of captures, replays and eager runs since the last call."""
+        runs = [branch.encoder_runs() for branch in self._branches.values()]
+        return EncoderRuns(*map(sum, zip(*runs, strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         results: dict[str | None, Any] = {}
@@ -296,14 +296,14 @@ class _BoundFeature(BoundStage):
                     branch.lane.wait(ready)
                 results[name] = branch.run(values, position, memory)
         finally:
-            # The loader records an event on this stage's own lane, so it must come after every branch's.
+            # The loader records its event on the lane of the stage, so this lane waits for the lanes of all branches.
             for branch in self._branches.values():
                 if branch.lane is not self.lane:
                     self.lane.wait(branch.lane.record_event())
         return results.get(None, results)  # a single encoder has no name
 
     def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        """Capture graphs for inputs like these. Weights may have been written on the calling thread's stream."""
+        """Capture graphs for the shapes of ``inputs``, after writes of weights on the current stream of the calling thread."""
         if self._lanes.in_line or not inputs:
             return
         consumer = self._lanes.consumer()
@@ -332,7 +332,7 @@ class _Branch:
         self.lane = lane
         self._name = name
         self._device = lanes.device
-        # No method of this object: the runner would hold it, and its graphs their memory until both are collected.
+        # Not a method of this object: the reference cycle with the runner would keep its graphs until a garbage collection.
         self._encode = EncoderCall(
             encoder,
             output=stage.output,
@@ -347,7 +347,7 @@ class _Branch:
             most_bytes = default_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
             self._runner = GraphRunner(self._encode, lane, stage.memory_format, most_bytes)
         self._runs = 0
-        self._told = EncoderRuns()
+        self._reported = EncoderRuns()
         self._warned: set[str] = set()
 
     @property
@@ -355,12 +355,12 @@ class _Branch:
         return 0 if self._runner is None else self._runner.num_bytes
 
     def encoder_runs(self) -> EncoderRuns:
-        """How the encoder has run since the last call."""
+        """Return the numbers of captures, replays and eager runs since the last call."""
         captured, replayed = (0, 0) if self._runner is None else (self._runner.captured, self._runner.replayed)
-        now = EncoderRuns(captured, replayed, self._runs - replayed)
-        told = self._told
-        self._told = now
-        return EncoderRuns(*(count - before for count, before in zip(now, told, strict=True)))
+        total = EncoderRuns(captured, replayed, self._runs - replayed)
+        reported = self._reported
+        self._reported = total
+        return EncoderRuns(*(count - before for count, before in zip(total, reported, strict=True)))
 
     def run(self, values: tuple[Any, ...], position: Position, memory: dict[str, Any]) -> Any:
         key = position.key(self._name)
@@ -384,7 +384,7 @@ class _Branch:
             self._warn_if_eager()
 
     def capture(self, inputs: Sequence[tuple[torch.Tensor, ...]]) -> None:
-        """Capture graphs for inputs like these."""
+        """Capture graphs for the shapes of ``inputs``."""
         if self._runner is None:
             return
         self.lane.make_current()
@@ -424,7 +424,7 @@ class _Branch:
 
 
 def _example(shape: Any) -> tuple[torch.Tensor, ...]:
-    """Inputs of an encoder without values, of the shape, dtype and strides of an entry of ``FeatureStage.capture``."""
+    """Return meta tensors with the shape, dtype and strides of an entry of ``FeatureStage.capture``."""
     parts = (shape,) if isinstance(shape, torch.Tensor) else tuple(shape) if isinstance(shape, Iterable) else ()
     if parts and all(isinstance(part, torch.Tensor) for part in parts):
         return tuple(torch.empty_like(part, device="meta") for part in parts)

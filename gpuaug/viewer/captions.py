@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _CONSTANT = ("Normalize", "Denormalize", "CenterCrop", "PadTo", "Resize")
-"""Names of modules without random draws, which are left out."""
+"""Names of modules without random parameters, which are omitted."""
 
 _MIN_SHARE = 0.005
 """Smallest probability of a class in a mixed label at which the class is shown."""
@@ -29,7 +29,7 @@ Label = tuple[tuple[str, str], ...]
 """(class name, text that follows the name) for each class of a label."""
 
 
-def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool) -> Label:
+def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_sample: bool) -> Label:
     """Label of one sample: its class, or the two classes of largest probability with their probabilities.
 
     Args:
@@ -37,25 +37,25 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, rest: bool)
             lambda.
         name: Function that returns the name of a class.
         mixed: Whether ``value`` is Kornia's label of a mixed image.
-        rest: Whether Kornia's lambda is the fraction of the sample itself, and not that of its partner.
+        lam_is_sample: Whether Kornia's lambda is the fraction of the sample itself, not of its partner.
     """
     if value.ndim == 0:
         return ((name(value.item()), ""),)
     if mixed:
         sample_class, partner, share = value.tolist()
-        share = share if rest else 1 - share
+        share = share if lam_is_sample else 1 - share
         shares = {sample_class: share, partner: 1 - share} if sample_class != partner else {sample_class: 1.0}
     else:
-        best = value.float().topk(min(2, len(value)))
-        shares = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        top = value.float().topk(min(2, len(value)))
+        shares = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
     largest = sorted(((share, index) for index, share in shares.items() if share >= _MIN_SHARE), reverse=True)
     if len(largest) == 1 and largest[0][0] > 1 - _MIN_SHARE:
         return ((name(largest[0][1]), ""),)
     return tuple((name(index), f" {share:.0%}") for share, index in largest)
 
 
-def namer(classes: Sequence[Any] | None, nameless: str = "{}") -> Callable[[Any], str]:
-    """Function that returns the name of a class: its entry in ``classes``, else its index formatted by ``nameless``.
+def class_namer(classes: Sequence[Any] | None, unnamed_format: str = "{}") -> Callable[[Any], str]:
+    """Function that returns the name of a class: its entry in ``classes``, else its index formatted by ``unnamed_format``.
 
     A class that is a string is returned unchanged.
     """
@@ -66,7 +66,7 @@ def namer(classes: Sequence[Any] | None, nameless: str = "{}") -> Callable[[Any]
         if isinstance(value, str):
             return value
         has_name = math.isfinite(value) and value == int(value) and 0 <= value < len(classes)
-        return str(classes[int(value)]) if has_name else nameless.format(f"{value:g}")
+        return str(classes[int(value)]) if has_name else unnamed_format.format(f"{value:g}")
 
     return name
 
@@ -81,7 +81,7 @@ def is_labels(value: Any, count: int) -> bool:
     return shares and bool((value >= 0).all()) and bool(((value.float().sum(1) - 1).abs() < 0.02).all())
 
 
-def is_words(value: Any, count: int) -> bool:
+def are_class_names(value: Any, count: int) -> bool:
     """Whether a value is a list of strings whose length is a multiple of ``count`` samples."""
     fits = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
     return fits and all(isinstance(item, str) for item in value)
@@ -94,7 +94,7 @@ def _short_name(name: str) -> str:
 
 
 def _line(module: str, numbers: dict[str, float]) -> str:
-    """Text of one module's draws: ``module``, its short name, and its numbers."""
+    """Text of the random parameters of one module: its short name ``module``, then the numbers."""
     parts = []
     for names in _RECTANGLES:
         if all(name in numbers for name in names):

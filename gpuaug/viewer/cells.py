@@ -12,7 +12,7 @@ from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.fuse import Fused
-from gpuaug.fusion.normalization import lam_is_own, normalized_by
+from gpuaug.fusion.normalization import lam_weighs_sample, normalized_by
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, beside, overlay
 from gpuaug.viewer.follow import Followed, Images, MemberPath, Row, count_of, get, sample_of, walk
@@ -81,7 +81,7 @@ class _LineMaker:
 
     def __init__(self, trace: Trace, before: Row, size: int, count: int, classes: Any) -> None:
         self._before, self._size, self._count, self._classes = before, size, count, classes
-        self._name = captions.namer(classes)
+        self._name = captions.class_namer(classes)
         self._labels = _path_of_labels(before, size)
         self._draws: dict[int, Draws] = {}
         keyed = (stage.transform for stage in trace.ran if "targets" in (stage.selection.data_keys or ()))
@@ -129,7 +129,7 @@ class _LineMaker:
 
     def _label(self, row: Row, index: int) -> captions.Label:
         candidates = row.under("class")
-        usable = (item for item in candidates if isinstance(item, Tensor) or captions.is_words(item, self._size))
+        usable = (item for item in candidates if isinstance(item, Tensor) or captions.are_class_names(item, self._size))
         value = next(usable, None)
         if value is None and self._labels is not None:
             labels = get(row.batch, self._labels)
@@ -146,8 +146,8 @@ class _LineMaker:
         keyed = [stage.transform for stage, _ in row.through if "class" in _keys(stage)]
         fused = bool(keyed) and isinstance(keyed[-1], Fused) and keyed[-1].options.num_classes is not None
         mixed = bool(keyed) and not fused and value.ndim == 2 and value.shape[1] == 3
-        name = captions.namer(self._classes, "class {}")
-        return captions.label(value[index % len(value)], name, mixed=mixed, rest=lam_is_own(keyed))
+        name = captions.class_namer(self._classes, "class {}")
+        return captions.label(value[index % len(value)], name, mixed=mixed, lam_is_sample=lam_weighs_sample(keyed))
 
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:

@@ -53,7 +53,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
 
 def test_bench_says_why_fused_pipelines_run_in_plain_torch(class_folder, tmp_path, capsys, monkeypatch):
     reason = "gpuaug.fuse runs in plain torch on cuda:0, for [no] reason."
-    monkeypatch.setitem(devices.WITHOUT_TRITON, torch.device("cpu"), reason)
+    monkeypatch.setitem(devices.TRITON_FAILURES, torch.device("cpu"), reason)
     monkeypatch.setattr(cli, "_measure", lambda *_: [{"name": "a", "case": "b", "steps_per_s": 1.0}])
     path = tmp_path / "uses.json"
     assert cli.main([*TINY, "--data", str(class_folder), "--json", str(path)]) == 0

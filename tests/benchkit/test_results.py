@@ -21,7 +21,7 @@ def good():
 
 def test_a_result_says_why_fused_pipelines_ran_in_plain_torch(good, monkeypatch):
     assert good["environment"]["plain_torch"] is None
-    monkeypatch.setitem(devices.WITHOUT_TRITON, CPU, "no compiler")
+    monkeypatch.setitem(devices.TRITON_FAILURES, CPU, "no compiler")
     later = results.result("uses", rows=[dict(ROW)], settings={}, device=CPU, environment=good["environment"])
     assert later["environment"]["plain_torch"] == "no compiler"
 

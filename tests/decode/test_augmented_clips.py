@@ -35,7 +35,7 @@ STILL = {
 }
 """Transforms without noise."""
 
-KEPT = {"zoom out", "policy", "another policy", "solarize"}
+UINT16_UNIT = {"zoom out", "policy", "another policy", "solarize"}
 """Transforms of bytes, or of whole clips, that come first."""
 
 
@@ -47,7 +47,7 @@ def still():
 @pytest.mark.parametrize("seed", range(12))
 def test_a_still_video_stays_still(still, seed):
     draw = random.Random(seed)
-    names = sorted(draw.sample(sorted(STILL), 4), key=lambda name: name not in KEPT)
+    names = sorted(draw.sample(sorted(STILL), 4), key=lambda name: name not in UINT16_UNIT)
     ragged = seed % 3 == 0
     if ragged:
         names.insert(0, "resized crop")

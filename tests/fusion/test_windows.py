@@ -271,5 +271,5 @@ def test_windows_of_a_position_are_those_of_the_loader(views):
 )
 def test_explain_says_that_a_decoder_leaves_out_what_is_not_read(pipeline, options, name):
     text = str(gpuaug.fuse(pipeline, **options).explain())
-    assert ("a DecodeStage in front decodes the window" in text) == bool(name)
+    assert ("a preceding DecodeStage decodes only the window" in text) == bool(name)
     assert name in text

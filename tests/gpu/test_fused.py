@@ -253,7 +253,7 @@ def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(dispatch, "_BACKENDS", {})
-    monkeypatch.setattr(dispatch, "WITHOUT_TRITON", {})
+    monkeypatch.setattr(dispatch, "TRITON_FAILURES", {})
     monkeypatch.setattr(backend, "probe", broken)
     images = photographs(2).cuda()
     augment = gpuaug.fuse(K.RandomHorizontalFlip())

@@ -178,7 +178,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.* is left to")
+@pytest.mark.filterwarnings("ignore:.* is not fused")
 @pytest.mark.parametrize("what", REFUSED)
 def test_state_of_another_pipeline_is_refused(what):
     one, other, same = (

@@ -210,7 +210,7 @@ def test_nothing_is_printed_unless_shown(capfd):
 
 
 def test_the_verdict_begins_with_why_fused_pipelines_run_in_plain_torch(monkeypatch):
-    monkeypatch.setitem(devices.WITHOUT_TRITON, torch.device("cpu"), "gpuaug.fuse runs in plain torch …")
+    monkeypatch.setitem(devices.TRITON_FAILURES, torch.device("cpu"), "gpuaug.fuse runs in plain torch …")
     report = gpuaug.profile(streamed([torch.ones(1)] * 9), nothing, batches=8, rounds=1, show=False)
     assert report.plain_torch == report.verdict[0] == "gpuaug.fuse runs in plain torch …"
 

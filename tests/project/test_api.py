@@ -4,9 +4,13 @@ import ast
 import dataclasses
 import inspect
 import re
+import textwrap
+from collections.abc import Callable
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
+from types import UnionType
+from typing import Literal, get_origin
 
 import pytest
 from support.messages.finder import sources
@@ -245,6 +249,22 @@ def test_every_argument_and_result_is_described(name):
 @pytest.mark.parametrize("name", [name for name in CALLED if name in gpuaug.__all__ and name != "Stage"])
 def test_what_is_called_first_says_what_it_costs_and_shows_how(name):
     assert {"Args", "Raises", "Cost", "Examples"} <= sections(DOCUMENTED[name][1][0]).keys()
+
+
+API_PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize("name", dict.fromkeys([*CALLED, "DecodeStage", "Fused"]))
+def test_signatures_show_values_and_not_the_names_of_private_aliases(name):
+    """The API page prints annotations as they are written, so an alias in them must have an entry on the page."""
+    value = DOCUMENTED[name][0]
+    function = inspect.unwrap(value.__init__ if inspect.isclass(value) else value)
+    definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    written = [node.annotation for node in ast.walk(definition.args) if isinstance(node, ast.arg) and node.annotation]
+    names = [ast.unparse(node) for part in written for node in ast.walk(part) if isinstance(node, ast.Name | ast.Attribute)]
+    values = {name: eval(name, function.__globals__) for name in names}
+    aliases = {name for name, value in values.items() if get_origin(value) in (Literal, UnionType, Callable)}
+    assert {name for name in aliases if f".{name.rpartition('.')[2]}\n" not in API_PAGE} == set()
 
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)

@@ -103,13 +103,13 @@ def test_table_of_modules_names_every_lowered_kornia_module_once():
     assert sorted(named) == sorted(kind.__name__ for kind in (*LOWERED, *POLICIES))
 
 
-def test_table_of_torchvisions_transforms_says_of_every_one_what_becomes_of_it():
-    section = (ROOT / "docs" / "torchvision.md").read_text().split("\n## What becomes of each transform\n")[1].split("\n## ")[0]
+def test_table_of_torchvisions_transforms_states_the_support_of_each():
+    section = (ROOT / "docs" / "torchvision.md").read_text().split("\n## Supported transforms\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \| (\w+)", section, re.MULTILINE)
     said = {name: word for names, word in rows for name in re.findall(r"`([A-Z]\w+)", names)}
     kinds = {name: kind for name, kind in vars(v2).items() if hasattr(kind, "forward") and kind is not v2.Transform}
     wanted = {name: "refused" if name in refusals.NOT_TAKEN else "left" for name in kinds}
-    wanted |= {kind.__name__: "made" for kind in torchvision.ENDINGS}
+    wanted |= {kind.__name__: "applied" for kind in torchvision.ENDINGS}
     wanted |= {kind.__name__: "nothing" for kind in (*torchvision.PASSED, *torchvision.CONVERSIONS, v2.ToPureTensor)}
     fused = (*torchvision.LOWERED, *mix.LOWERED, *torchvision.BY_CHANCE, v2.Compose)
     wanted |= {kind.__name__: "fused" for kind in fused}

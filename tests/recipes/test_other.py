@@ -145,7 +145,7 @@ Drawing.__name__ = "RandomGrayscale"
 Drawing.__module__ = "torchgeo.transforms.color"
 LEFT = {
     Darker: "a subclass of RandomGrayscale that overrides apply_transform",
-    Drawing: "generate_parameters of RandomGrayscale is not that of the versions compared with",
+    Drawing: "generate_parameters of RandomGrayscale differs from the tested versions",
 }
 
 

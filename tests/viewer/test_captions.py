@@ -9,7 +9,7 @@ from kornia.augmentation.auto import RandAugment
 from support.comparison.replay import left_to_kornia
 
 import gpuaug
-from gpuaug.viewer.captions import drawn, is_labels, is_words, label, namer
+from gpuaug.viewer.captions import are_class_names, class_namer, drawn, is_labels, label
 
 CASES = [
     ("RandomResizedCrop_0", {"x": 4.0, "y": 5.0, "width": 11.0, "height": 12.0}, "ResizedCrop 11x12 at 4, 5"),
@@ -70,10 +70,10 @@ def test_every_lowered_module_has_a_caption():
 
 
 def test_label_text():
-    name = namer(["cat", "dog", "cow"], "class {}")
+    name = class_namer(["cat", "dog", "cow"], "class {}")
 
-    def say(*value, mixed=False, rest=False):
-        told = label(torch.tensor(value if len(value) > 1 else value[0]), name, mixed=mixed, rest=rest)
+    def say(*value, mixed=False, lam_is_sample=False):
+        told = label(torch.tensor(value if len(value) > 1 else value[0]), name, mixed=mixed, lam_is_sample=lam_is_sample)
         return ", ".join("".join(part) for part in told)
 
     assert [say(1), say(3), say(2.5), say(-1)] == ["dog", "class 3", "class 2.5", "class -1"]
@@ -82,16 +82,16 @@ def test_label_text():
     assert say(0.001, 0.998, 0.001) == "dog"
     assert say(0.3, 0.001, 0.001) == "cat 30%"
     assert say(0.0, 2.0, 0.25, mixed=True) == "cat 75%, cow 25%"
-    assert say(0.0, 2.0, 0.25, mixed=True, rest=True) == "cow 75%, cat 25%"
+    assert say(0.0, 2.0, 0.25, mixed=True, lam_is_sample=True) == "cow 75%, cat 25%"
     assert say(1.0, 1.0, 0.25, mixed=True) == "dog"
     assert say(1.0, 0.0, 0.0, mixed=True) == "dog"
     nan, inf = float("nan"), float("inf")
     assert [say(nan), say(inf), say(-inf)] == ["class nan", "class inf", "class -inf"]
     assert say(nan, 1.0, 0.25, mixed=True) == "class nan 75%, dog 25%"
-    assert namer(None)(nan) == "nan"
-    assert namer(["cat"], "class {}")("mouse") == "mouse"
-    assert namer(None)(4) == "4"
-    assert namer("not names")(0) == "0"
+    assert class_namer(None)(nan) == "nan"
+    assert class_namer(["cat"], "class {}")("mouse") == "mouse"
+    assert class_namer(None)(4) == "4"
+    assert class_namer("not names")(0) == "0"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_is_labels(value, are):
     ],
 )
 def test_is_words(value, are):
-    assert is_words(value, 2) is are
+    assert are_class_names(value, 2) is are
 
 
 @given(st.integers(0, 2**40))

@@ -101,7 +101,7 @@ def read_clip(
     start_s: float | None = None,
     at: float | None = None,
     times_s: Sequence[float] | None = None,
-    short: Short = "error",
+    short: Literal["error", "loop", "pad"] = "error",
 ) -> Clip:
     """Select frames of a video for ``collate_encoded``, which packs them undecoded. A ``DecodeStage`` decodes them.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpuaug.core.devices import WITHOUT_TRITON
+from gpuaug.core.devices import TRITON_FAILURES
 from gpuaug.core.errors import DeviceError, GpuAugWarning
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.backends import torch_backend
@@ -104,7 +104,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 
 def name(device: torch.device) -> str:
     """Executor for a device: ``"torch"`` or ``"triton"``."""
-    return "triton" if device.type == "cuda" and device not in WITHOUT_TRITON and _triton(device) is not None else "torch"
+    return "triton" if device.type == "cuda" and device not in TRITON_FAILURES and _triton(device) is not None else "torch"
 
 
 _BACKENDS: dict[torch.device, Any] = {}
@@ -131,14 +131,14 @@ def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
                 f"gpuaug.fuse cannot run on {device} with GPUAUG_REQUIRE_TRITON set, because Triton {failure.value} ({text}). "
                 f"{failure.advice()}"
             )
-            WITHOUT_TRITON[device] = str(device_error)
+            TRITON_FAILURES[device] = str(device_error)
             raise device_error from error
         reason = (
             f"gpuaug.fuse runs in plain torch on {device}, about 50 times slower, because Triton {failure.value} ({text}). "
             f"{failure.advice()}"
         )
-        WITHOUT_TRITON[device] = reason
+        TRITON_FAILURES[device] = reason
         warnings.warn(reason, GpuAugWarning, stacklevel=3)
         return None
-    WITHOUT_TRITON.pop(device, None)
+    TRITON_FAILURES.pop(device, None)
     return backend

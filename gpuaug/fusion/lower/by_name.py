@@ -68,7 +68,7 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
 }
 
-MOST_PLACED = 24
+MOST_POSITIONS = 24
 """Maximum of picks · transforms of a ``RandomSubsetApply`` in random order, with one op per transform and position."""
 
 MOST_SUBSETS = 10_000
@@ -103,7 +103,7 @@ def unlike(transform: Any, class_: type) -> str | None:
     for name in dict.fromkeys((*expected_names, *applied)):
         method = methods.get(name)
         if not isinstance(method, FunctionType) or code_names([method]) - _NOT_READ != {*expected_names.get(name, "").split()}:
-            return f"{name} of {class_.__name__} is not that of the versions compared with"
+            return f"{name} of {class_.__name__} differs from the tested versions"
     return difference(transform, class_)
 
 
@@ -158,7 +158,9 @@ def unsupported_subset(container: Any) -> str | None:
     if not bool(torch.isfinite(shares).all()) or bool((shares < 0).any()) or int((shares > 0).sum()) < picks:
         return "its weights are not what torch.multinomial takes"
     if container.random_order:
-        return f"more than {MOST_PLACED} transforms in all places of its order" if count * picks > MOST_PLACED else None
+        return (
+            f"more than {MOST_POSITIONS} transforms in all positions of its order" if count * picks > MOST_POSITIONS else None
+        )
     return f"more than {MOST_SUBSETS} subsets" if comb(count, picks) > MOST_SUBSETS else None
 
 

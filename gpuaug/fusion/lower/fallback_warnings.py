@@ -1,4 +1,4 @@
-"""Warnings about modules that are not lowered: they work, but take launches that the user may not expect."""
+"""Warnings about modules that are not lowered: they run, but with launches that the user may not expect."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.policies.random_apply import RandomApply
 
-_COST = "on the training thread, and the passes are split there: print(augment.explain()) shows it"
-_SILENCE = "or ignore gpuaug.GpuAugWarning where it is meant"
+_COST = "on the training thread, and splits the passes there: see print(augment.explain())"
+_SILENCE = "or ignore gpuaug.GpuAugWarning if this is intended"
 
 
 class FallbackWarnings:
@@ -52,28 +52,25 @@ class FallbackWarnings:
 def _warn(op: EagerOp) -> None:
     page = "torchvision" if op.package == "torchvision" else "fuse"
     if op.package == "torchvision":
-        runs = "runs image by image" if op.is_users else "is left to torchvision, image by image"
-        cost = "It adds its own launches for every image of a batch"
+        runs = "It runs image by image, with separate launches for every image"
     elif op.is_users:
-        runs = "runs on the whole batch"
-        cost = "What it draws once holds for all images; v2.Compose([module]) calls it for each. It adds its own launches"
+        runs = "It runs once per batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
     else:
-        runs = "is left to Kornia"
-        cost = "Kornia takes tens of launches a batch for it"
+        runs = "Kornia runs it, with tens of launches per batch"
     warnings.warn(
-        f"{op.name} {runs}, because gpuaug.fuse does not lower it: {op.reason}. {cost}, {_COST}. Replace it, or that setting "
-        f"of it, by what {DOCUMENTATION}{page}/ lists, {_SILENCE}.",
+        f"{op.name} is not fused, because gpuaug.fuse does not lower it: {op.reason}. {runs}, {_COST}. Replace the module or "
+        f"its setting by one listed at {DOCUMENTATION}{page}/, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )
 
 
 def _warn_of_choice(choice: RandomApply, fallbacks: Sequence[EagerOp]) -> None:
-    words = dict.fromkeys(f"{op.name} ({op.reason})" for op in fallbacks)
+    modules = dict.fromkeys(f"{op.name} ({op.reason})" for op in fallbacks)
     warnings.warn(
-        f"{choice.name} may pick modules that are left to Kornia, because gpuaug.fuse does not lower them: {', '.join(words)}. "
-        f"Kornia takes tens of launches a batch for each, when it is picked, {_COST}. "
-        f"Leave them out of what it picks from, {_SILENCE}.",
+        f"{choice.name} may pick modules that are not fused, because gpuaug.fuse does not lower them: {', '.join(modules)}. "
+        f"Kornia runs a picked module, with tens of launches per batch, {_COST}. "
+        f"Remove them from {choice.name}, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )

@@ -149,14 +149,14 @@ def untested_version() -> str | None:
     numbers = re.match(r"(\d+)\.(\d+)", installed)
     if numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) < TESTED[1]:
         return None
-    return f"Kornia {installed} is not one of the versions compared with ({REQUIREMENT})"
+    return f"Kornia {installed} is not one of the tested versions ({REQUIREMENT})"
 
 
 @functools.cache
 def warn_of_version(reason: str) -> None:
     """Warn once per process that Kornia runs all of its modules. ``reason``: from ``untested_version``."""
     warnings.warn(
-        f"Every module is left to Kornia, with tens of launches a batch for each, because {reason}. "
+        f"No module of Kornia is fused, because {reason}. Kornia runs every module, with tens of launches per batch for each. "
         f'Run pip install "{REQUIREMENT}".',
         GpuAugWarning,
         stacklevel=4,

@@ -13,7 +13,7 @@ from gpuaug.core.torchvision_types import class_of, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_held, refuse_transform
-from gpuaug.fusion.lower.tree import Group, Leaf, Tree, judged_crops, leaves
+from gpuaug.fusion.lower.tree import Group, Leaf, Tree, filtered_crops, leaves
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.color import Posterize
@@ -74,9 +74,9 @@ def lower(
         if op.package == "Kornia":
             op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
     _expect_rounding(tree)
-    for crop, judge in judged_crops(tree):
-        assert judge.ending is not None
-        crop.least = judge.ending.min_size, judge.ending.min_area
+    for crop, box_filter in filtered_crops(tree):
+        assert box_filter.ending is not None
+        crop.least = box_filter.ending.min_size, box_filter.ending.min_area
     return Lowered(tree, types.dtype, types.refusal)
 
 
@@ -159,10 +159,10 @@ class _Lowering:
         if class_of(module, CONTAINERS) is not None:
             return lower_container(name, module, self._pick, self.tree)
         leaf = lower_module(name, module, self._pick)
-        self._follow(leaf)
+        self._update_range(leaf)
         return leaf
 
-    def _follow(self, leaf: Leaf) -> None:
+    def _update_range(self, leaf: Leaf) -> None:
         """Update the range of values for a module of Kornia or of the user."""
         types, op = self._types, leaf.op
         for resampling in _resamplings(leaf):

@@ -67,10 +67,10 @@ def refuse_held(module: nn.Module) -> None:
         and kind.__name__ in ("AugmentationSequential", "ImageSequential")
         and not getattr(module, "random_apply", 0)
     )
-    for each in () if sequence else module.modules():
-        if torchvision_class(each) is not None:
+    for child in () if sequence else module.modules():
+        if torchvision_class(child) is not None:
             raise ArgumentTypeError(
-                f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(each).__name__}, which it would "
+                f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(child).__name__}, which it would "
                 "call once for the whole batch. Put it into a list, v2.Compose or v2.RandomChoice instead."
             )
 
@@ -131,5 +131,6 @@ def v2_of(transform: Any, exact: Sequence[type]) -> Any:
             f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got {kind.__name__} of v1. "
             f"Write v2.{kind.__name__}(…) instead: from torchvision.transforms import v2."
         )
-    plain = (each for each in signature(v2_class).parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD)
-    return v2_class(**{each.name: getattr(transform, each.name) for each in plain})
+    parameters = signature(v2_class).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    return v2_class(**{name: getattr(transform, name) for name in names})

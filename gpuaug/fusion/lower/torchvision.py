@@ -2,9 +2,9 @@
 
 A subclass that overrides no method of its base is lowered as its base.
 
-Given whole numbers, the transforms of a pipeline see these up to its ``ToDtype(torch.float32, scale=True)`` and floats behind
-it; given floats, they see floats. Their fills and thresholds are values of such images. A fused pipeline computes in [0, 1]
-throughout.
+For integer images, the transforms before ``ToDtype(torch.float32, scale=True)`` have integer input, and the transforms after it
+floats. For float images, all have float input. Fills and thresholds have the units of the input of their transform. A fused
+pipeline computes in [0, 1] throughout.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ KNOWN: frozenset[type] = frozenset(
 MOST_ORDERED = 4
 """Maximum length of a ``RandomOrder`` that is lowered, with one op per transform and position."""
 
-_SOME = Size(1, 3, 4093, 4099)
+_PROBE_SIZE = Size(1, 3, 4093, 4099)
 """Arbitrary input size that is unlikely to be the output size of a transform."""
 
 _IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
@@ -118,7 +118,7 @@ class TorchvisionLowering:
             return _ending(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
-            if any(isinstance(op, mixes.MixUp) for op in (mix, *(held for _, held in getattr(mix, "mixes", ())))):
+            if any(isinstance(op, mixes.MixUp) for op in (mix, *(member for _, member in getattr(mix, "mixes", ())))):
                 self._types.require_floats(mix.name)
             return Leaf(mix.name, mix)
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
@@ -168,7 +168,7 @@ class TorchvisionLowering:
             )
         if reason is not None:
             keeps_range = changed is None and base not in CHANGES_RANGE
-            checked = op is not None and changed is None and op.per_channel(_SOME.channels)
+            checked = op is not None and changed is None and op.per_channel(_PROBE_SIZE.channels)
             return self._fallback(name, transform, reason, op if checked else _sizing(op), keeps_range=keeps_range)
         assert op is not None
         op.image_dtype = self._types.dtype
@@ -231,16 +231,16 @@ class TorchvisionLowering:
         dtype = self._types.dtype
         reason = _too_long(container)
         trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
-        each_leaf = [leaf for tree in trees for leaf in leaves(tree)]
-        foreign = next((leaf.name for leaf in each_leaf if leaf.op.package != "torchvision"), None)
+        all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
+        foreign = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
         if foreign is not None:
             raise ArgumentTypeError(
                 f"{name} must hold torchvision's transforms, got {foreign}. Replace it with one of torchvision's."
             )
-        sizing = [op for leaf in each_leaf if (op := _sizing(leaf.op)) is not None and not op.draws_size]
+        sizing = [op for leaf in all_leaves if (op := _sizing(leaf.op)) is not None and not op.draws_size]
         if not reason and not sizing:
             return Group(name, tuple(trees), is_container=False)
-        drawn = next((leaf.name for leaf in each_leaf if isinstance(leaf.op, Op) and leaf.op.draws_size), None)
+        drawn = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, Op) and leaf.op.draws_size), None)
         if drawn is not None:
             raise ArgumentTypeError(
                 f"{name} must hold transforms that give all images one size, got {drawn}. Keep {name} in the dataset, and fuse "
@@ -262,7 +262,7 @@ class TorchvisionLowering:
         elif isinstance(container, v2.RandomOrder):
             in_order = True
             orders = list(permutations(range(count)))
-            draw = Draw(tuple((place + 1) / factorial(count) for place in range(len(orders) - 1)))
+            draw = Draw(tuple((index + 1) / factorial(count) for index in range(len(orders) - 1)))
         else:
             in_order = container.random_order
             orders, shares = by_name.subsets(container)
@@ -270,11 +270,11 @@ class TorchvisionLowering:
         # Outcomes under which a member runs, by position in the order and member, or with a fixed order by member only.
         outcomes = [[[member in order for order in orders] for member in range(count)]]
         if in_order:
-            places = range(len(orders[0]))
-            outcomes = [[[order[place] == member for order in orders] for member in range(count)] for place in places]
+            positions = range(len(orders[0]))
+            outcomes = [[[order[position] == member for order in orders] for member in range(count)] for position in positions]
         trees = []
-        for turn in outcomes:
-            for member, runs in zip(members, turn, strict=True):
+        for outcomes_at_position in outcomes:
+            for member, runs in zip(members, outcomes_at_position, strict=True):
                 if any(runs):
                     trees.append(self._member(*member))
                     for leaf in leaves(trees[-1]):
@@ -318,13 +318,13 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     if kind in mixes.LOWERED:
         return mixes.LOWERED[kind](name, transform)
     picks = kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply")
-    inner = [(each, _mix(each, held)) for each, held in _named(transform.transforms)] if picks else []
-    inner_mixes = [(each, mix) for each, mix in inner if mix is not None]
+    inner = [(member_name, _mix(member_name, member)) for member_name, member in _named(transform.transforms)] if picks else []
+    inner_mixes = [(member_name, mix) for member_name, mix in inner if mix is not None]
     if not inner_mixes:
         return None
     if len(inner_mixes) < len(inner) or not (kind is v2.RandomChoice or len(inner_mixes) == 1):
         raise ArgumentTypeError(
-            f"{name} must hold one mix, or be a RandomChoice of mixes alone, got {', '.join(each for each, _ in inner)}. "
+            f"{name} must hold one mix, or be a RandomChoice of mixes alone, got {', '.join(dict(inner))}. "
             "It draws once for a batch then: move the others out of it, before or behind."
         )
     if kind is v2.RandomChoice:
@@ -332,21 +332,21 @@ def _mix(name: str, transform: Any) -> MixOp | None:
         return _PickedMix(name, modules, inner_mixes, "batch", transform.p)
     ((_, mix),) = inner_mixes
     if kind is v2.RandomApply:
-        _lessen(mix, float(transform.p))
+        _scale_probability(mix, float(transform.p))
     mix.name = name
     return mix
 
 
-def _lessen(mix: MixOp, p: float) -> None:
+def _scale_probability(mix: MixOp, p: float) -> None:
     """Multiply the probability per batch of a mix, or of all mixes that may be picked, by ``p``."""
     mix.p_batch *= p
-    for _, each in mix.mixes if isinstance(mix, OneMix) else ():
-        _lessen(each, p)
+    for _, inner_mix in mix.mixes if isinstance(mix, OneMix) else ():
+        _scale_probability(inner_mix, p)
 
 
 def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    for index, each in enumerate(transforms):
-        yield f"{getattr(each, '__name__', type(each).__name__)}_{index}", each
+    for index, transform in enumerate(transforms):
+        yield f"{getattr(transform, '__name__', type(transform).__name__)}_{index}", transform
 
 
 def _too_long(container: Any) -> str | None:
@@ -367,7 +367,7 @@ def _difference(transform: Any, base: type | None) -> str | None:
 def _sizing(op: Op | EagerOp | None) -> Op | None:
     """Return the op that changes the image size, or ``None``."""
     lowered = op.lowered if isinstance(op, EagerOp) else op
-    return lowered if lowered is not None and lowered.out(_SOME) != _SOME else None
+    return lowered if lowered is not None and lowered.out(_PROBE_SIZE) != _PROBE_SIZE else None
 
 
 def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:

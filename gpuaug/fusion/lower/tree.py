@@ -57,15 +57,15 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
             yield from leaves(item)
 
 
-def judged_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, Done]]:
+def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, Done]]:
     """Yield each crop by boxes that is followed, flips aside, by a transform that removes boxes; and this transform."""
     crop: BoxCropOp | None = None
-    for each in _in_order(tree):
-        if isinstance(each, Done):
-            if crop is not None and each.is_last:
-                yield crop, each
-        elif not isinstance(each.op, HorizontalFlip | VerticalFlip):
-            crop = each.op if isinstance(each.op, BoxCropOp) else None
+    for item in _in_order(tree):
+        if isinstance(item, Done):
+            if crop is not None and item.is_last:
+                yield crop, item
+        elif not isinstance(item.op, HorizontalFlip | VerticalFlip):
+            crop = item.op if isinstance(item.op, BoxCropOp) else None
 
 
 def ending_of(tree: Tree) -> Ending:
@@ -75,17 +75,17 @@ def ending_of(tree: Tree) -> Ending:
         ArgumentError: If boxes are removed before an op that moves pixels, except directly after a crop by boxes.
     """
     ending = AS_THEY_CAME
-    judge = ""
-    of_crops = [done for _, done in judged_crops(tree)]
-    for each in _in_order(tree):
-        if any(each is done for done in of_crops):
+    box_filter = ""
+    filters_of_crops = [done for _, done in filtered_crops(tree)]
+    for item in _in_order(tree):
+        if any(item is done for done in filters_of_crops):
             continue
-        if isinstance(each, Done):
-            ending = ending.then(each.ending) if each.ending is not None else ending
-            judge = judge or (each.name if each.is_last else "")
-        elif judge and (isinstance(each.op, GatherOp) or (isinstance(each.op, EagerOp) and not each.op.moves_nothing)):
+        if isinstance(item, Done):
+            ending = ending.then(item.ending) if item.ending is not None else ending
+            box_filter = box_filter or (item.name if item.is_last else "")
+        elif box_filter and (isinstance(item.op, GatherOp) or (isinstance(item.op, EagerOp) and not item.op.moves_nothing)):
             raise ArgumentError(
-                f"{judge} must stand behind all that moves pixels, got {each.name} behind it. Put it at the end, where "
+                f"{box_filter} must stand behind all that moves pixels, got {item.name} behind it. Put it at the end, where "
                 "boxes are judged."
             )
     return ending

@@ -46,7 +46,7 @@ class MatrixWarp(WarpOp):
         """Matrices that map input to output pixels, (B, 3, 3) float64, ignoring the apply mask."""
         raise NotImplementedError
 
-    def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
+    def _moved_samples(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
         """(indices of the samples in the apply mask, or ``None`` for all; their matrices, input to output pixels)."""
         if not self.is_random:
             return None, self._forward(drawn, size)
@@ -55,11 +55,11 @@ class MatrixWarp(WarpOp):
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Matrices that map input to output pixels; the identity for skipped samples."""
-        return _among_identities(*self._moved(drawn, size), size.batch)
+        return _among_identities(*self._moved_samples(drawn, size), size.batch)
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
         """Map from output to input pixels; the identity for skipped samples, which are then unchanged bit for bit."""
-        samples, matrices = self._moved(drawn, size)
+        samples, matrices = self._moved_samples(drawn, size)
         return Warp(_among_identities(samples, inverse(matrices), size.batch))
 
 

@@ -101,15 +101,15 @@ class AnyAffine(MatrixWarp):
 
     Args:
         name: Name of the module that picks.
-        like: Any one of the warps. All have the same interpolation, edge and fill.
+        warp: Any of the warps. All have the same interpolation, edge and fill.
     """
 
     words = "one of several affine warps"
 
-    def __init__(self, name: str, like: WarpOp) -> None:
+    def __init__(self, name: str, warp: WarpOp) -> None:
         # Skip MatrixWarp.__init__, which reads the settings of a Kornia module.
         WarpOp.__init__(self, name, nn.Identity())
-        self.edge, self.fill, self.nearest = like.edge, like.fill, like.nearest
+        self.edge, self.fill, self.nearest = warp.edge, warp.fill, warp.nearest
         self.p = 0.5  # below 1, because a sample may have picked no warp
 
     @staticmethod
@@ -121,7 +121,7 @@ class AnyAffine(MatrixWarp):
         """Return ``None``: the policy checks its ops."""
         return None
 
-    def _moved(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
+    def _moved_samples(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
         # drawn["parts"] holds tuples (op, its draws, mask of its samples).
         moved = [np.empty(0, np.int64)]
         matrices = [np.empty((0, 3, 3))]

@@ -205,6 +205,6 @@ def _merged(entries: list[Entry], masks: list[Array]) -> OpDraws:
 def no_form_in_kornia(name: str) -> ArgumentError:
     """Error for a request of Kornia's ``params=`` with ``pick="sample"``."""
     return ArgumentError(
-        f"pick must be 'batch' for draws to have Kornia's form, got 'sample': {name} of Kornia picks once for all "
+        f"pick must be 'batch' for as_kornia(), got 'sample': {name} of Kornia picks once for all "
         "samples. Fuse with pick='batch' to compare the two."
     )

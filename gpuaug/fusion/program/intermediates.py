@@ -19,7 +19,7 @@ from gpuaug.fusion.program.plan import Pass
 IN_STRIPS = range(5, 34)
 """Kernel sizes of a blur in strips, in pixels. For all sizes, 16 lines above and 16 lines below a strip are read."""
 
-KEPT = torch.uint16
+UINT16_UNIT = torch.uint16
 """Type of intermediate images with 16 bits per value, in units of 1/65535."""
 
 
@@ -32,11 +32,13 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
         dtype: Type of the images that the last pass writes.
     """
     dtypes: list[torch.dtype] = []
-    for step, reader in pairwise(passes):
-        clean = is_clean(step.front, source_dtype) and all(op.keeps_unit_range for op in step.points)
+    for pass_, reader in pairwise(passes):
+        clean = is_clean(pass_.front, source_dtype) and all(op.keeps_unit_range for op in pass_.points)
         # Rounding moves some values to another level, and equalization may move neighbouring levels far apart.
         counts = isinstance(reader.front, FrontOp) and reader.front.kernel == "levels"
-        source_dtype = KEPT if clean and not counts and dtype.is_floating_point and dtype.itemsize == 2 else torch.float32
+        source_dtype = (
+            UINT16_UNIT if clean and not counts and dtype.is_floating_point and dtype.itemsize == 2 else torch.float32
+        )
         dtypes.append(source_dtype)
     if passes[-1].route_column >= 0 and torch.float32 in dtypes:  # both buffers have one type
         dtypes = [torch.float32] * len(dtypes)
@@ -56,12 +58,12 @@ def is_clean(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool:
     return bounded and not swings and "constant" not in (front.before.edge, front.after.edge)
 
 
-def may_round(step: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
+def may_round(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether a pass may round values in [0, 1] to 16 bits internally, because its output has 16 bits.
 
     16-bit integers that the user passes, and gets back, are rounded only once, in the output.
     """
-    return dtype.itemsize == 2 and not (step.first == 0 and source_dtype == dtype == KEPT)
+    return dtype.itemsize == 2 and not (pass_.first == 0 and source_dtype == dtype == UINT16_UNIT)
 
 
 def in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
@@ -71,10 +73,10 @@ def in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: torch.d
     return blurs and dtype == torch.bfloat16 and is_clean(front, source_dtype)
 
 
-def marked_program(step: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
+def marked_program(pass_: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
     """Return the program of a pass, with the flag ``CLEAN`` for jitters with input in [0, 1] and no NaN: faster to clamp."""
     marked = []
-    for op, (code, column, flags) in zip(step.points, step.program, strict=True):
+    for op, (code, column, flags) in zip(pass_.points, pass_.program, strict=True):
         jitter = isinstance(op, ColorJitter | ColorJiggle)
         marked.append((code, column, flags | CLEAN if jitter and clean else flags))
         clean = clean and op.keeps_unit_range

@@ -142,7 +142,7 @@ Canvases: TypeAlias = tuple[tuple[int, int], ...]
 class BoxCrop(NamedTuple):
     """Crop whose window the device chooses by the boxes of each image, and its pass."""
 
-    step: GatherPass
+    pass_: GatherPass
     op: BoxCropOp
 
 
@@ -170,7 +170,7 @@ class Plan:
     @property
     def frames(self) -> Array | None:
         """Index of the input frame per output frame of a clip; ``None`` if all frames are kept."""
-        return frames_of((op for step in self.passes for op in step.moves), self.source.frames)
+        return frames_of((op for pass_ in self.passes for op in pass_.moves), self.source.frames)
 
     def canvases(self, size: Size, views: Sequence[Mapping[Op, OpDraws]]) -> Canvases:
         """Return (height, width) of the output buffer per image, for each pass but the last; empty if images have one size.
@@ -181,13 +181,13 @@ class Plan:
             size: Size of the images that the first pass reads.
             views: Draws by op, per view.
         """
-        if not any(step.out.ragged for step in self.passes):
+        if not any(pass_.out.ragged for pass_ in self.passes):
             return ()
         sides = np.zeros((len(self.passes) - 1, 2), np.int64)
         for drawn in views:
             current_size = size
-            for index, step in enumerate(self.passes[:-1]):
-                current_size = step.out_drawn(drawn.__getitem__, current_size)
+            for index, pass_ in enumerate(self.passes[:-1]):
+                current_size = pass_.out_drawn(drawn.__getitem__, current_size)
                 sides[index] = np.maximum(
                     sides[index], (np.max(current_size.height, initial=0), np.max(current_size.width, initial=0))
                 )
@@ -272,19 +272,19 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             passes.append(OpPass(front, points, source, current_size, program))
         widths.append(width)
     if _leaves_samples(passes):
-        passes[1:] = [replace(step, route_column=width) for step, width in zip(passes[1:], widths[1:], strict=True)]
+        passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)
-    passes = [replace(step, first=first) for step, first in zip(passes, first_columns, strict=False)]
-    gathers = [step for step in passes if isinstance(step, GatherPass)]
-    box_crop = next((BoxCrop(step, op) for step in gathers for op in step.moves if isinstance(op, BoxCropOp)), None)
+    passes = [replace(pass_, first=first) for pass_, first in zip(passes, first_columns, strict=False)]
+    gathers = [pass_ for pass_ in passes if isinstance(pass_, GatherPass)]
+    box_crop = next((BoxCrop(pass_, op) for pass_ in gathers for op in pass_.moves if isinstance(op, BoxCropOp)), None)
     return Plan(
         tuple(passes),
         max(sum(widths), 1),
         size,
         current_size,
         masks,
-        needs_own_batch=any(op.needs_own_batch for op in ops) or any(step.out.ragged for step in passes),
+        needs_own_batch=any(op.needs_own_batch for op in ops) or any(pass_.out.ragged for pass_ in passes),
         rereading=tuple(op for op in ops if op.read_at_draw),
         box_crop=box_crop,
     )
@@ -293,10 +293,10 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 def _leaves_samples(passes: Sequence[Pass]) -> bool:
     """Return whether passes between the first and the last can skip samples to which none of their ops applies."""
     between = passes[1:-1]
-    supported = all(isinstance(step, GatherPass) or step.front.kernel != "mix" for step in passes[1:])
-    supported = supported and all(step.source.frames == step.out.frames for step in passes[1:])
-    keeps_size = all(not step.source.ragged and step.source == step.out for step in between)
-    return supported and keeps_size and any(all(op.is_random for op in step.ops) for step in between)
+    supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel != "mix" for pass_ in passes[1:])
+    supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])
+    keeps_size = all(not pass_.source.ragged and pass_.source == pass_.out for pass_ in between)
+    return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in between)
 
 
 def _program(

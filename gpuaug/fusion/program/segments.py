@@ -19,7 +19,9 @@ from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.policies.random_apply import IdentityOp, PickedOp, RandomApply
 from gpuaug.fusion.program.plan import Plan, columns_of, plan
 
-_MOST_KEPT = 256
+_CACHE_SIZE = 256
+"""Maximum number of cached segments."""
+
 _IDENTITY = IdentityOp("", nn.Identity())
 
 
@@ -51,7 +53,7 @@ class Segments:
         self.chooses = any(isinstance(op, RandomApply) for op in ops)
         """Whether a container with ``random_apply`` picks the ops of every batch."""
         self._mixes = any(isinstance(op, MixOp) for op in ops)
-        self._kept: dict[Any, Segment] = {}
+        self._cached: dict[Any, Segment] = {}
         """Segments by first op and image size. Planning a crop, flip, jitter and normalization takes 106 µs (one core)."""
 
     def at(self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None) -> Segment:
@@ -66,12 +68,12 @@ class Segments:
         # The parameter table has one row per image, so a plan is valid for any batch size, and for images that differ in size.
         size = Size(1, size.channels, *ANY_SIDES, size.frames) if size.ragged else size
         key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
-        segment = self._kept.get(key)
+        segment = self._cached.get(key)
         if segment is None:
             segment = self._segment(self._ops if ops is None else ops, start, size, masks)
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            self._kept[key] = segment
+            if len(self._cached) >= _CACHE_SIZE:
+                self._cached.clear()
+            self._cached[key] = segment
         return segment
 
     def whole(self, size: Size, *, masks: bool, views: int) -> Plan | None:
@@ -143,12 +145,12 @@ def check_channels(op: Op | None, channels: int) -> None:
         ArgumentError: If the number of channels or of values does not fit.
     """
     for part in op.ops if isinstance(op, Picking) else (op,):
-        taken = part.channels_taken(channels) if isinstance(part, Op) else None
-        if taken is not None:
-            counts, what = taken
+        requirement = part.channels_taken(channels) if isinstance(part, Op) else None
+        if requirement is not None:
+            counts, operation = requirement
             picks = f", from which {op.name} picks" if isinstance(op, Picking) else ""
             raise ArgumentError(
-                f"images must have {counts} channels for {what}{picks}, got {channels}. Leave it out, or give them three "
+                f"images must have {counts} channels for {operation}{picks}, got {channels}. Leave it out, or give them three "
                 "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
             )
     run = op.ops if isinstance(op, RandomApply) else (op,)

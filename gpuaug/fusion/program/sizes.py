@@ -28,8 +28,7 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
     untested = untested_version()
     if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
         raise ArgumentError(
-            f"kornia must be of a version that gpuaug.fuse was compared with where ragged=True, got another: {untested}. "
-            f'Run pip install "{REQUIREMENT}".'
+            f'kornia must be a tested version for ragged=True, got another: {untested}. Run pip install "{REQUIREMENT}".'
         )
     first = _to_one_size(ops) if ragged else ()
     crops = [op.name for op in ops if isinstance(op, BoxCropOp)]
@@ -96,8 +95,8 @@ def _advice(ops: Sequence[Op]) -> tuple[str, str]:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
         advice = f"Put what gives them one size behind it, such as {crop}, or keep {drawn} in the dataset"
         return f"behind {drawn}", advice
-    such_as = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
-    return "where ragged=True", f"Put what gives them one size in front of it, such as {such_as}"
+    examples = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
+    return "where ragged=True", f"Put what gives them one size in front of it, such as {examples}"
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
@@ -167,7 +166,7 @@ def check_sizes(ops: Sequence[Op], size: Size, user_size: Size | None = None) ->
     for index, op in enumerate(ops):
         if op.unsupported_size(current_size):
             sample, reason = next(
-                (sample, why) for sample in range(current_size.batch) if (why := op.unsupported_size(current_size.of(sample)))
+                (sample, text) for sample in range(current_size.batch) if (text := op.unsupported_size(current_size.of(sample)))
             )
             where = f" at {sample} of the batch" if user_size.ragged else ""
             raise ArgumentError(

@@ -20,18 +20,18 @@ from gpuaug.fusion.table.upcoming import UpcomingBatches
 class DeviceCrop(NamedTuple):
     """Crop whose windows the device can compute from the sizes of ragged images."""
 
-    step: GatherPass
+    pass_: GatherPass
     """Pass that begins with the crop."""
     op: ResizedCrop
 
 
 def device_crop(planned: Plan) -> DeviceCrop | None:
     """Return the crop at the start of a plan for ragged batches, if its tables can be prefetched; else ``None``."""
-    step = planned.passes[0]
-    if not planned.source.ragged or planned.needs_own_batch or planned.box_crop or not isinstance(step, GatherPass):
+    pass_ = planned.passes[0]
+    if not planned.source.ragged or planned.needs_own_batch or planned.box_crop or not isinstance(pass_, GatherPass):
         return None
-    op = step.moves[0]
-    return DeviceCrop(step, op) if isinstance(op, ResizedCrop) and not op.same_on_batch else None
+    op = pass_.moves[0]
+    return DeviceCrop(pass_, op) if isinstance(op, ResizedCrop) and not op.same_on_batch else None
 
 
 class DeviceCropTables:

@@ -62,8 +62,8 @@ def fill_matrix(planned: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array)
     """
     matrix = np.eye(3)[None]
     flips: Array | None = None
-    for step in planned.passes:
-        for op in step.moves:
+    for pass_ in planned.passes:
+        for op in pass_.moves:
             if isinstance(op, BoxCropOp):
                 out[:, :MATRIX] = matrix.reshape(-1, MATRIX)
                 out[:, 2 * MATRIX : -2] = np.where(drawn[op]["apply_mask"][:, None], drawn[op]["numbers"], 1)
@@ -87,16 +87,16 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
     if not writes_template:
         table[:, : planned.width] = planned.template
     current_size = size
-    for pass_index, step in enumerate(planned.passes):
-        out_size = step.out_drawn(drawn.__getitem__, current_size)
-        rows = step.rows_of(table)
-        for op, (_, column, _) in zip(step.points, step.program, strict=True):
+    for pass_index, pass_ in enumerate(planned.passes):
+        out_size = pass_.out_drawn(drawn.__getitem__, current_size)
+        rows = pass_.rows_of(table)
+        for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
             if writes_template or op.is_random or not op.fixed:
                 # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write
                 write(drawn[op], out_size, rows[:, column : column + op.row_width(size.channels)])
         if pass_index >= fronts:
-            step.fill_front(drawn.__getitem__, current_size, rows, fixed=writes_template)
+            pass_.fill_front(drawn.__getitem__, current_size, rows, fixed=writes_template)
         current_size = out_size
     if planned.passes[-1].route_column >= 0:
         _fill_routes(planned.passes, drawn, table)
@@ -112,9 +112,9 @@ def _fill_routes(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array)
     unless it works in place.
     """
     in_second = np.zeros(len(table), dtype=np.uint8)
-    for step in passes[1:-1]:
-        applies = reduce(np.logical_or, [drawn[op]["apply_mask"] for op in step.ops])
-        to_second = in_second if step.works_in_place else in_second ^ applies
-        step.rows_of(table)[:, step.route_column] = applies * (1 + in_second + 2 * to_second)
+    for pass_ in passes[1:-1]:
+        applies = reduce(np.logical_or, [drawn[op]["apply_mask"] for op in pass_.ops])
+        to_second = in_second if pass_.works_in_place else in_second ^ applies
+        pass_.rows_of(table)[:, pass_.route_column] = applies * (1 + in_second + 2 * to_second)
         in_second = to_second
     passes[-1].rows_of(table)[:, passes[-1].route_column] = 1 + in_second

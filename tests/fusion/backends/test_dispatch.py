@@ -54,8 +54,8 @@ def forget_compiler():
 def no_probes(monkeypatch, tmp_path):
     """No device has been probed, and Triton's cache is empty. A probe runs ``work``, on a CPU."""
     monkeypatch.setattr(dispatch, "_BACKENDS", {})
-    monkeypatch.setattr(dispatch, "WITHOUT_TRITON", known := {})
-    monkeypatch.setattr(devices, "WITHOUT_TRITON", known)
+    monkeypatch.setattr(dispatch, "TRITON_FAILURES", known := {})
+    monkeypatch.setattr(devices, "TRITON_FAILURES", known)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("GPUAUG_REQUIRE_TRITON", raising=False)
     forget_compiler()
@@ -289,7 +289,7 @@ def test_explain_says_why_the_last_call_ran_in_plain_torch(monkeypatch):
     augment = gpuaug.fuse(K.RandomInvert())
     augment(photographs(2))
     before = augment.explain()
-    monkeypatch.setitem(devices.WITHOUT_TRITON, CPU, f"{SLOW} …")
+    monkeypatch.setitem(devices.TRITON_FAILURES, CPU, f"{SLOW} …")
     assert augment.explain().notes == (f"{SLOW} …", *before.notes)
     assert f"\n{SLOW} …" in str(augment.explain())
     assert SLOW not in str(gpuaug.fuse(K.RandomInvert()).explain())

@@ -29,7 +29,8 @@ class Flip(v2.Transform):
         return inpt.flip(-1)
 
 
-LEFT = " image by image, because gpuaug.fuse does not lower it: {}. It adds its own launches for every image of a batch"
+LEFT = " is not fused, because gpuaug.fuse does not lower it: {}. "
+IMAGE_BY_IMAGE = " image by image, with separate launches for every image"
 
 REASONS = {
     "subclass": (Flip(), "no lowering for this type"),
@@ -67,6 +68,7 @@ def test_what_has_no_lowering_is_left_to_torchvision_and_named(name):
     (text,) = (str(each.message) for each in caught)
     assert text.startswith(f"{type(transform).__name__}_1 ")
     assert LEFT.format(reason) in text
+    assert IMAGE_BY_IMAGE in text
     images = photographs(3)
     assert augment(images).dtype == torch.float32  # and warns no more
     line = augment.explain((64, 3, 32, 48)).lines[1]

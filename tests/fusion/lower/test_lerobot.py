@@ -116,7 +116,7 @@ Other.__name__ = "RandomSubsetApply"
 LEFT = {
     "another version": (
         lambda: Other(MARKS, n_subset=2),
-        "forward of RandomSubsetApply is not that of the versions compared with",
+        "forward of RandomSubsetApply differs from the tested versions",
     ),
     "a subclass": (
         lambda: overriding(written.RandomSubsetApply, "forward")(MARKS, n_subset=2),
@@ -136,7 +136,7 @@ LEFT = {
     ),
     "many places": (
         lambda: written.RandomSubsetApply(MARKS * 2, n_subset=4, random_order=True),
-        "more than 24 transforms in all places of its order",
+        "more than 24 transforms in all positions of its order",
     ),
     "many subsets": (lambda: written.RandomSubsetApply(MARKS * 5, n_subset=10), "more than 10000 subsets"),
     "a size by chance": (

@@ -114,7 +114,7 @@ def test_names_of_torchvision_are_there(name):
     assert hasattr(v2, name) or hasattr(_presets, name)
 
 
-KORNIAS = "{} is left to Kornia, because gpuaug.fuse does not lower it: {}. Kornia takes tens of launches a batch for it, "
+KORNIAS = "{} is not fused, because gpuaug.fuse does not lower it: {}. Kornia runs it, with tens of launches per batch, "
 
 
 def told(action):
@@ -149,7 +149,7 @@ def test_fallback_warning_of_a_user_module():
     _, said = told(lambda: gpuaug.fuse([K.RandomInvert(), Halved()]))
     (text,) = said
     assert text.startswith(
-        "Halved_1 runs on the whole batch, because gpuaug.fuse does not lower it: not one of Kornia's modules."
+        "Halved_1 is not fused, because gpuaug.fuse does not lower it: not one of Kornia's modules. It runs once per batch, so"
     )
 
 

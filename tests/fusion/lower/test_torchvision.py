@@ -269,18 +269,17 @@ def test_draws_name_what_they_have_no_form_for():
     mixed = gpuaug.fuse([v2.RandomHorizontalFlip(), K.RandomInvert(), TO_FLOAT]).draw(images.shape)
     with pytest.raises(gpuaug.ArgumentError) as raised:
         mixed.as_kornia()
-    assert "draws must be of Kornia's modules alone to have its form, got RandomHorizontalFlip_0 of torchvision" in str(
+    assert "draws must be of Kornia's modules only for as_kornia(), got RandomHorizontalFlip_0 of torchvision" in str(
         raised.value
     )
     with pytest.raises(gpuaug.ArgumentError) as raised:
         mixed.as_torchvision()
-    assert (
-        "draws must be of torchvision's transforms that fuse lowers to be told as calls, got RandomInvert_1, one of Kornia"
-        in str(raised.value)
+    assert "draws must be of fused torchvision transforms for as_torchvision(), got RandomInvert_1, one of Kornia" in str(
+        raised.value
     )
     with pytest.warns(gpuaug.GpuAugWarning):
         left = gpuaug.fuse(v2.RGB())
-    with pytest.raises(gpuaug.ArgumentError, match="got RGB, one that is left to torchvision"):
+    with pytest.raises(gpuaug.ArgumentError, match="got RGB, one that torchvision runs"):
         left.draw(images.shape).as_torchvision()
     with pytest.raises(gpuaug.ArgumentError) as raised:
         gpuaug.fuse(v2.RandomInvert(), views=2).draw(images.shape).as_torchvision()
@@ -309,15 +308,16 @@ def test_each_sample_has_its_own_order_of_a_jitter():
 
 def test_notes_say_which_transforms_have_nothing_left_to_do():
     augment = gpuaug.fuse(v2.Compose([v2.ToImage(), v2.CenterCrop(8), v2.Compose([TO_FLOAT])]))
-    note = "ToImage_0, ToDtype_0: nothing left to do, as passes convert images where they read and write them."
+    note = "ToImage_0, ToDtype_0: nothing to compute, because passes convert images when they read and write them."
     assert augment.explain().notes == (note,)
     boxes = gpuaug.fuse(
         [v2.CenterCrop(8), v2.ConvertBoundingBoxFormat("XYWH"), v2.ClampBoundingBoxes(), v2.SanitizeBoundingBoxes()]
     )
-    of_boxes = "ConvertBoundingBoxFormat_1, ClampBoundingBoxes_2, SanitizeBoundingBoxes_3: of boxes, where the pipeline ends."
+    names = "ConvertBoundingBoxFormat_1, ClampBoundingBoxes_2, SanitizeBoundingBoxes_3"
+    of_boxes = f"{names}: applied to boxes at the end of the pipeline."
     assert boxes.explain().notes == (of_boxes,)
     four = gpuaug.fuse(v2.Resize(8, antialias=False)).explain((2, 3, 64, 64))
-    assert four.notes[0].endswith("With antialias=True, its default, it weighs all that fall on one.")
+    assert four.notes[0].endswith("With antialias=True, the default, it antialiases.")
     assert gpuaug.fuse(v2.Resize(8)).explain((2, 3, 64, 64)).notes == ()
 
 

@@ -161,7 +161,7 @@ def test_as_kornia_refuses_one_mix_draws_with_pick_sample():
     draws = gpuaug.fuse(PIPELINES["in a pipeline"](), pick="sample").draw((2, 3, 8, 8), seed=0)
     with pytest.raises(
         gpuaug.ArgumentError,
-        match="pick must be 'batch' for draws to have Kornia's form, got 'sample': AugmentationSequential_2",
+        match="pick must be 'batch' for as_kornia\\(\\), got 'sample': AugmentationSequential_2",
     ):
         draws.as_kornia()
 

@@ -213,7 +213,7 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
         draws = augment.draw(shape, seed=0)
         return augment, draws, augment(photographs(*shape), draws=draws)
 
-    text = f"Aug(ment|Mix)_[01] is left to torchvision, image by image, because .*{reason}"
+    text = f"Aug(ment|Mix)_[01] is not fused, because .*{reason}"
     with pytest.warns(gpuaug.GpuAugWarning, match=text):
         augment, draws, got = run()
     assert got.shape == shape
@@ -222,7 +222,7 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
     assert (line.package, line.launches) == ("torchvision", None)
     assert reason in line.reason
     assert any("Aug" in name for name in draws.of(0))
-    with pytest.raises(gpuaug.ArgumentError, match="one that is left to torchvision"):
+    with pytest.raises(gpuaug.ArgumentError, match="one that torchvision runs"):
         draws.as_torchvision()
 
 
@@ -243,7 +243,7 @@ def test_passes_are_counted_by_kinds_and_not_by_operations():
     lines = said.lines
     # For each of two picks a warp and a jitter with its mean, sharpness, and equalize or auto contrast with their tables.
     assert [line.launches for line in lines] == [1, 2, 1, 2, 2, 1, 2]
-    assert said.notes[-1].startswith("Bytes are the most: a pass between the first and the last skips samples")
+    assert said.notes[-1].startswith("Bytes are maxima: a pass between the first and the last skips samples")
     assert lines[0].what == "read, one of posterize, solarize"
     assert lines[1].what == "one of several affine warps, brightness, contrast, color"
     assert lines[3].what == "equalize or auto contrast, one of posterize, solarize"

@@ -12,7 +12,7 @@ import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, may_round, types_written
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, in_strips, is_clean, may_round, types_written
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
 CROP, BLUR, TURN = K.RandomResizedCrop((16, 16)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomRotation(30.0)
@@ -44,7 +44,7 @@ def types(modules, given, dtype):
 @pytest.mark.parametrize("name", PIPELINES)
 def test_half_precision_keeps_16_bits_between_passes_that_stay_in_range(name):
     modules, bits = PIPELINES[name]
-    expected = tuple(KEPT if each == "16" else FLOAT for each in bits.split())
+    expected = tuple(UINT16_UNIT if each == "16" else FLOAT for each in bits.split())
     assert types(modules, BYTES, HALF) == (*expected, HALF)
     assert types(modules, BYTES, FLOAT) == (*(FLOAT,) * len(expected), FLOAT)
 
@@ -91,13 +91,13 @@ def test_greys_of_many_channels_are_clean_by_their_weights(weights, clean):
 
 
 def test_whole_numbers_of_16_bits_are_rounded_once():
-    assert types([CROP, BLUR], KEPT, HALF) == (KEPT, HALF)
-    assert types([CROP, BLUR], KEPT, KEPT) == (FLOAT, KEPT)
+    assert types([CROP, BLUR], UINT16_UNIT, HALF) == (UINT16_UNIT, HALF)
+    assert types([CROP, BLUR], UINT16_UNIT, UINT16_UNIT) == (FLOAT, UINT16_UNIT)
     first, second = gpuaug.fuse([CROP, BLUR])._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
-    assert may_round(first, KEPT, HALF)
-    assert may_round(first, BYTES, KEPT)
-    assert may_round(second, KEPT, KEPT)
-    assert not may_round(first, KEPT, KEPT)
+    assert may_round(first, UINT16_UNIT, HALF)
+    assert may_round(first, BYTES, UINT16_UNIT)
+    assert may_round(second, UINT16_UNIT, UINT16_UNIT)
+    assert not may_round(first, UINT16_UNIT, UINT16_UNIT)
     assert not may_round(first, BYTES, FLOAT)
 
 

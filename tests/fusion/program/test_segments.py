@@ -92,11 +92,11 @@ def test_one_plan_serves_images_that_differ_in_size():
 
 
 def test_plans_of_many_image_sizes_are_dropped_in_the_end(monkeypatch):
-    monkeypatch.setattr(module, "_MOST_KEPT", 3)
+    monkeypatch.setattr(module, "_CACHE_SIZE", 3)
     segments = segments_of(K.RandomHorizontalFlip())
     for side in range(8, 20):
         segments.at(0, Size(1, 3, side, side), masks=False)
-        assert len(segments._kept) <= 3
+        assert len(segments._cached) <= 3
 
 
 def test_where_no_op_is_picked_one_runs_that_changes_no_pixel():

@@ -82,7 +82,7 @@ def kornia_form_of_a_ragged_batch(told):
     draws.alone(0).as_kornia()
 
 
-@example("draws must be of Kornia's modules alone to have its form")
+@example("draws must be of Kornia's modules only for as_kornia()")
 def kornia_form_of_torchvision(told):
     draws = gpuaug.fuse([FLIP, K.RandomInvert()]).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
     with told:
@@ -90,7 +90,7 @@ def kornia_form_of_torchvision(told):
     assert all(isinstance(draws.of(sample), dict) for sample in range(2))
 
 
-@example("to be told as calls, got …, …. Read them by draws.of(sample)")
+@example("for as_torchvision(), got …, …. Use draws.of(sample) instead")
 def calls_of_kornia(told):
     draws = gpuaug.fuse([FLIP, K.RandomInvert()]).draw(IMAGES.shape, seed=1, dtype=IMAGES.dtype)
     with told:

@@ -86,7 +86,7 @@ class Cropped(nn.Module):
         return v2.RandomCrop(4)(image)
 
 
-@example("What it draws once holds for all images")
+@example("It runs once per batch, so one draw applies to all images")
 def module_that_draws_once(told):
     images, module = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(8, 3, 8, 8), Cropped()
     with told:
@@ -98,8 +98,8 @@ def module_that_draws_once(told):
 
 
 @example(
-    "It adds its own launches for every image of a batch, …. Replace it",
-    "Kornia takes tens of launches a batch for it, …. Replace it",
+    "It runs image by image, with separate launches for every image, …. Replace the module",
+    "Kornia runs it, with tens of launches per batch, …. Replace the module",
 )
 def setting_that_is_not_lowered(told):
     with told:
@@ -110,7 +110,7 @@ def setting_that_is_not_lowered(told):
     gpuaug.fuse(K.RandomGaussianBlur((3, 3), (0.1, 2.0)))(IMAGES)
 
 
-@example("Leave them out of what it picks from")
+@example("Remove them from …, …")
 def picks_from_what_is_not_lowered(told):
     with told:
         gpuaug.fuse(K.ImageSequential(K.RandomInvert(p=1.0), K.RandomMedianBlur(), random_apply=1))

@@ -58,8 +58,8 @@ def install(patch):
     patch.setattr(feature, "default_bytes", lambda device: 1 << 30)
     patch.setattr(cuda_graph, "_is_on_card", lambda value: type(value) is torch.Tensor)
     patch.setattr(cuda_graph, "_host_waits", lambda: nullcontext([]))
-    host_draws = cuda_graph._host_draws
-    patch.setattr(cuda_graph, "_host_draws", lambda: host_draws()[1:])  # torch's generator of the host is the device's here
+    host_states = cuda_graph._host_generator_states
+    patch.setattr(cuda_graph, "_host_generator_states", lambda: host_states()[1:])  # without torch's generator
     return forms
 
 

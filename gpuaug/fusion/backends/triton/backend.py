@@ -26,7 +26,7 @@ from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, Part
-from gpuaug.fusion.program.intermediates import KEPT, is_clean, marked_program, may_round, types_written
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, is_clean, marked_program, may_round, types_written
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
 # Numbers of options in the constants of kernels: type of the interpolation, antialiasing filter, layout of ragged images,
@@ -34,7 +34,7 @@ from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 _KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
-_GREATEST_VALUES = {torch.uint8: 255, KEPT: 65535}
+_GREATEST_VALUES = {torch.uint8: 255, UINT16_UNIT: 65535}
 _MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
@@ -153,7 +153,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tenso
         return
     sums = torch.empty(launches.partials, dtype=torch.float32, device=images.device)
     if launches.keeps:
-        kept = torch.empty(out.shape, dtype=KEPT, device=images.device)
+        kept = torch.empty(out.shape, dtype=UINT16_UNIT, device=images.device)
         launches.sums((source, places, out, table, sums, kept))
         launches.pixels((kept, out, table, sums))
     else:
@@ -229,7 +229,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     rest_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
     # Kept pixels are rounded to 16 bits per value, so only results with 16 bits allow it. In a pass between two buffers, the
     # second kernel would not know which samples the pass skips.
-    in_two_buffers = pass_.route_column >= 0 and out.dtype == KEPT
+    in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
     rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
     keeps = rgb and clean and rounds and all(op.keeps_unit_range for op in pass_.points[:contrast_index])
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "COUNT": len(sum_program), "PARTIALS": 0}

@@ -71,7 +71,7 @@ def fill_padding(r, g, b, inside, fill, plane, RGB: tl.constexpr):
 
 @triton.jit
 def interpolated(
-    pointer, x, y, row, to_plane, to_row, plane, fill_r, fill_g, fill_b, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr,
+    pointer, x, y, row, plane_stride, line_stride, plane, fill_r, fill_g, fill_b, SOURCE_W: tl.constexpr, PAIRS: tl.constexpr,
     SCALE: tl.constexpr, EXACT: tl.constexpr, RGB: tl.constexpr, KIND: tl.constexpr,
     HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr, ZEROS: tl.constexpr, WARP_AT: tl.constexpr, WARP_FILL: tl.constexpr,
     BEFORE: tl.constexpr,
@@ -82,15 +82,15 @@ def interpolated(
     """
     before = row + BEFORE[1]
     not_padding = x == x
-    green = pointer + to_plane
-    blue = green + to_plane
+    green = pointer + plane_stride
+    blue = green + plane_stride
     if KIND == 0:
         not_padding_x = x == x
         not_padding_y = y == y
         if BEFORE[0] > 0:
             x, not_padding_x = map_index(x, before, 0, BEFORE[0])
             y, not_padding_y = map_index(y, before, 1, BEFORE[0])
-        offset = (y * to_row + x * SOURCE_W).to(tl.uint32)
+        offset = (y * line_stride + x * SOURCE_W).to(tl.uint32)
         not_padding = not_padding_x & not_padding_y
         r = load_tap(pointer, offset, not_padding, not_padding, fill_r, SCALE, False, BEFORE[0])
         g = load_tap(green, offset, not_padding, not_padding, fill_g, SCALE, False, BEFORE[0]) if RGB else r
@@ -106,7 +106,7 @@ def interpolated(
                 top = half_to_even(at_y)
             px, in_window_x, not_padding_x = tap_axis(left, start_x, count_x, before, 0, ZEROS, BEFORE[0])
             py, in_window_y, not_padding_y = tap_axis(top, start_y, count_y, before, 1, ZEROS, BEFORE[0])
-            offset = (py * to_row + px * SOURCE_W).to(tl.uint32)
+            offset = (py * line_stride + px * SOURCE_W).to(tl.uint32)
             in_window = in_window_x & in_window_y
             not_padding = not_padding_x & not_padding_y
             r = load_tap(pointer, offset, in_window, not_padding, fill_r, SCALE, ZEROS, BEFORE[0])
@@ -116,10 +116,10 @@ def interpolated(
             left, right = first_neighbour(at_x, start_x, count_x, HALF_PIXEL)
             top, lower = first_neighbour(at_y, start_y, count_y, HALF_PIXEL)
             # Unsigned, so that adding the offset to a pointer needs no sign extension.
-            offset = ((start_y + top) * to_row + (start_x + left) * SOURCE_W).to(tl.uint32)
-            r = interpolate_neighbours(pointer, offset, right, lower, to_row, SOURCE_W, SCALE)
-            g = interpolate_neighbours(green, offset, right, lower, to_row, SOURCE_W, SCALE) if RGB else r
-            b = interpolate_neighbours(blue, offset, right, lower, to_row, SOURCE_W, SCALE) if RGB else r
+            offset = ((start_y + top) * line_stride + (start_x + left) * SOURCE_W).to(tl.uint32)
+            r = interpolate_neighbours(pointer, offset, right, lower, line_stride, SOURCE_W, SCALE)
+            g = interpolate_neighbours(green, offset, right, lower, line_stride, SOURCE_W, SCALE) if RGB else r
+            b = interpolate_neighbours(blue, offset, right, lower, line_stride, SOURCE_W, SCALE) if RGB else r
         else:
             floor_x = tl.floor(at_x)
             floor_y = tl.floor(at_y)
@@ -133,8 +133,8 @@ def interpolated(
             y1, in_window_y1, not_padding_y1 = tap_axis(top + 1, start_y, count_y, before, 1, ZEROS, BEFORE[0])
             x0 *= SOURCE_W
             x1 *= SOURCE_W
-            y0 *= to_row
-            y1 *= to_row
+            y0 *= line_stride
+            y1 *= line_stride
             o00 = (y0 + x0).to(tl.uint32)
             o10 = (y0 + x1).to(tl.uint32)
             o01 = (y1 + x0).to(tl.uint32)
@@ -229,7 +229,7 @@ def finish_tile(
     return grey
 
 
-# If Triton knew the alignment of ``kept``, it would give a thread several pixels of a line, and spread the taps of a warp.
+# If Triton knew the alignment of ``kept``, it would assign several pixels of a line to a thread, which slows reads.
 @triton.jit(
     do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "places", "out", "rows", "partial", "kept"]
 )
@@ -247,7 +247,7 @@ def gather_kernel(
 ):  # fmt: skip
     """Compute the tiles of a gather pass; with ``REDUCE``, only the sums of grey for the mean of a contrast.
 
-    Constants, beside those of ``launch.py``:
+    Constants, in addition to the constants of ``launch.py``:
         RAGGED: 0 if all images have one size. Otherwise ``places`` (``Ragged.places``) has the offset and size of each. The
             images are planes (1), have adjacent channels (2), or have adjacent channels and only a window in memory (3).
         REPEATS: Whether there are more samples than ``images``, because each image is the source of one sample per view;
@@ -272,7 +272,7 @@ def gather_kernel(
         KEEP: Whether a reduction also stores the pixels before the contrast in ``kept``, in 16 bits per value.
         PARTIALS: Number of sums per sample to add, rounded up to a power of two; or 0.
 
-    ``partial`` holds ``blocks`` sums per sample: those of its first plane, then those of the next.
+    ``partial`` holds ``blocks`` sums per sample, plane by plane.
 
     Grid: (tiles per image, samples, planes; with ``RGB`` one plane).
     """
@@ -301,8 +301,8 @@ def gather_kernel(
     else:
         pointer = source + image.to(tl.int64) * source_b + plane * source_c
     # Compiled-in strides are part of the load instruction, which saves 64-bit additions.
-    to_plane = SOURCE[0] if SOURCE[0] > 0 else source_c
-    to_row = SOURCE[1] if SOURCE[1] > 0 else source_h
+    plane_stride = SOURCE[0] if SOURCE[0] > 0 else source_c
+    line_stride = SOURCE[1] if SOURCE[1] > 0 else source_h
     fill_r = 0.0
     fill_g = 0.0
     fill_b = 0.0
@@ -344,7 +344,7 @@ def gather_kernel(
         if AFTER[0] > 0:
             read_y, inside_y = map_index(read_y, row + AFTER[1], 1, AFTER[0])
         r, g, b = interpolated(
-            pointer, read_x, read_y, row, to_plane, to_row, plane, fill_r, fill_g, fill_b, SOURCE_W, PAIRS,
+            pointer, read_x, read_y, row, plane_stride, line_stride, plane, fill_r, fill_g, fill_b, SOURCE_W, PAIRS,
             SCALE, EXACT, RGB, KIND, HALF_PIXEL, NEAREST, ZEROS, WARP_AT, WARP_FILL, BEFORE,
         )  # fmt: skip
         if AFTER[0] == 2:
@@ -368,7 +368,7 @@ def gather_kernel(
             if AFTER[0] > 0:
                 y, inside_y = map_index(y, row + AFTER[1], 1, AFTER[0])
             r, g, b, state = antialiased_line(
-                pointer, y, state, columns, lines, row + BEFORE[1], to_row, to_plane, fill_r, fill_g, fill_b,
+                pointer, y, state, columns, lines, row + BEFORE[1], line_stride, plane_stride, fill_r, fill_g, fill_b,
                 HALF_PIXEL, SOURCE_W, RGB, SCALE, BEFORE[0], ANTIALIAS[0], ANTIALIAS[1],
             )  # fmt: skip
             if SCALE:

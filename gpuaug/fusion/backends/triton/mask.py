@@ -21,7 +21,7 @@ def mask_kernel(
 ):  # fmt: skip
     """Gather the nearest pixel of masks, bit for bit.
 
-    Constants, beside those of ``gather_kernel``:
+    Constants, in addition to the constants of ``gather_kernel``:
         FLAT: Whether masks differ in size. They then lie where ``owners`` and ``samples`` say, from ``source`` on: see
             ``MaskLayout``. Otherwise a row of the table serves the masks of ``FRAMES`` frames.
 

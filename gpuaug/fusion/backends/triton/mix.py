@@ -35,7 +35,7 @@ def load_unit_pixel(pointer, in_bounds, SCALE: tl.constexpr):
 def mix_with_partner(pixel, pointer, in_bounds, inside, weight, SCALE: tl.constexpr):
     """Mix one channel with the partner's channel at ``pointer``: the partner's pixel ``inside``, elsewhere a weighted mean."""
     partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), SCALE)
-    # With a weight of 0, pixels stay bit for bit.
+    # With a weight of 0, pixels remain unchanged, bit for bit.
     return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
 
@@ -111,7 +111,7 @@ def labels_kernel(
     CLASSES: tl.constexpr, DENSE: tl.constexpr, MIXED: tl.constexpr, KEPT: tl.constexpr, ON: tl.constexpr, OFF: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convert labels to class probabilities, and mix each sample's with its partner's.
+    """Convert labels to class probabilities, and mix the probabilities of each sample with those of its partner.
 
     Constants: ``DENSE``: labels are probabilities, not indices. ``KEPT``, ``ON``, ``OFF``: label smoothing: factor of a dense
     label, probability of the labelled class, and of all others. ``MIXED``: whether there are rows of a mix.

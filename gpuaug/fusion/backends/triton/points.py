@@ -21,8 +21,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     unit,
     unit_sums,
 )
-from gpuaug.fusion.ops import channel, color, positional
-from gpuaug.fusion.ops import color_jitter as j
+from gpuaug.fusion.ops import channel, color, color_jitter, positional
 from gpuaug.fusion.ops.base import MOST_CODES
 
 BRIGHTNESS = tl.constexpr(color.Brightness.code)
@@ -41,14 +40,14 @@ FIELDS = tl.constexpr(positional.FIELDS)
 ERASING = tl.constexpr(positional.Erasing.code)
 NORMALIZE = tl.constexpr(channel.Normalize.code)
 DENORMALIZE = tl.constexpr(channel.Denormalize.code)
-JITTER = tl.constexpr(j.ColorJitter.code)
-JIGGLE = tl.constexpr(j.ColorJiggle.code)
+JITTER = tl.constexpr(color_jitter.ColorJitter.code)
+JIGGLE = tl.constexpr(color_jitter.ColorJiggle.code)
 SNOW = tl.constexpr(color.Snow.code)
 ONE_OF = tl.constexpr(MOST_CODES)
-PERMUTES = tl.constexpr(j.PERMUTES)
+PERMUTES = tl.constexpr(color_jitter.PERMUTES)
 
-BEFORE_CONTRAST = tl.constexpr(j.BEFORE_CONTRAST)
-FROM_CONTRAST = tl.constexpr(j.FROM_CONTRAST)
+BEFORE_CONTRAST = tl.constexpr(color_jitter.BEFORE_CONTRAST)
+FROM_CONTRAST = tl.constexpr(color_jitter.FROM_CONTRAST)
 
 
 @triton.jit

@@ -58,10 +58,10 @@ def rest_kernel(
         return
     if PIXELS > 0 and OUT_W == 1:
         pixel = out + sample.to(tl.int64) * (3 * PIXELS) + index
-        to_plane = PIXELS
+        plane_stride = PIXELS
     else:
         pixel = out + sample.to(tl.int64) * out_b + index * OUT_W
-        to_plane = out_c
+        plane_stride = out_c
     tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=in_bounds)
-    tl.store(pixel + to_plane, stored_as(g, out.dtype.element_ty), mask=in_bounds)
-    tl.store(pixel + 2 * to_plane, stored_as(b, out.dtype.element_ty), mask=in_bounds)
+    tl.store(pixel + plane_stride, stored_as(g, out.dtype.element_ty), mask=in_bounds)
+    tl.store(pixel + 2 * plane_stride, stored_as(b, out.dtype.element_ty), mask=in_bounds)

@@ -258,7 +258,7 @@ def negative_zeros(like):
 
 @triton.jit
 def line_sums(
-    line, at, scale, start, count, before, not_padding_y, to_plane, fill_r, fill_g, fill_b,
+    line, at, scale, start, count, before, not_padding_y, plane_stride, fill_r, fill_g, fill_b,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
 ):  # fmt: skip
     """Return the weighted sums of a line's pixels along x, (W,) per channel."""
@@ -279,8 +279,8 @@ def line_sums(
         offset = (x * SOURCE_W).to(tl.uint32)
         r = add_weighted(r, share, load_tap(line, offset, in_window, not_padding, fill_r, SCALE, False, BEFORE), SCALE)
         if RGB:
-            value_g = load_tap(line + to_plane, offset, in_window, not_padding, fill_g, SCALE, False, BEFORE)
-            value_b = load_tap(line + 2 * to_plane, offset, in_window, not_padding, fill_b, SCALE, False, BEFORE)
+            value_g = load_tap(line + plane_stride, offset, in_window, not_padding, fill_g, SCALE, False, BEFORE)
+            value_b = load_tap(line + 2 * plane_stride, offset, in_window, not_padding, fill_b, SCALE, False, BEFORE)
             g, b = add_weighted(g, share, value_g, SCALE), add_weighted(b, share, value_b, SCALE)
         tap += 1
     return r, g, b
@@ -288,7 +288,7 @@ def line_sums(
 
 @triton.jit
 def antialiased_line(
-    pointer, y, state, columns, lines, before, to_row, to_plane, fill_r, fill_g, fill_b, HALF_PIXEL: tl.constexpr,
+    pointer, y, state, columns, lines, before, line_stride, plane_stride, fill_r, fill_g, fill_b, HALF_PIXEL: tl.constexpr,
     SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
     CLAMP: tl.constexpr,
 ):  # fmt: skip
@@ -318,8 +318,8 @@ def antialiased_line(
         if BEFORE > 0:
             at_line, not_padding = map_index(at_line, before, 1, BEFORE)
         line_r, line_g, line_b = line_sums(
-            pointer + at_line * to_row, at_x, scale_x, start_x, count_x, before, not_padding, to_plane, fill_r, fill_g, fill_b,
-            SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
+            pointer + at_line * line_stride, at_x, scale_x, start_x, count_x, before, not_padding, plane_stride,
+            fill_r, fill_g, fill_b, SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
         )  # fmt: skip
         share = filter_weight((line.to(tl.float32) - at) * shrink, ANTIALIAS)
         total += share
@@ -350,12 +350,12 @@ def antialiased_line(
 
 
 @triton.jit
-def interpolate_neighbours(pointer, offset, right, lower, to_row, SOURCE_W: tl.constexpr, SCALE: tl.constexpr):
+def interpolate_neighbours(pointer, offset, right, lower, line_stride, SOURCE_W: tl.constexpr, SCALE: tl.constexpr):
     """Interpolate one channel bilinearly between four neighbours. ``offset``: offset of the upper left neighbour."""
     v00 = as_float(tl.load(pointer + offset), SCALE)
     v10 = as_float(tl.load(pointer + SOURCE_W + offset), SCALE)
-    v01 = as_float(tl.load(pointer + to_row + offset), SCALE)
-    v11 = as_float(tl.load(pointer + to_row + SOURCE_W + offset), SCALE)
+    v01 = as_float(tl.load(pointer + line_stride + offset), SCALE)
+    v11 = as_float(tl.load(pointer + line_stride + SOURCE_W + offset), SCALE)
     upper_mean = v00 + right * (v10 - v00)
     lower_mean = v01 + right * (v11 - v01)
     return upper_mean + lower * (lower_mean - upper_mean)

@@ -25,8 +25,8 @@ Units = torch.dtype
 _PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Names of Pillow's resampling modes, in the order of their integer codes."""
 
-LEAST_AND_LARGEST = np.float32(0), np.float32(1 - 2**-24)
-"""Smallest and largest uniform number that a ``Sampler`` returns, float32."""
+UNIFORM_BOUNDS = np.float32(0), np.float32(1 - 2**-24)
+"""Smallest and largest float32 that ``Sampler.uniform`` returns."""
 
 
 class TorchvisionOp(Op):
@@ -34,12 +34,12 @@ class TorchvisionOp(Op):
 
     Args:
         name: Name of the transform in its container, such as ``RandomHorizontalFlip_1``.
-        transform: Transform of the user. It is read, never changed, moved or called.
+        transform: Transform of the user. It is not modified, moved or called.
         units: dtype of the transform's input images, whose value range its settings refer to.
     """
 
     package = "torchvision"
-    left_types: ClassVar[tuple[torch.dtype, ...]] = ()
+    unfused_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
     """dtypes for which torchvision runs the transform, because its results differ from those for uint8 and floats."""
     image_dtype: torch.dtype = torch.float32
     """dtype of the images that torchvision would pass to the transform at this position of the pipeline."""
@@ -61,7 +61,7 @@ class TorchvisionOp(Op):
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return f"torchvision computes it in its own way for {self.units}" if self.units in self.left_types else None
+        return f"torchvision computes it differently for {self.units}" if self.units in self.unfused_dtypes else None
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls that repeat the op on image ``sample``.
@@ -73,24 +73,25 @@ class TorchvisionOp(Op):
         """
         raise NotImplementedError
 
-    def share(self, value: float) -> float:
+    def to_unit_range(self, value: float) -> float:
         """Convert a pixel value from the units of the input images to [0, 1]."""
         return float(value) / LARGEST.get(self.units, 1)
 
-    def fill_share(self, fill: Any, *, whole: bool = False) -> float | list[float]:
+    def unit_fill(self, fill: Any, *, truncates: bool = False) -> float | list[float]:
         """Convert a fill to [0, 1]: one number, or a list with one number per channel.
 
         Args:
             fill: Fill of the transform.
-            whole: True if torchvision truncates the fill of integer images, as in transforms that do not interpolate.
+            truncates: Whether torchvision truncates the fill of integer images, as in transforms that do not interpolate.
         """
         value = image_fill(fill)
-        shares = [self.share(int(number) if whole and self.units in LARGEST else number) for number in np.atleast_1d(value)]
-        return shares[0] if len(shares) == 1 else shares
+        truncated = truncates and self.units in LARGEST
+        fills = [self.to_unit_range(int(number) if truncated else number) for number in np.atleast_1d(value)]
+        return fills[0] if len(fills) == 1 else fills
 
 
-def whole_sides(size: Size, height: Any, width: Any) -> Size:
-    """``size`` with another height and width, rounded down to whole pixels: numbers, or arrays (B,)."""
+def size_rounded_down(size: Size, height: Any, width: Any) -> Size:
+    """Return ``size`` with ``height`` and ``width`` rounded down to whole pixels: numbers, or arrays (B,)."""
     sides = (np.asarray(side).astype(np.int64) for side in (height, width))
     return size.to(*(side if side.ndim else int(side) for side in sides))
 

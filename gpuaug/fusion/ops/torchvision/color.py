@@ -21,7 +21,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     """``v2.ColorJitter``: up to four adjustments, in a random order per sample."""
 
     red_share = channel.TORCHVISION_RED
-    left_types = (torch.int16,)
+    unfused_dtypes = (torch.int16,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -178,7 +178,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 class Invert(TorchvisionOp, color.Invert):
     """``v2.RandomInvert``."""
 
-    left_types = (torch.int16,)
+    unfused_dtypes = (torch.int16,)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         super().__init__(name, transform, units)
@@ -196,13 +196,13 @@ class Solarize(TorchvisionOp, color.Solarize):
         ArgumentError: If the threshold exceeds the largest value of the images.
     """
 
-    left_types = (torch.uint16, torch.int16)
+    unfused_dtypes = (torch.uint16, torch.int16)
     fixed = True
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         threshold = float(below_byte(transform.threshold)) if units == torch.uint8 else transform.threshold
-        self._threshold = self.share(threshold)
+        self._threshold = self.to_unit_range(threshold)
         if self._threshold > 1:
             raise ArgumentError(
                 f"threshold of {name} must be at most the largest value of the images, got {transform.threshold}. Give it in "
@@ -226,7 +226,7 @@ class Solarize(TorchvisionOp, color.Solarize):
 class Posterize(TorchvisionOp, color.Posterize):
     """``v2.RandomPosterize`` for uint8 images: keeps the highest ``bits`` bits."""
 
-    left_types = (torch.uint16, torch.int16)
+    unfused_dtypes = (torch.uint16, torch.int16)
     fixed = True
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:

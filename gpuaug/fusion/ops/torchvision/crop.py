@@ -12,7 +12,15 @@ from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import Axis, Edge, FrameOp, IndexMap, IndexOp, changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, TorchvisionOp, Units, image_fill, mask_fill, whole_sides
+from gpuaug.fusion.ops.torchvision.base import (
+    UNIFORM_BOUNDS,
+    Call,
+    TorchvisionOp,
+    Units,
+    image_fill,
+    mask_fill,
+    size_rounded_down,
+)
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
 
@@ -81,7 +89,7 @@ class _Padded(TorchvisionOp, IndexOp):
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
         self._mode = mode or transform.padding_mode
-        self.fill = self.fill_share(transform.fill, whole=True) if self._mode == "constant" else 0.0
+        self.fill = self.unit_fill(transform.fill, truncates=True) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -197,7 +205,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.fill = self.fill_share(transform.fill, whole=True)
+        self.fill = self.unit_fill(transform.fill, truncates=True)
         self._min_scale, self._max_scale = transform.side_range
 
     @property
@@ -218,7 +226,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Size of the image, and of the largest canvas."""
-        return size, _scaled(size, np.asarray(self._scale(LEAST_AND_LARGEST[1])))
+        return size, _scaled(size, np.asarray(self._scale(UNIFORM_BOUNDS[1])))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"scale"``, side of the canvas / side of the image, and ``"x"`` and ``"y"``, offset of the image in pixels."""
@@ -264,7 +272,7 @@ def _margin(length: Any, cropped: int) -> Any:
 
 
 def _scaled(size: Size, scale: Array) -> Size:
-    return whole_sides(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+    return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {

@@ -33,7 +33,7 @@ class Blur(TorchvisionOp, filters.BlurOp):
 class Sharpness(TorchvisionOp, filters.SharpnessOp):
     """``v2.RandomAdjustSharpness``."""
 
-    left_types = (torch.int16,)
+    unfused_dtypes = (torch.int16,)
 
     def channels_taken(self, channels: int) -> tuple[str, str] | None:
         """``None`` for 1 or 3 channels, the numbers that torchvision accepts."""
@@ -79,7 +79,7 @@ class Equalize(TorchvisionOp, filters.Equalize):
     """``v2.RandomEqualize``. uint8 values are rounded to the nearest; floats are converted to uint8 as in torchvision."""
 
     keeps_values = False
-    left_types = (torch.uint16, torch.int16)
+    unfused_dtypes = (torch.uint16, torch.int16)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)

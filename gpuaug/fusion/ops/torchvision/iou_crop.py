@@ -62,7 +62,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
             ArgumentError: Always.
         """
         raise ArgumentError(
-            f"draws must not depend on boxes to be told as calls, got those of {self.name}. Replay them with the same boxes: "
+            f"draws must not depend on boxes for as_torchvision(), got those of {self.name}. Replay them with the same boxes: "
             "augment(images, targets, draws=draws)."
         )
 

@@ -11,7 +11,7 @@ from gpuaug.fusion.ops import resize
 from gpuaug.fusion.ops.base import ANY_SIDES, OpDraws, Size
 from gpuaug.fusion.ops.geometry import ResampleOp, changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import LEAST_AND_LARGEST, Call, TorchvisionOp, Units, interpolation_of, whole_sides
+from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, Units, interpolation_of, size_rounded_down
 
 
 class _Resampling(TorchvisionOp, ResampleOp):
@@ -134,7 +134,7 @@ class _DrawnResize(_WholeResize):
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest number, and the input size if a sample may be skipped."""
-        drawn = tuple(self._out(self._number(uniform), size) for uniform in LEAST_AND_LARGEST)
+        drawn = tuple(self._out(self._number(uniform), size) for uniform in UNIFORM_BOUNDS)
         return (*drawn, size) if self.is_random else drawn
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -187,7 +187,7 @@ class RandomShortestSize(_DrawnResize):
         scale = number / np.minimum(size.height, size.width)
         if self._max_size is not None:
             scale = np.minimum(scale, self._max_size / np.maximum(size.height, size.width))
-        return whole_sides(size, size.height * scale, size.width * scale)
+        return size_rounded_down(size, size.height * scale, size.width * scale)
 
 
 class ScaleJitter(_DrawnResize):
@@ -208,7 +208,7 @@ class ScaleJitter(_DrawnResize):
         # As in torchvision, target_size[0] is compared with the width.
         fitting = np.minimum(self._target[1] / size.height, self._target[0] / size.width)
         scale = np.float32(fitting) * number
-        return whole_sides(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
+        return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
 
 
 def shorter_side_to(size: Size, shorter: Any, most: int | None = None) -> Size:
@@ -229,7 +229,7 @@ def shorter_side_to(size: Size, shorter: Any, most: int | None = None) -> Size:
 def _sides(size: Size, shorter: Any, longer: Any) -> Size:
     """``size`` with the given shorter and longer sides. The orientation of the images is kept."""
     upright = np.less_equal(size.width, size.height)
-    return whole_sides(size, np.where(upright, longer, shorter), np.where(upright, shorter, longer))
+    return size_rounded_down(size, np.where(upright, longer, shorter), np.where(upright, shorter, longer))
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {

@@ -9,7 +9,7 @@ import numpy as np
 from gpuaug.fusion.ops.base import ANY_SIDES, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import crop, resize
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of, whole_sides
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of, size_rounded_down
 
 
 class ResizeKeepRatio(resize._WholeResize):
@@ -30,7 +30,7 @@ class ResizeKeepRatio(resize._WholeResize):
         ratios = [side / target for side, target in zip((size.height, size.width), transform.size, strict=True)]
         ratio = np.maximum(*ratios) * transform.longest + np.minimum(*ratios) * (1.0 - transform.longest)
         sides = (side * factor / ratio for side, factor in zip((size.height, size.width), factors, strict=True))
-        return whole_sides(size, *map(np.rint, sides))
+        return size_rounded_down(size, *map(np.rint, sides))
 
     def out(self, size: Size) -> Size:
         """Output size, with the aspect ratio of the input."""

@@ -14,14 +14,22 @@ from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, image_fill, interpolation_of, mask_fill, whole_sides
+from gpuaug.fusion.ops.torchvision.base import (
+    Call,
+    TorchvisionOp,
+    Units,
+    image_fill,
+    interpolation_of,
+    mask_fill,
+    size_rounded_down,
+)
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.nearest = interpolation_of(transform) == "nearest"
-        self.fill = self.fill_share(transform.fill)
+        self.fill = self.unit_fill(transform.fill)
         self.mask_fill = mask_fill(transform.fill)
         # With interpolation, a fill of 0 weights border pixels differently from no fill. With nearest they are equal.
         zeros = transform.fill is None or (self.nearest and not np.any(self.fill))
@@ -62,22 +70,22 @@ class Rotation(_Warp):
         return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse ``expand`` with a probability below 1, because a skipped sample keeps its size."""
+        """Reason for ``expand`` with a probability below 1, because a skipped sample keeps its size; else ``None``."""
         return changes_size_by_chance(self, size=size) if self._expands else None
 
     def out(self, size: Size) -> Size:
         """Output size; ``ANY_SIDES`` if it is drawn per sample."""
         if self.draws_size:
             return size.to(*ANY_SIDES)
-        return _turned(size, self._degrees[0]) if self._expands else size
+        return _rotated_frame(size, self._degrees[0]) if self._expands else size
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """Size of the frame for the drawn angle per sample, or the input size if the sample is skipped."""
         if not self.draws_size:
             return self.out(size)
-        turned = _turned(size, drawn["angle"])
+        frame = _rotated_frame(size, drawn["angle"])
         applies = drawn["apply_mask"]
-        return size.to(np.where(applies, turned.height, size.height), np.where(applies, turned.width, size.width))
+        return size.to(np.where(applies, frame.height, size.height), np.where(applies, frame.width, size.width))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Sizes of the frames at the bounds of the angle and at multiples of 90 degrees, and of a square that holds all frames.
@@ -88,20 +96,20 @@ class Rotation(_Warp):
             return super().out_bounds(size)
         first, last = self._degrees
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
-        frames = [_turned(size, angle) for angle in (first, last, *quarters.tolist())]
+        frames = [_rotated_frame(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
-        return (*frames, *([size] if self.is_random else []), whole_sides(size, diagonal, diagonal))
+        return (*frames, *([size] if self.is_random else []), size_rounded_down(size, diagonal, diagonal))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw an angle per sample, in degrees, (B,)."""
         return {"angle": sampler.within(*self._degrees)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        turned = np.deg2rad(drawn["angle"].astype(np.float64))
-        cosine, sine = np.cos(turned), np.sin(turned)
+        radians = np.deg2rad(drawn["angle"].astype(np.float64))
+        cosine, sine = np.cos(radians), np.sin(radians)
         matrix = warp.about_centre(cosine, sine, -sine, cosine, size, self._centre)
         if self._expands:
-            frame = _turned(size, drawn["angle"])
+            frame = _rotated_frame(size, drawn["angle"])
             matrix[:, 0, 2] += (frame.width - size.width) / 2
             matrix[:, 1, 2] += (frame.height - size.height) / 2
         return matrix
@@ -126,18 +134,18 @@ class Affine(_Warp):
         zeros = np.zeros(sampler.batch, np.float32)
         drawn = {"angle": _within(sampler, transform.degrees), "shift_x": zeros, "shift_y": zeros}
         if transform.translate is not None:
-            for name, share, side in zip("xy", transform.translate, (size.width, size.height), strict=True):
-                drawn[f"shift_{name}"] = np.rint(sampler.within(-1.0, 1.0) * np.float32(share * side))
+            for name, fraction, side in zip("xy", transform.translate, (size.width, size.height), strict=True):
+                drawn[f"shift_{name}"] = np.rint(sampler.within(-1.0, 1.0) * np.float32(fraction * side))
         shear = (0.0, 0.0, 0.0, 0.0) if transform.shear is None else (*transform.shear, 0.0, 0.0)[:4]
         drawn["scale"] = _within(sampler, transform.scale or (1.0, 1.0))
         drawn["shear_x"], drawn["shear_y"] = _within(sampler, shear[:2]), _within(sampler, shear[2:])
         return drawn
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        turned, shear_x, shear_y = (np.deg2rad(drawn[name].astype(np.float64)) for name in ("angle", "shear_x", "shear_y"))
-        a, c = np.cos(turned - shear_y) / np.cos(shear_y), np.sin(turned - shear_y) / np.cos(shear_y)
-        b = -a * np.tan(shear_x) - np.sin(turned)
-        d = np.cos(turned) - c * np.tan(shear_x)
+        angle, shear_x, shear_y = (np.deg2rad(drawn[name].astype(np.float64)) for name in ("angle", "shear_x", "shear_y"))
+        a, c = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
+        b = -a * np.tan(shear_x) - np.sin(angle)
+        d = np.cos(angle) - c * np.tan(shear_x)
         scale = drawn["scale"]
         matrix = warp.about_centre(scale * a, scale * b, scale * c, scale * d, size, self._centre)
         matrix[:, 0, 2] += drawn["shift_x"]
@@ -159,7 +167,7 @@ class Affine(_Warp):
 
 
 class Perspective(_Warp):
-    """``v2.RandomPerspective``: moves the corners of the image inwards by whole pixels."""
+    """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels."""
 
     kind = "perspective"
 
@@ -168,7 +176,7 @@ class Perspective(_Warp):
         return "distortion_scale=1, by which corners may meet" if self.module.distortion_scale == 1 else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse images of one pixel in width or height, whose corners coincide. torchvision raises the error."""
+        """Reason for images of one pixel in width or height, whose corners coincide; else ``None``. torchvision raises."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -203,16 +211,16 @@ class Perspective(_Warp):
         return "perspective"
 
 
-def _turned(size: Size, angle: Any) -> Size:
+def _rotated_frame(size: Size, angle: Any) -> Size:
     """Size of the smallest frame that holds an image rotated by ``angle`` degrees, in float32 as in torchvision.
 
     ``angle`` is a number, or an array (B,).
     """
-    turned = np.deg2rad(-(np.asarray(angle, np.float64) % 360))
-    cosine, sine = np.abs(np.cos(turned)).astype(np.float32), np.abs(np.sin(turned)).astype(np.float32)
+    radians = np.deg2rad(-(np.asarray(angle, np.float64) % 360))
+    cosine, sine = np.abs(np.cos(radians)).astype(np.float32), np.abs(np.sin(radians)).astype(np.float32)
     half_width, half_height = np.float32(0.5) * np.float32(size.width), np.float32(0.5) * np.float32(size.height)
     across, down = half_width * cosine + half_height * sine, half_width * sine + half_height * cosine
-    return whole_sides(size, _pixels(down, half_height), _pixels(across, half_width))
+    return size_rounded_down(size, _pixels(down, half_height), _pixels(across, half_width))
 
 
 def _pixels(reach: Any, half: Any) -> Any:

@@ -16,7 +16,7 @@ from gpuaug.fusion.ops.filters import EqualizeOrContrast
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import filters as torchvision_filters
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp
-from gpuaug.fusion.program.intermediates import KEPT
+from gpuaug.fusion.program.intermediates import UINT16_UNIT
 from gpuaug.fusion.program.plan import OpPass
 
 OF_BYTES = (v2.RandomAutocontrast(0.5), v2.RandomEqualize(1.0), v2.RandomAutocontrast(1.0))
@@ -44,9 +44,9 @@ LOWERED = {**filters.LOWERED, **torchvision_filters.LOWERED}
 
 
 STRIPS = {
-    "reflected": (K.RandomGaussianBlur((23, 21), (0.5, 2.0), p=0.5), (40, 64), KEPT),
-    "reflected, odd": (K.RandomGaussianBlur((5, 33), (0.1, 9.0), p=0.5), (18, 37), KEPT),
-    "black border": (K.RandomGaussianBlur((33, 7), (0.5, 2.0), border_type="constant", p=1.0), (40, 48), KEPT),
+    "reflected": (K.RandomGaussianBlur((23, 21), (0.5, 2.0), p=0.5), (40, 64), UINT16_UNIT),
+    "reflected, odd": (K.RandomGaussianBlur((5, 33), (0.1, 9.0), p=0.5), (18, 37), UINT16_UNIT),
+    "black border": (K.RandomGaussianBlur((33, 7), (0.5, 2.0), border_type="constant", p=1.0), (40, 48), UINT16_UNIT),
     "black border, bytes": (K.RandomGaussianBlur((7, 23), (0.5, 2.0), border_type="constant", p=1.0), (33, 50), torch.uint8),
     "replicated, narrow": (K.RandomGaussianBlur((9, 23), (0.5, 2.0), border_type="replicate", p=0.5), (20, 9), torch.uint8),
     "circular": (K.RandomGaussianBlur((31, 3), (3.0, 9.0), border_type="circular", p=1.0), (35, 34), torch.uint8),
@@ -70,7 +70,7 @@ def batches():
     return {
         "holes": (holes, torch.float32, torch.contiguous_format),
         "bytes": ((images.clamp(0, 1) * 255).to(torch.uint8), torch.float16, torch.channels_last),
-        "kept": ((images.clamp(0, 1) * 65535).to(torch.int32).to(KEPT), torch.float16, torch.channels_last),
+        "kept": ((images.clamp(0, 1) * 65535).to(torch.int32).to(UINT16_UNIT), torch.float16, torch.channels_last),
         "grey": (grey, torch.float32, torch.contiguous_format),
         "flat": (nearly_flat(generator), torch.float32, torch.contiguous_format),
     }
@@ -109,7 +109,7 @@ def fault(module, images, dtype, memory_format, *, way=False, launches=None):
     op.rows(drawn, size, table[:, 2 : 2 + op.width])
     table[:, 2 + op.width :] = 1
     rows = torch.from_numpy(table)
-    floats = images.float() / {torch.uint8: 255, KEPT: 65535}.get(images.dtype, 1)
+    floats = images.float() / {torch.uint8: 255, UINT16_UNIT: 65535}.get(images.dtype, 1)
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
     step = OpPass(op, (), size, size, (), first=2, route_column=op.width if way else -1)

@@ -430,10 +430,10 @@ def test_setting_that_cannot_be_lowered_is_refused(transform, reason):
         gpuaug.fuse([transform, RESIZE])
 
 
-def test_explain_tells_of_the_launches_that_choose():
+def test_explain_lists_the_launches_that_choose_crops():
     explanation = gpuaug.fuse(MODULES).explain((2, 3, 40, 56))
     assert explanation.launches == 1
-    assert explanation.notes == ("RandomIoUCrop_2: about a hundred small launches more, which choose crops by boxes.",)
+    assert explanation.notes == ("RandomIoUCrop_2: about a hundred more small launches, which choose crops by boxes.",)
 
 
 def test_call_without_target_dicts_is_refused():
@@ -443,8 +443,8 @@ def test_call_without_target_dicts_is_refused():
         augment(batch)
 
 
-def test_draws_are_not_told_as_calls():
+def test_draws_that_depend_on_boxes_have_no_calls():
     draws = gpuaug.fuse(MODULES).draw((2, 3, 40, 56), seed=0)
-    text = "draws must not depend on boxes to be told as calls, got those of RandomIoUCrop_2. Replay them with the same boxes"
+    text = "draws must not depend on boxes for as_torchvision(), got those of RandomIoUCrop_2. Replay them with the same boxes"
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
         draws.as_torchvision()

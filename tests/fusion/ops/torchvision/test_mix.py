@@ -185,5 +185,5 @@ def test_empty_batch_keeps_its_form():
 
 def test_mixes_have_no_calls_for_one_image():
     draws = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.MixUp()]).draw((2, 3, 8, 8), seed=0)
-    with pytest.raises(gpuaug.ArgumentError, match=r"told as calls, got MixUp_1, which mixes images. Read them by draws.of"):
+    with pytest.raises(gpuaug.ArgumentError, match=r"for as_torchvision\(\), got MixUp_1, which mixes images. Use draws.of"):
         draws.as_torchvision()

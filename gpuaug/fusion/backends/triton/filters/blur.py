@@ -29,7 +29,7 @@ from gpuaug.fusion.backends.triton.launch import Launch, prepared, read_constant
 from gpuaug.fusion.backends.triton.pixel_math import gaussian_exponent, gaussian_norm, gaussian_weights, stored_as, to_centred
 from gpuaug.fusion.backends.triton.taps import buffers
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.program.intermediates import KEPT, in_strips, is_clean, may_round
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, in_strips, is_clean, may_round
 from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
@@ -243,9 +243,9 @@ def blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> in
 
     Args:
         pass_: The pass.
-        source: Input, of a type in ``PIXELS`` or ``KEPT``, any strides.
+        source: Input, of a type in ``PIXELS`` or ``UINT16_UNIT``, any strides.
         rows: Parameter table.
-        out: Output, of a type in ``PIXELS`` or ``KEPT``, any strides.
+        out: Output, of a type in ``PIXELS`` or ``UINT16_UNIT``, any strides.
 
     Shape:
         - source, out: (B, C, H, W)
@@ -291,7 +291,7 @@ def _blur_launches(
     )
     rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
     rounds = is_clean(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
-    return columns_launch, rows_launch, KEPT if rounds else torch.float32
+    return columns_launch, rows_launch, UINT16_UNIT if rounds else torch.float32
 
 
 def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:
@@ -299,7 +299,7 @@ def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Ten
     constants, planes = store_constants(pass_, source, out)
     constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "WAY": pass_.route_column}
     # Images between passes begin at aligned addresses; images of users may not.
-    aligned = pass_.first > 0 and source.dtype == KEPT
+    aligned = pass_.first > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
     numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
