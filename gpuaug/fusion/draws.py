@@ -65,12 +65,12 @@ class Draws:
             raise ArgumentError(f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].")
         index = whole_number("index", index, "Count images from 0.", least=None)
         if not 0 <= index < len(self):
-            raise ArgumentError(f"index must be one of the images drawn for, got {index} of {len(self)}. Count them from 0.")
+            raise ArgumentError(f"index must be the index of a drawn image, got {index} of {len(self)}. Count them from 0.")
         drawn = []
         for leaf, op_drawn in zip(leaves(self._tree), self._drawn, strict=True):
             if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in op_drawn:
                 raise ArgumentError(
-                    f"draws must be of modules that take every image by itself, got {leaf.op.name}. Replay the whole batch."
+                    f"draws must be of modules that process images independently, got {leaf.op.name}. Replay the whole batch."
                 )
             drawn.append(leaf.op.of_sample(op_drawn, index))
         sizes = tuple(size.of(index) for size in self._sizes)
@@ -102,7 +102,7 @@ class Draws:
         """
         sample = whole_number("sample", sample, "Count samples from 0.", least=None)
         if not 0 <= sample < len(self):
-            raise ArgumentError(f"sample must be one of those drawn for, got {sample} of {len(self)}. Count them from 0.")
+            raise ArgumentError(f"sample must be the index of a drawn sample, got {sample} of {len(self)}. Count them from 0.")
         if self._more:
             view, index = divmod(sample, self._sizes[0].batch)
             return self.views[view].of(index)
@@ -260,8 +260,8 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
     """
     if not isinstance(draws, Draws):
         raise ArgumentTypeError(
-            f"draws must be what draw() of this module returned, got {shown(draws)}. "
-            "What as_kornia() returns is for Kornia's own pipeline: pipeline(images, params=…)."
+            f"draws must be a result of draw() of this module, got {shown(draws)}. "
+            "The result of as_kornia() is for Kornia's own pipeline: pipeline(images, params=…)."
         )
     if draws._sizes[0] != size:
         raise ArgumentError(

@@ -115,7 +115,7 @@ def test_draws_of_a_sample_out_of_range_are_refused():
     for sample in (6, -1):
         with pytest.raises(ArgumentError) as caught:
             draws.of(sample)
-        assert f"sample must be one of those drawn for, got {sample} of 6" in str(caught.value)
+        assert f"sample must be the index of a drawn sample, got {sample} of 6" in str(caught.value)
     assert draws.of(np.int64(5)) is not None
 
 

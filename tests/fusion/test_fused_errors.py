@@ -38,8 +38,8 @@ def test_bad_draws_are_refused():
         augment(images, draws=other.draw(images.shape))
     with pytest.raises(gpuaug.ArgumentTypeError) as caught:
         augment(images, draws=augment.draw(images.shape).as_kornia())
-    assert str(caught.value).startswith("draws must be what draw() of this module returned, got {'batch_prob': tensor([")
-    assert str(caught.value).endswith(". What as_kornia() returns is for Kornia's own pipeline: pipeline(images, params=…).")
+    assert str(caught.value).startswith("draws must be a result of draw() of this module, got {'batch_prob': tensor([")
+    assert str(caught.value).endswith(". The result of as_kornia() is for Kornia's own pipeline: pipeline(images, params=…).")
     with pytest.raises(gpuaug.ArgumentError, match=r"shape must be \(B, C, H, W\) or \(B, T, C, H, W\), got \(3, 4\)"):
         augment.draw((3, 4))
     with pytest.raises(gpuaug.ArgumentError) as caught:

@@ -55,16 +55,16 @@ CROP = "v2.RandomCrop((224, 224), pad_if_needed=True)"
 NOT_SIZED_AGAIN = {
     "as its end": (
         [v2.RandomShortestSize([8, 12]), v2.RandomHorizontalFlip()],
-        "pipeline must give images one size behind RandomShortestSize_0, got RandomHorizontalFlip_1 as its end. Put what gives "
-        f"them one size behind it, such as {CROP}, or keep RandomShortestSize_0 in the dataset.",
+        "pipeline must give images one size behind RandomShortestSize_0, got RandomHorizontalFlip_1 as its end. Put a "
+        f"transform to one size after it, such as {CROP}, or keep RandomShortestSize_0 in the dataset.",
     ),
     "blur first": (
         [v2.CenterCrop(20), v2.ScaleJitter((8, 8)), v2.GaussianBlur(3), v2.RandomCrop(8, pad_if_needed=True)],
-        "one size behind ScaleJitter_1, got GaussianBlur_2: it reads other pixels of an image, or their coordinates. Put what",
+        "one size behind ScaleJitter_1, got GaussianBlur_2: it reads other pixels of an image, or their coordinates. Put a",
     ),
     "left to torchvision": (
         [v2.RandomZoomOut(), v2.GaussianNoise(), v2.CenterCrop(8)],
-        "behind RandomZoomOut_0, got GaussianNoise_1: no lowering for this type. Put what gives them one size",
+        "behind RandomZoomOut_0, got GaussianNoise_1: no lowering for this type. Put a transform to one size",
     ),
 }
 
@@ -158,7 +158,7 @@ def test_ragged_batch_shorter_than_its_shapes_is_refused():
 def test_as_kornia_refuses_ragged_draws():
     draws = gpuaug.fuse(K.CenterCrop(8), ragged=True).draw(pack(images_of()))
     assert draws.shape == (5, 3, None, None)
-    with raises("index must be one of the images drawn for, got 5 of 5. Count them from 0."):
+    with raises("index must be the index of a drawn image, got 5 of 5. Count them from 0."):
         draws.alone(5)
     with raises("draws must be for images of one size in Kornia, got those of a ragged batch. Take one image: draws.alone(0)"):
         draws.as_kornia()

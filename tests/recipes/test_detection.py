@@ -223,7 +223,7 @@ REFUSED = {
     "RT-DETR, a crop of its own": (
         lambda: v2.Compose([RandomIoUCrop(), v2.Resize([32, 32]), TO_FLOAT]),
         gpuaug.ArgumentTypeError,
-        "RandomIoUCrop_0 must be one that gpuaug.fuse lowers, .* a subclass of RandomIoUCrop that overrides __call__",
+        "RandomIoUCrop_0 must be a transform that gpuaug.fuse lowers, .* a subclass of RandomIoUCrop that overrides __call__",
     ),
     "RF-DETR, DETR": (
         lambda: v2.Compose(

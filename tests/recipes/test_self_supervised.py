@@ -55,5 +55,5 @@ class GaussianBlur:
 def test_class_of_their_own_is_left_to_torchvision():
     explanation = gpuaug.fuse(v1.Compose([v1.RandomHorizontalFlip(), GaussianBlur(), v1.ToTensor()])).explain((4, 3, 64, 80))
     assert [(line.modules, line.reason) for line in explanation.lines if line.reason] == [
-        (("GaussianBlur_1",), "it may do anything")
+        (("GaussianBlur_1",), "its operations are unknown")
     ]

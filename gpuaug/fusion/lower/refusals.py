@@ -89,7 +89,7 @@ def refuse_transform(transform: Any) -> None:
         changed = difference(transform, base)
         name = kind.__name__ if changed is None else f"{kind.__name__}, {changed}"
         raise ArgumentTypeError(
-            f"pipeline must be made of transforms that take one image and give one, got torchvision's {name}. "
+            f"pipeline must be made of transforms that map one image to one image, got torchvision's {name}. "
             f"{NOT_TAKEN[base.__name__]}."
         )
 

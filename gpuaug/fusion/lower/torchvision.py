@@ -140,7 +140,7 @@ class TorchvisionLowering:
         if taken_apart or torchvision_class(transform) is not None or by_name.named_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
-        return self._fallback(name, transform, "it may do anything", keeps_range=False)
+        return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
 
     def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
         """Return a leaf for a transform that torchvision runs, on images of their type in the user's pipeline."""
@@ -163,7 +163,7 @@ class TorchvisionLowering:
         draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
         if reason is not None and draws_size:
             raise ArgumentTypeError(
-                f"{name} must be one that gpuaug.fuse lowers, since it gives each image a size of its own, got {reason}. "
+                f"{name} must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {reason}. "
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
         if reason is not None:
@@ -214,10 +214,9 @@ class TorchvisionLowering:
             return Group("", (leaf, Done(name, ending=ending)), is_container=False)
         advice = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
         if dtype is torch.float32:
-            advice = "Pass scale=True, and give later transforms what they take of images in [0, 1]"
+            advice = "Pass scale=True, and set later transforms for images in [0, 1]"
         raise ArgumentError(
-            f"{name} must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype={dtype}, scale={scale}. "
-            f"{advice}."
+            f"{name} must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype={dtype}, scale={scale}. {advice}."
         )
 
     def _by_chance(self, name: str, container: Any) -> Tree:
@@ -225,8 +224,7 @@ class TorchvisionLowering:
         members = list(_named(container.transforms))
         if any(_scales(member) or class_of(member, ENDINGS) for member in _in_sequence([member for _, member in members])):
             raise ArgumentError(
-                f"{name} must hold transforms that leave the type of images as it is, got a conversion. Put the conversion "
-                f"behind {name}."
+                f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
         dtype = self._types.dtype
         reason = _too_long(container)
@@ -295,7 +293,7 @@ def _ending(name: str, transform: Any) -> Done:
         form = str(getattr(transform.format, "value", transform.format))
         if form.lower() not in ("xyxy", "xywh", "cxcywh"):
             raise ArgumentError(
-                f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Boxes are upright here: leave the conversion out."
+                f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Rotated boxes are not supported: remove it."
             )
         return Done(name, ending=Ending(boxes=form.lower()), of_boxes=True)
     if kind is v2.ClampBoundingBoxes:  # all boxes are clamped
@@ -324,8 +322,8 @@ def _mix(name: str, transform: Any) -> MixOp | None:
         return None
     if len(inner_mixes) < len(inner) or not (kind is v2.RandomChoice or len(inner_mixes) == 1):
         raise ArgumentTypeError(
-            f"{name} must hold one mix, or be a RandomChoice of mixes alone, got {', '.join(dict(inner))}. "
-            "It draws once for a batch then: move the others out of it, before or behind."
+            f"{name} must hold a single mix, or be a RandomChoice of only mixes, got {', '.join(dict(inner))}. "
+            "It then draws once per batch: move the other transforms out of it."
         )
     if kind is v2.RandomChoice:
         modules = nn.ModuleList(mix.module for _, mix in inner_mixes)
@@ -384,8 +382,8 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
         others = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
         if others:
             raise ArgumentError(
-                f"dtype of {type(transform).__name__} must be of images and masks alone, got {others}. Convert the rest behind "
-                "gpuaug.fuse, which leaves its type as it is."
+                f"dtype of {type(transform).__name__} must be set for images and masks only, got {others}. Convert other "
+                "values after gpuaug.fuse, which does not change their type."
             )
         setting = next((setting[cls] for cls in _IMAGES if cls in setting), None)
     return setting, bool(transform.scale) if isinstance(transform, v2.ToDtype) else True

@@ -85,8 +85,8 @@ def ending_of(tree: Tree) -> Ending:
             box_filter = box_filter or (item.name if item.is_last else "")
         elif box_filter and (isinstance(item.op, GatherOp) or (isinstance(item.op, EagerOp) and not item.op.moves_nothing)):
             raise ArgumentError(
-                f"{box_filter} must stand behind all that moves pixels, got {item.name} behind it. Put it at the end, where "
-                "boxes are judged."
+                f"{box_filter} must follow all transforms that move pixels, got {item.name} after it. Put it at the end "
+                "of the pipeline."
             )
     return ending
 

@@ -159,7 +159,7 @@ def lower_policy(name: str, module: nn.Module, lowered: dict[type[nn.Module], ty
 def _member(name: str, operation: Any, lowered: dict[type[nn.Module], type[Op]]) -> Member | str:
     wrapper = nearest_class(operation, OPERATIONS)
     if wrapper is None:
-        return "none of Kornia's operations, and may do anything"
+        return "not an operation of Kornia"
     changed = difference(operation, wrapper)
     if changed is not None:
         return changed

@@ -170,7 +170,7 @@ class Policy(Picking):
 def why_not_picked(op: Op, size: Size) -> str | None:
     """Reason why ``op`` cannot be picked within a fused pass for images of ``size``, or ``None``."""
     begins_pass = ChannelOp.begins_pass(op, size.channels)
-    return op.unsupported_size(size) or (f"takes a pass of its own for {size.channels} channels" if begins_pass else None)
+    return op.unsupported_size(size) or (f"needs a separate pass for {size.channels} channels" if begins_pass else None)
 
 
 def _group_key(op: Op) -> tuple[Any, ...]:

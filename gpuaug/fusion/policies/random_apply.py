@@ -204,13 +204,13 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
     mixes = _mixes(children)
     if pick == "sample" and not mixes:
         raise ArgumentError(
-            "pick must be 'batch' where a container has random_apply over more than mixes, got 'sample': samples that ran "
+            "pick must be 'batch' for a container with random_apply over more than mixes, got 'sample': samples that ran "
             f"modules in different orders would share no pass. Leave pick out, or give the modules of {name} a p each instead "
             "of random_apply."
         )
     weights: torch.Tensor = module.random_apply_weights
     if not children:
-        return "there is nothing in it"
+        return "it is empty"
     if weights.is_cuda:
         return "random_apply_weights are on the GPU; leave the pipeline on the CPU, where it draws"
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
@@ -221,7 +221,7 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
     if mixes:
         return _one_mix(name, module, mixes, pick)
     if any(isinstance(op.module, MixAugmentationBaseV2) for op in ops):
-        return "random_apply over a mix beside other modules, which Kornia puts in by rules of its own"
+        return "random_apply over a mix beside other modules, which Kornia inserts by special rules"
     return RandomApply(name, module, children)
 
 
@@ -239,7 +239,7 @@ def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
 def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> OneMix | str:
     # Kornia runs exactly one mix whatever the number of picks is, unless that number may be 0: then it runs none.
     if module.random_apply[0] == 0:
-        return "random_apply of none or more over mixes"
+        return "random_apply of zero or more mixes"
     if not module.random_apply_weights.any():
         return "random_apply_weights are all 0"
     return OneMix(name, module, mixes, pick, module.random_apply_weights.tolist())

@@ -90,7 +90,7 @@ class Program:
         normalizations = [op for op in self.ops if isinstance(op, Normalize)]
         if options.dtype == torch.uint8 and normalizations and not isinstance(normalizations[-1], Denormalize):
             raise ArgumentError(
-                f"dtype must be floating where images are normalised, by {normalizations[-1].name}, got torch.uint8. "
+                f"dtype must be floating for images that are normalised by {normalizations[-1].name}, got torch.uint8. "
                 "Leave it out for torch.float32."
             )
 
@@ -125,7 +125,7 @@ class Program:
         """
         if size.ragged and not self._ragged:
             raise ArgumentError(
-                "images must have one size, got a ragged batch. Say so when fusing the pipeline: gpuaug.fuse(…, ragged=True)."
+                "images must have one size, got a ragged batch. Fuse it for ragged batches: gpuaug.fuse(…, ragged=True)."
             )
         if size.ragged:
             for op in self._sizing:

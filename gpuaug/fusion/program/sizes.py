@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.policies.random_apply import RandomApply
 
 _PAD = "Pad or resize before it"
-_CUT_UP = "Cut them up, or shrink them, in the dataset."
+_CUT_UP = "Split or downsample them in the dataset."
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
@@ -33,7 +33,7 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
     first = _to_one_size(ops) if ragged else ()
     crops = [op.name for op in ops if isinstance(op, BoxCropOp)]
     if len(crops) > 1:
-        raise ArgumentError(f"pipeline must hold one crop by boxes at most, got {' and '.join(crops)}. Leave the others out.")
+        raise ArgumentError(f"pipeline must hold at most one crop by boxes, got {' and '.join(crops)}. Leave the others out.")
     start = len(first)
     while start < len(ops):
         op = ops[start]
@@ -89,14 +89,14 @@ def _stretches(op: Op | EagerOp) -> bool:
 def _advice(ops: Sequence[Op]) -> tuple[str, str]:
     """Return (context, advice) for the error about an op, given the ops before it."""
     if name := _cropped_by_boxes(ops):
-        return f"behind {name}", f"Put v2.Resize((300, 300)) directly behind it, or keep {name} in the dataset"
+        return f"behind {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
     drawn = next((op.name for op in ops if op.draws_size), None)
     if drawn is not None:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
-        advice = f"Put what gives them one size behind it, such as {crop}, or keep {drawn} in the dataset"
+        advice = f"Put a transform to one size after it, such as {crop}, or keep {drawn} in the dataset"
         return f"behind {drawn}", advice
     examples = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
-    return "where ragged=True", f"Put what gives them one size in front of it, such as {examples}"
+    return "where ragged=True", f"Put a transform to one size before it, such as {examples}"
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
@@ -171,7 +171,7 @@ def check_sizes(ops: Sequence[Op], size: Size, user_size: Size | None = None) ->
             where = f" at {sample} of the batch" if user_size.ragged else ""
             raise ArgumentError(
                 f"images must fit {op.name}, got {user_size.of(sample).height}x{user_size.of(sample).width}{where}, "
-                f"which {reason}. {'Put it behind what gives images one size' if isinstance(op, PointOp) else _PAD}."
+                f"which {reason}. {'Put it after the transform to one size' if isinstance(op, PointOp) else _PAD}."
             )
         if (
             isinstance(op, WarpOp)
@@ -194,8 +194,8 @@ def check_mixed_channels(op: Op, size: Size) -> None:
     """
     if size.ragged and any(ChannelOp.begins_pass(part, size.channels) for part in op.parts):
         raise ArgumentError(
-            f"images must have 3 channels for {op.name} where they differ in size, got {size.channels}. Put {op.name} behind "
-            "the transform that gives images one size."
+            f"images must have 3 channels for {op.name} in a ragged batch, got {size.channels}. Put {op.name} after "
+            "the transform to one size."
         )
 
 

@@ -323,7 +323,7 @@ def _check_sequence(records: Any, batch: int) -> None:
         if type(record) is not dict and not isinstance(record, Mapping):
             raise ArgumentTypeError(
                 f"targets of sample {sample} must be a dict, got {type(record).__name__}. "
-                "Put what is known of an image into one: {'boxes': …, 'labels': …}."
+                "Put all annotations of an image into one: {'boxes': …, 'labels': …}."
             )
 
 

@@ -116,7 +116,7 @@ class Targets:
             and extra_args
             and extra_args.get(DataKey.MASK, {}).get("resample", Resample.NEAREST) != Resample.NEAREST
         ):
-            raise ArgumentError("extra_args must resample masks to the nearest, got another way. Leave extra_args out.")
+            raise ArgumentError("extra_args must resample masks by nearest-neighbour, got another mode. Leave extra_args out.")
 
     def _packed_or_unpacked(self, index: int, value: Any) -> Any:
         """Return an input that ``TargetDicts`` takes packed, with the data key ``targets``; unpack other packed targets."""
@@ -170,7 +170,7 @@ class Targets:
             if per_frame and size.ragged:
                 raise ArgumentError(
                     f"targets must be one dict for each of {size.batch} clips where these differ in size, got {len(value)}. "
-                    "Put what is known of all frames of a clip into one: {'boxes': torch.cat(boxes)}."
+                    "Put all annotations of a clip into one: {'boxes': torch.cat(boxes)}."
                 )
             frame_size = replace(size, batch=size.images, frames=0) if per_frame else size
             return TargetDicts(
@@ -236,14 +236,14 @@ class Targets:
         if self.keys.count("valid") > 1 or sum(key in BOXES for key in self.keys) != 1:
             raise ArgumentError(
                 f"data_keys must hold one of {', '.join(BOXES)} where they hold 'valid', got {self.keys}. "
-                "Say valid once, for one tensor of boxes."
+                "Name 'valid' once, for one tensor of boxes."
             )
         valid = self.values[self.keys.index("valid")]
         boxes = next(value for key, value in zip(self.keys, self.values, strict=True) if key in BOXES)
         if valid.dtype != torch.bool or valid.shape != boxes.shape[:2]:
             raise ArgumentError(
                 f"valid must be one bool for each box, torch.bool {tuple(boxes.shape[:2])}, got {valid.dtype} "
-                f"{tuple(valid.shape)}. Say which of the padded boxes there are: arange(N) < counts[:, None]."
+                f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
             )
 
     def check_mix(self, op: MixOp) -> None:

@@ -171,7 +171,7 @@ def test_all_of_many_are_picked_in_their_own_order():
 def test_conversions_and_mixes_stay_out_of_a_subset():
     with pytest.raises(gpuaug.ArgumentError, match="got a conversion"):
         gpuaug.fuse(written.RandomSubsetApply([TO_FLOAT, *MARKS], n_subset=2))
-    with pytest.raises(gpuaug.ArgumentTypeError, match="must hold one mix"):
+    with pytest.raises(gpuaug.ArgumentTypeError, match="must hold a single mix"):
         gpuaug.fuse([TO_FLOAT, written.RandomSubsetApply([v2.MixUp(num_classes=3), *MARKS], n_subset=2)])
 
 

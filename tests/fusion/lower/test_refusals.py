@@ -55,9 +55,9 @@ REFUSED = {
     ),
     "mix or flip": (
         v2.RandomChoice([v2.MixUp(), v2.RandomHorizontalFlip()]),
-        "mixes alone, got MixUp_0, RandomHorizontalFlip_1",
+        "only mixes, got MixUp_0, RandomHorizontalFlip_1",
     ),
-    "two mixes": (v2.RandomApply([v2.MixUp(), v2.CutMix()]), "mixes alone, got MixUp_0, CutMix_1"),
+    "two mixes": (v2.RandomApply([v2.MixUp(), v2.CutMix()]), "only mixes, got MixUp_0, CutMix_1"),
     "several images": (v2.Compose([v2.TenCrop(4)]), "TenCrop. It makes several images"),
     "of keypoints": (v2.ClampKeyPoints(), "ClampKeyPoints. It is for keypoints"),
     "what comes with weights of a model of videos": (

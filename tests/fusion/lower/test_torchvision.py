@@ -59,8 +59,8 @@ def test_conversions_take_no_op(name):
 REFUSED = {
     "no scale": (
         [v2.RandomInvert(), v2.ToDtype(torch.float32)],
-        "ToDtype_1 must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype=torch.float32, scale=False. "
-        "Pass scale=True, and give later transforms what they take of images in [0, 1].",
+        "ToDtype_1 must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=torch.float32, scale=False. "
+        "Pass scale=True, and set later transforms for images in [0, 1].",
     ),
     "half": (
         v2.ConvertImageDtype(torch.bfloat16),
@@ -69,7 +69,7 @@ REFUSED = {
     ),
     "by chance": (
         v2.RandomApply([v2.Compose([TO_FLOAT])]),
-        "RandomApply must hold transforms that leave the type of images as it is, got a conversion. Put the conversion behind",
+        "RandomApply must hold transforms that do not convert images, got a conversion. Put the conversion after",
     ),
     "means of bytes": (
         [TO_FLOAT, v2.Normalize([123.675, 0.0, 0.0], [58.395, 1.0, 1.0])],

@@ -182,7 +182,7 @@ def test_one_mix_keepdim_returns_a_single_image():
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (lambda: either(random_apply=(0, 1)), "random_apply of none or more over mixes"),
+        (lambda: either(random_apply=(0, 1)), "random_apply of zero or more mixes"),
         (lambda: either(weights=[0.0, 0.0]), "random_apply_weights are all 0"),
         (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomInvert(), random_apply=1), "a mix beside other modules"),
         (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomCutMixV2(num_mix=2), random_apply=1), "a mix beside other"),

@@ -129,5 +129,5 @@ def test_explain_says_how_many_modules_random_apply_picks():
 
 
 def test_pick_sample_is_refused_for_random_apply():
-    with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' where a container has random_apply over"):
+    with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' for a container with random_apply over"):
         gpuaug.fuse(K.ImageSequential(K.RandomInvert(), random_apply=True), pick="sample")

@@ -55,7 +55,7 @@ def test_sides_that_float32_does_not_count_are_refused(name):
     text = f"images must have sides of at most {most} pixels for {type(module).__name__}_1, got "
     for height, width in ((2, side), (side, 2)):
         images = torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(1, 1, height, width)
-        with raises(f"{text}{height}x{width}. Cut them up, or shrink them, in the dataset."):
+        with raises(f"{text}{height}x{width}. Split or downsample them in the dataset."):
             augment(images)
         with raises(text):
             augment.draw(images.shape)
@@ -108,7 +108,7 @@ def test_images_of_2_31_values_are_refused():
 def test_ragged_warp_of_more_than_2_20_columns_is_refused():
     augment = gpuaug.fuse([K.RandomRotation(9.0), K.CenterCrop((2, 4))], ragged=True)
     images = pack([torch.zeros(1, 3, 8).byte(), torch.zeros(1, 2, 2**20 + 1).byte()])
-    text = "images must have sides of at most 2**20 pixels for RandomRotation_0, got 2x1048577 at 1 of the batch. Cut"
+    text = "images must have sides of at most 2**20 pixels for RandomRotation_0, got 2x1048577 at 1 of the batch. Split"
     with raises(text):
         augment(images)
     with raises(text):
@@ -118,7 +118,7 @@ def test_ragged_warp_of_more_than_2_20_columns_is_refused():
 
 def test_warp_of_a_drawn_size_of_more_than_2_20_columns_is_refused():
     augment = gpuaug.fuse([v2.RandomZoomOut(side_range=(3.0, 4.0)), v2.RandomRotation(9.0), v2.CenterCrop(1)])
-    with raises("images must have sides of at most 2**20 pixels for RandomRotation_1, got 8x1048580. Cut them up"):
+    with raises("images must have sides of at most 2**20 pixels for RandomRotation_1, got 8x1048580. Split or downsample them"):
         augment.draw((1, 1, 2, 2**18 + 1))
     augment.draw((1, 1, 2, 2**18))
 

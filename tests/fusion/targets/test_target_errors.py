@@ -36,7 +36,7 @@ class Moves(torch.nn.Module):
             "targets must be a list of one dict for each image, got dict. Where boxes are",
         ),
         (records_of(2), gpuaug.ArgumentError, "targets must hold one dict for each of the 3 images, got 2. Pass a batch"),
-        ([*records_of(2), 7], gpuaug.ArgumentTypeError, "targets of sample 2 must be a dict, got int. Put what is known"),
+        ([*records_of(2), 7], gpuaug.ArgumentTypeError, "targets of sample 2 must be a dict, got int. Put all annotations"),
         (
             replaced(boxes=[1]),
             gpuaug.ArgumentTypeError,

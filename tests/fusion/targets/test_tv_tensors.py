@@ -216,19 +216,19 @@ SANITIZE = v2.SanitizeBoundingBoxes()
 MEANT_OTHERWISE = {
     "before a crop": (
         lambda: gpuaug.fuse([SANITIZE, v2.RandomHorizontalFlip(), v2.RandomCrop(8)]),
-        r"SanitizeBoundingBoxes_0 must stand behind all that moves pixels, got RandomHorizontalFlip_1 behind it. Put it at",
+        r"SanitizeBoundingBoxes_0 must follow all transforms that move pixels, got RandomHorizontalFlip_1 behind it. Put it at",
     ),
     "rotated": (
         lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ConvertBoundingBoxFormat("XYWHR")]),
-        r"format of ConvertBoundingBoxFormat_1 must be XYXY, XYWH or CXCYWH, got XYWHR. Boxes are upright here",
+        r"format of ConvertBoundingBoxFormat_1 must be XYXY, XYWH or CXCYWH, got XYWHR. Rotated boxes are not supported",
     ),
     "type of boxes": (
         lambda: gpuaug.fuse([v2.RandomHorizontalFlip(), v2.ToDtype({tv_tensors.BoundingBoxes: torch.float64}, scale=True)]),
-        r"dtype of ToDtype must be of images and masks alone, got .*. Convert the rest behind gpuaug.fuse, which leaves",
+        r"dtype of ToDtype must be set for images and masks only, got .*. Convert the rest behind gpuaug.fuse, which leaves",
     ),
     "by chance": (
         lambda: gpuaug.fuse(v2.RandomApply([v2.RandomHorizontalFlip(), SANITIZE])),
-        r"RandomApply must hold transforms that leave the type of images as it is, got a conversion",
+        r"RandomApply must hold transforms that do not convert images, got a conversion",
     ),
     "not clamped": (
         lambda: gpuaug.fuse(v2.RandomHorizontalFlip())(

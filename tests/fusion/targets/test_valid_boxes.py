@@ -108,15 +108,19 @@ def test_masks_and_keypoints_beside_valid_boxes():
         (
             ["bbox_xyxy", "bbox_xyxy", "valid"],
             torch.ones(2, 3, dtype=torch.bool),
-            r"data_keys must hold one of .* got \['input', 'bbox_xyxy', 'bbox_xyxy', 'valid'\]. Say valid once",
+            r"data_keys must hold one of .* got \['input', 'bbox_xyxy', 'bbox_xyxy', 'valid'\]. Name 'valid' once",
         ),
-        (["bbox_xyxy", "valid", "valid"], torch.ones(2, 3, dtype=torch.bool), r"data_keys must hold one of .* Say valid once"),
+        (
+            ["bbox_xyxy", "valid", "valid"],
+            torch.ones(2, 3, dtype=torch.bool),
+            r"data_keys must hold one of .* Name 'valid' once",
+        ),
         (
             ["bbox_xyxy", "valid"],
             torch.ones(2, 2, dtype=torch.bool),
-            r"valid must be one bool for each box, torch.bool \(2, 3\), got torch.bool \(2, 2\). Say which of the padded",
+            r"valid must be one bool for each box, torch.bool \(2, 3\), got torch.bool \(2, 2\). Mark the boxes that are",
         ),
-        (["bbox_xyxy", "valid"], torch.ones(2, 3), r"valid must be one bool for each box, .* got torch.float32 \(2, 3\). Say"),
+        (["bbox_xyxy", "valid"], torch.ones(2, 3), r"valid must be one bool for each box, .* got torch.float32 \(2, 3\). Mark"),
         (
             ["bbox_xyxy", "valid"],
             torch.ones(3, 3, dtype=torch.bool),

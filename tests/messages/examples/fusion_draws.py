@@ -11,7 +11,7 @@ IMAGES = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 FLIP = v2.RandomHorizontalFlip()
 
 
-@example("What as_kornia() returns is for Kornia's own pipeline")
+@example("The result of as_kornia() is for Kornia's own pipeline")
 def kornia_parameters_for_a_fused_pipeline(told):
     pipeline = K.AugmentationSequential(K.RandomHorizontalFlip(), K.RandomInvert())
     augment = gpuaug.fuse(pipeline)

@@ -245,7 +245,7 @@ def masks_of_another_size(told):
     assert torch.equal(augment(IMAGES, mask, data_keys=["input", "mask"])[1], mask.flip(-1))
 
 
-@example("Say valid once, for one tensor of boxes")
+@example("Name 'valid' once, for one tensor of boxes")
 def valid_without_boxes(told):
     augment, valid = gpuaug.fuse(FLIP), torch.ones(2, 1, dtype=torch.bool)
     with told:
@@ -253,7 +253,7 @@ def valid_without_boxes(told):
     assert torch.equal(augment(IMAGES, BOXES, valid, data_keys=["input", "bbox_xyxy", "valid"])[2], valid)
 
 
-@example("Say which of the padded boxes there are")
+@example("Mark the boxes that are not padding")
 def counts_in_place_of_valid(told):
     augment, counts = gpuaug.fuse(FLIP), torch.tensor([1, 0])
     with told:
@@ -384,7 +384,7 @@ def too_few_dicts(told):
     assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][1]["boxes"], FLIPPED[1])
 
 
-@example("Put what is known of an image into one")
+@example("Put all annotations of an image into one")
 def boxes_without_a_dict(told):
     augment = gpuaug.fuse(FLIP)
     with told:

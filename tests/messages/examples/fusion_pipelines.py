@@ -203,7 +203,7 @@ def function_of_several_sizes(told):
     assert torch.equal(got, expected)
 
 
-@example("must hold transforms that leave the type of images as it is")
+@example("must hold transforms that do not convert images")
 def conversion_by_chance(told):
     with told:
         gpuaug.fuse(v2.RandomApply([FLIP, TO_FLOAT], p=1.0))
@@ -231,7 +231,7 @@ def sizes_drawn_by_chance(told):
     assert gpuaug.fuse(crop, ragged=True)(in_a_dataset(jitter)).shape == (2, 3, 4, 4)
 
 
-@example("must be one that gpuaug.fuse lowers, since it gives each image a size of its own")
+@example("must be a transform that gpuaug.fuse lowers, as it draws a size per image")
 def sizes_drawn_by_a_subclass(told):
     class Jitter(v2.ScaleJitter):
         def make_params(self, flat_inputs):
@@ -243,7 +243,7 @@ def sizes_drawn_by_a_subclass(told):
     assert gpuaug.fuse(crop, ragged=True)(in_a_dataset(Jitter((16, 16), (0.5, 2.0)))).shape == (2, 3, 4, 4)
 
 
-@example("must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype=…, scale=…. Convert")
+@example("must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=…, scale=…. Convert")
 def conversion_to_half(told):
     half = v2.ToDtype(torch.float16, scale=True)
     with told:
@@ -252,7 +252,7 @@ def conversion_to_half(told):
     torch.testing.assert_close(got, half(FLIP(IMAGES)))
 
 
-@example("must leave images as gpuaug.fuse computes in them, float32 in [0, 1], got dtype=…, scale=…. Pass scale=True")
+@example("must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=…, scale=…. Pass scale=True")
 def conversion_without_scale(told):
     with told:
         gpuaug.fuse([FLIP, v2.ToDtype(torch.float32), v2.Normalize([127.5] * 3, [127.5] * 3)])
@@ -260,7 +260,7 @@ def conversion_without_scale(told):
     torch.testing.assert_close(got, v2.Normalize([127.5] * 3, [127.5] * 3)(FLIP(IMAGES).float()))
 
 
-@example("must hold one mix, or be a RandomChoice of mixes alone")
+@example("must hold a single mix, or be a RandomChoice of only mixes")
 def mix_beside_a_flip(told):
     mixes = [v2.MixUp(num_classes=3), v2.CutMix(num_classes=3)]
     with told:
@@ -277,7 +277,7 @@ def conversion_to_rotated_boxes(told):
     assert gpuaug.fuse([FLIP])(IMAGES, boxes, data_keys=keys)[1][0]["boxes"].tolist() == [[4, 2, 7, 5]]
 
 
-@example("dtype of … must be of images and masks alone")
+@example("dtype of … must be set for images and masks only")
 def conversion_of_boxes(told):
     keys, boxes = ["input", "targets"], [{"boxes": torch.tensor([[1.0, 2, 4, 5]])}] * 2
     with told:
@@ -286,7 +286,7 @@ def conversion_of_boxes(told):
     assert got[0]["boxes"].long().tolist() == [[4, 2, 7, 5]]
 
 
-@example("must stand behind all that moves pixels")
+@example("must follow all transforms that move pixels")
 def boxes_judged_too_early(told):
     keys = ["input", "targets"]
     boxes = [{"boxes": torch.tensor([[0.0, 0, 2, 2], [4, 4, 7, 7]]), "labels": torch.tensor([1, 2])}] * 2
@@ -328,7 +328,7 @@ def transforms_of_timm(told):
     torch.testing.assert_close(gpuaug.fuse(pipeline)(IMAGES), IMAGES.float() - means.view(3, 1, 1), atol=1e-3, rtol=1e-5)
 
 
-@example("transforms that take one image and give one")
+@example("transforms that map one image to one image")
 def pictures_at_the_end(told):
     with told:
         gpuaug.fuse([FLIP, v2.ToPILImage()])
@@ -373,7 +373,7 @@ def smoothing_without_classes(told):
     torch.testing.assert_close(labels.sum(1), torch.ones(2))
 
 
-@example("dtype must be floating where images are normalised")
+@example("dtype must be floating for images that are normalised")
 def normalised_bytes(told):
     pipeline = [TO_FLOAT, v2.Normalize([0.5] * 3, [0.5] * 3)]
     with told:
@@ -407,7 +407,7 @@ def ragged_blur_first(told):
     assert gpuaug.fuse([v2.Resize((4, 4)), v2.GaussianBlur(3)], ragged=True)(packed).shape == (2, 3, 4, 4)
 
 
-@example("where they differ in size, got …. Put … behind the")
+@example("in a ragged batch, got …. Put … after the")
 def bands_mixed_before_they_have_one_size(told):
     tiles = gpuaug.collate_ragged([torch.zeros(4, side, 9, dtype=torch.uint8) for side in (8, 6)], channels=None)
     shuffle, crop = K.RandomChannelShuffle(p=1.0), v2.RandomCrop((4, 4))
@@ -416,7 +416,7 @@ def bands_mixed_before_they_have_one_size(told):
     assert gpuaug.fuse([crop, shuffle], ragged=True)(tiles).shape == (2, 4, 4, 4)
 
 
-@example("Put it behind what gives images one size")
+@example("Put it after the transform to one size")
 def colours_of_grey_images_before_they_have_one_size(told):
     photos = gpuaug.collate_ragged([torch.zeros(1, side, 9, dtype=torch.uint8) for side in (8, 6)], channels=None)
     grey, crop = v2.Grayscale(3), v2.RandomCrop((4, 4))
@@ -427,7 +427,7 @@ def colours_of_grey_images_before_they_have_one_size(told):
         assert gpuaug.fuse([crop, grey], ragged=True)(photos).shape == (2, 3, 4, 4)
 
 
-@example("pipeline must hold one crop by boxes at most")
+@example("pipeline must hold at most one crop by boxes")
 def two_crops_by_boxes(told):
     crop = [v2.RandomIoUCrop(), v2.Resize((8, 8))]
     with told:

@@ -130,7 +130,7 @@ def dicts_of_another_number_of_frames(told):
     )
 
 
-@example("Put what is known of all frames of a clip into one")
+@example("Put all annotations of a clip into one")
 def dicts_of_frames_of_ragged_clips(told):
     batch = clips_of("hwc")
     boxes = [torch.tensor([[1.0, 2, 4, 5]])] * FRAMES

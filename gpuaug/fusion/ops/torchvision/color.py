@@ -235,7 +235,7 @@ class Posterize(TorchvisionOp, color.Posterize):
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         if self.units.is_floating_point:
-            return "its levels of floats are others than of bytes, as before v2.ToDtype(scale=True)"
+            return "its levels for floats differ from those for bytes, as before v2.ToDtype(scale=True)"
         return super().unsupported()
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
