@@ -1,4 +1,6 @@
-"""Global random generators of Python, NumPy and devices, seeded from a key for the duration of a stage and then restored.
+"""Global random generators of Python, NumPy and devices, seeded for the duration of a stage and then restored.
+
+The seed, called *key*, is an integer that depends on seed, epoch, rank, batch, stage and call.
 
 The generators of Python and NumPy are Mersenne Twisters. Saving, seeding and restoring them with the functions of their
 libraries takes 200 µs, longer than many stages. So NumPy's generator is replaced by a private one, and the state of Python's
@@ -77,7 +79,7 @@ class NumpyGenerator:
         self._private = np.random.MT19937(0)
         address = self._private.ctypes.state_address  # address of the words, followed by the index of the next word
         self._state = _memory(address, TWISTER + 1)
-        # Stands in for a bit generator: NumPy then saves and restores only the normal number that it has cached.
+        # In place of a bit generator: get_state and set_state then exchange only the normal number that NumPy has cached.
         self._gauss: Any = SimpleNamespace(state={})
 
     def save_and_seed(self, key: int) -> None:
@@ -106,7 +108,7 @@ class _CudaGenerator:
     """Global generator of a CUDA device, with a private state for the duration of a stage.
 
     The state object is replaced, not its values. So a CUDA graph that is captured within the stage registers the private state:
-    its replays draw from the key, and a failed capture does not change the state that the user draws from.
+    its replays draw from the private state, and a failed capture does not change the state that the user draws from.
     """
 
     def __init__(self, index: int) -> None:

@@ -25,7 +25,7 @@ from gpuaug.core.columns import (
 from gpuaug.core.errors import ArgumentTypeError
 
 MIN_PACKED_TENSORS = 8
-"""Smallest number of tensors in a list of dicts that is packed. A short list may hold one dict per part of the batch."""
+"""Smallest number of tensors in a list of dicts that is packed. A short list may hold one dict per view, not per sample."""
 
 MAX_PACKED_BYTES = 32 * 1024
 """Largest size of a packed tensor other than a mask. Packed tensors are not aligned, which makes reading them slower."""
@@ -39,6 +39,7 @@ class PackedColumn(NamedTuple):
 
     name: Any
     samples: Sequence[int]
+    """Index of the dict of each tensor."""
     lengths: list[int]
     """Number of rows of each tensor; of elements if ``shapes`` is not ``None``."""
     shapes: list[torch.Size] | None
@@ -66,7 +67,7 @@ class PackedColumn(NamedTuple):
 
 
 class FlatColumn(TensorColumn):
-    """A column that is one tensor, and is split into tensors only if a caller reads them.
+    """A packed column with its data, which is split into tensors only if a caller reads them.
 
     Args:
         packed: A column whose tensors differ in the first axis only.
@@ -80,7 +81,7 @@ class FlatColumn(TensorColumn):
         entry = flat.shape[1:]
         self.entry = entry
         self.rows_per_entry = entry[:-1].numel()
-        """Number of rows along the last axis in one entry, such as the keypoints of one object."""
+        """Number of vectors along the last axis per object, such as its keypoints."""
         self.dtypes = {flat.dtype}
         self.devices = {flat.device}
         self.types = {packed.tensor_type}
@@ -120,11 +121,12 @@ class TargetsLayout:
 
 
 class PendingRows:
-    """Rows of some columns that the device has removed before the host knows their number.
+    """Removal of rows that is queued on the device, and whose number of kept rows the host does not know yet.
 
     Args:
         names: Keys of the columns. In each, the kept rows come first; the rows after them are undefined.
-        kept: (n,) host mask of the rows that are kept, in their order before the removal. The device may not have written it.
+        kept: (n,) host mask of the rows that are kept, in their order before the removal. The device may not have
+            written it yet.
     """
 
     __slots__ = ("kept", "names")
@@ -184,7 +186,7 @@ class PackedTargets:
     def settled(self) -> Self:
         """Return packed targets without pending rows.
 
-        The device must have passed the work that was queued when ``pending`` was set.
+        The device must have completed the work that was queued when ``pending`` was set.
         """
         if self.pending is None:
             return self
@@ -260,7 +262,8 @@ def pack_targets(batch: Batch, allocate: Allocate, *, masks: bool = True) -> Bat
         masks: Whether masks are packed whatever their size.
 
     Returns:
-        The new batch; ``batch`` itself if nothing is packed, or if one tensor occurs twice, because both stay one object.
+        The new batch; ``batch`` itself if nothing is packed, or if one tensor occurs twice, because
+        both occurrences must remain one object.
 
     Cost:
         On the host, one copy of the tensors and 3 µs per dict.

@@ -188,7 +188,7 @@ def refuse(value: Any, where: str) -> NoReturn:
     elif isinstance(value, str):
         advice = "Return gpuaug.read_encoded(path) from the dataset."
     elif getattr(value, "ndim", 0) >= 2 or hasattr(value, "getbands"):
-        advice = "What is decoded already is for gpuaug.collate_ragged."
+        advice = "For decoded images use gpuaug.collate_ragged."
     else:
         advice = "An ImageFolder gives them with loader=gpuaug.read_encoded."
     raise ArgumentTypeError(

@@ -40,7 +40,7 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded: type) -
             return value[index] if isinstance(value, torch.Tensor) else value[sources]
         if not isinstance(value, tuple | list) or batches.is_namedtuple(value):
             return None
-        # A list of length B may also hold B members instead of B samples: B views, or the members of a tuple of length B.
+        # A list of length B may also hold B fields of the batch, such as B views, each with all samples.
         inside = batches.leaves(value)
         members = outermost or any(isinstance(leaf, decoded) for leaf in inside) or (value and all(map(of_samples, value)))
         if len(value) != count or members:

@@ -46,7 +46,7 @@ MOST_THREADS = 4096
 """Maximum number of threads that decode on the CPU, far above any number of cores."""
 
 SPARED = 4
-"""One of every ``SPARED`` cores is reserved for other threads and the workers.
+"""One core of every ``SPARED`` cores is not used for decoding, but left to other threads and the workers.
 
 With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: on 16 cores,
 16 threads fed 5 000 images per second to a ResNet-50, and 12 threads fed 5 900.

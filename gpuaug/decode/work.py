@@ -34,7 +34,7 @@ class Work:
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
         """Return the decoded images as a ``Ragged`` on ``device``.
 
-        The loader calls this method as it calls ``Tensor.to``. The copy lane waits for the decoders' events before.
+        The loader calls this method as it calls ``Tensor.to``. Before the call, the copy lane waits for the decoders' events.
         """
         self.layout.finish(self.data, self.raw)
         return self.layout.ragged(self.data, self.layout.places().to(device, non_blocking=non_blocking))
@@ -42,7 +42,7 @@ class Work:
 
 def allocated(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
     """Return a flat tensor of ``length`` bytes for pixels of type ``dtype``. ``length`` must be a multiple of the item size."""
-    with torch.inference_mode(False):  # threads outside the consumer's inference mode cannot write to an inference tensor
+    with torch.inference_mode(False):  # decoding threads are not in the training thread's inference mode
         data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
         data = data if POISON is None else data.fill_(POISON)
         return data if dtype == torch.uint8 else data.view(dtype)

@@ -280,10 +280,10 @@ TEXT = (
 REFUSED = {
     "paths": ([("a.jpg", 1)], r"got str in sample 0 at \[0\]. Return gpuaug.read_encoded\(path\) from the dataset."),
     "a path behind a number": ([{"y": 1, "x": "a.jpg"}], r"got str in sample 0 at \['x'\]. Return gpuaug.read_encoded"),
-    "a decoded image": ([(pil(0, 2, 3), 1)], r"got Image in sample 0 at \[0\]. What is decoded already is for gpuaug.coll"),
+    "a decoded image": ([(pil(0, 2, 3), 1)], r"got Image in sample 0 at \[0\]. For decoded images use gpuaug.coll"),
     "a decoded tensor": (
         [torch.ones(3, 4, 4)],
-        r"got Tensor in sample 0. What is decoded already is for gpuaug.collate_ragged.",
+        r"got Tensor in sample 0. For decoded images use gpuaug.collate_ragged.",
     ),
     "numbers": ([(1, 2)], r"got int in sample 0 at \[0\]. An ImageFolder gives them with loader=gpuaug.read_encoded."),
     "nothing later": ([Pair(FILES[0], 1), Pair(None, 1)], r"got NoneType in sample 1 at .image. An ImageFolder gives"),

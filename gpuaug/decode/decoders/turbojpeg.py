@@ -1,6 +1,6 @@
 """Bindings of libturbojpeg (libjpeg-turbo 3 or later) that decode regions of JPEGs.
 
-simplejpeg and PIL decode only whole images. Each C library has its own file.
+simplejpeg and PIL decode only whole images.
 """
 
 import ctypes
@@ -29,10 +29,10 @@ PIXEL_FORMATS = {1: 6, 3: 0}
 """``TJPF_GRAY`` and ``TJPF_RGB``, by number of channels."""
 
 MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
-"""``tjMCUWidth`` of 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``. Regions begin at multiples."""
+"""``tjMCUWidth`` of 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``. A region must begin at a multiple."""
 
 MARGIN = 2
-"""Number of extra columns on both sides of a window with interpolated chroma: one chroma sample at half the luma width.
+"""Number of extra columns on each side of a window with interpolated chroma: one chroma sample if chroma has half the width.
 
 The first and last samples of a region are interpolated without their outer neighbours, and a region of one sample is not
 interpolated at all. Rows need no margin: libjpeg decodes the neighbours of skipped rows.
@@ -47,7 +47,7 @@ _CONDA_FILES = ("lib/libturbojpeg.so.0", "lib/libturbojpeg.dylib", "Library/bin/
 _KEPT_BYTES = 2**25
 """Maximum size in bytes of the scratch buffer that a thread keeps for its next window.
 
-A window of 5 of 12 megapixels takes 25 ms, and 33 ms in newly allocated memory (2026-11-26).
+A window of 5 megapixels of a 12-megapixel JPEG takes 25 ms with a kept buffer, and 33 ms with a new one (2026-11-26).
 """
 
 _kept = threading.local()
@@ -74,7 +74,7 @@ class Library(NamedTuple):
     """Functions of libturbojpeg."""
 
     quick: ctypes.PyDLL
-    """All functions, called with the interpreter's lock held, because they are faster than taking the lock again."""
+    """All functions, called with the interpreter's lock held: each takes less time than acquiring the lock again."""
     decompress: Callable[..., int]
     """``tj3Decompress8``, called with the lock released."""
 
@@ -159,7 +159,7 @@ def decode(
     """Decode a window of a JPEG, with the interpreter's lock released.
 
     Pixels equal the pixels of the whole image decoded by libjpeg-turbo, bit for bit. A file that causes a warning is rejected,
-    so that the caller's decoder of whole images decides. In a JPEG of one scan, libjpeg does not read the rows below the
+    so that the caller decodes the whole image. In a JPEG of one scan, libjpeg does not read the rows below the
     window: a file that is damaged or truncated there is decoded without a warning, although a decoder of whole images may
     reject it. The result depends only on file, decoder and window.
 

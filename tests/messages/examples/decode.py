@@ -49,7 +49,7 @@ def size_of_a_damaged_file(told):
         assert [gpuaug.read_encoded(path).height for path in paths[1:]] == [16]
 
 
-@example("What is decoded already is for gpuaug.collate_ragged")
+@example("For decoded images use gpuaug.collate_ragged")
 def decoded_images(told):
     image = torch.zeros(3, 8, 8, dtype=torch.uint8)
     with told:
