@@ -435,7 +435,7 @@ def _decode_some(
     data, firsts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     starts = firsts.tolist()
     values, files = data.numpy(), work.encoded.data.numpy()
-    for index in _left_by_loop(windows, indices, at_once, ended):
+    for index in _remaining_after_loop(windows, indices, at_once, ended):
         try:
             facts = facts_of[index]
             file = files[facts.start : facts.start + facts.length]
@@ -448,8 +448,11 @@ def _decode_some(
             ended.note(error)
 
 
-def _left_by_loop(windows: WindowLoop | None, indices: Iterator[int], at_once: int, ended: _Ended) -> Iterator[int]:
-    """Yield the indices of the images that ``windows`` does not decode. Arguments: as of ``_decode_some``."""
+def _remaining_after_loop(windows: WindowLoop | None, indices: Iterator[int], at_once: int, ended: _Ended) -> Iterator[int]:
+    """Decode windows in ``windows``, record them in ``ended``, and yield the indices of the other images.
+
+    Arguments: as of ``_decode_some``.
+    """
     if windows is None:
         yield from indices
     while chunk := list(islice(indices, at_once)):
