@@ -215,7 +215,7 @@ def test_crops_with_p_that_give_two_sizes_raise_kornias_error(name):
 @pytest.mark.parametrize("size", [(8, 8), tuple(int(side[0]) for side in ANY_SIDES)], ids=str)
 @pytest.mark.parametrize("kind", [K.RandomResizedCrop, K.RandomCrop, K.CenterCrop, K.Resize, K.PadTo])
 def test_ragged_pipeline_may_not_begin_with_a_crop_that_may_be_skipped(kind, size, by):
-    text = f"got {kind.__name__}_0: with p=0.5 the size of the output depends on the draw. Put what"
+    text = f"got {kind.__name__}_0: with p=0.5 the size of the output depends on the draw. Put a transform"
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
         gpuaug.fuse([by_chance(kind(size), by, 0.5)], ragged=True)
 
