@@ -142,3 +142,18 @@ def test_an_error_of_the_loop_is_raised_at_its_batch(monkeypatch):
     batch = collate_encoded([(encoded(64, 48, seed=number), number) for number in range(8)])
     with pytest.raises(MemoryError, match="of the loop"):
         list(StreamedLoader([batch], stages, device="cpu"))
+
+
+@pytest.mark.parametrize("error", [ImportError("no module"), AttributeError("module 'scipy' has no attribute '__version__'")])
+def test_a_numba_that_cannot_be_imported_is_not_used(monkeypatch, caplog, error):
+    def fail(_):
+        raise error
+
+    window_loop.compiled.cache_clear()
+    try:
+        monkeypatch.setattr(window_loop, "_compile", fail)
+        monkeypatch.setattr(turbojpeg, "library", lambda: "libturbojpeg")
+        assert window_loop.compiled() is None
+    finally:
+        window_loop.compiled.cache_clear()
+    assert ("scipy" in caplog.text) == isinstance(error, AttributeError)

@@ -115,9 +115,7 @@ def test_memory_of_a_batch_that_ran_out_of_it_is_freed_with_the_error():
         gc.enable()
 
 
-# After 257 to 275 interrupted loaders in one process, Python 3.12.3 with torch 2.11 crashed, at no particular place (H200). The
-# cause is not known, so the quick form stays below 200.
-@pytest.mark.parametrize("step", [41, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_ctrl_c_anywhere_leaves_streams_generators_and_captures_in_order(monkeypatch, step):
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # one that is heard by a finaliser goes no further
     batches, encoder = host_batches(count=4), conv_encoder()

@@ -4,6 +4,7 @@ A thread that decodes one image per call takes the interpreter's lock once per i
 busy. Numba compiles the loop over images, and calls libturbojpeg's functions by their addresses.
 """
 
+import logging
 import platform
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from gpuaug.decode.decoders.turbojpeg import (
     SUBSAMPLING,
     WIDTH,
 )
+
+_log = logging.getLogger("gpuaug")
 
 _JOB = np.dtype(
     [
@@ -108,14 +111,21 @@ def compiled() -> DecodeJobs | None:
     Cost:
         About a second in the first call of a process.
     """
-    if turbojpeg.library() is None or sys.platform == "win32" or platform.machine() not in _MACHINES:
+    functions = turbojpeg.library()
+    if functions is None or sys.platform == "win32" or platform.machine() not in _MACHINES:
         return None
     try:
-        from numba import njit
+        return _compile(functions)
     except ImportError:
         return None
-    functions = turbojpeg.library()
-    assert functions is not None
+    except Exception as error:  # Numba raises other errors too, for versions of NumPy or SciPy that do not fit it
+        _log.warning("Numba is not used to decode windows of JPEGs, because it failed: %r", error)
+        return None
+
+
+def _compile(functions: turbojpeg.Library) -> DecodeJobs:
+    from numba import njit
+
     quick: Any = functions.quick
     decompress_function: Any = functions.decompress
     init, destroy, read_header, get, set_scale, set_region, decompress = (
