@@ -253,7 +253,7 @@ class GraphRunner:
     def _capture(self, inputs: tuple[Any, ...], need: Need) -> _Graph:
         static = tuple(self._static_like(value) for value in inputs)
         graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
+        if self._pool is None or not self._graphs:  # PyTorch releases a pool with its last graph, and cannot use it again
             self._pool = Pool()
         # A garbage collection could destroy other graphs and events, which is not allowed during a capture.
         gc_enabled = gc.isenabled()
@@ -263,9 +263,9 @@ class GraphRunner:
                 # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
                 graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
                 outputs = self._encode(*static)
-                self._end(graph)
-            except BaseException:  # also an interrupt, because no other work may run on a capturing stream
-                self._abandon(graph)
+                graph.capture_end()
+            except BaseException as error:  # also an interrupt, because no other work may run on a capturing stream
+                self._abandon(graph, error)
                 raise
         except Exception as error:
             self.reason = f"its capture failed: {error}"
@@ -282,29 +282,28 @@ class GraphRunner:
             return torch.empty_like(value, memory_format=self._memory_format)
         return torch.empty_like(value)
 
-    def _end(self, graph: Any) -> None:
-        try:
-            graph.capture_end()
-        except BaseException:
-            self._release_pool()
-            raise
-
-    def _abandon(self, graph: Any) -> None:
-        with suppress(RuntimeError):
-            self._end(graph)
+    def _abandon(self, graph: Any, error: BaseException) -> None:
+        """End the capture that ``error`` has ended early."""
+        if torch.cuda.is_current_stream_capturing():
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                self._release_pool()
+        elif isinstance(error, Exception):
+            self._release_pool()  # capture_begin or capture_end has raised the error
+        # Else an interrupt has arrived before the capture began, or after it ended: PyTorch is not in capture mode.
 
     def _release_pool(self) -> None:
-        """Clean up after a ``capture_end`` that raises, which leaves the allocator in capture mode.
+        """Clean up after a ``capture_begin`` or ``capture_end`` that raises, which leaves the allocator in capture mode.
 
         In this mode, blocks with ``record_stream`` are never reused.
         """
-        if self._pool is None:
-            return
+        assert self._pool is not None
         device = torch.cuda.current_device()
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(device, self._pool.handle)
             torch._C._cuda_releasePool(device, self._pool.handle)
-        self._pool = None
+        self._drop()
 
 
 def _is_on_card(value: Any) -> bool:

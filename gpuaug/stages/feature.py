@@ -376,8 +376,10 @@ class _Branch:
         try:
             with self._generators.keyed(key):
                 return self._runner.run(values, memory.setdefault(self._name, Signatures()))
-        except CaptureError:
-            self._generators = Generators(self._device, libraries=True)
+        except BaseException as error:
+            self._renew_generators()
+            if not isinstance(error, CaptureError):
+                raise
             with self._generators.keyed(key):
                 return self._encode.run_eagerly(*values)
         finally:
@@ -393,7 +395,14 @@ class _Branch:
                 zeros = tuple(torch.zeros_like(value, device=self._device) for value in values)
                 with self._generators.keyed(0):
                     self._runner.capture(zeros)
-        except CaptureError:
+        except BaseException as error:
+            self._renew_generators()
+            if not isinstance(error, CaptureError):
+                raise
+
+    def _renew_generators(self) -> None:
+        """Replace generators that no graph draws from: a capture that failed may have left the device's in capture mode."""
+        if not self._runner:
             self._generators = Generators(self._device, libraries=True)
 
     def refresh(self) -> None:

@@ -92,10 +92,12 @@ class Pool:
     def num_bytes(self) -> int:
         """Bytes that the pool has reserved, summed over its segments; 0 if the allocator does not report them."""
         try:
-            segments = torch.cuda.memory_snapshot(self.handle)
+            # Not memory_snapshot(self.handle), which drops references to the handle's integers that it does not own (PyTorch
+            # 2.14 and earlier): in a process with more than 256 pools, Python's memory is corrupted.
+            segments = torch.cuda.memory_snapshot()
         except RuntimeError:  # backend:cudaMallocAsync has no snapshots
             return 0
-        return sum(int(segment["total_size"]) for segment in segments)
+        return sum(int(segment["total_size"]) for segment in segments if segment["segment_pool_id"] == self.handle)
 
 
 class PeakAllocation:

@@ -1,6 +1,7 @@
 """Encoders that run from CUDA graphs: equal to eager ones, and harmless to the user's generators, graphs and memory."""
 
 import gc
+import sys
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import gpuaug
 from gpuaug import FeatureStage, StreamedLoader
+from gpuaug.stages.graph_memory import Pool
 
 pytestmark = pytest.mark.gpu
 
@@ -270,6 +272,19 @@ class Sealed:
 class Seals(nn.Module):
     def forward(self, images):
         return Sealed(images * 2)
+
+
+def test_reading_the_bytes_of_a_pool_drops_no_reference_to_its_handle():
+    while torch.cuda.graph_pool_handle()[1] <= 256:  # smaller integers are never deleted
+        pass
+    pool, graph, ones = Pool(), torch.cuda.CUDAGraph(), torch.ones(1 << 22, device="cuda")
+    with torch.cuda.graph(graph, pool=pool.handle):
+        twos = ones * 2
+    before = sys.getrefcount(pool.handle[1])
+    sizes = [pool.num_bytes for _ in range(3)]
+    after = sys.getrefcount(pool.handle[1])
+    assert after == before
+    assert sizes == [twos.nbytes] * 3
 
 
 def test_encoder_with_opaque_result_runs_eager():

@@ -285,7 +285,7 @@ class FakeCuda:
     def memory_stats_as_nested_dict(self):
         return {}
 
-    def memory_snapshot(self, pool):
+    def memory_snapshot(self):
         return []
 
     def get_sync_debug_mode(self):
