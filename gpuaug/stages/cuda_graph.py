@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules import module as _global_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
@@ -230,8 +230,12 @@ class GraphRunner:
     def _run_observed(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, record the memory of the graph, and set ``reason`` if a capture would fail."""
         states = _host_generator_states()
-        with _host_waits() as waits, _Watch() as watch:
-            outputs = self._encode.run_eagerly(*inputs)
+        watch = _Watch()
+        try:
+            with _host_waits() as waits, watch:
+                outputs = self._encode.run_eagerly(*inputs)
+        finally:
+            watch.remove()
         if _host_generator_states() != states:
             self.reason = "its forward draws random numbers on the host, which a replay would repeat"
         elif waits:
@@ -351,14 +355,19 @@ def _host_waits() -> Iterator[list[str]]:
     """Collect the warnings of PyTorch's sync debug mode in the block. Other warnings are passed on."""
     locations: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
+    recording = warnings.catch_warnings(record=True)
+    try:
+        with recording as caught:
+            warnings.simplefilter("always")
             if mode == 0:  # a mode that the user has set is kept
                 torch.cuda.set_sync_debug_mode("warn")
             yield locations
-        finally:
             torch.cuda.set_sync_debug_mode(mode)
+    except BaseException:  # also an interrupt, which may have arrived while the mode or the warnings were restored
+        torch.cuda.set_sync_debug_mode(mode)
+        with suppress(RuntimeError, AttributeError):  # it had not been entered
+            recording.__exit__(None, None, None)
+        raise
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
             locations.append(f"{warning.filename}:{warning.lineno}")
@@ -373,6 +382,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.crossing: str | None = None
         self.allocated = PeakAllocation()
+
+    def remove(self) -> None:
+        """Deactivate the mode if an interrupt that arrived in its ``__enter__`` or ``__exit__`` has left it active."""
+        if _get_current_dispatch_mode() is self:  # type: ignore[no-untyped-call]
+            _pop_mode()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

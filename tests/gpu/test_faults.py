@@ -2,7 +2,10 @@
 
 import gc
 import itertools
+import signal
 import sys
+import time
+import warnings
 from contextlib import suppress
 
 import pytest
@@ -13,6 +16,7 @@ from support.gpu.cuda_loops import CYCLES, augment
 from support.process.interrupts import Interrupt
 from support.process.processes import run_in_fork
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -21,6 +25,7 @@ from gpuaug import FeatureStage, IteratorEndedError, StreamedLoader, TransformSt
 pytestmark = pytest.mark.gpu
 
 BATCHES = 6
+SECONDS = 60
 
 
 class OutOfMemory:
@@ -115,35 +120,87 @@ def test_memory_of_a_batch_that_ran_out_of_it_is_freed_with_the_error():
         gc.enable()
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
-def test_ctrl_c_anywhere_leaves_streams_generators_and_captures_in_order(monkeypatch, step):
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # one that is heard by a finaliser goes no further
-    batches, encoder = host_batches(count=4), conv_encoder()
+class Dropout(nn.Module):
+    """Draws from the device's generator, so a graph that draws from another state gives other features."""
 
-    def fresh():
-        return StreamedLoader(batches, [augment, FeatureStage(encoder)], seed=1)
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
 
-    want = [features.clone() for features in fresh()]
-    stream, generator = torch.cuda.current_stream(), torch.cuda.get_rng_state()
-    host = torch.get_rng_state()
-    for at in itertools.count(1, step):
-        loader = fresh()  # which captures anew
-        with suppress(KeyboardInterrupt), Interrupt(at) as interrupt:
+    def forward(self, images):
+        return nn.functional.dropout(self.encoder(images), 0.5, training=True)
+
+
+class Interrupted:
+    """Interrupts loops over loaders that capture anew, and checks after each that nothing is left of it."""
+
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # one that is heard by a finaliser goes no further
+        self.batches, self.encoder = host_batches(count=4), Dropout(conv_encoder())
+        self.want = [features.clone() for features in self.loader()]
+        self.states = self.of_process()
+
+    def loader(self):
+        return StreamedLoader(self.batches, [augment, FeatureStage(self.encoder)], seed=1)
+
+    @staticmethod
+    def of_process():
+        return {
+            "stream": torch.cuda.current_stream(),
+            "is capturing": torch.cuda.is_current_stream_capturing(),
+            "device generator": torch.cuda.get_rng_state().tolist(),
+            "host generator": torch.get_rng_state().tolist(),
+            "sync debug mode": torch.cuda.get_sync_debug_mode(),
+            "garbage collection": gc.isenabled(),
+            "dispatch mode": _get_current_dispatch_mode(),
+            "warnings": [id(warnings.filters), warnings.showwarning],
+        }
+
+    def loop(self, interrupt):
+        loader = self.loader()
+        with suppress(KeyboardInterrupt), interrupt:
             for features in loader:
                 features.sum()
-        assert torch.cuda.current_stream() == stream, interrupt.place
-        assert not torch.cuda.is_current_stream_capturing(), interrupt.place
-        assert_values(torch.cuda.get_rng_state(), generator, about=interrupt.place)
-        assert_values(torch.get_rng_state(), host, about=interrupt.place)
-        assert torch.cuda.get_sync_debug_mode() == 0, interrupt.place
-        assert gc.isenabled(), interrupt.place
+        place = getattr(interrupt, "place", None)
+        assert self.of_process() == self.states, place
         loader.set_epoch(0)
-        got = list(loader)
-        for a, b in zip(got, want, strict=True):
-            torch.testing.assert_close(a, b, msg=interrupt.place)
-        if interrupt.place is None:
-            break
+        for a, b in zip(loader, self.want, strict=True):
+            torch.testing.assert_close(a, b, msg=place)
+        return place
+
+
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
+def test_ctrl_c_anywhere_leaves_streams_generators_and_captures_in_order(monkeypatch, step):
+    interrupted = Interrupted(monkeypatch)
+    at = next(at for at in itertools.count(1, step) if interrupted.loop(Interrupt(at)) is None)
     assert at > step
+
+
+class Alarm:
+    """Raises ``KeyboardInterrupt`` after some seconds, wherever the process is: in torch too."""
+
+    def __init__(self, seconds):
+        self._seconds = seconds
+
+    def __enter__(self):
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *exc):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
+def test_interrupt_at_any_time_leaves_the_same_in_order(monkeypatch, count):
+    interrupted = Interrupted(monkeypatch)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        start = time.perf_counter()
+        interrupted.loop(Alarm(SECONDS))
+        most = time.perf_counter() - start  # of two epochs, so some interrupts come too late
+        for index in range(1, count):
+            interrupted.loop(Alarm(most * index / count))
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def read_later(batch):

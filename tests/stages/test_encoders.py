@@ -13,6 +13,7 @@ from support.comparison.values import assert_values
 from support.gpu.encoder_cases import ModelOutput
 from support.gpu.host_graphs import install, on_lanes
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torchvision import models
 
 from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, GpuAugWarning, SelectionError, StreamedLoader
@@ -389,6 +390,19 @@ def test_an_encoder_that_waits_for_the_host_but_not_in_a_capture_is_captured(rea
     assert reads_mask.paths[:2] == ["waits", "as captured"]
     assert not torch.cuda.is_current_stream_capturing()
     assert loader.stats().eager == 2, "a run to look is no batch"
+
+
+@pytest.mark.parametrize("method", ["__enter__", "__exit__"])
+def test_an_interrupt_while_an_encoder_is_inspected_leaves_no_dispatch_mode_active(monkeypatch, method):
+    def interrupted(mode, *exc):
+        if method == "__enter__":
+            TorchDispatchMode.__enter__(mode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cuda_graph._Watch, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(on_lanes(INPUTS, FeatureStage(nn.Identity())))
+    assert _get_current_dispatch_mode() is None
 
 
 def test_an_encoder_that_waits_for_the_host_in_a_capture_too_is_not_captured(reads_mask, forms):
