@@ -3,6 +3,8 @@
 import kornia.augmentation as K
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.batches.clips import FRAMES, SIZES, clips, clips_of
 from support.batches.ragged import images_of, pack
 from support.comparison.values import assert_values
@@ -72,8 +74,34 @@ def test_targets_of_ragged_clips_follow_them():
     for one, other in zip(got, expected, strict=True):
         assert_values(one["boxes"], other["boxes"])
         assert_values(one["masks"], other["masks"])
-    with pytest.raises(gpuaug.ArgumentError, match="one dict for each of 3 clips where these differ in size"):
-        augment(batch, [[record] * FRAMES for record in records], data_keys=["input", "targets"])
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_dicts_of_the_frames_of_ragged_clips_equal_one_dict_per_clip(data):
+    frames = data.draw(st.integers(2, 4))
+    sizes = data.draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=4))
+    counts = data.draw(st.lists(st.integers(0, 3), min_size=len(sizes) * frames, max_size=len(sizes) * frames))
+    batch = gpuaug.collate_ragged([(torch.randint(256, (frames, 3, *size), dtype=torch.uint8),) for size in sizes])[0]
+    per_frame = [
+        {
+            "boxes": torch.rand(count, 4) * 20,
+            "labels": torch.randint(9, (count,)),
+            "masks": torch.randint(0, 2, (count, *sizes[index // frames]), dtype=torch.uint8),
+            "keypoints": torch.rand(count, 2, 2) * 30,
+        }
+        for index, count in enumerate(counts)
+    ]
+    clips = [per_frame[start : start + frames] for start in range(0, len(per_frame), frames)]
+    per_clip = [{key: torch.cat([record[key] for record in clip]) for key in clip[0]} for clip in clips]
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomResizedCrop(12), v2.RandomRotation(20)], ragged=True)
+    draws = augment.draw(batch, seed=0)
+    _, of_clips = augment(batch, per_clip, data_keys=["input", "targets"], draws=draws)
+    _, of_frames = augment(batch, clips, data_keys=["input", "targets"], draws=draws)
+    for clip, whole in zip(of_frames, of_clips, strict=True):
+        assert len(clip) == frames
+        for key, value in whole.items():
+            assert_values(torch.cat([record[key] for record in clip]), value)
 
 
 def test_boxes_as_shares_of_ragged_clips():

@@ -87,6 +87,13 @@ class Size:
         """Number of images per row of the parameter table: the frames of a clip, or 1."""
         return self.frames or 1
 
+    def per_frame(self) -> "Size":
+        """Size of the frames of clips, as a batch of images."""
+        height, width = (
+            np.repeat(side, self.each) if isinstance(side, np.ndarray) else side for side in (self.height, self.width)
+        )
+        return Size(self.images, self.channels, height, width)
+
     def to(self, height: Any, width: Any) -> "Size":
         """Size of the same batch with images of another height and width."""
         return Size(self.batch, self.channels, height, width, self.frames)

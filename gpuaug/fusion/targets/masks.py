@@ -29,6 +29,7 @@ class MaskList:
         size: Size of the images.
         device: Device of the images.
         sides: ``sides_of(size)``, if the caller has it already.
+        frames: Number of images per row of the parameter table: the frames of a clip, or 1.
 
     Raises:
         ArgumentTypeError: If one of ``masks`` is not a tensor, or has another dtype than the first.
@@ -43,6 +44,7 @@ class MaskList:
         size: Size,
         device: torch.device,
         sides: Sequence[tuple[int, int]] | None = None,
+        frames: int = 1,
     ) -> None:
         sides = sides_of(size) if sides is None else sides
         planes, self.counts = _checked(masks, samples, sides, device)
@@ -52,11 +54,15 @@ class MaskList:
         self._owners: Tensor | None = None
         self._places: MaskLayout | None = None
         self.spans = _NO_NUMBERS
-        """(3 · B,) flat (start, height, width) per image, as ``MaskLayout`` takes them. Empty if all images have one size."""
+        """(3 · B,) flat (start, height, width) per image or clip, for ``MaskLayout``. Empty if all images have one size."""
         if not size.ragged:
             self._values = joined(planes)[:, None]
             return
+        counts = self.counts
         with plainly():
+            if frames > 1:
+                planes, samples, counts = _per_clip(planes, samples, frames)
+                sides = sides[::frames]
             if dispatch.name(device) == "triton":
                 # The kernel reads the masks from the tensors that the user passed, without a copy.
                 self._planes = [plane.contiguous() for plane in planes]
@@ -64,7 +70,7 @@ class MaskList:
             else:
                 self._values = torch.cat([plane.flatten() for plane in planes])
                 firsts = [0, *accumulate(plane.numel() for plane in planes[:-1])]
-        self.spans = _spans(firsts, samples, self.counts, sides)
+        self.spans = _spans(firsts, samples, counts, sides)
 
     def take(self, owners: Tensor, spans: Tensor) -> None:
         """Set the device copies of ``owners_of(…)``, (masks,), and of ``spans``. Called before ``run``."""
@@ -147,6 +153,15 @@ def _with_offsets(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     start = base.data_ptr()
     size = base.itemsize
     return base.view(-1), [(plane.data_ptr() - start) // size for plane in planes]
+
+
+def _per_clip(planes: Sequence[Tensor], samples: Sequence[int], frames: int) -> tuple[list[Tensor], list[int], list[int]]:
+    """Concatenate the masks of all frames of a clip. Return the stack of each clip, its index, and its number of masks."""
+    stacks: dict[int, list[Tensor]] = {}
+    for plane, sample in zip(planes, samples, strict=True):
+        stacks.setdefault(sample // frames, []).append(plane)
+    per_clip = [torch.cat(stack) for stack in stacks.values()]
+    return per_clip, list(stacks), [len(stack) for stack in per_clip]
 
 
 def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:

@@ -107,7 +107,7 @@ class TargetDicts:
     Args:
         records: One mapping per image, or these as ``PackedTargets`` for which ``stay_packed`` returns true.
         size: Size of the images.
-        places: ``Ragged.places`` if images differ in size, else ``None``.
+        places: ``Ragged.places`` of images, or of the first frame of each clip, if they differ in size; else ``None``.
         device: Device of the images.
         boxes: Form of plain tensors under the key ``boxes``. ``bbox`` always has COCO's form: corner, width, height.
         ending: Output types and thresholds.
@@ -147,7 +147,7 @@ class TargetDicts:
         self._boxes, self._points = _Rows(boxes_column), _Rows(points_column)
         self._valid = _checked_flags(of_keys.get("valid"), self._boxes, device)
         masks = of_keys.get("masks") if self._packed is None else self._packed.values("masks")
-        self.masks = MaskList(masks.values, list(masks.samples), size, device, sides) if masks else None
+        self.masks = MaskList(masks.values, list(masks.samples), size, device, sides, frames) if masks else None
         """Masks of all samples; ``None`` if there are none."""
         self.kept: Tensor | None = None
         """(n,) mask of the boxes that a crop by boxes keeps."""

@@ -167,14 +167,14 @@ class Targets:
         if key == "targets":
             size = self.size
             per_frame = size.frames > 1 and isinstance(value, Sequence) and len(value) == size.images
-            if per_frame and size.ragged:
-                raise ArgumentError(
-                    f"targets must be one dict for each of {size.batch} clips where these differ in size, got {len(value)}. "
-                    "Put all annotations of a clip into one: {'boxes': torch.cat(boxes)}."
-                )
-            frame_size = replace(size, batch=size.images, frames=0) if per_frame else size
             return TargetDicts(
-                value, frame_size, self.places, self.device, boxes, self._ending, size.frames if per_frame else 1
+                value,
+                size.per_frame() if per_frame else size,
+                self.places,
+                self.device,
+                boxes,
+                self._ending,
+                size.frames if per_frame else 1,
             )
         if key == "mask" and isinstance(value, list | tuple):
             if len(value) != self.size.batch:

@@ -4,7 +4,6 @@ import pathlib
 import tempfile
 
 import torch
-from support.batches.clips import FRAMES, clips_of
 from support.batches.ragged import images_of, pack
 from support.files.encoded import encoded
 from support.messages.registry import example
@@ -128,17 +127,6 @@ def dicts_of_another_number_of_frames(told):
     assert all(
         torch.equal(frame["boxes"], clip["boxes"]) for clip, frames in zip(of_clips, of_frames, strict=True) for frame in frames
     )
-
-
-@example("Put all annotations of a clip into one")
-def dicts_of_frames_of_ragged_clips(told):
-    batch = clips_of("hwc")
-    boxes = [torch.tensor([[1.0, 2, 4, 5]])] * FRAMES
-    augment = gpuaug.fuse(v2.Resize((8, 8)), ragged=True)
-    with told:
-        augment(batch, [[{"boxes": each} for each in boxes]] * 3, data_keys=["input", "targets"])
-    made, _ = augment(batch, [{"boxes": torch.cat(boxes)}] * 3, data_keys=["input", "targets"])
-    assert made.shape == (3, FRAMES, 3, 8, 8)
 
 
 @example("Resize the frames of each clip in the dataset")
