@@ -71,6 +71,23 @@ def test_ragged_masks_equal_the_cpu(dtype):
     assert all(record["masks"].any() for record in got[1:])
 
 
+def test_dicts_of_the_frames_of_ragged_clips_equal_the_cpu():
+    frames, sizes = 3, [(30, 41), (52, 23)]
+    (batch,) = gpuaug.collate_ragged([(torch.randint(256, (frames, 3, *size), dtype=torch.uint8),) for size in sizes])
+    clips = [
+        [{"boxes": torch.rand(count, 4) * 20, "masks": masks(count, *size, seed=count)} for count in (2, 0, 1)]
+        for size in sizes
+    ]
+    augment = gpuaug.fuse([K.RandomResizedCrop((20, 24)), K.RandomHorizontalFlip()], ragged=True)
+    draws = augment.draw(batch, seed=2)
+    _, expected = augment(batch, clips, data_keys=KEYS, draws=draws)
+    _, got = augment(batch.to("cuda"), [on_gpu(clip) for clip in clips], data_keys=KEYS, draws=draws)
+    for clip, other in zip(got, expected, strict=True):
+        for record, wanted in zip(clip, other, strict=True):
+            torch.testing.assert_close(record["boxes"].cpu(), wanted["boxes"], atol=1e-3, rtol=1e-5)
+            assert_values(record["masks"].cpu(), wanted["masks"])
+
+
 @pytest.mark.parametrize("sizes", [[(9, 14), (12, 8)], [(9, 14)] * 2], ids=["several", "one"])
 def test_more_masks_than_a_grid_axis(sizes):
     augment = gpuaug.fuse([K.RandomResizedCrop((6, 6)), K.RandomHorizontalFlip()], ragged=True)
