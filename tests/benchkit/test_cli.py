@@ -18,7 +18,7 @@ from gpuaug.benchkit import loops, results
 from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
-TINY = ["bench", "--device", "cpu", "--batch-size", "4", "--seconds", "0.05", "--repeats", "1"]
+TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.05", "--repeats", "1"]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -36,7 +36,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     assert str(class_folder) not in path.read_text()
     cases = [row["case"] for row in result["rows"]]
     assert sorted(set(cases), key=cases.index) == ["train resnet18", "train a head on frozen resnet18", "augment alone"]
-    assert [row["batch_size"] for row in result["rows"]] == [4] * len(cases)
+    assert [row["batch_size"] for row in result["rows"]] == [2] * len(cases)
     printed = capsys.readouterr().out
     assert printed.count("steps/s  images/s") == 1
     for row in result["rows"]:

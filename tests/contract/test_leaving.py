@@ -305,7 +305,8 @@ def test_workers_that_are_stopped_for_a_while_lose_nothing(feed, stopped_s, work
 @pytest.mark.parametrize("feed", ["plain", "ring"])
 def test_leaving_while_a_worker_is_stopped(feed, workers, feeds, monkeypatch):
     monkeypatch.setattr(prefetch, "STOP_S", 0.02)
-    monkeypatch.setattr(prefetch, "wake", lambda iterator: None)  # or DataLoader waits ten seconds for the worker to end
+    monkeypatch.setattr(prefetch, "wake", lambda iterator: None)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # DataLoader's wait for its workers to end
     loader = streamed(DataLoader(Numbers(40), batch_size=2, num_workers=1), feed=feed)
     batches = iter(loader)
     next(batches)

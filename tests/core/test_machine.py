@@ -1,12 +1,11 @@
 """Cores and memory that a process may use, by affinity and control groups of both versions."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.files.encoded import encoded
+from support.process import processes
 from torch.utils.data import DataLoader
 
 from gpuaug import ArgumentError, DecodeStage, StreamedLoader, collate_encoded
@@ -88,7 +87,7 @@ def test_memory_is_that_of_the_limit(groups, lines, files, most):
 def test_affinity_counts():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); "
     code += "from gpuaug.core.machine import allowed_cores; print(allowed_cores())"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).split() == [b"1"]
+    assert processes.run_script(code).stdout == "1\n"
 
 
 @pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 6), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])

@@ -13,7 +13,7 @@ import torch
 from support.files import nvjpeg_double
 from support.files.decode_devices import ON_CARD, by_each_decoder, on_each_device
 from support.files.encoded import by_pil, encoded, mixed_files, psnr_db
-from support.process.processes import run_script
+from support.process.processes import run_interpreter
 from support.process.waiting import WAIT_S
 from torch.utils.data import DataLoader
 from torchvision import tv_tensors
@@ -388,7 +388,7 @@ print(hashlib.sha256(images.data.cpu().numpy().tobytes()).hexdigest())
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ON_CARD)
 def test_pixels_are_equal_in_two_processes(backend):
-    runs = [run_script(DIGEST.replace("BACKEND", backend)) for _ in range(2)]
+    runs = [run_interpreter(DIGEST.replace("BACKEND", backend)) for _ in range(2)]
     assert [run.stderr for run in runs if run.returncode] == []
     assert runs[0].stdout == runs[1].stdout
 

@@ -1,8 +1,6 @@
 """A plain ``DataLoader``, or a list, goes on after the batches that were had, and loads none of them."""
 
 import gc
-import subprocess
-import sys
 from multiprocessing import active_children
 
 import pytest
@@ -23,6 +21,7 @@ from support.loader.resumed_loaders import (
     noisy,
     values,
 )
+from support.process import processes
 from support.process.waiting import until
 from torch.utils.data import DataLoader
 
@@ -254,22 +253,20 @@ def test_state_is_small():
 
 
 NEW_PROCESS = """
-import sys, torch
-sys.path[:0] = sys.argv[2:]
+import torch
 from support.loader.resumed_loaders import GLOBAL, WORKERS, loader, values
 with loader(GLOBAL["shuffled by torch's generator"], WORKERS[1]) as resumed:
-    resumed.load_state_dict(torch.load(sys.argv[1], weights_only=True))
+    resumed.load_state_dict(torch.load("state.pt", weights_only=True))
     print(values(resumed))
 """
 
 
-def test_new_process_goes_on(tmp_path, request):
+def test_new_process_goes_on(tmp_path, monkeypatch):
     options = GLOBAL["shuffled by torch's generator"]
     torch.save(begun_in_second_epoch(loader(options)), tmp_path / "state.pt")
     torch.manual_seed(1)
     whole = loader(options)
     expected = [values(whole) for _ in range(2)][1][COUNT:]
-    paths = [str(request.config.rootpath / "tests"), str(request.config.rootpath)]
-    command = [sys.executable, "-c", NEW_PROCESS, str(tmp_path / "state.pt"), *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    monkeypatch.chdir(tmp_path)
+    done = processes.run_script(NEW_PROCESS)
     assert done.stdout == f"{expected}\n", done.stderr

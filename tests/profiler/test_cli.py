@@ -1,19 +1,15 @@
 """``gpuaug profile``, the command."""
 
 import json
-import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from support.process import processes
 from support.profiler import virtual_clock
 
 from gpuaug import cli
 from gpuaug.benchkit import results
-
-ROOT = Path(__file__).parents[2]
 
 MODULE = """
 import time
@@ -102,16 +98,8 @@ def test_timeline_is_written(project, tmp_path, suffix, sign):
 
 
 def test_command_in_a_process_of_its_own(project, tmp_path):
-    command = [sys.executable, "-c", "import sys; sys.path.remove(''); from gpuaug.cli import main; sys.exit(main())"]
     arguments = ["profile", f"{project}:make", "--batches", "8", "--rounds", "1"]
-    done = subprocess.run(
-        command + arguments,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = processes.run_script(f"import sys; from gpuaug.cli import main; sys.exit(main({arguments}))")
     assert done.returncode == 0, done.stderr
     assert "stage/transform" in done.stdout
 

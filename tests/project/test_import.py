@@ -64,7 +64,7 @@ absent("matplotlib.pyplot")
 @pytest.mark.timeout(120)
 def test_what_does_not_need_a_library_does_not_import_it():
     """The command, stages, a timeline, its figure, a fused pipeline of Kornia's, and ``show``."""
-    done = processes.run_script(USED, timeout_s=100)
+    done = processes.run_interpreter(USED, timeout_s=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

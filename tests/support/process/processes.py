@@ -1,10 +1,14 @@
 """Scripts run in a process of their own, and checks for processes that have a worker killed."""
 
+import functools
+import json
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -12,12 +16,49 @@ from pathlib import Path
 from support.process.waiting import WAIT_S, until
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+TESTS = Path(__file__).parents[2]
+
 
 def run_script(script, timeout_s=240):
-    """Run ``script`` as a process that can import ``gpuaug`` and ``support``. A hang is a failure."""
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)}
-    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=timeout_s)
+    """Run ``script`` in its own process, which has imported torch, Kornia and gpuaug. A hang is a failure.
+
+    The process ends as that of a script does. Variables that torch reads when it is imported have the values of the first call.
+    """
+    if sys.platform != "linux":
+        return run_interpreter(script, timeout_s)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        request = {"script": script, "out": str(out), "err": str(err), "environment": _environment(), "folder": os.getcwd()}
+        server = _script_server()
+        server.stdin.write(json.dumps(request).encode() + b"\n")
+        process = int(server.stdout.readline())
+        ended, _, _ = select.select([server.stdout], [], [], timeout_s)
+        if not ended:
+            os.kill(process, signal.SIGKILL)
+        code = int(server.stdout.readline())
+        done = subprocess.CompletedProcess([script], code, out.read_text(), err.read_text())
+    if not ended:
+        raise subprocess.TimeoutExpired(done.args, timeout_s, done.stdout, done.stderr)
+    return done
+
+
+@functools.cache
+def _script_server():
+    """The process that forks. It ends when its standard input is closed, at the latest at the end of this process."""
+    command = [sys.executable, "-m", "support.process.script_server"]
+    return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=_environment())
+
+
+def run_interpreter(script, timeout_s=240):
+    """Run ``script`` in a new interpreter, which has imported nothing. A hang is a failure."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=timeout_s)
+
+
+def _environment():
+    """Variables of a process that can import ``gpuaug`` and ``support``."""
+    paths = str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def run_in_fork(work):

@@ -1,0 +1,16 @@
+from dataclasses import replace
+
+import pytest
+
+from bench.harness import measurement
+
+
+@pytest.fixture(autouse=True)
+def no_warm_up(monkeypatch):
+    """Measure suites from their first step, since nobody reads the figures of a smoke run."""
+    interleave = measurement.interleave
+
+    def interleave_at_once(variants, **options):
+        return interleave([replace(variant, discard=0) for variant in variants], **options, warmup=0)
+
+    monkeypatch.setattr(measurement, "interleave", interleave_at_once)
