@@ -15,6 +15,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.fusion.backends.readers import size_of
+from gpuaug.fusion.table.on_device import device_crop
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 KEYS = ["input", "targets"]
@@ -113,11 +115,30 @@ def test_views_and_batches_of_a_loop_equal_their_draws():
         images = images_of(sizes)
         batch = pack(images) if ragged else torch.stack(images)
         augment = gpuaug.fuse(pipeline, ragged=ragged, views=2)
-        for seed in range(3):
-            torch.manual_seed(seed)
-            draws = augment.draw(batch if ragged else batch.shape)
-            torch.manual_seed(seed)
-            assert_values(augment(batch), augment(batch, draws=draws))
+        torch.manual_seed(1)
+        draws = [augment.draw(batch if ragged else batch.shape) for _ in range(6)]
+        torch.manual_seed(1)
+        made = [augment(batch) for _ in draws]
+        for one, drawn in zip(made, draws, strict=True):
+            assert_values(one, augment(batch, draws=drawn))
+
+
+def test_windows_of_a_crop_in_a_choice_are_not_computed_by_the_device():
+    """Its kernel knows no sample that skips the crop."""
+    images = pack(images_of([(30, 40), (40, 30)]))
+    augment = gpuaug.fuse([v2.RandomChoice([v2.RandomResizedCrop(8), v2.CenterCrop(8)]), TO_FLOAT], ragged=True)
+    planned = augment._program().segments.at(0, size_of(images), masks=False).plan
+    assert len(planned.passes) == 1
+    assert device_crop(planned) is None
+
+
+def test_clips_are_picked_for_as_a_whole():
+    choice = v2.RandomChoice([v2.Resize((8, 9)), v2.RandomCrop((8, 9))])
+    augment = gpuaug.fuse([choice, TO_FLOAT])
+    clips = photographs(15).view(5, 3, 3, 32, 48)
+    draws = augment.draw(clips.shape, seed=3)
+    expected = [replayed_in_floats(draws, clips[:, frame]) for frame in range(3)]
+    assert_values(augment(clips, draws=draws), torch.stack(expected, 1), atol=1e-5)
 
 
 def test_first_crop_of_a_choice_restricts_no_decoding():
