@@ -173,7 +173,11 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
                     f"{_ANTIALIAS[op.package]}."
                 )
         if isinstance(op, GatherOp):
-            current_size = op.out_bounds(current_size)[-1]
+            bound = op.out_bounds(current_size)[-1]
+            if op.is_random and op.draws_size:  # skipped samples keep their size
+                sides = np.maximum(bound.height, current_size.height), np.maximum(bound.width, current_size.width)
+                bound = bound.to(*sides)
+            current_size = bound
     return tuple(notes)
 
 

@@ -215,3 +215,9 @@ def test_drawn_sizes_lie_in_the_bounds_that_are_said(chances):
     ):
         assert min(sides) <= drawn_sides.min() <= min(sides) + 2
         assert max(sides) - 2 <= drawn_sides.max() <= max(sides)
+
+
+def test_resize_in_a_choice_keeps_the_size_of_samples_that_skip_it():
+    resize = transforms.ResizeKeepRatio(20, interpolation="bilinear", random_scale_prob=1.0, random_scale_range=(0.6, 0.9))
+    pipeline = [v2.RandomChoice([resize, v2.RandomCrop(12)]), transforms.CenterCropOrPad(12)]
+    assert_replays([*pipeline, v2.ToDtype(torch.float32, scale=True)], photographs(20), atol=2 / 255)

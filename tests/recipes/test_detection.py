@@ -9,6 +9,7 @@ import torch
 from support.comparison.torchvision_replay import followed
 from support.comparison.values import assert_values
 from support.ops.recipes import Recipe, assert_equals_torchvision, assert_fused, cases, drawn
+from support.ops.references import FixedSizeCrop, PadIfSmaller
 from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms import InterpolationMode, v2
@@ -19,6 +20,7 @@ from bench.data.recipes import detection as written
 
 KEYS = ["input", "targets"]
 BILINEAR = InterpolationMode.BILINEAR
+TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,21 @@ def multiscale(*behind):
 
 RECIPES = {
     "references, hflip": Detection(written.DETECTION, written.hflip, 1),
-    "references, lsj": Detection(written.DETECTION, lambda: written.lsj(40), 1, 1),
+    "references, lsj": Detection(
+        written.DETECTION, lambda: written.lsj(40, FixedSizeCrop((40, 40), fill=(123.0, 117.0, 104.0))), 1, 1
+    ),
+    "references, lsj, RandomCrop": Detection(written.DETECTION, lambda: written.lsj(40), 1, 1),
     # Padded to one size here, and by the model to that of the largest image.
     "references, multiscale": Detection(written.DETECTION, lambda: multiscale(v2.CenterCrop(54)), 1, 1),
     "references, segmentation": Detection(
+        written.SEGMENTATION,
+        lambda: written.segmentation(52, 48, PadIfSmaller(48, fill={tv_tensors.Mask: 255, "others": 0})),
+        1,
+        1,
+        mask_fill=255,
+        mask_dtype=torch.int64,
+    ),
+    "references, segmentation, RandomCrop": Detection(
         written.SEGMENTATION, lambda: written.segmentation(52, 48), 1, 1, mask_fill=255, mask_dtype=torch.int64
     ),
     "references, segmentation, validation": Detection(written.SEGMENTATION, lambda: written.segmentation_validation(52), 1, 1),
@@ -53,7 +66,17 @@ RECIPES = {
     "RF-DETR, validation": Detection(written.RF_DETR_CPU, lambda: written.rf_detr_validation(32), 1, 1),
     "YOLO, validation": Detection(written.YOLO, lambda: written.yolo_validation(40), 1, 1),
     "YOLO": Detection(written.YOLO, lambda: written.yolo(40), 2, 2, atol=5e-5, share=1e-3, mask_share=4e-3),
-    "Mask2Former": Detection(written.MASK_2_FORMER, lambda: written.mask_2_former(40), 1, 1),
+    "RF-DETR, square": Detection(
+        written.RF_DETR_CPU, lambda: written.rf_detr_square(32, (40, 50, 60), v2.RandomCrop(38)), 2, 2
+    ),
+    "RF-DETR, square, crops of any size": Detection(
+        written.RF_DETR_CPU,
+        lambda: written.rf_detr_square(32, (40, 50, 60), v2.RandomResizedCrop((38, 38), (0.4, 1.0), (0.6, 1.6))),
+        3,
+        3,
+    ),
+    "Mask2Former": Detection(written.MASK_2_FORMER, lambda: written.mask_2_former(40, FixedSizeCrop((40, 40), fill=128)), 1, 1),
+    "Mask2Former, RandomCrop": Detection(written.MASK_2_FORMER, lambda: written.mask_2_former(40), 1, 1),
 }
 
 
@@ -101,6 +124,14 @@ BY_BOXES = {
     "references, ssd": Detection(written.DETECTION, lambda: written.ssd(30), 3, 3, size=30),
     "references, ssdlite": Detection(written.DETECTION, lambda: written.ssdlite(32), 1, 1),
     "RT-DETR": Detection(written.RT_DETR, lambda: written.rt_detr(32), 3, 3, boxes="CXCYWH"),
+    "one of two crops": Detection(
+        "of no project",
+        lambda: v2.Compose(
+            [v2.RandomChoice([v2.Compose([v2.RandomIoUCrop(), v2.Resize((32, 32))]), v2.Resize((32, 32))]), TO_FLOAT]
+        ),
+        1,
+        1,
+    ),
 }
 """Crops by boxes, with the resize of the model behind them. ``test_iou_crop.py`` compares them with torchvision."""
 
@@ -188,11 +219,8 @@ def test_preset_of_rf_detr_is_fused_entirely_and_equals_kornia(name):
             assert_values(mine, its, atol=atol, share=share, draws=draws)
 
 
-TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
-
-
-class PadIfSmaller(v2.Transform):
-    """As in the references for segmentation."""
+class PadIfNeeded(v2.Transform):
+    """A padding of a project's own."""
 
     def make_params(self, flat_inputs):
         height, width = v2.functional.get_size(flat_inputs[0])
@@ -216,30 +244,30 @@ REFUSED = {
         "pipeline must give images one size behind RandomShortestSize_1",
     ),
     "references, a padding of their own": (
-        lambda: v2.Compose([v2.RandomResize(26, 104), v2.RandomHorizontalFlip(), PadIfSmaller(), v2.RandomCrop(48), TO_FLOAT]),
+        lambda: v2.Compose([v2.RandomResize(26, 104), v2.RandomHorizontalFlip(), PadIfNeeded(), v2.RandomCrop(48), TO_FLOAT]),
         gpuaug.ArgumentError,
-        "PadIfSmaller_2: no lowering for this type",
+        "PadIfNeeded_2: no lowering for this type",
     ),
     "RT-DETR, a crop of its own": (
         lambda: v2.Compose([RandomIoUCrop(), v2.Resize([32, 32]), TO_FLOAT]),
         gpuaug.ArgumentTypeError,
         "RandomIoUCrop_0 must be a transform that gpuaug.fuse lowers, .* a subclass of RandomIoUCrop that overrides __call__",
     ),
-    "RF-DETR, DETR": (
+    "DETR, of many sizes": (
         lambda: v2.Compose(
             [
                 v2.RandomHorizontalFlip(),
                 v2.RandomChoice(
                     [
-                        v2.Resize((32, 32)),
-                        v2.Compose([v2.RandomShortestSize([40, 50, 60]), v2.RandomCrop(38), v2.Resize((32, 32))]),
+                        v2.RandomShortestSize([20, 24], 40),
+                        v2.Compose([v2.RandomShortestSize([40]), v2.RandomCrop(38), v2.RandomShortestSize([20, 24], 40)]),
                     ]
                 ),
                 TO_FLOAT,
             ]
         ),
-        gpuaug.ArgumentTypeError,
-        "RandomChoice_1 must hold transforms that give all images one size, got RandomShortestSize_0",
+        gpuaug.ArgumentError,
+        "pipeline must give images one size behind RandomShortestSize_0",
     ),
 }
 """Parts of recipes that are not fused, and what is said of them."""

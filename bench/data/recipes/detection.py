@@ -49,12 +49,13 @@ def hflip() -> nn.Module:
     return _preset(_flip())
 
 
-def lsj(size: int) -> nn.Module:
+def lsj(size: int, crop: nn.Module | None = None) -> nn.Module:
     """The references' preset ``lsj``.
 
-    Its own ``FixedSizeCrop``, which takes no tensors and pads on the right and below alone, is a ``RandomCrop`` here.
+    ``crop`` stands for its ``FixedSizeCrop``, which pads on the right and below only, and with one fill if it gets tensors.
+    The default is a ``RandomCrop``.
     """
-    crop = v2.RandomCrop((size, size), pad_if_needed=True, fill=_fill())
+    crop = crop or v2.RandomCrop((size, size), pad_if_needed=True, fill=_fill())
     return _preset(v2.ScaleJitter(target_size=(size, size), antialias=True), crop, _flip())
 
 
@@ -74,18 +75,21 @@ def ssdlite(size: int) -> nn.Module:
     return _preset(v2.RandomIoUCrop(), _flip(), v2.Resize((size, size)))
 
 
-def segmentation(size: int, out: int) -> nn.Module:
+def segmentation(size: int, out: int, padding: nn.Module | None = None) -> nn.Module:
     """The references' preset for segmentation, from around ``size`` pixels to ``out``.
 
-    Its own ``PadIfSmaller``, which pads on the right and below alone, is a part of ``RandomCrop`` here.
+    ``padding`` stands for its ``PadIfSmaller``, which pads on the right and below only. The default is a padding of the crop.
     """
+    crop = [v2.RandomCrop(out, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0})]
+    if padding is not None:
+        crop = [padding, v2.RandomCrop(out)]
     by_type = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
     return v2.Compose(
         [
             v2.ToImage(),
             v2.RandomResize(min_size=size // 2, max_size=size * 2),
             _flip(),
-            v2.RandomCrop(out, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0}),
+            *crop,
             v2.ToDtype(by_type, scale=True),
             _normalize(),
             v2.ToPureTensor(),
@@ -123,6 +127,15 @@ def rt_detr_validation(size: int) -> nn.Module:
     return v2.Compose([v2.Resize([size, size]), _to_float()])
 
 
+def rf_detr_square(size: int, shorter: tuple[int, ...], *crop: nn.Module) -> nn.Module:
+    """RF-DETR's pipeline for training with square resizes, for one size.
+
+    ``crop`` stands for its ``RandomSizeCrop``, which takes PIL images; its ``RandomSelect`` is a ``RandomChoice``.
+    """
+    cropped = v2.Compose([v2.RandomShortestSize(shorter), *crop, v2.Resize((size, size))])
+    return v2.Compose([_flip(), v2.RandomChoice([v2.Resize((size, size)), cropped]), _to_float(), _normalize()])
+
+
 def rf_detr_validation(size: int) -> nn.Module:
     """RF-DETR's pipeline for validation."""
     return v2.Compose([v2.Resize((size, size)), _to_float(), _normalize()])
@@ -145,13 +158,18 @@ def _letterbox(size: int) -> list[nn.Module]:
     return [v2.Resize(None, max_size=size), v2.CenterCrop(size)]
 
 
-def mask_2_former(size: int) -> nn.Module:
-    """Mask2Former's pipeline for instances. Its FixedSizeCrop, which pads on the right and below alone, is a ``RandomCrop``."""
+def mask_2_former(size: int, crop: nn.Module | None = None) -> nn.Module:
+    """Mask2Former's pipeline for instances.
+
+    ``crop`` stands for detectron2's ``FixedSizeCrop``, which takes arrays and pads on the right and below only. The default is
+    a ``RandomCrop``.
+    """
+    crop = crop or v2.RandomCrop((size, size), pad_if_needed=True, fill={tv_tensors.Mask: 0, "others": 128})
     return v2.Compose(
         [
             _flip(),
             v2.ScaleJitter(target_size=(size, size), scale_range=(0.1, 2.0)),
-            v2.RandomCrop((size, size), pad_if_needed=True, fill={tv_tensors.Mask: 0, "others": 128}),
+            crop,
             _to_float(),
             v2.Normalize([123.675 / 255, 116.28 / 255, 103.53 / 255], [58.395 / 255, 57.12 / 255, 57.375 / 255]),
         ]

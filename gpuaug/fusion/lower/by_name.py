@@ -1,4 +1,7 @@
-"""Transforms of LeRobot, open_clip, timm and torchgeo, recognized by class name and methods, without importing them."""
+"""Transforms of LeRobot, open_clip, timm and torchgeo, recognized by class name and methods, without importing them.
+
+Also copies of transforms of torchvision's reference scripts.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,6 +16,7 @@ from torchvision.transforms import v2
 
 from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.torchvision_types import NOT_APPLIED, code_names, difference, is_same
+from gpuaug.fusion.lower import references
 from gpuaug.fusion.lower.refusals import TIMMS_SETTINGS, refuse_timms
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
@@ -66,6 +70,7 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "open_clip.ResizeKeepRatio": timm.OpenClipResizeKeepRatio,
     "timm.CenterCropOrPad": timm.CenterCropOrPad,
     "timm.ResizeKeepRatio": timm.resize_keep_ratio,
+    **references.LOWERED,
 }
 
 MOST_POSITIONS = 24
@@ -76,13 +81,20 @@ MOST_SUBSETS = 10_000
 
 
 def qualified_name(kind: type | None) -> str:
-    """Return package and name of a class, such as ``"timm.ResizeKeepRatio"``, if it is in ``METHODS``; empty otherwise."""
-    name = "" if kind is None else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-    return name if name in METHODS else ""
+    """Return package and name of a class, such as ``"timm.ResizeKeepRatio"``, if it is in ``METHODS``; empty otherwise.
+
+    The name alone of a class that is copied from torchvision's reference scripts.
+    """
+    if kind is None:
+        return ""
+    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    if name in METHODS:
+        return name
+    return kind.__name__ if references.is_copy(kind) else ""
 
 
 def named_class(transform: Any) -> type | None:
-    """Return the class of ``transform``, or its nearest base class, that is in ``METHODS``; ``None`` if there is none."""
+    """Return the class of ``transform``, or its nearest base class, with a ``qualified_name``; ``None`` if there is none."""
     return next((kind for kind in type(transform).__mro__ if qualified_name(kind)), None)
 
 
@@ -94,6 +106,8 @@ def is_a(transform: Any, name: str) -> bool:
 
 def unlike(transform: Any, class_: type) -> str | None:
     """Return the reason why ``transform`` may behave differently from ``class_`` in the tested versions, or ``None``."""
+    if references.is_copy(class_):
+        return difference(transform, class_)
     expected_names = METHODS[qualified_name(class_)]
     methods = {name: getattr(value, "__func__", value) for name, value in vars(class_).items() if name not in NOT_APPLIED}
     inherited = {

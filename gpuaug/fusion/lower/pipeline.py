@@ -121,6 +121,15 @@ def _advice_for(value: Any) -> str:
     return "Pass a list of augmentations."
 
 
+def _is_copied(module: Any) -> bool:
+    """Return whether the class of ``module`` is copied from torchvision's reference scripts."""
+    if "torchvision.transforms" not in sys.modules:
+        return False
+    from gpuaug.fusion.lower.references import is_copy
+
+    return any(map(is_copy, type(module).__mro__))
+
+
 class _Lowering:
     """State of the lowering of one pipeline.
 
@@ -140,7 +149,7 @@ class _Lowering:
         if isinstance(module, Sequence) and not isinstance(module, str):
             named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
             return Group(name, tuple(self.tree(child_name, child) for child_name, child in named), is_container=False)
-        if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES:
+        if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES or _is_copied(module):
             if self._torchvision is None:
                 # Imported only for a pipeline with a transform of torchvision.
                 from gpuaug.fusion.lower.torchvision import TorchvisionLowering

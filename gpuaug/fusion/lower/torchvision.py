@@ -22,12 +22,12 @@ from torchvision.transforms._presets import ImageClassification, ObjectDetection
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
-from gpuaug.fusion.lower import by_name
+from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_maybe_to_tensor, refuse_transform, v2_of
 from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
-from gpuaug.fusion.ops.base import Op, Size
-from gpuaug.fusion.ops.fallback import EagerOp, EagerTorchvision
+from gpuaug.fusion.ops.base import Op
+from gpuaug.fusion.ops.fallback import EagerTorchvision
 from gpuaug.fusion.ops.geometry import IndexOp, ResampleOp, WarpOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Draw, Gate
@@ -85,9 +85,6 @@ KNOWN: frozenset[type] = frozenset(
 MOST_ORDERED = 4
 """Maximum length of a ``RandomOrder`` that is lowered, with one op per transform and position."""
 
-_PROBE_SIZE = Size(1, 3, 4093, 4099)
-"""Arbitrary input size that is unlikely to be the output size of a transform."""
-
 _IMAGES = (tv_tensors.Image, tv_tensors.Video, torch.Tensor)
 
 
@@ -101,6 +98,8 @@ class TorchvisionLowering:
 
     def __init__(self, lower: Callable[[str, Any], Tree], types: ImageTypes) -> None:
         self._lower, self._types = lower, types
+        self._sized_by_choice: set[Op] = set()
+        """Ops whose output size depends on the draw of a container only."""
 
     @property
     def units(self) -> Units:
@@ -124,7 +123,9 @@ class TorchvisionLowering:
         transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
         kind = class_of(transform, KNOWN)
         if kind is v2.Compose:
-            return Group(name, tuple(self._member(*member) for member in _named(transform.transforms)), is_container=False)
+            return Group(
+                name, tuple(self._member(*member) for member in choices.named(transform.transforms)), is_container=False
+            )
         name = name or type(transform).__name__
         if kind in PASSED:
             return Done(name)
@@ -168,8 +169,8 @@ class TorchvisionLowering:
             )
         if reason is not None:
             keeps_range = changed is None and base not in CHANGES_RANGE
-            checked = op is not None and changed is None and op.per_channel(_PROBE_SIZE.channels)
-            return self._fallback(name, transform, reason, op if checked else _sizing(op), keeps_range=keeps_range)
+            checked = op is not None and changed is None and op.per_channel(choices.PROBE_SIZE.channels)
+            return self._fallback(name, transform, reason, op if checked else choices.sizing_op(op), keeps_range=keeps_range)
         assert op is not None
         op.image_dtype = self._types.dtype
         if isinstance(op, ResampleOp):
@@ -221,32 +222,46 @@ class TorchvisionLowering:
 
     def _by_chance(self, name: str, container: Any) -> Tree:
         """Lower a container to its transforms, with gates that share its draw, or to a fallback that runs it image by image."""
-        members = list(_named(container.transforms))
+        members = list(choices.named(container.transforms))
         if any(_scales(member) or class_of(member, ENDINGS) for member in _in_sequence([member for _, member in members])):
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
         dtype = self._types.dtype
         reason = _too_long(container)
+        resize = None if reason else choices.common_resize(container)
+        if resize is not None:
+            # Equal for all branches, so that it runs after the choice, for all samples in one pass.
+            members = list(map(choices.without_last, members))
         trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
+        end = None if resize is None else self._leaf(*resize)
         foreign = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
         if foreign is not None:
             raise ArgumentTypeError(
                 f"{name} must hold torchvision's transforms, got {foreign}. Replace it with one of torchvision's."
             )
-        sizing = [op for leaf in all_leaves if (op := _sizing(leaf.op)) is not None and not op.draws_size]
-        if not reason and not sizing:
-            return Group(name, tuple(trees), is_container=False)
-        drawn = next((leaf.name for leaf in all_leaves if isinstance(leaf.op, Op) and leaf.op.draws_size), None)
+        sizing = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
+        problem = choices.size_problem(all_leaves, end, self._sized_by_choice) if not reason and sizing else None
+        if not reason and problem is None:
+            return Group(name, (*trees, *([] if end is None else [end])), is_container=False)
+        drawn = next(
+            (
+                leaf.name
+                for leaf in all_leaves
+                if isinstance(leaf.op, Op) and leaf.op.draws_size and leaf.op not in self._sized_by_choice
+            ),
+            None,
+        )
         if drawn is not None:
             raise ArgumentTypeError(
-                f"{name} must hold transforms that give all images one size, got {drawn}. Keep {name} in the dataset, and fuse "
-                "the rest with ragged=True."
+                f"{name} must hold transforms that gpuaug.fuse fuses together, as {drawn} draws a size per image, got "
+                f"{problem or reason}. Keep {name} in the dataset, and fuse the rest with ragged=True."
             )
         reason = reason or f"{sizing[0].name} in it may change the size of some images"
         self._types.dtype = dtype
-        return self._fallback(name, container, reason, *sizing[-1:], keeps_range=False)
+        lowered = sizing[-1:] if end is None else [choices.sizing_op(end.op)]
+        return self._fallback(name, container, reason, *lowered, keeps_range=False)
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         count = len(members)
@@ -273,7 +288,7 @@ class TorchvisionLowering:
         trees = []
         for outcomes_at_position in outcomes:
             for member, runs in zip(members, outcomes_at_position, strict=True):
-                if any(runs):
+                if any(runs) and member[1] is not None:
                     trees.append(self._member(*member))
                     for leaf in leaves(trees[-1]):
                         leaf.op.gates = (Gate(draw, np.array(runs)), *leaf.op.gates)
@@ -316,7 +331,11 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     if kind in mixes.LOWERED:
         return mixes.LOWERED[kind](name, transform)
     picks = kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply")
-    inner = [(member_name, _mix(member_name, member)) for member_name, member in _named(transform.transforms)] if picks else []
+    inner = (
+        [(member_name, _mix(member_name, member)) for member_name, member in choices.named(transform.transforms)]
+        if picks
+        else []
+    )
     inner_mixes = [(member_name, mix) for member_name, mix in inner if mix is not None]
     if not inner_mixes:
         return None
@@ -342,11 +361,6 @@ def _scale_probability(mix: MixOp, p: float) -> None:
         _scale_probability(inner_mix, p)
 
 
-def _named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    for index, transform in enumerate(transforms):
-        yield f"{getattr(transform, '__name__', type(transform).__name__)}_{index}", transform
-
-
 def _too_long(container: Any) -> str | None:
     """Return the reason why a container has too many outcomes to be lowered, or ``None``."""
     if by_name.named_class(container) is not None:
@@ -360,12 +374,6 @@ def _difference(transform: Any, base: type | None) -> str | None:
     if base is None:
         return "a function"
     return by_name.unlike(transform, base) if by_name.qualified_name(base) else difference(transform, base)
-
-
-def _sizing(op: Op | EagerOp | None) -> Op | None:
-    """Return the op that changes the image size, or ``None``."""
-    lowered = op.lowered if isinstance(op, EagerOp) else op
-    return lowered if lowered is not None and lowered.out(_PROBE_SIZE) != _PROBE_SIZE else None
 
 
 def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:

@@ -141,7 +141,16 @@ class Op(ABC):
     """Short description for ``explain()``, if it is the same for all instances of the class."""
 
     draws_size: bool = False
-    """True if the output size is drawn per sample."""
+    """True if the output size is drawn per sample.
+
+    Set for an op that changes the size in a container that runs it for some samples only.
+    """
+
+    choice_end: tuple[int, int] | None = None
+    """(height, width) of all samples after the op, if it is the last op that changes sizes in a container with a random choice.
+
+    Samples that skip the op have this size already.
+    """
 
     package: ClassVar[str] = "Kornia"
     """Library that the module comes from."""
@@ -203,17 +212,31 @@ class Op(ABC):
         """
         return None
 
-    def out(self, size: Size) -> Size:
-        """Output size; ``ANY_SIDES`` if it is drawn per sample."""
+    def out_applied(self, size: Size) -> Size:
+        """Output size of samples that the op is applied to, if it is not drawn."""
         return size
 
+    def out(self, size: Size) -> Size:
+        """Output size; ``ANY_SIDES`` if it is drawn per sample."""
+        if self.choice_end is not None:
+            return size.to(*self.choice_end)
+        return size.to(*ANY_SIDES) if self.draws_size else self.out_applied(size)
+
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size for the draws ``drawn``."""
-        return self.out(size)
+        """Output size for the draws ``drawn``: the input size for a skipped sample."""
+        if not self.draws_size:
+            return self.out(size)
+        return self.where_applied(drawn, self.out_applied(size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Output sizes among which are the smallest and the largest that may be drawn."""
-        return (self.out(size),)
+        """Output sizes of samples that the op is applied to, with the smallest and the largest that may be drawn."""
+        return (self.out_applied(size),)
+
+    @staticmethod
+    def where_applied(drawn: OpDraws, out: Size, size: Size) -> Size:
+        """``out`` for samples that the op is applied to, ``size`` for skipped samples."""
+        applies = drawn["apply_mask"]
+        return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters and the apply mask, ``"apply_mask"``, (B,) bool, of a whole batch."""

@@ -151,7 +151,7 @@ class Invert(PointOp):
         one = isinstance(largest, int | float) or (isinstance(largest, Tensor) and largest.numel() == 1)
         return None if one else "max_val has a value for each channel"
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size. In Kornia, a ``max_val`` with several channels broadcasts images of one channel."""
         largest = self.settings["max_val"]
         channels = largest.shape[-3] if isinstance(largest, Tensor) and largest.ndim > 2 and size.channels == 1 else 1

@@ -8,7 +8,7 @@ import torch
 from kornia import augmentation as K
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.geometry import Axis, Edge, GatherOp, IndexMap, IndexOp, changes_size_by_chance, length_of
 from gpuaug.fusion.ops.sampler import Sampler
 
@@ -92,7 +92,7 @@ class Crop(IndexOp):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
         return why_not_padded(self._padding(size), self.edge, size) or changes_size_by_chance(self, size=size)
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Size of the crop."""
         return size.to(self._height, self._width)
 
@@ -132,10 +132,7 @@ class Crop(IndexOp):
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Translation matrices."""
         shifts = self.map(drawn, size)
-        matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[:, 0, 2] = -shifts.x.offset
-        matrix[:, 1, 2] = -shifts.y.offset
-        return matrix
+        return translations(size, -shifts.x.offset, -shifts.y.offset)
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
@@ -161,7 +158,7 @@ class CenterCrop(IndexOp):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
         return changes_size_by_chance(self, size=size)
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Size of the crop."""
         return size.to(self._height, self._width)
 
@@ -177,14 +174,13 @@ class CenterCrop(IndexOp):
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shift by the start of the crop."""
-        left, top = self.start(size)
+        left, top = applied_shift(self, drawn, *self.start(size))
         return IndexMap(Axis(offset=length_of(left)), Axis(offset=length_of(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Translation matrices."""
-        matrix, (left, top) = identities(size), self.start(size)
-        matrix[:, 0, 2], matrix[:, 1, 2] = -left, -top
-        return matrix
+        left, top = applied_shift(self, drawn, *self.start(size))
+        return translations(size, -left, -top)
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
@@ -209,7 +205,7 @@ class PadTo(IndexOp):
         """Fill value, by Kornia's name."""
         return {"pad_value": self.fill}
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size; without ``crop_if_exceeds`` at least the size of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
@@ -262,6 +258,21 @@ def why_not_padded(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
 def identities(size: Size) -> Array:
     """Identity matrices: (1, 3, 3) for images of one size, (B, 3, 3) if they differ in size."""
     return np.tile(np.eye(3), (size.batch if size.ragged else 1, 1, 1))
+
+
+def applied_shift(op: Op, drawn: OpDraws, x: Any, y: Any) -> tuple[Any, Any]:
+    """(``x``, ``y``), or 0 for samples that skip ``op``."""
+    if not op.is_random:
+        return x, y
+    applies = drawn["apply_mask"]
+    return np.where(applies, x, 0), np.where(applies, y, 0)
+
+
+def translations(size: Size, x: Any, y: Any) -> Array:
+    """Matrices that shift by (``x``, ``y``) pixels, numbers or arrays (B,): (1, 3, 3) for numbers, else (B, 3, 3)."""
+    matrix = np.tile(np.eye(3), (size.batch if np.ndim(x) or np.ndim(y) else 1, 1, 1))
+    matrix[:, 0, 2], matrix[:, 1, 2] = x, y
+    return matrix
 
 
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import ANY_SIDES, Array, Op, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, PointOp, Size
 
 Edge = Literal["", "constant", "replicate", "reflect"]
 """Padding mode of an index map; ``""`` without padding."""
@@ -173,7 +173,7 @@ class FrameOp(IndexOp):
     def frames(self, count: int) -> Array:
         """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size, with ``self.count`` frames."""
         return replace(size, frames=self.count) if size.frames else size
 
@@ -201,10 +201,6 @@ class BoxCropOp(IndexOp):
     """Number of drawn numbers per sample."""
     least: tuple[float, float] = (0.0, 0.0)
     """(smallest side, smallest area) in pixels of the part of a box inside the crop. Boxes with less are dropped."""
-
-    def out(self, size: Size) -> Size:
-        """``ANY_SIDES``, because the size is chosen per sample."""
-        return size.to(*ANY_SIDES)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """Size of the whole image: the host does not know the window."""
@@ -284,12 +280,17 @@ class ResampleOp(GatherOp):
         """Map from output pixels to input positions."""
 
 
+def only_moves_and_recolours(op: Op) -> bool:
+    """Return whether an output pixel depends on input pixels at mapped positions, their values, and the mean of the image."""
+    return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.parts)
+
+
 def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
     """Reason why an op that may be skipped cannot be fused, or ``None``. A skipped sample keeps its input size.
 
-    An op that draws an output size per sample may be skipped.
+    An op that draws an output size per sample may be skipped, and the last sizing op of a container with a random choice.
     """
-    if op.is_random and not op.draws_size and (size.ragged or op.out(size) != size):
+    if op.is_random and not op.draws_size and op.choice_end is None and (size.ragged or op.out(size) != size):
         return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
     return None
 

@@ -65,7 +65,7 @@ class ResizedCrop(ResampleOp):
         down = np.minimum(np.sqrt(area / min_ratio), size.height) / self._height
         return float(np.max(np.maximum(across, down)))
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size."""
         return size.to(self._height, self._width)
 
@@ -126,12 +126,12 @@ class ResizedCrop(ResampleOp):
         zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
         return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "apply_mask": always(batch)}
 
-    def _applied(self, drawn: OpDraws) -> OpDraws:
+    def _applied(self, drawn: OpDraws, size: Size) -> OpDraws:
         """Drawn windows; the whole image for skipped samples."""
         if not self.is_random:
             return drawn
         apply_mask = drawn["apply_mask"]
-        unmoved = self.unmoved(len(drawn["apply_mask"]))
+        unmoved: dict[str, Any] = {"x": 0.0, "y": 0.0, "width": np.float32(size.width), "height": np.float32(size.height)}
         return {name: np.where(apply_mask, drawn[name], unmoved[name]) for name in ("x", "y", "width", "height")}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -140,19 +140,20 @@ class ResizedCrop(ResampleOp):
 
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Resampling of the window to the output size."""
-        window = self._applied(drawn)
+        window = self._applied(drawn, size)
+        out = self.out_drawn(drawn, size)
         return Resampling(
-            scale_of(window["width"], self._width, half_pixel_centers),
+            scale_of(window["width"], out.width, half_pixel_centers),
             window["x"],
             window["width"],
-            scale_of(window["height"], self._height, half_pixel_centers),
+            scale_of(window["height"], out.height, half_pixel_centers),
             window["y"],
             window["height"],
         )
 
     def window(self, drawn: OpDraws, size: Size) -> Array:
         """Window of the crop, widened to two pixels per axis if the image has them."""
-        window = self._applied(drawn)
+        window = self._applied(drawn, size)
         left, width = _two_pixels(window["x"], window["width"], size.width)
         top, height = _two_pixels(window["y"], window["height"], size.height)
         return window_table(size, top, left, height, width)
@@ -161,8 +162,9 @@ class ResizedCrop(ResampleOp):
         """Matrices from the window to the output, by pixel edges or, with ``align_corners``, by centres of corner pixels."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         half_pixel_centers = self.half_pixel_centers or self.nearest
-        window = self._applied(drawn)
-        for k, start, count, target in ((0, "x", "width", self._width), (1, "y", "height", self._height)):
+        window = self._applied(drawn, size)
+        out = self.out_drawn(drawn, size)
+        for k, start, count, target in ((0, "x", "width", out.width), (1, "y", "height", out.height)):
             set_resize(
                 matrix, k, window[start].astype(np.float64), window[count].astype(np.float64), target, half_pixel_centers
             )
@@ -199,7 +201,7 @@ class Resize(ResampleOp):
         outs = self.out_bounds(size)
         return max(float(np.max(np.maximum(size.width / out.width, size.height / out.height))) for out in outs)
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size: (height, width) if set, else one side is set and the aspect ratio is kept."""
         target, side = self.settings["size"], self.settings["side"]
         if not isinstance(target, int):

@@ -163,7 +163,7 @@ class Program:
         if planned is None or planned.box_crop is not None:
             return None
         first = self._sizing[0]
-        if not isinstance(first, GatherOp):
+        if not isinstance(first, GatherOp) or first.draws_size:
             return None
         of_views = size.times(self._views)
         sampler = Sampler(seeds_of_views(seed, self._views), size.batch, planned.numbers)

@@ -1,6 +1,6 @@
 """Checks of image sizes through a pipeline: transformation to one size, equal sizes of views, and limits of ops."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,8 +10,9 @@ from gpuaug.fusion.lower.kornia import REQUIREMENT, untested_version
 from gpuaug.fusion.ops.base import ANY_SIDES, ChannelOp, Op, PointOp, Size
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, WarpOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, WarpOp, only_moves_and_recolours
 from gpuaug.fusion.ops.resize import Resize
+from gpuaug.fusion.ops.sampler import Draw
 from gpuaug.fusion.policies.random_apply import RandomApply
 
 _PAD = "Pad or resize before it"
@@ -49,7 +50,7 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
         cropped = _cropped_by_boxes(ops_so_far)
         if isinstance(op, EagerOp):
             reason: str | None = op.reason
-        elif not all(isinstance(part, GatherOp) or _is_pointwise(part) for part in op.parts):
+        elif not only_moves_and_recolours(op):
             reason = "it reads other pixels of an image, or their coordinates"
         elif cropped and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
             reason = "only flips and a v2.Resize to two sides may follow a crop by boxes"
@@ -68,11 +69,6 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
             return tuple(ops_so_far)
     where, advice = _advice(ops_so_far)
     raise ArgumentError(f"pipeline must give images one size {where}, got {ops_so_far[-1].name} as its end. {advice}.")
-
-
-def _is_pointwise(op: Op) -> bool:
-    """Return whether an output pixel depends only on the value of the same pixel, and on the mean of its image."""
-    return isinstance(op, PointOp) and not op.positional
 
 
 def _cropped_by_boxes(ops: Sequence[Op]) -> str:
@@ -150,20 +146,32 @@ def check_counted(op: Op, size: Size) -> None:
             )
 
 
-def check_sizes(ops: Sequence[Op], size: Size, user_size: Size | None = None) -> None:
+def check_sizes(
+    ops: Sequence[Op], size: Size, user_size: Size | None = None, outcomes: Mapping[Draw, int] | None = None
+) -> None:
     """Raise an error for images that do not fit the ops up to the transformation to one size, for any draws.
 
     Args:
         ops: Ops from the first that reads or draws different sizes, to the one that transforms images to one size.
         size: Size of the input images of the first op.
         user_size: Size of the images of the user, if ``size`` was drawn for them.
+        outcomes: Outcome of the draws of containers with a random choice, as far as it is assumed.
 
     Raises:
         ArgumentError: If an image does not fit. In a ragged batch, the message has its index in the batch.
     """
     current_size = size
     user_size = size if user_size is None else user_size
+    outcomes = outcomes or {}
     for index, op in enumerate(ops):
+        if op.draws_size or op.choice_end is not None:
+            draw = next((gate.draw for gate in op.gates if gate.draw not in outcomes), None)
+            if draw is not None:
+                for outcome in _outcomes(draw, ops):
+                    check_sizes(ops[index:], current_size, user_size, {**outcomes, draw: outcome})
+                return
+        if any(gate.draw in outcomes and not gate.outcomes[outcomes[gate.draw]] for gate in op.gates):
+            continue
         if op.unsupported_size(current_size):
             sample, reason = next(
                 (sample, text) for sample in range(current_size.batch) if (text := op.unsupported_size(current_size.of(sample)))
@@ -180,10 +188,17 @@ def check_sizes(ops: Sequence[Op], size: Size, user_size: Size | None = None) ->
             longest = int(np.argmax(np.maximum(current_size.height, current_size.width)))
             check_sides(op, current_size.of(longest), f" at {longest} of the batch" if user_size.ragged else "")
         if op.draws_size:
-            for bound in op.out_bounds(current_size):
-                check_sizes(ops[index + 1 :], bound, user_size)
+            skipped = (current_size,) if op.p * op.p_batch < 1 else ()
+            for bound in (*op.out_bounds(current_size), *skipped):
+                check_sizes(ops[index + 1 :], bound, user_size, outcomes)
             return
         current_size = op.out(current_size)
+
+
+def _outcomes(draw: Draw, ops: Iterable[Op]) -> Iterable[int]:
+    """Return one outcome of ``draw`` for each set of ops that run together."""
+    gates = [gate.outcomes for op in ops for gate in op.gates if gate.draw is draw]
+    return {tuple(outcomes): index for index, outcomes in enumerate(np.stack(gates, 1).tolist())}.values()
 
 
 def check_mixed_channels(op: Op, size: Size) -> None:

@@ -31,7 +31,7 @@ def device_crop(planned: Plan) -> DeviceCrop | None:
     if not planned.source.ragged or planned.needs_own_batch or planned.box_crop or not isinstance(pass_, GatherPass):
         return None
     op = pass_.moves[0]
-    return DeviceCrop(pass_, op) if isinstance(op, ResizedCrop) and not op.same_on_batch else None
+    return DeviceCrop(pass_, op) if isinstance(op, ResizedCrop) and not (op.same_on_batch or op.gates) else None
 
 
 class DeviceCropTables:

@@ -64,13 +64,14 @@ REFUSED = {
         R3D_18_Weights.DEFAULT.transforms(),
         "VideoClassification. It is for videos",
     ),
-    "by chance, beside a resize": (
-        v2.RandomOrder([v2.ScaleJitter((8, 8)), v2.Resize(9)]),
-        "got ScaleJitter_0. Keep RandomOrder in",
+    "by chance, beside a blur": (
+        v2.RandomOrder([v2.ScaleJitter((8, 8)), v2.GaussianBlur(3), v2.Resize((9, 9))]),
+        "as ScaleJitter_0 draws a size per image, got GaussianBlur_1: it reads other pixels of an image, or their coordinates. "
+        "Keep RandomOrder in the dataset",
     ),
     "in a long order": (
         v2.RandomOrder([*[v2.RandomInvert()] * 4, v2.ScaleJitter((8, 8))]),
-        "got ScaleJitter_4. Keep RandomOrder in the dataset",
+        "as ScaleJitter_4 draws a size per image, got more than 4 transforms. Keep RandomOrder in the dataset",
     ),
     "subclass of what draws sizes": (
         overriding(v2.ScaleJitter)((8, 8)),

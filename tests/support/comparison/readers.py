@@ -6,6 +6,7 @@ import kornia.augmentation as K
 import torch
 from support.batches.ragged import cut, overwritten
 from support.comparison.replay import photographs
+from support.ops.references import FixedSizeCrop
 from torchvision.transforms import v2
 
 import gpuaug
@@ -23,6 +24,9 @@ def crop(**options):
     return K.RandomResizedCrop((12, 14), **options)
 
 
+RESIZE = v2.Resize((12, 17), antialias=False)
+RESIZED = v2.RandomResizedCrop(20, antialias=False)
+
 RAGGED = {
     "crop": ([crop()], SIZES, {}),
     "crop, narrow": ([crop()], NARROW, {}),
@@ -33,6 +37,9 @@ RAGGED = {
     "rotated": ([K.RandomRotation(30.0), K.CenterCrop(14)], SIZES, {}),
     "short side": ([K.Resize(18), K.CenterCrop(14)], SIZES, {}),
     "drawn size": ([v2.RandomResize(12, 40), v2.RandomCrop(20, pad_if_needed=True, fill=0.25)], SIZES, {"views": 2}),
+    "fixed size": ([v2.RandomResize(12, 40, antialias=False), FixedSizeCrop((20, 30), fill=64)], SIZES, {}),
+    "one of two crops": ([v2.RandomChoice([RESIZED, v2.RandomCrop(20, pad_if_needed=True, fill=64)])], SIZES, {"views": 2}),
+    "a resize or a crop of one, narrow": ([v2.RandomChoice([RESIZE, v2.Compose([RESIZED, RESIZE])])], NARROW, {}),
     "jittered": ([crop(), K.ColorJitter(0.4, 0.4, 0.4, 0.1), K.RandomGrayscale(p=0.5)], SIZES, {"views": 2}),
     "colours first": ([v2.RandomPhotometricDistort(p=1.0), v2.RandomHorizontalFlip(), crop()], SIZES, {"views": 2}),
     "contrast first, narrow": ([v2.ColorJitter(contrast=0.5), v2.RandomInvert(), crop()], NARROW, {}),

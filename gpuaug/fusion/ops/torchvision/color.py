@@ -152,7 +152,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return "num_output_channels=1" if self._to_one else None
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size, with ``num_output_channels`` channels."""
         channels: Any = self.module.num_output_channels if isinstance(self.module, v2.Grayscale) else size.channels
         return replace(size, channels=channels)

@@ -9,8 +9,8 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
-from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import Axis, Edge, FrameOp, IndexMap, IndexOp, changes_size_by_chance
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
+from gpuaug.fusion.ops.geometry import Axis, Edge, FrameOp, IndexMap, IndexOp, changes_size_by_chance, length_of
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -137,21 +137,24 @@ class Pad(_Padded):
         """Refuse padding that torchvision refuses, and a change of size with a probability below 1."""
         return self._cannot_pad(size) or changes_size_by_chance(self, size=size)
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Size of the padded image."""
         left, right, top, bottom = self._padding(size)
         return size.to(size.height + top + bottom, size.width + left + right)
 
+    def _start(self, drawn: OpDraws, size: Size) -> tuple[Any, Any]:
+        """(first column, first row) of the image in the padded image."""
+        left, _, top, _ = self._padding(size)
+        return crop.applied_shift(self, drawn, left, top)
+
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shift by the padding on the left and above."""
-        left, _, top, _ = self._padding(size)
-        return IndexMap(Axis(offset=-float(left)), Axis(offset=-float(top)))
+        left, top = self._start(drawn, size)
+        return IndexMap(Axis(offset=-length_of(left)), Axis(offset=-length_of(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Translation matrix, input to output pixels."""
-        matrix, (left, _, top, _) = crop.identities(size), self._padding(size)
-        matrix[:, 0, 2], matrix[:, 1, 2] = left, top
-        return matrix
+        return crop.translations(size, *self._start(drawn, size))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``pad`` with its arguments."""
@@ -197,6 +200,49 @@ class RandomCrop(_Padded, crop.Crop):
         return [*pad_calls, ("crop", {**window, "height": self._height, "width": self._width})]
 
 
+class PadIfSmaller(Pad):
+    """``PadIfSmaller`` of torchvision's references: pads on the right and below, to sides of at least ``size`` pixels."""
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        _Padded.__init__(self, name, transform, units, "constant")
+
+    def _padding(self, size: Size) -> Sequence[Any]:
+        side: Any = self.module.size
+        return 0, np.maximum(side - size.width, 0), 0, np.maximum(side - size.height, 0)
+
+    def describe(self) -> str:
+        """Short description for ``explain()``."""
+        return f"pad to at least {self.module.size}x{self.module.size}"
+
+
+class FixedSizeCrop(RandomCrop):
+    """``FixedSizeCrop`` of torchvision's references: a random crop, or padding on the right and below, per axis.
+
+    Both axes share one random number. The padding of masks is 0.
+    """
+
+    mask_fill = 0.0
+
+    def __init__(self, name: str, transform: Any, units: Units) -> None:
+        _Padded.__init__(self, name, transform, units)
+        self._height, self._width = transform.crop_height, transform.crop_width
+
+    def unsupported(self) -> str | None:
+        """Reason why torchvision runs the transform, or ``None`` if it is fused."""
+        return None if self._mode == "constant" else f"padding_mode={self._mode!r}, which its masks do not have"
+
+    def _padding(self, size: Size) -> Sequence[Any]:
+        return 0, np.maximum(self._width - size.width, 0), 0, np.maximum(self._height - size.height, 0)
+
+    def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
+        """Draw the first column ``"x"`` and row ``"y"``, (B,): one random fraction of the pixels that the crop leaves out."""
+        fraction, canvas = sampler.uniform(), self._canvas(size)
+        return {
+            "x": np.floor(fraction * np.float32(canvas.width - self._width)),
+            "y": np.floor(fraction * np.float32(canvas.height - self._height)),
+        }
+
+
 class ZoomOut(TorchvisionOp, IndexOp):
     """``v2.RandomZoomOut``: places the image on a larger canvas of random size, computed in float32 as in torchvision."""
 
@@ -215,10 +261,6 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     def _scale(self, uniform: Any) -> Any:
         return uniform * np.float32(self._max_scale - self._min_scale) + np.float32(self._min_scale)
-
-    def out(self, size: Size) -> Size:
-        """``ANY_SIDES``, because the size is drawn per sample."""
-        return size.to(*ANY_SIDES)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """Size of the drawn canvas per sample, or of the image if the sample is skipped."""

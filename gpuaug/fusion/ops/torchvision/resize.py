@@ -8,7 +8,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import resize
-from gpuaug.fusion.ops.base import ANY_SIDES, OpDraws, Size
+from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import ResampleOp, changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, Units, interpolation_of, size_rounded_down
@@ -89,7 +89,7 @@ class Resize(_WholeResize):
         _WholeResize.__init__(self, name, transform, units)
         self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size: (height, width) if set, else the aspect ratio of the input, rounded down."""
         transform: Any = self.module
         target = [transform.size] if isinstance(transform.size, int) else transform.size  # a subclass may set a number
@@ -122,20 +122,13 @@ class _DrawnResize(_WholeResize):
         """Output size for the drawn number."""
         raise NotImplementedError
 
-    def out(self, size: Size) -> Size:
-        """``ANY_SIDES``, because the size is drawn per sample."""
-        return size.to(*ANY_SIDES)
-
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """Drawn size per sample, or the input size if the sample is skipped."""
-        out = self._out(drawn[self.drawn_as], size)
-        applies = drawn["apply_mask"]
-        return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
+        return self.where_applied(drawn, self._out(drawn[self.drawn_as], size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Output sizes for the smallest and the largest number, and the input size if a sample may be skipped."""
-        drawn = tuple(self._out(self._number(uniform), size) for uniform in UNIFORM_BOUNDS)
-        return (*drawn, size) if self.is_random else drawn
+        """Output sizes for the smallest and the largest number."""
+        return tuple(self._out(self._number(uniform), size) for uniform in UNIFORM_BOUNDS)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one number per sample, (B,)."""

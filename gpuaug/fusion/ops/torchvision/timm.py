@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuaug.fusion.ops.base import ANY_SIDES, OpDraws, Size
+from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision import crop, resize
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, interpolation_of, size_rounded_down
@@ -32,7 +32,7 @@ class ResizeKeepRatio(resize._WholeResize):
         sides = (side * factor / ratio for side, factor in zip((size.height, size.width), factors, strict=True))
         return size_rounded_down(size, *map(np.rint, sides))
 
-    def out(self, size: Size) -> Size:
+    def out_applied(self, size: Size) -> Size:
         """Output size, with the aspect ratio of the input."""
         return self._sides(size, (1.0, 1.0))
 
@@ -66,13 +66,9 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
         root = np.sqrt(aspects)
         return scale / root, scale * root
 
-    def out(self, size: Size) -> Size:
-        """``ANY_SIDES``, because the size is drawn per sample."""
-        return size.to(*ANY_SIDES)
-
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output sizes that were drawn."""
-        return self._sides(size, (drawn["scale_height"], drawn["scale_width"]))
+        """Output sizes that were drawn, or the input size for skipped samples."""
+        return self.where_applied(drawn, self._sides(size, (drawn["scale_height"], drawn["scale_width"])), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and largest scale and aspect ratio, in all four combinations."""

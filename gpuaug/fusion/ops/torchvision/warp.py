@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import warp
-from gpuaug.fusion.ops.base import ANY_SIDES, Array, OpDraws, Size
+from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.geometry import changes_size_by_chance
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
@@ -73,32 +73,25 @@ class Rotation(_Warp):
         """Reason for ``expand`` with a probability below 1, because a skipped sample keeps its size; else ``None``."""
         return changes_size_by_chance(self, size=size) if self._expands else None
 
-    def out(self, size: Size) -> Size:
-        """Output size; ``ANY_SIDES`` if it is drawn per sample."""
-        if self.draws_size:
-            return size.to(*ANY_SIDES)
+    def out_applied(self, size: Size) -> Size:
+        """Size of the frame, for one angle."""
         return _rotated_frame(size, self._degrees[0]) if self._expands else size
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """Size of the frame for the drawn angle per sample, or the input size if the sample is skipped."""
         if not self.draws_size:
             return self.out(size)
-        frame = _rotated_frame(size, drawn["angle"])
-        applies = drawn["apply_mask"]
-        return size.to(np.where(applies, frame.height, size.height), np.where(applies, frame.width, size.width))
+        return self.where_applied(drawn, _rotated_frame(size, drawn["angle"]), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Sizes of the frames at the bounds of the angle and at multiples of 90 degrees, and of a square that holds all frames.
-
-        The input size is included if a sample may be skipped.
-        """
-        if not self.draws_size:
-            return super().out_bounds(size)
+        """Sizes of frames at the bounds of the angle and at multiples of 90 degrees, and of a square that holds all frames."""
         first, last = self._degrees
+        if first == last or not self._expands:
+            return super().out_bounds(size)
         quarters = np.arange(np.ceil(first / 90), np.floor(last / 90) + 1) * 90
         frames = [_rotated_frame(size, angle) for angle in (first, last, *quarters.tolist())]
         diagonal = np.hypot(size.height, size.width) + 1
-        return (*frames, *([size] if self.is_random else []), size_rounded_down(size, diagonal, diagonal))
+        return (*frames, size_rounded_down(size, diagonal, diagonal))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw an angle per sample, in degrees, (B,)."""

@@ -1,0 +1,103 @@
+"""Containers that run transforms for some samples only, if these transforms change sizes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torchvision.transforms import v2
+
+from gpuaug.core.torchvision_types import class_of
+from gpuaug.fusion.lower.tree import Leaf
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
+from gpuaug.fusion.ops.fallback import EagerOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, only_moves_and_recolours
+
+PROBE_SIZE = Size(1, 3, 4093, 4099)
+"""Arbitrary input size that is unlikely to be the output size of a transform."""
+
+_PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
+"""Sizes that no transform to or from a size keeps both: some pad small images only."""
+
+
+def sizing_op(op: Op | EagerOp | None) -> Op | None:
+    """Return the op that changes the image size, or ``None``."""
+    lowered = op.lowered if isinstance(op, EagerOp) else op
+    return lowered if lowered is not None and any(lowered.out(size) != size for size in _PROBE_SIZES) else None
+
+
+def named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, transform) of the members of a container."""
+    for index, transform in enumerate(transforms):
+        yield f"{getattr(transform, '__name__', type(transform).__name__)}_{index}", transform
+
+
+def common_resize(container: Any) -> tuple[str, Any] | None:
+    """Return (name, transform) of the resize in which all transforms of a ``RandomChoice`` end; ``None`` if there is none."""
+    if not isinstance(container, v2.RandomChoice):
+        return None
+    ends = [list(named(_branch(transform)))[-1] for transform in container.transforms]
+    settings = [
+        (tuple(end.size), str(end.interpolation), end.antialias)
+        for _, end in ends
+        if class_of(end, (v2.Resize,)) and isinstance(end.size, Sequence) and len(end.size) == 2
+    ]
+    return ends[-1] if len(settings) == len(ends) and len(set(settings)) == 1 else None
+
+
+def _branch(transform: Any) -> Sequence[Any]:
+    """Return the transforms of a ``Compose``, or the one transform."""
+    branch: Sequence[Any] = transform.transforms if class_of(transform, (v2.Compose,)) else [transform]
+    return branch
+
+
+def without_last(member: tuple[str, Any]) -> tuple[str, Any]:
+    """Return (name, transform) without the last transform of the branch; (name, ``None``) if no transform is left."""
+    name, transform = member
+    branch = _branch(transform)[:-1]
+    return name, v2.Compose(branch) if branch else None
+
+
+def size_problem(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[Op]) -> str | None:
+    """Prepare the ops of a container with a random choice for samples of different sizes.
+
+    Args:
+        choice: Modules of the container, which change the size of some samples.
+        end: Resize to one size after the choice.
+        sized_by_choice: Ops are added to it whose output size depends on the draw of a container only.
+
+    Returns:
+        The reason why samples cannot have one size after the container, or ``None``. Ops are changed only for ``None``.
+    """
+    sizing = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
+    stop = len(choice) if end is not None else choice.index(sizing[-1]) + 1
+    for leaf in (*choice[:stop], *([] if end is None else [end])):
+        if isinstance(leaf.op, EagerOp):
+            return f"{leaf.name}: {leaf.op.reason}"
+        if not only_moves_and_recolours(leaf.op) or leaf.op.out(PROBE_SIZE).channels != PROBE_SIZE.channels:
+            return f"{leaf.name}: it reads other pixels of an image, or their coordinates"
+    ops = [leaf.op for leaf in sizing if isinstance(leaf.op, Op)]
+    if end is None:
+        crop_by_boxes = next((op.name for op in ops if isinstance(op, BoxCropOp)), None)
+        if crop_by_boxes is not None:
+            return f"{crop_by_boxes} without the same v2.Resize((height, width)) at the end of each of them"
+        sizes = _ends(ops)
+        if all(not size.ragged and size == sizes[0] for size in sizes):
+            ops.pop().choice_end = sizes[0].height, sizes[0].width
+        elif not any(op.draws_size and op not in sized_by_choice for op in ops):
+            # torchvision runs the container, which works for images that happen to have one size.
+            return f"{sizing[0].name}, by which samples may differ in size"
+    for op in ops:
+        if not op.draws_size:
+            sized_by_choice.add(op)
+        op.draws_size, op.choice_end = True, None
+    return None
+
+
+def _ends(ops: Sequence[Op]) -> list[Size]:
+    """Return the output size of images of any size, for each set of ops that run together in the container around them."""
+    sizes = []
+    for runs in set(zip(*(op.gates[0].outcomes.tolist() for op in ops), strict=True)):
+        size = Size(1, 3, *ANY_SIDES)
+        for op, run in zip(ops, runs, strict=True):
+            size = op.out(size) if run else size
+        sizes.append(size)
+    return sizes
