@@ -65,14 +65,15 @@ class Shapes:
 
 
 class Windows(NamedTuple):
-    """Part of each image that a stage will read, known before the images are decoded."""
+    """Part of each image that a stage will read, computed before the images are decoded."""
 
     table: NDArray[np.int64]
     """(B, 4) top, left, height and width."""
     out: tuple[int, int]
     """Height and width to which the stage resizes the windows."""
-    alone: bool = True
-    """Whether the stage transforms no targets in pixel coordinates, such as boxes, along with the images."""
+    may_downsample: bool = True
+    """Whether images may be downsampled when they are decoded: the stage returns one view, and transforms no targets in pixel
+    coordinates, such as boxes."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
