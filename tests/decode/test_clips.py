@@ -424,11 +424,11 @@ WRONG = [
     ({"short": "cut"}, "short must be 'error', 'loop' or 'pad', got 'cut'"),
     (
         {"start": 1, "at": 0.5},
-        f"{ONE_OF} start and at. Leave",
+        f"{ONE_OF} start and at. Pass only",
     ),
     (
         {"frames": [1, 2], "start_s": 1},
-        f"{ONE_OF} a list of frames and start_s. Leave",
+        f"{ONE_OF} a list of frames and start_s. Pass only",
     ),
     ({"source": 7}, "source must be the path of a video or its bytes, got 7"),
 ]

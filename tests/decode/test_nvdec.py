@@ -180,7 +180,7 @@ def test_a_library_that_is_missing_is_told(monkeypatch):
         raise RuntimeError("libnvcuvid.so.1: cannot open\n=== TROUBLESHOOTING")
 
     monkeypatch.setattr(nvdec_sessions, "library", failing)
-    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(libnvcuvid.so.1: cannot open\). See that the container may"):
+    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(libnvcuvid.so.1: cannot open\). In a container, add video"):
         registry.find_clips("auto", cuda)
 
 

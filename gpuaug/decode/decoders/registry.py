@@ -118,7 +118,7 @@ def find_clips(backend: Backend, device: torch.device) -> DecodersByName:
                 f"backend must be 'auto', or name a decoder that can be used here, got 'nvdec': {nvdec.words}. Leave it out."
             )
         if nvdec.cause != "device":
-            advice = libav.INSTALL if nvdec.cause == "library" else "Allow the container the driver capability video"
+            advice = libav.INSTALL if nvdec.cause == "library" else "In a container, add video to NVIDIA_DRIVER_CAPABILITIES"
             warnings.warn(
                 f"The CPU decodes clips, which may be too slow for a GPU, because the card does not decode: {nvdec.words}. "
                 f"{advice}, or pass backend='cpu' to the DecodeStage.",
