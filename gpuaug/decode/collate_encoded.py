@@ -14,7 +14,7 @@ from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import are_encoded, name_and_bytes, refuse
 from gpuaug.decode.headers import Header, parse
-from gpuaug.feed.collate_members import MemberCollate, allocated, where
+from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
 ALIGN = 64
 """Alignment of each file in the buffer in bytes, and padding after the last file: decoders read in words, and past the end."""
@@ -78,7 +78,7 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
     """
     if type(images[0]) is Clip:
         return pack_clips(images, path)
-    sources = [name_and_bytes(image, path, where(index, path)) for index, image in enumerate(images)]
+    sources = [name_and_bytes(image, path, position_text(index, path)) for index, image in enumerate(images)]
     read_problems: dict[int, str] = {}
     lengths = []
     for index, (name, content) in enumerate(sources):
@@ -93,7 +93,7 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
     # At least one spare byte after each file: a read of one byte more than the length shows whether the file has grown.
     padded_lengths = [(length // ALIGN + 1) * ALIGN for length in lengths]
     starts = [0, *accumulate(padded_lengths)]
-    data = allocated((starts.pop() + ALIGN,), torch.uint8)
+    data = allocate_tensor((starts.pop() + ALIGN,), torch.uint8)
     buffer = data.numpy().data
     rows = []
     problems = {}

@@ -165,13 +165,13 @@ def are_encoded(members: Sequence[Any], path: str) -> bool:
     return _is_encoded(first)
 
 
-def name_and_bytes(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
+def name_and_bytes(value: Any, path: str, position: str) -> tuple[str, memoryview | None]:
     """Return (name or empty string, bytes) of an encoded image in memory, or (path, ``None``) of an image file.
 
     Args:
         value: Value of a member in one sample.
         path: Path of the member within the sample; empty if ``value`` is the sample itself.
-        where: Position of the value, for the error message.
+        position: Position of the value, for the error message.
 
     Raises:
         ArgumentTypeError: If ``value`` is not an encoded image.
@@ -188,10 +188,10 @@ def name_and_bytes(value: Any, path: str, where: str) -> tuple[str, memoryview |
         return name, _bytes_view(b"" if content is None else content)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not path):
         return os.fsdecode(value), None
-    refuse(value, where)
+    refuse(value, position)
 
 
-def refuse(value: Any, where: str) -> NoReturn:
+def refuse(value: Any, position: str) -> NoReturn:
     """Raise the error for a ``value`` that must be an encoded image, but is not.
 
     Raises:
@@ -209,7 +209,7 @@ def refuse(value: Any, where: str) -> NoReturn:
         advice = "An ImageFolder returns such images with loader=gpuaug.read_encoded."
     raise ArgumentTypeError(
         "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, the bytes of a file or a dict of 'bytes' and "
-        f"'path', got {type_name} in {where}. {advice}"
+        f"'path', got {type_name} in {position}. {advice}"
     )
 
 

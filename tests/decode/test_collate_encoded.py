@@ -359,7 +359,7 @@ def test_files_are_packed_into_a_slot_without_copy():
     writer = own.memory.take(0)
     with allocating_with(writer.allocate):
         batch = collate_encoded(FILES)
-    assert [tensor.data_ptr() for tensor, _ in writer._placed.values()] == [batch.data.data_ptr()]
+    assert [tensor.data_ptr() for tensor, _ in writer._tensors.values()] == [batch.data.data_ptr()]
     got, slot = own.received(pickle.loads(pickle.dumps(writer.describe(batch))))
     assert_same(got, want)
     batch.data[0] = 77

@@ -55,7 +55,7 @@ def sent(ring, worker, value):
 def test_slots_are_carved_once_a_batch_has_shown_its_size(ring):
     assert ring.memory.take(0) is None
     assert ring.make_room(batch())
-    first, slot_bytes, each = ring.memory.carved(1)
+    first, slot_bytes, each = ring.memory.generation(1)
     assert slot_bytes >= batch_bytes(batch())
     assert each == 2
     assert first % 4096 == 0
@@ -97,10 +97,10 @@ def test_slots_are_released_in_order_of_their_events(ring):
         ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
     marks[1].passed = True
     ring.free_read_slots()
-    assert len(ring.held) == 2
+    assert len(ring.slots_in_use) == 2
     marks[0].passed = True
     ring.free_read_slots()
-    assert not ring.held
+    assert not ring.slots_in_use
 
 
 def test_slot_is_released_when_description_is_dropped_unread(ring):
@@ -134,13 +134,13 @@ def test_larger_batches_get_a_new_generation_and_old_memory_is_returned(ring):
     old, slot = ring.received(sent(ring, 0, batch()))
     larger = {"images": torch.ones(2, 3, 20, 20)}
     assert ring.make_room(larger)
-    assert ring.memory.generation()[0] == 2
+    assert ring.memory.newest_generation()[0] == 2
     described = sent(ring, 0, larger)
     assert described.number[0] == 2
     assert torch.equal(old["images"], batch()["images"])
     del described, slot
     ring.new_workers()
-    first, slot_bytes, each = ring.memory.carved(1)
+    first, slot_bytes, each = ring.memory.generation(1)
     assert each == 0
     assert not ring.memory.bytes[first : first + slot_bytes].any()
 
@@ -218,7 +218,7 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
         small.make_room({"images": torch.zeros(100_000)})
     _, slot = small.received(sent(small, 0, batch()))
     small.register(slot)
-    assert locked == [small.memory.carved(1)[1]]
+    assert locked == [small.memory.generation(1)[1]]
     del slot
     small.close()
 
@@ -255,7 +255,7 @@ def page_locks(monkeypatch):
     yield made
     Ring(workers=1, each=1, budget_bytes=4096).close()
     assert not made.locked
-    assert not rings._locked
+    assert not rings._page_locked
 
 
 def page_lock_all(workers, budget_bytes):
@@ -288,13 +288,13 @@ def test_refused_page_locks_are_warned_of_with_the_feed_bytes_that_can_be_locked
     (text,) = (str(warning.message) for warning in caught)
     assert text == (
         "Copies of batches make the training thread wait, because a slot of 0.0 MB could not be page-locked (CUDA error 2). "
-        "Lower feed_bytes of the StreamedLoader to 12288, which could be page-locked."
+        "Lower feed_bytes of the StreamedLoader to 12288, the bytes that could be page-locked."
     )
     assert held[-1] == 12_288
     assert len(held) == 4, "slots are used all the same"
     made.close()
     made, held = page_lock_all(2, 12_288)
-    assert held[-1] == made.memory.generation()[2] * len(held)
+    assert held[-1] == made.memory.newest_generation()[2] * len(held)
     made.close()
 
 
@@ -401,10 +401,10 @@ def test_older_slots_stay_until_they_are_unlocked(page_locks):
     made.make_room({"images": torch.zeros(4000)})
     page_locks.cudaHostUnregister = lambda address: 900
     made.drop_old()
-    assert made.memory.carved(1)[2], "or new pages would lie where CUDA reads the old ones"
+    assert made.memory.generation(1)[2], "or new pages would lie where CUDA reads the old ones"
     del page_locks.cudaHostUnregister
     made.drop_old()
-    assert not made.memory.carved(1)[2]
+    assert not made.memory.generation(1)[2]
     made.close()
 
 

@@ -13,7 +13,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.decode.clips import nal
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.clips.video_file import VIDEOS, Index, VideoError
-from gpuaug.feed.collate_members import allocated, where
+from gpuaug.feed.collate_members import allocate_tensor, position_text
 
 PADDING = 64
 """Number of zero bytes after each packet, because decoders may read beyond its end."""
@@ -48,13 +48,13 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
     for sample, clip in enumerate(clips):
         if type(clip) is not Clip:
             raise ArgumentTypeError(
-                f"Clips must be gpuaug.read_clip(…) in all samples, got {type(clip).__name__} in {where(sample, path)}. "
-                "Return a clip in every sample of the dataset."
+                f"Clips must be gpuaug.read_clip(…) in all samples, got {type(clip).__name__} in "
+                f"{position_text(sample, path)}. Return a clip in every sample of the dataset."
             )
         if clip.frames != clips[0].frames:
             raise ArgumentError(
                 f"Clips of a batch must have as many frames as the first, {clips[0].frames}, got {clip.frames} in "
-                f"{where(sample, path)}. Pass the same number of frames to gpuaug.read_clip."
+                f"{position_text(sample, path)}. Pass the same number of frames to gpuaug.read_clip."
             )
     problems: dict[int, str] = {}
     read_clips: list[_ClipPackets | None] = []
@@ -66,7 +66,7 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
             problems[sample] = str(error)
     sizes = [0 if clip_packets is None else _size(clip_packets) for clip_packets in read_clips]
     starts = [0, *accumulate(sizes)]
-    data = allocated((starts[-1] + PADDING,), torch.uint8)
+    data = allocate_tensor((starts[-1] + PADDING,), torch.uint8)
     table = np.zeros(len(clips), CLIP)
     pts = np.zeros((len(clips), clips[0].frames), np.int64)
     packet_records: list[tuple[int, int, int, bool]] = []

@@ -24,7 +24,7 @@ from gpuaug.decode.decoders.window_loop import WindowLoop
 from gpuaug.decode.headers import open_image
 from gpuaug.decode.layout import ImageInfo, Layout
 from gpuaug.decode.work import Work
-from gpuaug.feed.image_input import prepared, unpacked
+from gpuaug.feed.image_input import as_array, with_channels
 
 COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
@@ -375,7 +375,9 @@ def _with_channels(pixels: NDArray[np.uint8], channels: Any) -> NDArray[np.uint8
     """Return pixels (h, w[, C]) with 1 or 3 channels: a view, or a new array for grey from RGB."""
     from PIL import Image  # used for RGB to grey, which takes NumPy ten times as long
 
-    return unpacked(prepared(Image.fromarray(pixels) if channels == 1 else pixels, channels, convert=True, where="the file"))
+    return as_array(
+        with_channels(Image.fromarray(pixels) if channels == 1 else pixels, channels, convert=True, position="the file")
+    )
 
 
 def _decode_with_pil(file: NDArray[np.uint8], channels: Any, info: ImageInfo) -> NDArray[np.uint8]:
@@ -393,9 +395,9 @@ def _decode_with_pil(file: NDArray[np.uint8], channels: Any, info: ImageInfo) ->
             sides = (max(image.width // info.scale, 1), max(image.height // info.scale, 1))
             image.draft("L" if grey else image.mode, sides)
         if channels in (2, 4):  # channels=None: decoded as stored
-            pixels = unpacked(image.convert(_STORED_MODES[channels]))
+            pixels = as_array(image.convert(_STORED_MODES[channels]))
         else:
-            pixels = unpacked(prepared(image, channels, convert=True, where="the file"))
+            pixels = as_array(with_channels(image, channels, convert=True, position="the file"))
         if image.format == "TIFF":  # PIL rotates TIFFs upright while decoding
             pixels = _rotated_upright(pixels, _INVERSE_ORIENTATIONS.get(info.stored_orientation, info.stored_orientation))
         return pixels
