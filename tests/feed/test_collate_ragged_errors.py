@@ -23,17 +23,17 @@ REFUSED = {
     "floating": (
         [torch.rand(3, 4, 4)],
         ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0. Leave out .* ToTensor",
+        r"Images must be uint8, got torch.float32 in sample 0. Remove .* ToTensor",
     ),
     "floating member": (
         [(torch.rand(3, 4, 4), 1)],
         ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Leave out",
+        r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Remove",
     ),
     "floating later": (
         [{"x": FINE}, {"x": np.zeros((2, 2, 3), np.float32)}],
         ArgumentTypeError,
-        r"Images must be uint8, got float32 in sample 1 at \['x'\]. Leave out",
+        r"Images must be uint8, got float32 in sample 1 at \[.x.\]. Remove",
     ),
     "a path": (
         ["a.jpg"],
@@ -64,7 +64,7 @@ REFUSED = {
     ),
     "an image behind a clip": ([CLIP, FINE], ArgumentError, r"a clip in all samples, got a PIL image .* in sample 1. Return"),
     "a number behind a clip": ([CLIP, 3], ArgumentTypeError, r"got int in sample 1. Decode the image"),
-    "a floating clip": ([torch.rand(2, 3, 4, 4)], ArgumentTypeError, r"must be uint8, got torch.float32 in sample 0. Leave"),
+    "a floating clip": ([torch.rand(2, 3, 4, 4)], ArgumentTypeError, r"must be uint8, got torch.float32 in sample 0. Remove"),
     "a clip of another length": (
         [CLIP, np.concatenate([CLIP, CLIP])],
         ArgumentError,

@@ -274,7 +274,7 @@ def test_packed_images_are_described_without_copy():
     described = loads(dumps(writer.describe(batch)))
     assert {type(batch[0].data), type(described.batch[0].data), type(described.batch[0].places)} == {
         torch.Tensor,
-        ring_memory.Leaf,
+        ring_memory.TensorInSlot,
     }
     assert type(described.batch[0]) is Ragged
     assert len(writer._tensors) == 3, "the labels were copied, the images were there"
