@@ -1,7 +1,8 @@
-"""Functions over the leaves of a batch of nested tuples, lists, named tuples, mappings and dataclasses.
+"""Functions on batches: nested tuples, lists, named tuples, mappings and dataclasses.
 
-A *leaf* is any object that is not a container. A container is rebuilt with its own type. A container in which no leaf changed
-is returned as the same object, so types that only look like containers (``torch.Size``, a list of file names) are unchanged.
+A *leaf* is an object that is not a container, or that has a ``to`` method. A container with changed leaves is rebuilt with its
+own type. A container in which no leaf changed is returned as the same object. So containers that cannot be rebuilt cause no
+error unless a leaf in them changes.
 """
 
 import copy
@@ -21,32 +22,32 @@ Batch = Any
 
 
 def is_namedtuple(value: object) -> bool:
-    """Whether ``value`` was made by ``collections.namedtuple`` or ``typing.NamedTuple``."""
+    """Return whether ``value`` is a named tuple of ``collections.namedtuple`` or ``typing.NamedTuple``."""
     return isinstance(value, tuple) and hasattr(value, "_fields") and hasattr(value, "_make")
 
 
 def is_record(value: object) -> bool:
-    """Whether ``value`` is an instance of a dataclass."""
+    """Return whether ``value`` is an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def moves_itself(value: object) -> bool:
-    """Whether ``value`` is an object with a ``to`` method, such as a ``PackedSequence`` or a ``BatchEncoding``."""
+    """Return whether ``value`` is an object with a ``to`` method, such as a ``PackedSequence`` or a ``BatchEncoding``."""
     return not isinstance(value, _NEVER_MOVES_ITSELF) and callable(getattr(value, "to", None))
 
 
 def members(value: Any) -> list[Any]:
-    """Members of an object with a ``to`` method: the values of a mapping, the attributes of any other object."""
+    """Return the values of a mapping with a ``to`` method, or the attributes of any other object with a ``to`` method."""
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
 def is_container(value: object) -> bool:
-    """Whether ``value`` has members that can be replaced: a mapping, tuple, list, named tuple or dataclass."""
+    """Return whether ``value`` is a mapping, tuple, list, named tuple or dataclass."""
     return isinstance(value, Mapping | tuple | list) or is_record(value)
 
 
 def member_names(container: Any) -> list[Any]:
-    """Names of a container's members: keys, fields that have a value, or indices."""
+    """Return the names of a container's members: keys, fields that have a value, or indices."""
     if isinstance(container, Mapping):
         return list(container)
     if is_record(container):
@@ -55,17 +56,17 @@ def member_names(container: Any) -> list[Any]:
 
 
 def member(container: Any, name: Any) -> Any:
-    """Member of a container with the key, field or index ``name``."""
+    """Return the member of a container with the key, field or index ``name``."""
     return container[name] if by_key(container) else getattr(container, name)
 
 
 def by_key(container: Any) -> bool:
-    """Whether a member is read as ``container[name]`` rather than as ``container.name``."""
+    """Return whether a member is read as ``container[name]``, not as ``container.name``."""
     return isinstance(container, Mapping) or not (is_record(container) or is_namedtuple(container))
 
 
 def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
-    """Leaves to keep alive while a stage reads ``values``. Containers are left out: a transform may replace their members."""
+    """Yield the objects to keep alive while a stage reads ``values``. Not containers, whose members a stage may replace."""
     for leaf in leaves(values):
         yield leaf
         if type(leaf) not in _LEAVES and moves_itself(leaf):
@@ -177,12 +178,12 @@ def _append_leaves(batch: Batch, result: list[Any]) -> None:
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """Tensors among the leaves of ``batch``, in order."""
+    """Yield the tensors among the leaves of ``batch``, in order."""
     return (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
 def named_leaves(batch: Batch, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, leaf) for each leaf of ``batch``. A path is the Python code that follows the batch's name.
+    """Yield (path, leaf) for each leaf of ``batch``. A path is the Python code that reads the leaf from the batch.
 
     Examples:
         >>> list(named_leaves({"a": 1, "b": [2, (3,)]}))
@@ -278,7 +279,8 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
     cls = type(container)
     try:
         if isinstance(container, MutableMapping):
-            # A copy keeps values that are no arguments of the constructor: a defaultdict's factory, an encoding's attributes.
+            # Copied, because values besides the items may not be arguments of the constructor: a defaultdict's factory,
+            # attributes.
             clone = _shallow_copy(container)
             for key, value in values.items():  # not update(), which ModelOutput of Transformers does not allow
                 clone[key] = value
@@ -289,7 +291,7 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
 
 
 def _rebuild_record(record: Any, values: Mapping[str, Any]) -> Any:
-    # Not copy.copy: for a dataclass with slots it reads every field, and reading a field without a value raises.
+    # copy.copy would read every field of a dataclass with slots, and reading a field without a value raises an error.
     clone = object.__new__(type(record))
     fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record) if hasattr(record, f.name)}
     for name, value in {**getattr(record, "__dict__", {}), **fields, **values}.items():
@@ -310,6 +312,6 @@ def _shallow_copy(container: MutableMapping[Any, Any]) -> Any:
 
 def _cannot_rebuild(cls: type) -> ArgumentTypeError:
     return ArgumentTypeError(
-        f"A container of tensors must be one that can be rebuilt with other values in it, got {cls.__qualname__}. "
-        "Return a tuple, list, dict, named tuple or dataclass from collate_fn, or give the type a to(device) method."
+        f"A container of tensors must be of a type that can be rebuilt with other values, got {cls.__qualname__}. Return a "
+        "tuple, list, dict, named tuple or dataclass from collate_fn, or add a method to(device) to the type."
     )

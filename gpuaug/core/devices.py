@@ -8,11 +8,11 @@ from torch import cuda
 from gpuaug.core.errors import ArgumentError, DeviceError, shown
 
 TRITON_FAILURES: dict[torch.device, str] = {}
-"""Message of the warning or error, for each GPU on which Triton cannot run the kernels of ``gpuaug.fuse``."""
+"""GPU on which Triton cannot run the kernels of ``gpuaug.fuse`` → message of the warning or error about it."""
 
 
 def plain_torch_reason(device: torch.device) -> str | None:
-    """Return the reason why ``gpuaug.fuse`` runs in plain torch on a GPU, and the solution; ``None`` if Triton did not fail."""
+    """Return the reason why ``gpuaug.fuse`` runs in plain torch on a GPU, with advice; ``None`` if Triton works."""
     return TRITON_FAILURES.get(with_index(device)) if TRITON_FAILURES else None
 
 
@@ -44,15 +44,15 @@ def requested(device: torch.device | str | int | None) -> torch.device:
     try:
         result = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if isinstance(device, bool) or (result.index or 0) < 0:
-            raise TypeError  # torch reads True as 1, and stores an index in 8 bits
+            raise TypeError  # torch would read True as 1, and wrap indices to 8 bits
     except (RuntimeError, TypeError, ValueError) as error:
         raise ArgumentError(f"device must be a torch device, got {shown(device)}. Write 'cuda', 'cuda:1' or 'cpu'.") from error
     if result.type == "cuda":
         count = cuda.device_count() if cuda.is_available() else 0
         if (result.index or 0) >= count:
             result = torch.device("cuda", result.index or 0)
-            present = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
-            raise DeviceError(f"device must be one that this machine has, got {result}. It has {present}; 'cpu' always works.")
+            names = ", ".join(f"cuda:{i}" for i in range(count)) or "no CUDA device"
+            raise DeviceError(f"device must be one that this machine has, got {result}. It has {names}; 'cpu' always works.")
         return result
     module: Any = getattr(torch, result.type, None)
     if result.type != "cpu" and not (hasattr(module, "is_available") and module.is_available()):
@@ -61,5 +61,5 @@ def requested(device: torch.device | str | int | None) -> torch.device:
 
 
 def current_device() -> int:
-    """Index of the calling thread's current GPU. CUDA must have been initialised."""
+    """Return the index of the calling thread's current GPU. CUDA must have been initialised."""
     return int(torch._C._cuda_getDevice())

@@ -1,4 +1,4 @@
-"""Encoded images and clips: the files of a batch, or packets of its videos, in one flat buffer, with their header fields."""
+"""Batches of undecoded images or clips: image files, or packets of videos, in one flat buffer, with their header fields."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,25 +27,25 @@ class Format(IntEnum):
     PROGRESSIVE_JPEG = 5
     """Progressive JPEG (SOF2) of 8 bits, Huffman-coded, grey or YCbCr."""
     DEEP = 6
-    """PNG or TIFF of 16 bits, or TIFF of more bands than colours and alpha. Decoded with the stored channels only."""
+    """PNG or TIFF of 16 bits, or TIFF with more bands than colours and alpha. Decoded with ``channels=None`` only."""
 
 
 SAMPLE_TYPES = ("uint8", "uint16", "int16")
-"""dtypes of pixels. ``HEADER`` stores an index of this tuple."""
+"""dtypes of pixels. ``HEADER`` stores an index into this tuple."""
 
 
 HEADER = np.dtype(
     [
-        ("start", np.int64),  # first byte in the buffer
-        ("length", np.int64),  # bytes
-        ("height", np.int32),  # as stored, before the orientation is applied
-        ("width", np.int32),
+        ("start", np.int64),  # offset of the file in the buffer, in bytes
+        ("length", np.int64),  # length of the file in bytes
+        ("height", np.int32),  # height in the file, in pixels, before rotation by the orientation
+        ("width", np.int32),  # width in the file
         ("channels", np.uint8),  # components of a JPEG, bands of another image (a palette is one)
-        ("stored", np.uint8),  # channels of the image that is decoded as stored: palettes and CMYK become RGB
-        ("format", np.uint8),  # a Format
-        ("sampling", np.uint8),  # JPEG: 4·h + v of the luma if all chroma is 1x1 (5: 4:4:4 or grey); otherwise 0
+        ("stored_channels", np.uint8),  # channels if decoded with channels=None, where palettes and CMYK become RGB
+        ("format", np.uint8),  # value of the Format
+        ("sampling", np.uint8),  # JPEG: 4·h + v for luma factors h x v (5: 4:4:4 or grey); 0 if a chroma factor is not 1x1
         ("orientation", np.uint8),  # EXIF orientation, 1 to 8
-        ("type", np.uint8),  # dtype of the pixels, an index of SAMPLE_TYPES
+        ("type", np.uint8),  # dtype of the pixels, as an index into SAMPLE_TYPES
     ]
 )
 """Structured NumPy dtype: the header fields of one image."""
@@ -57,7 +57,7 @@ class Headers:
     Args:
         table: (B,) records of ``HEADER``.
         names: Path of each image, or an empty string.
-        problems: Index of each image that cannot be decoded → the reason.
+        problems: Index of each image that cannot be decoded → reason.
     """
 
     __slots__ = ("names", "problems", "table")
@@ -112,7 +112,7 @@ class Encoded:
         return data[int(header["start"]) : int(header["start"] + header["length"])]
 
     def pin_memory(self) -> "Encoded":
-        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls it.
+        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls this method.
 
         Returns:
             The copy.
@@ -122,28 +122,32 @@ class Encoded:
 
 CLIP = np.dtype(
     [
-        ("start", np.int64),  # first byte in the buffer: parameter sets, and the packets behind them
-        ("length", np.int64),  # bytes
-        ("extradata", np.int32),  # bytes of the parameter sets
-        ("packets", np.int64),  # first row in the table of packets
-        ("packet_count", np.int32),
+        ("start", np.int64),  # offset of the clip in the buffer, in bytes: parameter sets of the codec, then packets
+        ("length", np.int64),  # length of the clip in bytes
+        ("extradata", np.int32),  # number of bytes of the parameter sets
+        ("packets", np.int64),  # index of the first packet in ClipHeaders.packets
+        ("packet_count", np.int32),  # number of packets
         ("codec", "S16"),  # FFmpeg's name of the codec, such as h264
         ("library", "S24"),  # FFmpeg's name of the decoder, such as libdav1d
         ("pixels", "S16"),  # FFmpeg's name of the pixel format, such as yuv420p
-        ("height", np.int32),  # of a frame as stored, before it is turned
-        ("width", np.int32),
-        ("matrix", np.uint8),  # H.273 number of the matrix of colours; 2 if the file has none
-        ("full_range", np.bool_),  # whether black is 0 and not 16
+        ("height", np.int32),  # height of a frame in the file, in pixels, before rotation by the orientation
+        ("width", np.int32),  # width of a frame in the file
+        ("matrix", np.uint8),  # number of the colour matrix in H.273; 2 if the file has none
+        ("full_range", np.bool_),  # whether black is 0, not 16
         ("interlaced", np.bool_),
-        ("orientation", np.uint8),  # EXIF's number of the rotation that displays a frame: 1, 3, 6 or 8
-        ("reorder", np.int16),  # frames by which decoding runs ahead of display
-        ("instant", np.bool_),  # of H.264, whether no frame refers to frames before the first packet
+        ("orientation", np.uint8),  # EXIF orientation of the frames: 1, 3, 6 or 8
+        ("reorder", np.int16),  # number of frames by which decoding runs ahead of display
+        ("instant", np.bool_),  # H.264: whether no frame is predicted from frames before the first packet; others: true
     ]
 )
-"""Record of a structured NumPy array: the header fields of one clip."""
+"""Structured NumPy dtype: the header fields of one clip."""
 
 PACKET = np.dtype([("start", np.int64), ("size", np.int32), ("pts", np.int64), ("key", np.bool_)])
-"""Record of a structured NumPy array: one packet, which holds one frame. ``start`` counts bytes in the buffer."""
+"""Structured NumPy dtype: one packet, which holds one frame.
+
+``start``: offset in the buffer, and ``size``: length, in bytes. ``pts``: presentation time stamp. ``key``: whether it is a key
+frame.
+"""
 
 
 class ClipHeaders(Headers):
@@ -151,10 +155,10 @@ class ClipHeaders(Headers):
 
     Args:
         table: (B,) records of ``CLIP``.
-        names: The path of each video, or an empty string.
-        problems: Why a clip cannot be decoded, by its index.
-        packets: (P,) records of ``PACKET`` in the order of decoding.
-        pts: (B, T) presentation time stamp of each frame of a clip, in the video's units.
+        names: Path of each video, or an empty string.
+        problems: Index of each clip that cannot be decoded → reason.
+        packets: (P,) records of ``PACKET``, clip by clip, in decoding order.
+        pts: (B, T) presentation time stamps of the frames of the clips, in units of the video.
     """
 
     __slots__ = ("packets", "pts")
@@ -175,14 +179,14 @@ class ClipHeaders(Headers):
 
 
 class EncodedClips(Encoded):
-    """A batch of clips that are not decoded yet, one behind the other.
+    """A batch of undecoded clips: the packets of their videos, concatenated.
 
-    Made by ``gpuaug.collate_encoded`` of ``gpuaug.read_clip``; ``gpuaug.DecodeStage`` turns it into frames. Its length is the
-    number of clips.
+    ``gpuaug.collate_encoded`` returns it for clips of ``gpuaug.read_clip``; ``gpuaug.DecodeStage`` decodes it to frames.
+    ``len()`` is the number of clips.
 
     Shape:
         - data: (bytes,) uint8, on the host
-        - headers: of each clip where its packets lie in ``data``, and the codec, size and colours of its frames
+        - headers: offset of each packet in ``data``, and the codec, size and colours of each clip's frames
     """
 
     headers: ClipHeaders
@@ -192,9 +196,9 @@ class EncodedClips(Encoded):
         return f"EncodedClips({len(self)} clips of {self.headers.pts.shape[1]} frames, {size} bytes)"
 
     def pin_memory(self) -> "EncodedClips":
-        """The batch in page-locked memory. Called by ``DataLoader(pin_memory=True)``.
+        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls this method.
 
         Returns:
-            A copy of the batch in page-locked memory.
+            The copy.
         """
         return EncodedClips(self.data.pin_memory(), self.headers)

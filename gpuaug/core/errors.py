@@ -27,25 +27,28 @@ class GpuAugError(Exception):
 
 
 class ArgumentError(GpuAugError, ValueError):
-    """An argument has a value that cannot work."""
+    """An argument has an invalid value."""
 
 
 class ArgumentTypeError(GpuAugError, TypeError):
-    """An argument is of a type that cannot work."""
+    """An argument has an invalid type."""
 
 
 def add_note(error: BaseException, note: str, *, replaces: str | None = None) -> None:
-    """Add a note to an error of any class. Notes that begin with ``replaces``, by default with ``note``, are removed.
+    """Add a note to an error of any class. Does nothing if the class does not allow it, as for a frozen dataclass.
 
-    One error object may be raised many times, and its class may not allow attributes, for instance a frozen dataclass.
+    Args:
+        error: Error. The same object may be raised several times.
+        note: Text of the note.
+        replaces: Beginning of older notes to remove. Default: ``note``, so that it is not added twice.
     """
     with contextlib.suppress(Exception):  # a note that cannot be added must not hide the error
         notes = vars(error).setdefault("__notes__", [])
-        notes[:] = [*(other for other in notes if not other.startswith(replaces or note)), note]
+        notes[:] = [*(old_note for old_note in notes if not old_note.startswith(replaces or note)), note]
 
 
 def shown(value: object) -> str:
-    """Text of a value for an error message, on one line. Tensors and arrays are shown by their shape."""
+    """Return a value as text on one line, for an error message: the shape of a tensor or array, else ``repr``, shortened."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
@@ -53,7 +56,14 @@ def shown(value: object) -> str:
 
 
 def whole_number(name: str, value: object, way_out: str, *, least: int | None = 0, most: int | None = None) -> int:
-    """Return ``value``, an int, a NumPy scalar or a tensor of one value, as an int in [``least``, ``most``].
+    """Return an argument (an int, a NumPy scalar or a tensor of one value) as an int.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        way_out: Advice, the last sentence of the error message.
+        least: Minimum, or ``None``.
+        most: Maximum, or ``None``.
 
     Raises:
         ArgumentTypeError: If ``value`` is not a whole number.
@@ -61,7 +71,7 @@ def whole_number(name: str, value: object, way_out: str, *, least: int | None = 
     """
     try:
         if isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool:
-            raise TypeError  # True would be 1
+            raise TypeError  # operator.index would convert True to 1
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
         raise ArgumentTypeError(f"{name} must be a whole number, got {shown(value)}. {way_out}") from error
@@ -73,7 +83,12 @@ def whole_number(name: str, value: object, way_out: str, *, least: int | None = 
 
 
 def flag(name: str, value: object, way_out: str) -> bool:
-    """Return ``value`` as a bool.
+    """Return an argument as a bool.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        way_out: Advice, the last sentence of the error message.
 
     Raises:
         ArgumentTypeError: If ``value`` is neither ``True`` nor ``False``.
@@ -84,14 +99,20 @@ def flag(name: str, value: object, way_out: str) -> bool:
 
 
 def one_of(name: str, value: object, choices: Sequence[T], way_out: str) -> T:
-    """Return the element of ``choices`` that equals ``value``.
+    """Return the element of ``choices`` that equals an argument.
+
+    Args:
+        name: Name of the argument.
+        value: Value of the argument.
+        choices: Allowed values.
+        way_out: Advice, the last sentence of the error message.
 
     Raises:
         ArgumentError: If no choice equals ``value``.
     """
     plain: Any = value.item() if isinstance(value, np.generic) else value
     for choice in choices:
-        # The type is compared first: 1.0 and True equal 1, and comparing an array gives an array.
+        # The types are compared, too, because 1.0 and True equal 1, and comparing an array returns an array.
         if isinstance(plain, type(choice)) and not isinstance(plain, bool) and plain == choice:
             return choice
     *first, last = (repr(choice) for choice in choices)
@@ -99,7 +120,7 @@ def one_of(name: str, value: object, choices: Sequence[T], way_out: str) -> T:
 
 
 class SelectionError(GpuAugError, LookupError):
-    """``on`` or ``into`` of a stage does not fit the batch."""
+    """The argument ``on`` or ``into`` of a stage selects no member of the batch, or a member that the stage cannot use."""
 
 
 class DeviceError(GpuAugError, RuntimeError):
@@ -111,8 +132,8 @@ class DecodeError(GpuAugError, ValueError):
 
 
 class IteratorEndedError(GpuAugError, RuntimeError):
-    """An iterator was asked for a batch after its loader was closed or its workers were taken over by a newer one."""
+    """``next`` of an iterator was called after its loader was closed, or after a newer iterator took over its workers."""
 
 
 class GpuAugWarning(UserWarning):
-    """A setup that works, but is slower than the user will expect, or behaves differently."""
+    """A setup works, but is slower than the user will expect, or behaves differently."""

@@ -1,4 +1,8 @@
-"""Figure class of ``show`` and of timelines. This module imports matplotlib: import it within ``plotting.drawing``."""
+"""Figure class of ``show`` and of timelines.
+
+This module imports matplotlib, which may not be installed. Import the module within ``plotting.drawing``, which raises the
+error for it.
+"""
 
 from io import BytesIO
 
@@ -6,7 +10,7 @@ from matplotlib import figure, style
 
 
 class Figure(figure.Figure):
-    """Figure that a notebook displays without ``%matplotlib``, which works only for figures of pyplot."""
+    """Figure that a notebook displays. A notebook displays other figures only if they were created by pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = BytesIO()

@@ -1,10 +1,10 @@
 """Global random generators of Python, NumPy and devices, seeded for the duration of a stage and then restored.
 
-The seed, called *key*, is an integer that depends on seed, epoch, rank, batch, stage and call.
+The seed for one stage and one batch is called *key*: an integer that depends on seed, epoch, rank, batch and stage.
 
-The generators of Python and NumPy are Mersenne Twisters. Saving, seeding and restoring them with the functions of their
-libraries takes 200 µs, longer than many stages. So NumPy's generator is replaced by a private one, and the state of Python's
-generator is read and written in its memory.
+The generators of Python and NumPy are Mersenne Twisters. To save, seed and restore them with functions of Python and NumPy
+would take 200 µs, longer than many stages. So NumPy's generator is replaced by a private generator, and the state of Python's
+generator is read and written in memory.
 """
 
 import _random
@@ -26,7 +26,7 @@ class KeyedWords:
     Word ``i`` is the upper half of ``weight[i] * (2 * key + 1)`` modulo 2⁶⁴.
 
     Args:
-        number: Seed of the weights. With the same key, generators with different weights draw different numbers.
+        number: Seed of the weights. With the same key, generators with different weights draw different random numbers.
     """
 
     def __init__(self, number: int) -> None:
@@ -34,14 +34,14 @@ class KeyedWords:
         self._products = np.empty(TWISTER, "<u8")
         self._words = self._products.view("<u4")[1::2]
 
-    def of(self, key: int) -> NDArray[np.uint32]:
-        """(624,) words of the state for a key. The next call overwrites them."""
+    def words_of(self, key: int) -> NDArray[np.uint32]:
+        """Return the (624,) words of the state for a key. The next call overwrites the array."""
         np.multiply(self._weights, 2 * key + 1, out=self._products)
         return self._words
 
 
 class PythonGenerator:
-    """Python's global generator, used by ``random``."""
+    """Python's global generator, from which the module ``random`` draws."""
 
     def __init__(self) -> None:
         self._saved: Any = None
@@ -50,65 +50,66 @@ class PythonGenerator:
     def save_and_seed(self, key: int) -> None:
         """Save the state of the generator and seed it with ``key``."""
         if _python_state is None:
-            self._saved = _python.getstate()
-            _python.seed(key)
+            self._saved = _python_generator.getstate()
+            _python_generator.seed(key)
             return
         self._saved_words[:] = _python_state
-        self._saved = (_python.gauss_next,)
-        _python.gauss_next = None
-        _python_state[1:] = _python_words.of(key)
-        _python_state[0] = TWISTER  # index of the next word: all words count as drawn
+        self._saved = (_python_generator.gauss_next,)
+        _python_generator.gauss_next = None
+        _python_state[1:] = _python_words.words_of(key)
+        _python_state[0] = TWISTER  # index of the next word: at the end, so that the generator first mixes the words
 
     def restore(self) -> None:
         """Restore the saved state. A second call does nothing."""
         if self._saved is None:
             return
         if _python_state is None:
-            _python.setstate(self._saved)
+            _python_generator.setstate(self._saved)
         else:
             _python_state[:] = self._saved_words
-            (_python.gauss_next,) = self._saved
+            (_python_generator.gauss_next,) = self._saved
         self._saved = None
 
 
 class NumpyGenerator:
-    """NumPy's global generator, used by ``numpy.random``."""
+    """NumPy's global generator, from which the functions of ``numpy.random`` draw."""
 
     def __init__(self) -> None:
         self._saved: Any = None
         self._private = np.random.MT19937(0)
         address = self._private.ctypes.state_address  # address of the words, followed by the index of the next word
         self._state = _memory(address, TWISTER + 1)
-        # In place of a bit generator: get_state and set_state then exchange only the normal number that NumPy has cached.
-        self._gauss: Any = SimpleNamespace(state={})
+        # Replaces the bit generator while get_state and set_state are called, which then read and write only the normally
+        # distributed number that NumPy has cached.
+        self._cached_normal: Any = SimpleNamespace(state={})
 
     def save_and_seed(self, key: int) -> None:
         """Save the state of the generator and seed it with ``key``."""
-        self._state[:TWISTER] = _numpy_words.of(key)
+        self._state[:TWISTER] = _numpy_words.words_of(key)
         self._state[TWISTER] = TWISTER
-        self._gauss.state = {"bit_generator": "", "state": None}
-        self._saved = _module.get_bit_generator()
-        _numpy._bit_generator = self._gauss
-        _numpy.get_state(legacy=False)
-        _module.set_bit_generator(self._private)
+        self._cached_normal.state = {"bit_generator": "", "state": None}
+        self._saved = _numpy_random.get_bit_generator()
+        _numpy_generator._bit_generator = self._cached_normal
+        _numpy_generator.get_state(legacy=False)
+        _numpy_random.set_bit_generator(self._private)
 
     def restore(self) -> None:
         """Restore the saved state. A second call does nothing."""
         if self._saved is None:
             return
-        if "gauss" in self._gauss.state:
-            _module.set_bit_generator(self._saved)
-            _numpy._bit_generator = self._gauss
-            _numpy.set_state(self._gauss.state)
-        _numpy._bit_generator = self._saved
+        if "gauss" in self._cached_normal.state:
+            _numpy_random.set_bit_generator(self._saved)
+            _numpy_generator._bit_generator = self._cached_normal
+            _numpy_generator.set_state(self._cached_normal.state)
+        _numpy_generator._bit_generator = self._saved
         self._saved = None
 
 
 class _CudaGenerator:
     """Global generator of a CUDA device, with a private state for the duration of a stage.
 
-    The state object is replaced, not its values. So a CUDA graph that is captured within the stage registers the private state:
-    its replays draw from the private state, and a failed capture does not change the state that the user draws from.
+    The state object is replaced, not the values in it. So a CUDA graph that is captured within the stage uses the private
+    state: replays draw from the private state, and a failed capture does not change the state from which the user draws.
     """
 
     def __init__(self, index: int) -> None:
@@ -122,30 +123,30 @@ class _CudaGenerator:
         self._generator.graphsafe_set_state(self._private)
 
     def restore(self) -> None:
-        if self._saved is not None:  # None: save_and_seed was not called
+        if self._saved is not None:
             self._generator.graphsafe_set_state(self._saved)
             self._saved = None
 
 
 class _ModuleGenerator:
-    """Global generator of any other accelerator, saved and restored by value."""
+    """Global generator of an accelerator other than CUDA. Its state is copied to save it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._module: Any = torch.get_device_module(device)
+        self._device_module: Any = torch.get_device_module(device)
         self._saved: Any = None
 
     def save_and_seed(self, key: int) -> None:
-        self._saved = self._module.get_rng_state()
-        self._module.manual_seed(key)
+        self._saved = self._device_module.get_rng_state()
+        self._device_module.manual_seed(key)
 
     def restore(self) -> None:
         if self._saved is not None:
-            self._module.set_rng_state(self._saved)
+            self._device_module.set_rng_state(self._saved)
             self._saved = None
 
 
 def device_generator(device: torch.device) -> Any:
-    """Global generator of an accelerator, with ``save_and_seed`` and ``restore``. ``None`` for the CPU."""
+    """Return the global generator of an accelerator, with methods ``save_and_seed`` and ``restore``; ``None`` for the CPU."""
     if device.type == "cpu":
         return None
     if device.type == "cuda":
@@ -155,7 +156,7 @@ def device_generator(device: torch.device) -> Any:
 
 
 def _state_in_memory(generator: Any) -> NDArray[np.uint32] | None:
-    """(625,) view of the state in the object's memory: index of the next word, then the words. ``None`` if it is not there."""
+    """Return a (625,) view of a generator's state in memory: index of the next word, then the words; ``None`` if not found."""
     *words, next_index = generator.getstate()[1]
     memory = _memory(id(generator), _random.Random.__basicsize__ // 4)
     parts = (memory[offset : offset + 1 + TWISTER] for offset in range(len(memory) - TWISTER))
@@ -163,13 +164,13 @@ def _state_in_memory(generator: Any) -> NDArray[np.uint32] | None:
 
 
 def _memory(address: int, words: int) -> NDArray[np.uint32]:
-    """(words,) view of the memory at an address."""
+    """Return a (words,) view of the memory at an address."""
     buffer: Any = (ctypes.c_uint32 * words).from_address(address)
     return np.frombuffer(buffer, np.uint32)
 
 
-_python: Any = vars(random)["_inst"]  # the functions of the module are methods of this object
-_python_state = _state_in_memory(_python)
-_module: Any = np.random  # Any: its annotations lack get_bit_generator and set_bit_generator
-_numpy: Any = np.random.mtrand._rand  # the functions of numpy.random are methods of this object
+_python_generator: Any = vars(random)["_inst"]  # the functions of the module are methods of this object
+_python_state = _state_in_memory(_python_generator)
+_numpy_random: Any = np.random  # Any: its annotations lack get_bit_generator and set_bit_generator
+_numpy_generator: Any = np.random.mtrand._rand  # the functions of numpy.random are methods of this object
 _numpy_words, _python_words = KeyedWords(1), KeyedWords(2)

@@ -10,7 +10,10 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def allowed_cores() -> int:
-    """Number of cores that this process may use, at least 1: its affinity, limited by the container's quota, rounded down."""
+    """Return the number of cores that this process may use, at least 1.
+
+    It is the number of cores in the process's affinity, or the CPU quota of its container, rounded down, if that is smaller.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups("cpu"):
         quota, period = _quota(folder)
@@ -20,41 +23,42 @@ def allowed_cores() -> int:
 
 
 def allowed_memory_bytes() -> int:
-    """Bytes of memory that this process may use: the machine's memory, or the container's limit if that is smaller."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes of memory that this process may use: the machine's memory, or the container's limit if it is smaller."""
+    allowed_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for folder in _cgroups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = _number(folder / name)
-            most = min(most, limit) if limit > 0 else most  # version 1 writes nearly 2**63 for "no limit"
-    return most
+            # Without a limit, version 1 has a number near 2**63, and version 2 has text, which is read as 0.
+            allowed_bytes = min(allowed_bytes, limit) if limit > 0 else allowed_bytes
+    return allowed_bytes
 
 
 def memory_share_bytes() -> int:
-    """Bytes of memory per process if the processes that torchrun started on this machine share the memory evenly."""
+    """Return the bytes of memory per process, if all processes that torchrun started on this machine share it evenly."""
     return allowed_memory_bytes() // local_ranks()
 
 
 def local_ranks() -> int:
-    """Number of processes that torchrun has started on this machine, at least 1."""
+    """Return the number of processes that torchrun has started on this machine, at least 1."""
     count = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(int(count), 1) if count.isdecimal() else 1
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """Folders with limits of a controller: that of the control group of this process, and of all groups above it."""
+    """Yield the folders with limits of a controller: of the control group of this process, and of all groups above it."""
     lines = (line.split(":", 2) for line in _text(Path("/proc/self/cgroup")).splitlines())
     for _, controllers, path in (parts for parts in lines if len(parts) == 3):
         names = controllers.split(",")
         if controllers and controller not in names:
             continue
         root = CGROUP_ROOT if not controllers else CGROUP_ROOT / controller
-        # In a container the path may be a path of the host, which is not mounted; then the root is the container's group.
+        # In a container the path may be a path of the host that is not mounted. Then the root has the limits of the container.
         folder = root / path.lstrip("/")
         yield from (folder, *folder.parents)[: len(folder.relative_to(root).parts) + 1]
 
 
 def _quota(folder: Path) -> tuple[int, int]:
-    """(quota, period) of CPU time in microseconds; 0 or less: no limit."""
+    """Return (quota, period) of CPU time in microseconds. A quota of 0 or less means no limit."""
     with suppress(ValueError):
         quota, period = map(int, _text(folder / "cpu.max").split())
         return quota, period
@@ -62,12 +66,13 @@ def _quota(folder: Path) -> tuple[int, int]:
 
 
 def _number(path: Path) -> int:
-    """Number in a file; 0 if the file is missing or holds no number."""
+    """Return the number in a file; 0 if the file is missing or has no number."""
     text = _text(path).strip()
     return int(text) if text.lstrip("-").isdecimal() else 0
 
 
 def _text(path: Path) -> str:
+    """Return the content of a file; an empty string if it cannot be read."""
     with suppress(OSError):
         return path.read_text(encoding="ascii")
     return ""

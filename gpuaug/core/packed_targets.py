@@ -1,4 +1,8 @@
-"""Target dicts as one tensor per key: the form in which they travel from a worker to the device, and through fused stages."""
+"""Target dicts, packed into one tensor per key for the transfer from a worker to the device, and for fused stages.
+
+A *target dict* has the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *column* is the values of one key in
+a list of target dicts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,53 +29,55 @@ from gpuaug.core.columns import (
 from gpuaug.core.errors import ArgumentTypeError
 
 MIN_PACKED_TENSORS = 8
-"""Smallest number of tensors in a list of dicts that is packed. A short list may hold one dict per view, not per sample."""
+"""Minimum number of tensors in a list of dicts that is packed. A short list may hold one dict per view, not per sample."""
 
 MAX_PACKED_BYTES = 32 * 1024
-"""Largest size of a packed tensor other than a mask. Packed tensors are not aligned, which makes reading them slower."""
+"""Maximum size in bytes of a packed tensor other than a mask. Packed tensors are not aligned, so they are read more slowly."""
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
-"""Function that returns a contiguous tensor of a shape and dtype, or ``None`` to let torch allocate it."""
+"""Function of (shape, dtype) that returns an uninitialised contiguous tensor, or ``None`` to let torch allocate it."""
 
 
 class PackedColumn(NamedTuple):
-    """A column whose tensors are concatenated in one tensor."""
+    """Description of a column whose tensors are concatenated."""
 
     name: Any
+    """Key of the column in the dicts."""
     samples: Sequence[int]
     """Index of the dict of each tensor."""
     lengths: list[int]
-    """Number of rows of each tensor; of elements if ``shapes`` is not ``None``."""
+    """Number of rows of each tensor. If ``shapes`` is not ``None``, number of elements of each tensor."""
     shapes: list[torch.Size] | None
-    """Shape of each tensor if the shapes differ behind the first axis; else ``None``."""
+    """Shape of each tensor if shapes differ in more than the first axis; else ``None``."""
     tensor_type: type[Tensor]
+    """Class of the tensors."""
     attributes: list[dict[str, Any]]
-    """Attributes of each tensor, such as the format of torchvision's boxes. One dict if they are the same for all tensors."""
+    """Attributes of each tensor, such as the format of torchvision's boxes; a list of one dict if all are equal."""
 
     def tensors(self, flat: Tensor) -> Sequence[Tensor]:
-        """Split ``flat`` into the tensors of the column, with their shapes, class and attributes. They share its memory."""
+        """Split the concatenation ``flat`` into the tensors of the column. The tensors share the memory of ``flat``."""
         parts = split(flat, self.lengths)
         if self.shapes is not None:
             parts = [part.view(shape).data for part, shape in zip(parts, self.shapes, strict=True)]
         if self.tensor_type is Tensor:
             return parts
         typed_parts = [part.as_subclass(self.tensor_type) for part in parts]
-        of_parts = self.attributes * len(parts) if len(self.attributes) == 1 else self.attributes
-        for part, attributes in zip(typed_parts, of_parts, strict=True):
+        attributes_per_part = self.attributes * len(parts) if len(self.attributes) == 1 else self.attributes
+        for part, attributes in zip(typed_parts, attributes_per_part, strict=True):
             vars(part).update(attributes)
         return typed_parts
 
     def plain(self) -> Self:
-        """Return the column with plain tensors."""
+        """Return the column with ``torch.Tensor`` as the class of its tensors, without attributes."""
         return self._replace(tensor_type=Tensor, attributes=[{}])
 
 
 class FlatColumn(TensorColumn):
-    """A packed column with its data, which is split into tensors only if a caller reads them.
+    """A packed column with its data, which is split into tensors only when a caller reads ``tensors``.
 
     Args:
-        packed: A column whose tensors differ in the first axis only.
-        flat: The concatenation of its tensors.
+        packed: Description of a column whose tensors differ in the first axis only.
+        flat: Concatenation of the tensors.
     """
 
     def __init__(self, packed: PackedColumn, flat: Tensor) -> None:
@@ -81,7 +87,7 @@ class FlatColumn(TensorColumn):
         entry = flat.shape[1:]
         self.entry = entry
         self.rows_per_entry = entry[:-1].numel()
-        """Number of vectors along the last axis per object, such as its keypoints."""
+        """Number of vectors along the last axis per row of a tensor, such as the keypoints of an object."""
         self.dtypes = {flat.dtype}
         self.devices = {flat.device}
         self.types = {packed.tensor_type}
@@ -102,9 +108,9 @@ class TargetsLayout:
     """Structure of packed target dicts, on the host.
 
     Args:
-        container_type: Type of the container of the dicts.
-        records: The dicts, with ``None`` for each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
-        packed: Columns of the packed tensors.
+        container_type: Type of the container of the dicts, list or tuple.
+        records: Dicts, with ``None`` in place of each value that is in ``PackedTargets.flat`` or ``PackedTargets.others``.
+        packed: Packed columns, in the order of ``PackedTargets.flat``.
         others: (index of the dict, key) of each value in ``PackedTargets.others``.
     """
 
@@ -121,23 +127,25 @@ class TargetsLayout:
 
 
 class PendingRows:
-    """Removal of rows that is queued on the device, and whose number of kept rows the host does not know yet.
+    """Removal of rows that is queued on the device. The host does not know yet how many rows remain.
 
     Args:
-        names: Keys of the columns. In each, the kept rows come first; the rows after them are undefined.
-        kept: (n,) host mask of the rows that are kept, in their order before the removal. The device may not have
-            written it yet.
+        names: Keys of the columns whose rows are removed. In the flat tensor of such a column, the remaining rows come first;
+        the
+            rows after them are undefined.
+        keep_mask: (n,) host tensor, true for each row that remains, in the order before the removal. The device may not have
+            written the mask yet.
     """
 
-    __slots__ = ("kept", "names")
+    __slots__ = ("keep_mask", "names")
 
-    def __init__(self, names: frozenset[Any], kept: Tensor) -> None:
-        self.names, self.kept = names, kept
+    def __init__(self, names: frozenset[Any], keep_mask: Tensor) -> None:
+        self.names, self.keep_mask = names, keep_mask
 
     def counts(self, lengths: Sequence[int]) -> list[int]:
-        """Return the number of rows kept per dict. ``lengths``: number of rows per dict before the removal."""
-        kept_before = np.concatenate(([0], np.cumsum(self.kept.numpy())))
-        counts: list[int] = np.diff(kept_before[np.cumsum([0, *lengths])]).tolist()
+        """Return the number of remaining rows per dict. ``lengths``: number of rows per dict before the removal."""
+        remaining_before = np.concatenate(([0], np.cumsum(self.keep_mask.numpy())))
+        counts: list[int] = np.diff(remaining_before[np.cumsum([0, *lengths])]).tolist()
         return counts
 
 
@@ -149,12 +157,13 @@ class PackedTargets:
     """
 
     flat: tuple[Tensor, ...]
-    """For each packed column, the concatenation of its tensors."""
+    """Concatenation of the tensors of each packed column."""
     others: tuple[Any, ...]
     """Values that are not packed, except numbers and strings."""
     layout: TargetsLayout
+    """Structure of the dicts."""
     pending: PendingRows | None = None
-    """Rows that ``settled`` removes; ``None`` if all rows belong to the dicts."""
+    """Removal of rows that ``settled`` completes; ``None`` if no rows are being removed."""
 
     @property
     def types(self) -> set[type]:
@@ -176,7 +185,12 @@ class PackedTargets:
         return None
 
     def with_columns(self, columns: Mapping[Any, tuple[PackedColumn, Tensor]], pending: PendingRows | None = None) -> Self:
-        """Return packed targets in which ``columns`` replace the columns of the same keys, or are added."""
+        """Return packed targets with columns replaced or added.
+
+        Args:
+            columns: Key → (description, concatenation) of each new column.
+            pending: Removal of rows in the new targets.
+        """
         old = {column.name: (column, flat) for column, flat in zip(self.layout.packed, self.flat, strict=True)}
         new = list({**old, **columns}.values())
         layout = self.layout
@@ -184,7 +198,7 @@ class PackedTargets:
         return replace(self, flat=tuple(flat for _, flat in new), layout=new_layout, pending=pending)
 
     def settled(self) -> Self:
-        """Return packed targets without pending rows.
+        """Return packed targets without the rows that ``pending`` removes.
 
         The device must have completed the work that was queued when ``pending`` was set.
         """
@@ -198,10 +212,10 @@ class PackedTargets:
         return self.with_columns(columns)
 
     def unpacked(self) -> Any:
-        """Return new dicts whose tensors share the memory of the packed tensors. Needs ``settled`` targets.
+        """Return new dicts whose tensors share the memory of the packed tensors. ``pending`` must be ``None``.
 
         Cost:
-            Half a microsecond of host time per tensor, two per tensor of torchvision's classes. No launch.
+            Half a microsecond of host time per tensor, or two microseconds for torchvision's classes. No launch.
         """
         assert self.pending is None, "the number of rows is not known yet"
         records = [record.copy() for record in self.layout.records]
@@ -214,8 +228,13 @@ class PackedTargets:
         return records if self.layout.container_type is list else self.layout.container_type(records)
 
 
-class _Plan:
-    """Columns of a list of dicts that can be packed. It replaces the list as a leaf of the batch."""
+class _PackPlan:
+    """Columns of a list of dicts that can be packed. It is a leaf of the batch, in place of the list, until the list is packed.
+
+    Args:
+        dicts: List or tuple of dicts.
+        masks: Whether masks are packed whatever their size.
+    """
 
     def __init__(self, dicts: Sequence[dict[Any, Any]], *, masks: bool) -> None:
         self._container_type = type(dicts)
@@ -241,13 +260,13 @@ class _Plan:
         return sum(len(values) for _, values in self._columns)
 
     def ids(self) -> list[int]:
-        """``id`` of each tensor, except empty tensors, which a dataset may share among samples."""
+        """Return the ``id`` of each tensor that is not empty. A dataset may use one empty tensor for several samples."""
         with plainly():
             return [id(tensor) for _, values in self._columns for tensor in values if Tensor.numel(tensor)]
 
     def packed(self, allocate: Allocate) -> PackedTargets:
         """Copy the tensors of each column into one tensor, in memory from ``allocate``."""
-        flat = tuple(_flat(column, values, allocate) for column, values in self._columns)
+        flat = tuple(_concatenate(column, values, allocate) for column, values in self._columns)
         packed_columns = [column for column, _ in self._columns]
         layout = TargetsLayout(self._container_type, self._records, packed_columns, self._positions)
         return PackedTargets(flat, tuple(self.others), layout)
@@ -262,16 +281,16 @@ def pack_targets(batch: Batch, allocate: Allocate, *, masks: bool = True) -> Bat
         masks: Whether masks are packed whatever their size.
 
     Returns:
-        The new batch; ``batch`` itself if nothing is packed, or if one tensor occurs twice, because
-        both occurrences must remain one object.
+        New batch; ``batch`` itself if nothing is packed. If a tensor occurs twice in the batch, nothing is packed, because both
+        occurrences must remain one object.
 
     Cost:
         On the host, one copy of the tensors and 3 µs per dict.
     """
-    plans: list[_Plan] = []
+    plans: list[_PackPlan] = []
 
     def planned(value: Any) -> Any:
-        plan = _Plan(value, masks=masks) if _are_dicts(value) else None
+        plan = _PackPlan(value, masks=masks) if _are_dicts(value) else None
         if plan is None or len(plan) < MIN_PACKED_TENSORS:
             return value
         plans.append(plan)
@@ -288,7 +307,7 @@ def pack_targets(batch: Batch, allocate: Allocate, *, masks: bool = True) -> Bat
     other_leaves = [batches.leaves(planned_batch), *(batches.leaves(plan.others) for plan in plans)]
     if len(unique_ids) < len(tensor_ids) or any(id(leaf) in unique_ids for leaves in other_leaves for leaf in leaves):
         return batch
-    return batches.map_leaves(lambda leaf: leaf.packed(allocate) if type(leaf) is _Plan else leaf, planned_batch)
+    return batches.map_leaves(lambda leaf: leaf.packed(allocate) if type(leaf) is _PackPlan else leaf, planned_batch)
 
 
 def unpack_targets(batch: Batch) -> Batch:
@@ -297,30 +316,30 @@ def unpack_targets(batch: Batch) -> Batch:
 
 
 def settle_targets(batch: Batch) -> Batch:
-    """Replace each ``PackedTargets`` of a batch by its ``settled``."""
+    """Replace each ``PackedTargets`` of a batch by its result of ``settled``."""
     return batches.map_members(PackedTargets.settled, is_packed, batch)
 
 
 def has_pending_targets(batch: Batch) -> bool:
-    """Whether ``settle_targets`` would have to wait for the device."""
-    found = False
+    """Return whether a ``PackedTargets`` of a batch has pending rows. ``settle_targets`` must then wait for the device."""
+    has_pending = False
 
-    def note(targets: PackedTargets) -> PackedTargets:
-        nonlocal found
-        found |= targets.pending is not None
+    def check(targets: PackedTargets) -> PackedTargets:
+        nonlocal has_pending
+        has_pending |= targets.pending is not None
         return targets
 
-    batches.map_members(note, is_packed, batch)
-    return found
+    batches.map_members(check, is_packed, batch)
+    return has_pending
 
 
 def is_packed(value: Any) -> bool:
-    """Whether ``value`` is a ``PackedTargets``."""
+    """Return whether ``value`` is a ``PackedTargets``."""
     return type(value) is PackedTargets
 
 
 def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
-    """Whether the values of a column can be concatenated: dense host tensors of one class and dtype.
+    """Return whether the values of a column can be concatenated: contiguous host tensors of one class and dtype.
 
     Args:
         values: Values of a column.
@@ -335,6 +354,7 @@ def are_packable(values: Sequence[Any], *, any_size: bool) -> bool:
 
 
 def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor]) -> PackedColumn:
+    """Return the description of a column."""
     tensor_shapes = shapes(tensors)
     cls = type(tensors[0])
     attributes = [{}] if cls is Tensor else shared_attributes([vars(tensor) for tensor in tensors])
@@ -344,12 +364,13 @@ def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor])
 
 
 def shared_attributes(attributes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first dict alone if all are equal; else ``attributes``."""
+    """Return a list of the first dict if all dicts are equal; else ``attributes``."""
     first = attributes[0]
-    return [first] if all(of_tensor == first for of_tensor in attributes) else attributes
+    return [first] if all(tensor_attributes == first for tensor_attributes in attributes) else attributes
 
 
-def _flat(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:
+def _concatenate(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:
+    """Concatenate the tensors of a column in memory from ``allocate``."""
     with plainly():
         inner = () if column.shapes is not None else tensors[0].shape[1:]
         out = allocate((sum(column.lengths), *inner), tensors[0].dtype)
@@ -358,11 +379,13 @@ def _flat(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -
 
 
 def _are_dicts(value: Any) -> bool:
+    """Return whether ``value`` is a list or tuple of dicts, which is not empty."""
     return type(value) in (list, tuple) and set(map(type, value)) == {dict}
 
 
 _HOST = torch.device("cpu")
 _HOST_VALUES = frozenset({int, float, bool, str, bytes, type(None)})
+"""Types of values that are not copied to the device."""
 _PACKABLE_MODULES = frozenset(
     {f"torchvision.tv_tensors.{name}" for name in ("_bounding_boxes", "_mask", "_keypoints", "_image")}
 )

@@ -9,6 +9,7 @@ from typing import Any
 from gpuaug.core.errors import ArgumentError
 
 INK, FAINT, BAND = "#24292f", "#dfe3e8", "#f5f7f9"
+"""Colours of text, of lines and of background bands."""
 
 
 @contextmanager
@@ -17,8 +18,8 @@ def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = No
 
     Args:
         what: Name of the drawing, for the error message.
-        otherwise: Advice in the error message besides installing matplotlib.
-        style: Settings of matplotlib on top of its defaults.
+        otherwise: Text that continues the advice to install matplotlib in the error message, such as ``", or pass …"``.
+        style: Settings of matplotlib that differ from its defaults.
 
     Raises:
         ArgumentError: If matplotlib is missing.
@@ -33,7 +34,10 @@ def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = No
 
 
 def shortened(name: str, longest: int) -> str:
-    """``name`` with its middle replaced by "…" if it has more than ``longest`` characters. Similar names differ at the end."""
+    """Return ``name``, with "…" in place of its middle if it has more than ``longest`` characters.
+
+    The end is kept, because similar names often differ there.
+    """
     if len(name) <= longest:
         return name
     return f"{name[: longest // 2]}…{name[len(name) - (longest - longest // 2 - 1) :]}"
@@ -41,19 +45,19 @@ def shortened(name: str, longest: int) -> str:
 
 @lru_cache(4096)
 def text_width_in(text: str, size: float) -> float:
-    """Width of a text in inches, at a font size of ``size`` points."""
+    """Return the width of a text in inches, at a font size of ``size`` points."""
     from matplotlib.textpath import TextPath
 
     if not text.strip():
         return 0.0
     path = TextPath((0, 0), text.replace("$", r"\$"), size=size)
-    # Curves of glyphs lie within their control points. get_extents() solves each curve, which takes ten times longer.
+    # The control points of a glyph's curves enclose it. get_extents() computes the curves, which takes ten times as long.
     x = path.vertices[path.codes != path.CLOSEPOLY, 0]
     return float(x.max() - x.min()) / 72
 
 
 def html_table(rows: Iterable[Sequence[str]]) -> str:
-    """HTML table of rows of text. The first row is the heading."""
+    """Return an HTML table of rows of text. The first row is the heading."""
     heading, *lines = rows
     head = "".join(f"<th>{escape(cell)}</th>" for cell in heading)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
@@ -61,5 +65,5 @@ def html_table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def html_lines(lines: Iterable[str]) -> str:
-    """HTML with one paragraph per line of text."""
+    """Return HTML with one paragraph per line of text."""
     return "".join(f"<p>{escape(line)}</p>" for line in lines)

@@ -16,7 +16,7 @@ MOST_SIDE = 2**24
 """Exclusive limit of a side in pixels. Pixel indices are float32, which is exact up to here."""
 
 MOST_WARPED = 2**20
-"""Inclusive limit of a side in pixels for warps. Coordinates outside are clamped to it, in the kernels too."""
+"""Inclusive limit of a side in pixels for warps. Coordinates beyond this limit are clamped to it, also in the kernels."""
 
 MOST_ELEMENTS = 2**31
 """Exclusive limit of the number of values of an image, or of a ragged batch. Kernels index values in 32 bits."""
@@ -25,7 +25,7 @@ Layout = Literal["hwc", "chw"]
 
 
 class Shapes:
-    """Sizes of a batch's images, on the host, where random numbers that depend on the sizes are drawn.
+    """Sizes of a batch's images, on the host, because random numbers that depend on the sizes are drawn there.
 
     Args:
         sizes: (B, 2) heights and widths.
@@ -48,7 +48,7 @@ class Shapes:
         frames: int = 0,
     ) -> None:
         self.sizes, self.channels, self.layout, self.windows, self.frames = sizes, channels, layout, windows, frames
-        # Computed here, in the worker process, and not on the training thread.
+        # Computed in the constructor, so that they are computed in the worker process, and not on the training thread.
         self.least = int(np.min(sizes)) if sizes.size else 1
         """Shortest side of all images, in pixels."""
         self.held = int((sizes if windows is None else windows[:, 2:]).prod(1).sum()) * channels
@@ -65,34 +65,36 @@ class Shapes:
 
 
 class Windows(NamedTuple):
-    """Part of each image that a stage will read, known before the images are decoded."""
+    """Part of each image that a stage will read, computed before the images are decoded."""
 
     table: NDArray[np.int64]
-    """(B, 4) top, left, height and width."""
+    """(B, 4) top, left, height and width in the images."""
     out: tuple[int, int]
     """Height and width to which the stage resizes the windows."""
-    alone: bool = True
-    """Whether the stage transforms no targets in pixel coordinates, such as boxes, along with the images."""
+    may_downsample: bool = True
+    """Whether images may be downsampled when they are decoded: the stage returns one view, and transforms no targets in pixel
+    coordinates, such as boxes."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ragged:
     """A batch of images of different sizes in one flat buffer.
 
-    ``gpuaug.collate_ragged`` returns it; ``gpuaug.fuse(ragged=True)`` takes it. ``len()`` is the number of images, an index
-    returns one image (C, h, w) as a view, and iterating yields all images. A loader copies ``data`` and ``places`` to the
-    device; ``shapes`` stays on the host.
+    ``gpuaug.collate_ragged`` returns it; a stage of ``gpuaug.fuse(…, ragged=True)`` accepts it. ``len()`` is the number of
+    images, an index returns one image (C, h, w) as a view, and iteration yields all images. A loader copies ``data`` and
+    ``places`` to the device; ``shapes`` stays on the host.
 
-    If ``shapes.frames`` is T, the batch holds B · T frames of B clips. The frames of a clip have
-    one size; clips may differ in size.
+    If ``shapes.frames`` is T, the batch holds B · T frames of B clips. The frames of a clip have one size; clips may differ in
+    size.
 
     In a loader, a ``DecodeStage`` may decode only the window of each image that the next fused stage reads. Only that stage
     gets a batch of windows.
 
     Shape:
         - data: (elements,) uint8, uint16 or int16
-        - places: (B, 3) int64: offset of the image's first element in ``data``, height and width; or (B, 4) if ``data`` holds
-          windows: offset that the first element of the whole image would have, the image's height and width, the window's width
+        - places: (B, 3) int64, per image: offset of its first element in ``data``, height and width. If ``data`` holds windows,
+          (B, 4) int64: offset that the first element of the whole image would have, height and width of the image, and width of
+          the window
         - shapes: heights, widths, channels and layout of the images, on the host
 
     Examples:
@@ -160,13 +162,13 @@ class Ragged:
             ArgumentError, ArgumentTypeError: If ``device`` is not a device, or ``non_blocking`` is not a bool.
             DeviceError: If this machine does not have the device.
         """
-        way_out = "True lets the host go on, from page-locked memory."
+        way_out = "Pass True if the host need not wait for the copy."
         target = device if isinstance(device, torch.device) else resolve(device)  # called per batch: resolve is slower
         arguments = {"device": target, "non_blocking": flag("non_blocking", non_blocking, way_out)}
         return Ragged(self.data.to(**arguments), self.places.to(**arguments), self.shapes)  # type: ignore[call-overload]
 
     def pin_memory(self, *args: Any) -> "Ragged":
-        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls it.
+        """Copy the batch to page-locked memory. ``DataLoader(pin_memory=True)`` calls this method.
 
         Args:
             args: Arguments of ``torch.Tensor.pin_memory``.

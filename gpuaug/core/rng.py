@@ -1,15 +1,15 @@
 """Random numbers that depend on the position (seed, epoch, rank, batch index, stage) and not on earlier draws.
 
 A stage may be any callable, and a callable may draw from the global generators of torch, Python and NumPy. So for the duration
-of a stage these generators are set to a state derived from the position, and restored afterwards. If a pipeline is called twice
-within one stage, the second call continues the sequence of the first, so the two calls differ.
+of a stage, these generators are set to a state that is derived from the position, and restored afterwards. If a pipeline is
+called twice within one stage, the second call continues the sequence of random numbers, so the two calls differ.
 
-A stage that draws its own numbers (``fuse``) takes one seed per call (``next_seed``), and may ask for the seeds of the next
-batches' calls (``following_seeds``).
+A pipeline of ``gpuaug.fuse`` draws from generators of its own. It takes one seed per call (``next_seed``), and can compute
+random numbers of later batches from the seeds of their calls (``following_seeds``).
 
-The global generators belong to the process, not to a thread. So stages of loaders that are iterated in several threads take
-turns, and code in this module that draws from these generators waits for its turn. A user's thread that draws meanwhile is not
-detected.
+The global generators belong to the process, not to a thread. So only one thread at a time can be in a stage
+(``GeneratorLock``), and functions of this module that draw from these generators wait until no thread is in a stage. If another
+thread of the user draws during a stage, this is not detected.
 """
 
 import functools
@@ -31,18 +31,23 @@ from gpuaug.core.generators import TWISTER, KeyedWords, NumpyGenerator, PythonGe
 
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
-A stage that takes longer is either compiling or deadlocked with the waiting thread."""
 
+A stage that takes longer is either compiling or deadlocked with the waiting thread.
+"""
 
-Drawn = TypeVar("Drawn")
+T = TypeVar("T")
 
 
 class GeneratorLock:
-    """Lock of the thread whose stage uses the global generators. Re-entrant: a stage may iterate another loader."""
+    """Lock that a thread holds while its stage uses the global generators.
+
+    Re-entrant, because a stage may iterate another loader.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._of_fork = threading.local()
+        self._fork_state = threading.local()
+        """``is_held``: whether the thread that forks holds the lock because of the fork."""
         self.blocks: list[Generators] = []
         """``Generators`` contexts that the holding thread has entered, outermost first."""
         if hasattr(os, "register_at_fork"):
@@ -59,26 +64,26 @@ class GeneratorLock:
         # acquire(False) takes a third of the time of acquire(timeout=…).
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=STAGE_WAIT_S)):
             raise GpuAugError(
-                "A stage could not take torch's global generators, because another thread's stage has had them for "
-                f"{STAGE_WAIT_S:.0f} s. If that one waits for this thread, call what draws on the stage's own thread. If it "
-                "compiles, run a batch of it before other threads begin."
+                "A stage could not use torch's global generators, because a stage of another thread has used them for "
+                f"{STAGE_WAIT_S:.0f} s. If the other stage waits for this thread, do not draw random numbers in this thread. If "
+                "the other stage compiles, run its first batch before other threads begin."
             )
 
     def __exit__(self, *exc: object) -> None:
         try:
             self._lock.release()
         except RuntimeError:
-            return  # in a child process that was forked within the context: it has a new lock
+            return  # this process was forked within the context, and has a new lock
 
     @property
     def in_a_block(self) -> bool:
-        """Whether the calling thread is in a ``Generators`` context."""
+        """Whether the calling thread is within a ``Generators`` context."""
         return bool(self.blocks) and self._lock._is_owned()  # type: ignore[attr-defined]
 
     def recover(self) -> None:
         """Exit contexts that stayed open because an interrupt arrived at the first line of their ``__exit__``.
 
-        Call it on a thread that has left all its ``with`` blocks.
+        Call this method on a thread that is not within a ``with`` block of this module.
         """
         _local.calls = None
         if not self._lock._is_owned():  # type: ignore[attr-defined]
@@ -89,12 +94,12 @@ class GeneratorLock:
         while self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.release()
 
-    def draw(self, draw: Callable[[], Drawn]) -> Drawn:
-        """Call ``draw``, which reads the user's generators, while no other thread is in a stage, and return its result."""
+    def draw(self, draw: Callable[[], T]) -> T:
+        """Call a function that reads the user's generators, while no other thread is in a stage, and return its result."""
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=DRAW_WAIT_S)):
             warnings.warn(
-                "A call draws the numbers of a stage, because that stage, on another thread, has taken more than "
-                f"{DRAW_WAIT_S:.0f} s. Call what draws on the stage's own thread, or in a stage.",
+                "Random numbers outside of a stage are drawn from the state of a stage, because the stage, on another thread, "
+                f"has taken more than {DRAW_WAIT_S:.0f} s. Draw on the thread of the stage, or within a stage.",
                 GpuAugWarning,
                 stacklevel=3,
             )
@@ -104,23 +109,24 @@ class GeneratorLock:
         finally:
             self._lock.release()
 
-    # A child process forked during another thread's stage would use that stage's generator states as the user's, and a
-    # generator that is locked forever if the stage was drawing.
+    # A process that is forked while another thread is in a stage would use the states of the stage as the user's states. If the
+    # stage was drawing, the lock of a generator would stay locked forever. So a fork waits for the end of the stage.
 
     def _before_fork(self) -> None:
-        self._of_fork.held = self._lock.acquire(timeout=FORK_WAIT_S)
+        self._fork_state.is_held = self._lock.acquire(timeout=FORK_WAIT_S)
 
     def _after_fork_in_parent(self) -> None:
-        held = getattr(self._of_fork, "held", False)
-        self._of_fork.held = False
-        if held:
+        is_held = getattr(self._fork_state, "is_held", False)
+        self._fork_state.is_held = False
+        if is_held:
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
-        # Also if the forking thread holds the old lock, as a loader does when it starts workers: a worker never releases it.
+        # A new lock even if the forking thread holds the old one, as a loader does when it starts workers: no worker releases
+        # it.
         self._lock = threading.RLock()
-        if not getattr(self._of_fork, "held", False):
-            self.blocks = []  # the thread that entered them does not exist in the child
+        if not getattr(self._fork_state, "is_held", False):
+            self.blocks = []  # the thread that entered them does not exist in the forked process
 
 
 generator_lock = GeneratorLock()
@@ -135,11 +141,11 @@ class Position(NamedTuple):
     batch: int
 
     def after(self) -> "Position":
-        """Position of the next batch."""
+        """Return the position of the next batch."""
         return Position(self.seed, self.epoch, self.rank, self.batch + 1)
 
     def key(self, stage: str) -> int:
-        """Seed of one stage at this position, in [0, 2⁶³).
+        """Return the seed of one stage at this position, in [0, 2⁶³).
 
         Examples:
             >>> Position(seed=0, epoch=0, rank=0, batch=7).key("augment") == Position(0, 0, 0, 7).key("augment")
@@ -148,7 +154,7 @@ class Position(NamedTuple):
         return _key(*self, stage)
 
 
-# Cached: a stage that draws ahead asks for a key in advance, and again at the batch itself.
+# Cached, because a stage that draws for later batches computes a key in advance, and again for the batch itself.
 @functools.lru_cache(maxsize=1024)
 def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
     position = struct.pack("<QQqQ", seed % 2**64, epoch % 2**64, rank, batch)
@@ -157,9 +163,14 @@ def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
 
 
 class Calls:
-    """Seeds of the calls within one stage at one position, one seed per call.
+    """Seeds for the calls of pipelines within one stage at one position, one seed per call.
 
-    Within ``with calls: …``, ``next_seed`` returns them. A stage that draws only from these seeds needs no ``Generators``.
+    Within ``with calls: …``, ``next_seed`` returns these seeds. A stage that draws only from these seeds needs no
+    ``Generators``.
+
+    Args:
+        position: Position of the batch.
+        stage: Name of the stage.
     """
 
     def __init__(self, position: Position, stage: str) -> None:
@@ -176,12 +187,12 @@ class Calls:
         _local.calls = self._outer
 
     def next(self) -> int:
-        """Seed of the next call."""
+        """Return the seed of the next call."""
         self._calls += 1
         return self._position.key(f"{self._stage}/{self._calls}")
 
     def following(self, count: int) -> list[int]:
-        """Seeds of the current call in the next ``count`` batches."""
+        """Return the seeds of the current call in the next ``count`` batches."""
         current = self._position
         name = f"{self._stage}/{self._calls}"
         return [_key(*current[:3], current.batch + 1 + index, name) for index in range(count)]
@@ -191,7 +202,7 @@ _local = threading.local()
 
 
 def next_seed() -> int:
-    """Seed for one call, in [0, 2⁶³): derived from the position within a stage, else drawn from torch's generator."""
+    """Return the seed for one call, in [0, 2⁶³). Within a stage it depends on the position, else torch's generator draws it."""
     calls: Calls | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.next()
@@ -199,16 +210,16 @@ def next_seed() -> int:
     if cell is None:
         with torch.inference_mode(False):  # an inference tensor cannot be written to outside of inference mode
             cell = _local.cell = torch.empty((), dtype=torch.int64, device="cpu")
-    # Draws the same number as torch.randint in half the time.
+    # Draws the same number as torch.randint, in half the time.
     return int(generator_lock.draw(partial(cell.random_, 0, _SEEDS)).item())
 
 
 def following_seeds(count: int) -> list[int]:
-    """Next ``count`` results of ``next_seed``, provided that nothing else draws. Advances no generator."""
+    """Return the next ``count`` results of ``next_seed``, if no other random numbers are drawn. Advances no generator."""
     calls: Calls | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.following(count)
-    # Drawn from a copy: restoring the global generator would undo draws of another thread.
+    # Drawn from a copy, because another thread may draw from the global generator before it could be restored.
     copy: torch.Generator | None = getattr(_local, "copy", None)
     if copy is None:
         copy = _local.copy = torch.Generator("cpu")
@@ -218,7 +229,7 @@ def following_seeds(count: int) -> list[int]:
 
 
 def seeds_of_views(seed: int, views: int) -> list[int]:
-    """Seeds of the views of one call. The seed of the first view is ``seed``."""
+    """Return the seeds of the views (random augmentations of one batch) of one call. The first is ``seed``."""
     return [(seed + index * _GOLDEN) % _SEEDS for index in range(views)]
 
 
@@ -227,12 +238,12 @@ _GOLDEN = 0x1E3779B97F4A7C15  # distance between the seeds of views, large so th
 
 
 def default_seed() -> int:
-    """Initial seed of torch's global generator. Reading it draws nothing."""
+    """Return the initial seed of torch's global generator. Draws nothing."""
     return generator_lock.draw(torch.initial_seed)
 
 
 def default_rank() -> int:
-    """Rank of this process in ``torch.distributed``, or 0 if that is not initialized."""
+    """Return the rank of this process in ``torch.distributed``; 0 if ``torch.distributed`` is not initialized."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
@@ -249,8 +260,8 @@ class _HostState:
         self._keyed = KeyedWords(0)
 
     def of(self, key: int) -> torch.Tensor:
-        """State for a key in [0, 2⁶³). The next call overwrites it."""
-        self._twister[:] = self._keyed.of(key)
+        """Return the state for a key in [0, 2⁶³). The next call overwrites it."""
+        self._twister[:] = self._keyed.words_of(key)
         self._words[0] = key
         return self._state
 
@@ -261,12 +272,12 @@ _host_state = _HostState()
 class Generators:
     """Global generators of torch (of the host and of one device), Python and NumPy, seeded for the duration of a stage.
 
-    Within ``with generators.keyed(key): …`` all draws depend on ``key``; afterwards the generators have their former states.
-    Another thread's context waits until this one ends. Contexts may be nested.
+    Within ``with generators.keyed(key): …`` all draws depend on ``key``. Afterwards the generators have the states from before.
+    If another thread is within such a context, entering waits for its end. Contexts may be nested.
 
     Args:
-        device: Device of the second torch generator.
-        libraries: Whether the generators of Python and NumPy are seeded too. A stage that draws from torch only needs no more.
+        device: Device whose generator is seeded in addition to the host's.
+        libraries: Whether the generators of Python and NumPy are seeded, too.
 
     Raises:
         GpuAugError: On entering, if another thread's context does not end.
@@ -276,8 +287,8 @@ class Generators:
     """
 
     def __init__(self, device: torch.device, *, libraries: bool = False) -> None:
-        of_device = device_generator(device)
-        self._others = [of_device] if of_device is not None else []
+        generator = device_generator(device)
+        self._others = [generator] if generator is not None else []
         if libraries:
             self._others += [PythonGenerator(), NumpyGenerator()]
         self._key = 0
@@ -286,7 +297,7 @@ class Generators:
         """State of torch's CPU generator before the context; ``None`` outside of the context."""
 
     def keyed(self, key: int) -> Self:
-        """Context manager in which draws depend on ``key`` only."""
+        """Return a context manager in which draws depend only on ``key``."""
         self._key = key
         return self
 

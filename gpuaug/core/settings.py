@@ -1,7 +1,7 @@
 """Settings of torch that a program may change: autocast, the default device and the default dtype.
 
-They do not change the results of gpuaug. Its code passes ``device`` and ``dtype`` when it creates tensors; this module is for
-code that cannot, such as modules of other libraries.
+They do not change the results of gpuaug, whose code passes ``device`` and ``dtype`` when it creates tensors. This module is for
+calls of other libraries, whose code may not pass them.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 
 
 def autocasts() -> bool:
-    """Whether autocast is on for any type of device. Takes less than 1 µs."""
+    """Return whether autocast is on for any type of device. Takes less than 1 µs."""
     return torch._C._is_any_autocast_enabled()
 
 
@@ -29,15 +29,15 @@ def without_autocast() -> Iterator[None]:
 
 
 def default_device() -> torch.device:
-    """Device of tensors that are created without ``device=``.
+    """Return the device of tensors that are created without ``device=``.
 
-    ``torch.get_default_device()`` of torch 2.8 raises after a default device was set and unset.
+    ``torch.get_default_device()`` is not used: in torch 2.8 it raises an error after a default device was set and unset.
     """
     return torch.empty(0).device
 
 
 def on_host() -> AbstractContextManager[Any]:
-    """Context manager in which the CPU is this thread's default device."""
+    """Return a context manager in which the CPU is this thread's default device."""
     return nullcontext() if default_device().type == "cpu" else torch.device("cpu")
 
 

@@ -1,27 +1,31 @@
 """Lanes: named CUDA streams, the order of work between them, and the order in which memory is reused.
 
-This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A lane is a stream with a name; an event
-marks a point in its work. On a device other than CUDA (a CPU, MPS, XPU) everything runs in line and waits do nothing.
+This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A *lane* is a stream with a name. An *event*
+marks a point in the work of a stream. The *consumer* is the stream that trains. On a device other than CUDA (a CPU, MPS, XPU)
+everything runs in line, and waits do nothing.
 
-**Order of work.** Every batch passes the lanes in the same order: copy, then each stage. A stage waits for the event of
-the lane before it, and the consumer (the stream that trains) for the last one: each for its own batch, never for a later one.
-Stages in a row that only read members which none of them writes run side by side; the last one's lane then waits for all.
+**Order of work.** Every batch passes the lanes in the same order: copy, then each stage. The lane of a stage waits for the
+event of the lane before it, and the consumer waits for the event of the last lane. A lane waits only for work on the same
+batch, never for work on a later batch. Consecutive stages that only read members which none of them writes run side by side;
+the lane of the last of them then waits for all of them.
 
-**Order of reuse.** The caching allocator gives a freed block back to the stream that allocated it, at once, whoever may still
-be reading it. So before a lane allocates again it must wait for every reader of what has been dropped. All work on batch ``n``
-follows its copy, so one wait on the copy lane covers every lane: before batch ``n`` is copied, the copy lane waits
+**Order of reuse.** When a tensor is freed, PyTorch's caching allocator returns its block at once to the stream that allocated
+it, even if another stream is still reading the block. So before a lane allocates memory again, it must wait for every reader of
+tensors that were freed. All work on a batch follows its copy, so waits on the copy lane are enough for all lanes. Before batch
+``n`` is copied, the copy lane waits
 
-1. for the last stage of batch ``n - 2``, after which the intermediate tensors of that batch are dropped, and
-2. for the work queued so far on each stream that a batch was handed over on: tensors that the user has dropped by now were
-   read there. This includes objects that were moved by a ``to`` of their own and hide their tensors.
+1. for the last stage of batch ``n - 2``, after which the intermediate tensors of that batch are freed, and 2. for the work that
+is queued on each stream on which a batch was handed over: tensors that the user has freed since were read there.
+   This includes tensors inside objects that have their own ``to`` method.
 
-Why not ``record_stream``: it needs to see each tensor, frees memory only when an event is seen to have passed, and so reserves
-more the further the host runs ahead, by an amount that changes from run to run (``bench run lifetimes`` measures both). It is
-used where memory is not ours to order: tensors that were on the device before they came to us.
+``record_stream`` is not used for these tensors. It must be called for each tensor, and it frees memory only after the host has
+queried an event. So it reserves more memory the further the host runs ahead, by an amount that changes from run to run (``bench
+run lifetimes`` measures both). It is used for memory that gpuaug did not allocate: tensors that the wrapped loader returned on
+the device.
 
-Two things are outside rule 2 and need what any tensor needs that crosses streams or threads: a batch that is read on a stream
-under which ``next()`` was never called, and a batch that is given to a *thread* which queues work on it and drops it while
-another is inside ``next()``. ``record_stream`` covers both.
+Rule 2 does not cover a batch that is read on a stream on which ``next()`` was never called, nor a batch that is given to
+another *thread* which queues work on it and frees it while ``next()`` is running. As for any tensor that is used on another
+stream or thread, the user must call ``record_stream`` in these cases.
 """
 
 import functools
@@ -41,14 +45,17 @@ from torch import cuda
 from gpuaug.core.devices import current_device
 
 INTERMEDIATES_KEPT = 2
-"""Batches whose private intermediates are alive at once. With one, copying a batch would wait for the stages of the last."""
+"""Number of batches whose intermediate tensors are kept.
+
+With one, the copy of a batch would wait for the stages of the last batch.
+"""
 
 
 class Event(Protocol):
-    """A point in a lane's work that others can wait for."""
+    """A point in the work of a lane, for which other lanes and the host can wait."""
 
     def query(self) -> bool:
-        """Whether the device has passed the event."""
+        """Return whether the device has passed the event."""
         ...
 
     def synchronize(self) -> None:
@@ -56,12 +63,12 @@ class Event(Protocol):
         ...
 
 
-# torch.cuda has one or two Python functions around each of these, which behind a training step lengthen a ``next()``.
+# The functions of torch._C are called directly, because the Python functions of torch.cuda around them make ``next()`` slower.
 _CudaEvent: Any = torch._C._CudaEventBase
 
 
 def _switch_to(stream: cuda.Stream) -> Callable[[], None]:
-    """A call that makes ``stream`` current."""
+    """Return a function that makes ``stream`` current."""
     return functools.partial(torch._C._cuda_setStream, stream.stream_id, stream.device_index, stream.device_type)
 
 
@@ -75,7 +82,7 @@ class Lane:
         self.stream = stream
         self.switch = _switch_to(stream)
         self.number = int(stream.cuda_stream)
-        """The stream's handle, as C libraries take it."""
+        """Handle of the stream, for C libraries."""
 
     def __repr__(self) -> str:
         return f"Lane({self.name!r})"
@@ -85,28 +92,31 @@ class Lane:
         self.switch()
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
-        """Record an event after the work that is queued so far.
+        """Record an event after the work that is queued on this lane.
 
-        ``timed`` adds a timestamp, for ``ms_between``. ``spin`` makes ``synchronize`` busy-wait: less latency, one core busy.
+        Args:
+            timed: Whether the event stores the time, for ``ms_between``.
+            spin: Whether ``synchronize`` keeps its core busy while it waits, which reduces the latency.
         """
-        # Blocking: a host that waits leaves its core to the loader's workers. Most waits are batches ahead of need.
+        # By default the event is blocking: a thread that waits for it leaves its core to the loader's workers.
         event = _CudaEvent(blocking=not spin, enable_timing=timed)
         event.record(self.stream)
         return event  # type: ignore[no-any-return]
 
     def wait(self, event: Event) -> None:
-        """Make work that is queued from now on start after ``event``. The host does not wait."""
+        """Make work that is queued on this lane after this call start after ``event``. The host does not wait."""
         event.wait(self.stream)  # type: ignore[attr-defined]
 
     def reads(self, tensor: Any) -> None:
-        """Keep memory that this package did not allocate from being used again before this lane has read ``tensor``."""
+        """Prevent that memory which another stream allocated is reused before this lane has read ``tensor``."""
         tensor.record_stream(self.stream)
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
         """Copy parts of one flat tensor into another. A part is (start in ``target``, start in ``source``, length)."""
         with cuda.stream(self.stream):
-            for to, start, length in parts:
-                target[to : to + length].copy_(source[start : start + length], non_blocking=True)
+            for target_start, source_start, length in parts:
+                part = source[source_start : source_start + length]
+                target[target_start : target_start + length].copy_(part, non_blocking=True)
 
 
 class InLineLane(Lane):
@@ -126,18 +136,20 @@ class InLineLane(Lane):
         return _PassedEvent(time.perf_counter()) if timed else _PASSED_EVENT
 
     def wait(self, event: Event) -> None:
-        """Do nothing: earlier work has run, or is queued before."""
+        """Do nothing: earlier work has run, or is earlier in the same queue."""
 
     def reads(self, tensor: Any) -> None:
-        """Do nothing: the memory is not reused on another queue."""
+        """Do nothing: there is no other queue on which the memory could be reused."""
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
         """Copy parts of one flat tensor into another."""
-        for to, start, length in parts:
-            target[to : to + length] = source[start : start + length]
+        for target_start, source_start, length in parts:
+            target[target_start : target_start + length] = source[source_start : source_start + length]
 
 
 class _PassedEvent:
+    """Event of work that has run already. ``at_s``: time of the event, by ``time.perf_counter``."""
+
     def __init__(self, at_s: float = 0.0) -> None:
         self.at_s = at_s
 
@@ -152,7 +164,7 @@ _PASSED_EVENT = _PassedEvent()
 
 
 def ms_between(first: Any, second: Any) -> float:
-    """Milliseconds on the device from one timed event to another. Both must have been passed."""
+    """Return the milliseconds on the device from one timed event to another. The device must have passed both."""
     if isinstance(first, _PassedEvent):
         return (float(second.at_s) - first.at_s) * 1e3
     elapsed: float = first.elapsed_time(second)
@@ -167,21 +179,24 @@ class _Streams:
     """Streams of one loader, and the state that orders reuse of the memory allocated on them."""
 
     by_priority: defaultdict[int, list[cuda.Stream]] = field(default_factory=lambda: defaultdict(list))
+    """Priority → streams, in the order in which they were created."""
     consumers: dict[int, Lane] = field(default_factory=dict)
+    """Handle → stream on which batches were handed over, as a lane."""
     intermediates: deque[tuple[Any, Event]] = field(default_factory=deque)
+    """(intermediate tensors of a batch, event of their last reader) per batch."""
 
 
 _idle: defaultdict[torch.device, list[_Streams]] = defaultdict(list)
-"""Streams whose loaders are gone."""
+"""Device → streams of loaders that were deleted."""
 
 
 class Lanes:
-    """The lanes of one loader on one device, made once, and the order in which their memory is used again.
+    """The lanes of one loader on one device, and the order in which their memory is reused.
 
-    PyTorch hands out streams from a pool of 32 and keeps a memory cache and library workspaces for each. So lanes are made once
-    per name and kept, and their streams go to the next loader when this one is garbage. All of them go together, the copy
-    stream first, with the streams that batches were handed over on: a batch may be kept for longer than its loader. To the
-    lanes, the next loader is the same one with other stages.
+    PyTorch has a pool of 32 streams, and keeps a memory cache and workspaces of libraries for each stream. So a lane is created
+    once per name, and another loader reuses the streams after this object was deleted. It gets all of them, in the order in
+    which they were created (the copy stream first), and the streams on which batches were handed over, because a user may keep
+    a batch for longer than its loader. For the order of reuse, the two loaders are one loader whose stages have changed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -191,9 +206,9 @@ class Lanes:
         streams, idle = _Streams(), _idle[device]
         if not self.in_line:
             spare_forked_children()
-            with suppress(IndexError):  # no test of emptiness before: another thread may take the last streams
+            with suppress(IndexError):  # the list is empty. Not tested before, because another thread may take the last entry
                 streams = idle.pop()
-            # Every object that may still queue work on these lanes holds a reference to this object.
+            # When this object is deleted, no work is queued any more: every object that queues work on the lanes refers to it.
             weakref.finalize(self, idle.append, streams).atexit = False
         self._streams = streams
         self._unused = {priority: deque(created) for priority, created in streams.by_priority.items()}
@@ -202,13 +217,13 @@ class Lanes:
         self.copy = self.lane("copy")
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
-        """Lane with the given name, created on first use. The kernels of an ``urgent`` lane have priority."""
+        """Return the lane with a name, created on first use. The kernels of an ``urgent`` lane have priority."""
         if name not in self._lanes:
             self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
         return self._lanes[name]
 
     def _stream(self, priority: int) -> cuda.Stream:
-        """Stream of an earlier loader, in the order in which that loader created them, or a new stream."""
+        """Return the next unused stream of an earlier loader, or a new stream."""
         if self._unused.get(priority):
             return self._unused[priority].popleft()
         stream = cuda.Stream(self.device, priority)
@@ -216,16 +231,16 @@ class Lanes:
         return stream
 
     def consumer(self) -> Lane:
-        """Lane of the calling thread's current stream."""
+        """Return the calling thread's current stream as a lane."""
         if self.in_line:
             return self.copy
-        known = self._consumers.get(current_stream(self._gpu))
-        return known or Lane("consumer", cuda.current_stream(self.device))
+        lane = self._consumers.get(current_stream(self._gpu))
+        return lane or Lane("consumer", cuda.current_stream(self.device))
 
     def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
-        """Context manager within which lanes are made current. At its end ``consumer`` is current again.
+        """Return a context manager in which lanes can be made current. At its end ``consumer`` is current again.
 
-        A ``with torch.cuda.stream(…)`` around each lane costs the training thread several times as much.
+        The training thread would need several times as long for one ``with torch.cuda.stream(…)`` per lane.
         """
         if self.in_line:
             return _NOTHING
@@ -234,13 +249,13 @@ class Lanes:
         return _Restored(consumer.switch, _switch_to(cuda.current_stream()))
 
     def current_stream(self) -> int:
-        """Handle of the calling thread's current stream. Reads thread-local state; makes no CUDA call."""
+        """Return the handle of the calling thread's current stream. Makes no CUDA call."""
         return current_stream(self._gpu)
 
     def follow(self, number: int) -> Lane:
         """Make the copy lane wait for the work queued on the stream with handle ``number``, and return that stream as a lane.
 
-        For batches that arrive on the device: their tensors were written on that stream.
+        Used for batches that the wrapped loader returns on the device, whose tensors were written on that stream.
         """
         source = self.copy if self.in_line else Lane("source", cuda.ExternalStream(number, self.device))
         self.copy.wait(source.record_event())
@@ -253,9 +268,13 @@ class Lanes:
             self._consumers[consumer.number] = consumer
 
     def wait_for_consumers(self, consumer: Lane, event: Event) -> None:
-        """Rule 2: make the copy lane wait for the work queued so far on all streams that received batches.
+        """Rule 2: make the copy lane wait for the work that is queued on all streams on which batches were handed over.
 
-        Memory of a freed batch is then not overwritten while it is read. ``event`` was just recorded on ``consumer``.
+        Then the memory of a freed batch is not overwritten while it is read.
+
+        Args:
+            consumer: Current stream, as a lane.
+            event: Event that was recorded on ``consumer`` after the last work.
         """
         self.copy.wait(event)
         for other in list(self._consumers.values()):
@@ -263,38 +282,45 @@ class Lanes:
                 self.copy.wait(other.record_event())
 
     def retire(self, values: Any, read_by: Event) -> None:
-        """Hold a batch's intermediate tensors until the copy lane waits for ``read_by``, the event of their last reader."""
+        """Keep a batch's intermediate tensors until the copy lane waits for ``read_by``, the event of their last reader."""
         if self.in_line:
-            return  # the last reader of freed memory has run, or was queued before the work that reuses the memory
+            return  # freed memory may be reused: its last reader has run, or is earlier in the only queue
         self._intermediates.append((values, read_by))
 
     def reclaim(self, keep: int = INTERMEDIATES_KEPT - 1) -> None:
-        """Rule 1: make the copy lane wait for the last readers of intermediates and drop them, except for ``keep`` batches."""
+        """Rule 1: make the copy lane wait for the last readers of intermediate tensors, and free these tensors.
+
+        Args:
+            keep: Number of batches whose intermediate tensors are kept.
+        """
         while len(self._intermediates) > keep:
             values, read_by = self._intermediates.popleft()
             self.copy.wait(read_by)
-            del values  # only now: after the wait their memory may be used again
+            del values  # after the wait, because their memory may be reused at once
 
     def settle(self) -> None:
-        """Make the copy lane wait for all lanes, after an interrupt that may have kept readers from recording an event."""
+        """Make the copy lane wait for all lanes.
+
+        Call after an interrupt, which may have prevented that an event was recorded.
+        """
         for lane in self._lanes.values():
             self.copy.wait(lane.record_event())
 
 
 @functools.cache
 def spare_forked_children() -> None:
-    """Keep forked processes from collecting the garbage of this process.
+    """Prevent that forked processes collect garbage of this process.
 
-    The garbage may hold events and graphs, and destroying one aborts a process that cannot reach the device: a worker that
-    happened to collect garbage would die. Objects of the parent are never freed in a child, which costs no memory: the pages
-    are shared.
+    The garbage may contain events and graphs. Destroying one of them aborts a process without access to the device, such as a
+    worker. So objects of the parent process are never freed in a forked process. This takes no memory, because the pages are
+    shared.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)
 
 
 class _Restored:
-    """Context manager that makes streams current at its end. The device of the last stream becomes current too."""
+    """Context manager that calls functions at its end, each of which makes a stream and its device current."""
 
     __slots__ = ("_switches",)
 
@@ -310,6 +336,6 @@ class _Restored:
 
 
 def current_stream(gpu: int) -> int:
-    """Handle of the current stream of the GPU with index ``gpu``; 0 for -1, the index of a CPU."""
-    # Triton makes this call at each launch. torch.cuda.current_stream takes ten times as long.
+    """Return the handle of the calling thread's current stream on the GPU with index ``gpu``; 0 if ``gpu`` is -1, for a CPU."""
+    # Triton also calls this function of torch._C, at each launch. torch.cuda.current_stream takes ten times as long.
     return int(torch._C._cuda_getCurrentRawStream(gpu)) if gpu >= 0 else 0

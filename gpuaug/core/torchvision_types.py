@@ -1,7 +1,7 @@
-"""Classes of transforms and of torchvision's tensors, recognised by module name without importing torchvision.
+"""Recognition of torchvision's transforms and tensor classes by the name of their module, without importing torchvision.
 
-Torchvision's transforms are designed for one image. Called on a batch, most random transforms draw once, so all images get the
-same crop.
+Torchvision's transforms are designed for one image. If they are called on a batch, most random transforms draw their parameters
+once, so that all images get the same crop.
 """
 
 import functools
@@ -15,9 +15,9 @@ from gpuaug.core import batch as batches
 from gpuaug.core.packed_targets import PackedTargets
 
 _MIXES = ("CutMix", "MixUp")
-"""Transforms for batches. Torchvision documents that they draw once for all samples."""
+"""Transforms that are designed for batches, and draw once for all samples, as torchvision documents."""
 
-_COIN_ONLY = frozenset(
+_PROBABILITY_ONLY = frozenset(
     {
         "RandomAdjustSharpness",
         "RandomAutocontrast",
@@ -30,19 +30,19 @@ _COIN_ONLY = frozenset(
         "RandomVerticalFlip",
     }
 )
-"""Transforms that draw only whether they apply. With p=1 their result does not depend on a draw."""
+"""Transforms that draw only whether they apply. With ``p=1`` they draw nothing."""
 
 _RANGES = {"GaussianBlur": "sigma", "JPEG": "quality"}
-"""Transforms that draw one parameter from a range, and the attribute with the range. A range of one value draws nothing."""
+"""Transform that draws one parameter from a range → attribute with the range. It draws nothing if the range has one value."""
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
-"""Methods in which transforms draw: in v2, in older versions of v2, and in v1."""
+"""Methods in which transforms draw their parameters: in v2, in older versions of v2, and in v1."""
 
 TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}
-"""Torchvision's tensor classes that are transformed along with the images, and the key of each in a target dict."""
+"""Torchvision's tensor class that is transformed along with the images → key in a target dict (annotations of an image)."""
 
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
-"""Types of values that contain no tensor of torchvision's classes."""
+"""Types of values that neither are nor contain tensors of torchvision's classes."""
 
 NOT_APPLIED = frozenset(
     {
@@ -51,25 +51,25 @@ NOT_APPLIED = frozenset(
         *("__firstlineno__", "__static_attributes__"),
     }
 )
-"""Attributes of a class that do not affect a call of an instance."""
+"""Attributes of a class that do not affect calls of its instances."""
 
-_OF_OBJECT = frozenset({"__class__", "__getattribute__"})
-"""Attributes of ``object`` that affect a call of an instance."""
+_EFFECTIVE_OBJECT_ATTRIBUTES = frozenset({"__class__", "__getattribute__"})
+"""Attributes of ``object`` that affect calls of instances if a class overrides them."""
 
 
 def nearest_class(module: Any, classes: Container[type]) -> type | None:
-    """First class in the method resolution order of ``module`` that is in ``classes``; ``None`` if there is none."""
+    """Return the first class in the method resolution order of ``module`` that is in ``classes``, or ``None``."""
     return next((cls for cls in type(module).__mro__ if cls in classes), None)
 
 
 def class_of(module: Any, classes: Container[type]) -> type | None:
-    """Nearest class in ``classes`` whose methods ``module`` does not override; ``None`` if there is none."""
+    """Return ``nearest_class(module, classes)`` if ``module`` behaves like an instance of this class; else ``None``."""
     cls = nearest_class(module, classes)
     return cls if cls is not None and difference(module, cls) is None else None
 
 
 def difference(module: Any, base: type) -> str | None:
-    """Why ``module`` may behave differently from an instance of ``base`` with the same attributes; ``None`` if it cannot.
+    """Return the reason why ``module`` may behave unlike an instance of ``base`` with the same attributes, or ``None``.
 
     Args:
         module: An instance of ``base`` or of a subclass.
@@ -88,7 +88,7 @@ def difference(module: Any, base: type) -> str | None:
 
 
 def _overridden(cls: type, base: type) -> str | None:
-    """Name of an attribute of ``base`` that ``cls`` or a mixin class overrides; ``None`` if there is none."""
+    """Return the name of an attribute of ``base`` that ``cls``, or another base class of ``cls``, overrides; or ``None``."""
     order = cls.__mro__
     bases = base.__mro__[:-1]
     attributes = _attributes(base)
@@ -96,7 +96,7 @@ def _overridden(cls: type, base: type) -> str | None:
         for name, value in vars(subclass).items():
             if name in NOT_APPLIED:
                 continue
-            if name in _OF_OBJECT or not is_same(value, attributes.get(name, value)):
+            if name in _EFFECTIVE_OBJECT_ATTRIBUTES or not is_same(value, attributes.get(name, value)):
                 return name
             # A property takes precedence over an attribute of the instance.
             if hasattr(type(value), "__set__") and name in names_used(base):
@@ -105,14 +105,16 @@ def _overridden(cls: type, base: type) -> str | None:
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether two attributes are one object, or functions of the same code, such as Kornia's copies of ``forward``."""
+    """Return whether two attributes are one object, or functions with the same code.
+
+    Kornia gives every class a copy of ``forward``, named after the class.
+    """
     value = getattr(value, "__func__", value)
     other = getattr(other, "__func__", other)
     if value is other:
         return True
     if not (isinstance(value, FunctionType) and isinstance(other, FunctionType)):
         return False
-    # Kornia gives every class a copy of forward, named after the class.
     code = value.__code__.replace(co_name=other.__code__.co_name, co_qualname=other.__code__.co_qualname)
     parts = ("__closure__", "__defaults__", "__kwdefaults__")
     same = all(getattr(value, part) == getattr(other, part) for part in parts)
@@ -121,19 +123,19 @@ def is_same(value: Any, other: Any) -> bool:
 
 @functools.cache
 def _attributes(base: type) -> dict[str, Any]:
-    """Name → value of the class attributes of ``base``, a class of a library, and its base classes except ``object``."""
+    """Return name → value of the attributes of a class of a library and of its base classes except ``object``."""
     return {name: value for cls in reversed(base.__mro__[:-1]) for name, value in vars(cls).items()}
 
 
 @functools.cache
 def names_used(base: type) -> frozenset[str]:
-    """Names of attributes and globals in the code of ``base``, a class of a library."""
+    """Return the names of attributes and globals in the code of a class of a library."""
     functions = (getattr(value, "__func__", value) for cls in base.__mro__ for value in vars(cls).values())
     return code_names(function for function in functions if isinstance(function, FunctionType))
 
 
 def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
-    """Names of attributes and globals in the code of functions and of their inner functions."""
+    """Return the names of attributes and globals in the code of functions and of their inner functions."""
     names: set[str] = set()
     codes = [function.__code__ for function in functions]
     while codes:
@@ -144,17 +146,20 @@ def code_names(functions: Iterable[FunctionType]) -> frozenset[str]:
 
 
 def torchvision_class(transform: Any) -> type | None:
-    """First class of torchvision in the method resolution order of ``transform``; ``None`` if there is none."""
+    """Return the first class of torchvision in the method resolution order of ``transform``, or ``None``."""
     return next((cls for cls in type(transform).__mro__ if _is_torchvisions(cls)), None)
 
 
 def library_class(module: Any) -> type | None:
-    """First class of Kornia or torchvision in the method resolution order of ``module``; ``None`` if there is none."""
+    """Return the first class of Kornia or torchvision in the method resolution order of ``module``, or ``None``."""
     return next((cls for cls in type(module).__mro__ if _is_torchvisions(cls) or cls.__module__.startswith("kornia.")), None)
 
 
 def children_of(pipeline: Any) -> list[Any]:
-    """Children of a pipeline in order: items of a sequence, submodules, ``transforms``, the pipeline of a ``Fused``."""
+    """Return the children of a pipeline, in order.
+
+    Children are the items of a sequence, submodules, the attribute ``transforms``, and the pipeline of a fused module.
+    """
     if _is_sequence(pipeline) or isinstance(pipeline, nn.Sequential | nn.ModuleList):
         return list(pipeline)
     fused = getattr(pipeline, "pipeline", ())
@@ -171,14 +176,17 @@ def _is_sequence(value: Any) -> bool:
 
 
 def all_parts(pipeline: Any) -> Iterator[Any]:
-    """``pipeline`` and all its descendants, depth first."""
+    """Yield ``pipeline`` and all its descendants, depth first."""
     yield pipeline
     for child in children_of(pipeline):
         yield from all_parts(child)
 
 
 def in_sequence(pipeline: Any) -> Iterator[Any]:
-    """Modules that run for every sample, in order. Containers that choose among children, and user classes, are not entered."""
+    """Yield the modules of a pipeline that run for every sample, in order.
+
+    A container that chooses among its children, and a module of a user's class, are yielded themselves, without their children.
+    """
     cls = library_class(pipeline)
     unmodified = cls is not None and difference(pipeline, cls) is None
     sequential = isinstance(pipeline, nn.Sequential) and (type(pipeline) is nn.Sequential or unmodified)
@@ -192,19 +200,19 @@ def in_sequence(pipeline: Any) -> Iterator[Any]:
 
 
 def drawn_once(transform: Any) -> tuple[str, ...]:
-    """Names of torchvision's transforms in ``transform`` that draw once for all images of a batch.
+    """Return the names of torchvision's transforms in ``transform`` that draw once for all images of a batch.
 
-    Torchvision's containers, ``nn.Sequential`` and lists are searched. Other modules are not: they may call a transform per
-    image, which is correct. Noise is not listed, because it is drawn per pixel.
+    Torchvision's containers, ``nn.Sequential`` and lists are searched. Other modules are not searched, because they may
+    correctly call a transform once per image. Noise is not listed, because it is drawn per pixel.
     """
     if type(transform) in (list, tuple, nn.Sequential, nn.ModuleList):
         return _drawn_once_in_children(transform)
     cls = torchvision_class(transform)
-    if cls is None or _is_mix(transform) or _draws_by_itself(transform):
+    if cls is None or _is_mix(transform) or _overrides_drawing(transform):
         return ()
     name = cls.__name__
     p = getattr(transform, "p", None)
-    if p == 0 or (p == 1 and name in _COIN_ONLY):
+    if p == 0 or (p == 1 and name in _PROBABILITY_ONLY):
         return ()
     names = (type(transform).__name__,)
     if hasattr(transform, "transforms"):
@@ -226,16 +234,16 @@ def _is_torchvisions(cls: type) -> bool:
 
 
 def _is_mix(transform: Any) -> bool:
-    """Whether ``transform`` is a mix, or a container of mixes such as ``RandomChoice([CutMix(), MixUp()])``."""
+    """Return whether ``transform`` is CutMix or MixUp, or a container of them, as ``RandomChoice([CutMix(), MixUp()])``."""
     cls = torchvision_class(transform)
     if cls is not None and hasattr(transform, "transforms"):
         return all(map(_is_mix, transform.transforms))
     return cls is not None and cls.__name__ in _MIXES
 
 
-def _draws_by_itself(transform: Any) -> bool:
-    """Whether a user's subclass overrides a method that draws or runs: the override may draw per image."""
-    # Without get_params, which v2 adds to every subclass.
+def _overrides_drawing(transform: Any) -> bool:
+    """Return whether a user's subclass overrides a method that draws or runs. The override may draw once per image."""
+    # Not get_params, which v2 adds to every subclass.
     methods = ("make_params", "_get_params", "forward", "__call__")
     for cls in type(transform).__mro__:
         if _is_torchvisions(cls):
@@ -246,26 +254,27 @@ def _draws_by_itself(transform: Any) -> bool:
 
 
 def _draws(cls: type) -> bool:
-    # The base class Transform of v2 defines the method too, but draws nothing in it.
+    """Return whether a class of torchvision defines a method that draws parameters."""
+    # The base class Transform of v2 defines such a method, but draws nothing in it.
     return _is_torchvisions(cls) and cls.__name__ != "Transform" and any(name in vars(cls) for name in _DRAWING_METHODS)
 
 
 def type_name(value: Any) -> str:
-    """Name of torchvision's tensor class of ``value``, such as ``"Mask"``; an empty string for all other values."""
+    """Return the name of the torchvision tensor class of ``value``, such as ``"Mask"``; an empty string for other values."""
     cls: Any = type(value)
     return "" if cls is Tensor else type_name_of(cls)
 
 
 @functools.cache
 def type_name_of(cls: Any) -> str:
-    """Name of torchvision's tensor class that ``cls`` is or extends; an empty string for all other classes."""
+    """Return the name of the torchvision tensor class that ``cls`` is or extends; an empty string for other classes."""
     return next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("torchvision.tv_tensors")), "")
 
 
 def holds_targets(value: Any) -> bool:
-    """Whether ``value`` is or contains a mask, boxes or keypoints of torchvision's tensor classes.
+    """Return whether ``value`` is or contains masks, boxes or keypoints of torchvision's tensor classes.
 
-    Torchvision's transforms transform all of them along with the images.
+    Torchvision's transforms transform such values along with the images.
     """
     cls: Any = type(value)
     if cls in HOLDS_NOTHING:  # fast path: the function is called for every batch

@@ -10,49 +10,49 @@ import torch
 
 from gpuaug.core.batch import Batch
 from gpuaug.core.encoded import HEADER, Encoded, Headers
-from gpuaug.decode.clips.pack import packed as clips_packed
+from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.encoded_input import are_encoded, named, refuse
+from gpuaug.decode.encoded_input import are_encoded, name_and_bytes, refuse
 from gpuaug.decode.headers import Header, parse
-from gpuaug.feed.collate_members import MemberCollate, allocated, where
+from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
 ALIGN = 64
-"""Alignment of each file in bytes, and padding after the last one: decoders read whole words, and past the end."""
+"""Alignment of each file in the buffer in bytes, and padding after the last file: decoders read in words, and past the end."""
 
-MOST_BYTES = 2**30
+MAX_FILE_BYTES = 2**30
 """Maximum size of a file in bytes: larger than any image, and too small to exhaust the memory of a worker."""
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # without O_BINARY, Windows converts line ends
+_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # without O_BINARY, Windows converts line ends
 
 
 def collate_encoded(samples: Sequence[Any]) -> Batch:
     """Make a batch of undecoded images or clips: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
-    Images may be files: ``read_encoded(path)``, a path of ``pathlib``, or a str where the sample is nothing else; the bytes of
-    a file: bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); or Hugging Face's ``{"bytes": …, "path": …}``.
-    A member of bytes holds images if its bytes begin with an image signature in any sample; otherwise it may be a label.
-    Clips of videos are ``read_clip(path, …)``: the packets that their frames are decoded from are packed.
-    Samples have the forms that ``collate_ragged`` takes. Other members are collated as by ``collate_ragged``.
+    An image is a file: ``read_encoded(path)``, a path of ``pathlib``, or a str if it is the whole sample; or the bytes of a
+    file: bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); or Hugging Face's ``{"bytes": …, "path": …}``. A
+    member of bytes holds images if the bytes of any sample begin like an image file; otherwise it is a label. A clip is
+    ``read_clip(path, …)``. Of its video, only the packets are read from which its frames are decoded. Samples have the
+    structures that ``collate_ragged`` accepts. Other members are collated as by ``collate_ragged``.
 
     Args:
-        samples: Samples of one form. The first decides which members are images or clips.
+        samples: Samples of the same structure. The first sample determines which members are images or clips.
 
     Returns:
-        Batch of the samples' form, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per
-        member of images or clips. Its ``headers.problems`` has the files and headers that cannot be read. In a worker of a
-        loader with slots the files are in a slot, which is overwritten once the batch is decoded: return the batch from the
-        collate function, and keep no reference to it.
+        Batch of the samples' structure, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per member
+        of images or clips. Its ``headers.problems`` describes files and headers that cannot be read. In a worker of a
+        ``StreamedLoader`` the files may be in a slot, page-locked memory that is overwritten once the batch is decoded. So
+        return the batch from the collate function, and keep no reference to it.
 
     Raises:
         ArgumentTypeError: If no member is an encoded image, or a sample lacks an image that the first sample has.
-        ArgumentError: If ``samples`` is empty, samples differ in form, or clips differ in number of frames.
+        ArgumentError: If ``samples`` is empty, samples differ in structure, or clips differ in number of frames.
         DeviceError: If there are clips, and PyAV is not installed.
 
     Cost:
         On the host, one copy of the bytes, from the page cache into the buffer, and about 15 µs more per image. In a worker
-        of a ``StreamedLoader`` the buffer is the slot that the decoder reads. Of a video, a process reads all packets once, in
-        some 10 µs per frame of 340x256, and then the packets from the key frame before a clip to its end: 30 KB to 1 MB. It
-        keeps 8 videos open, and the time stamps of 1024.
+        of a ``StreamedLoader`` the buffer is the slot that the decoder reads. For clips, a process reads all packets of a video
+        once, in some 10 µs per frame of 340x256, and for each clip the packets from the key frame before the clip to its end:
+        30 KB to 1 MB. A process keeps 8 videos open, and the time stamps of 1024 videos.
 
     Examples:
         >>> import io
@@ -63,13 +63,22 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
         >>> images.headers.table["height"].tolist(), images.headers.problems, labels
         ([30, 0], {1: '[Errno 2] No such file or directory'}, tensor([3, 4]))
     """
-    return MemberCollate(are_encoded, _packed, refuse)(samples)
+    return MemberCollate(are_encoded, _pack, refuse)(samples)
 
 
-def _packed(images: Sequence[Any], path: str) -> Encoded:
+def _pack(images: Sequence[Any], path: str) -> Encoded:
+    """Pack the images or clips of one member.
+
+    Args:
+        images: (B,) values of the member, one per sample.
+        path: Path of the member within a sample, for error messages.
+
+    Raises:
+        ArgumentTypeError: If a value is not an encoded image or clip.
+    """
     if type(images[0]) is Clip:
-        return clips_packed(images, path)
-    sources = [named(image, path, where(index, path)) for index, image in enumerate(images)]
+        return pack_clips(images, path)
+    sources = [name_and_bytes(image, path, position_text(index, path)) for index, image in enumerate(images)]
     read_problems: dict[int, str] = {}
     lengths = []
     for index, (name, content) in enumerate(sources):
@@ -78,13 +87,13 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
         except (OSError, ValueError) as error:
             lengths.append(0)
             read_problems[index] = _reason(error)
-        if lengths[index] > MOST_BYTES:
-            read_problems[index] = f"its {lengths[index]} bytes are more than the {MOST_BYTES} that are read of a file"
+        if lengths[index] > MAX_FILE_BYTES:
+            read_problems[index] = f"its {lengths[index]} bytes exceed the limit of {MAX_FILE_BYTES} bytes"
             lengths[index] = 0
-    # At least one spare byte after each file: reading one byte more than its length shows whether it has grown.
+    # At least one spare byte after each file: a read of one byte more than the length shows whether the file has grown.
     padded_lengths = [(length // ALIGN + 1) * ALIGN for length in lengths]
     starts = [0, *accumulate(padded_lengths)]
-    data = allocated((starts.pop() + ALIGN,), torch.uint8)
+    data = allocate_tensor((starts.pop() + ALIGN,), torch.uint8)
     buffer = data.numpy().data
     rows = []
     problems = {}
@@ -96,7 +105,7 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
             buffer[start:end] = content
         elif length:
             problem = _read(name, buffer[start : end + 1], length)
-        buffer[end : start + size] = zeros[: start + size - end]  # reused slots hold bytes of older files
+        buffer[end : start + size] = zeros[: start + size - end]  # a reused buffer holds bytes of earlier files
         header = Header(problem=problem) if problem else parse(buffer[start:end])
         if header.problem:
             problems[index] = header.problem
@@ -108,19 +117,21 @@ def _packed(images: Sequence[Any], path: str) -> Encoded:
 def _read(path: str, buffer: memoryview, length: int) -> str:
     """Read a file of ``length`` bytes into ``buffer``. Return the reason why it cannot be read, or an empty string."""
     try:
-        file = os.open(path, _FLAGS)
+        file = os.open(path, _OPEN_FLAGS)
         try:
             count = _read_some(file, buffer)
-            while 0 < count < length and (added := _read_some(file, buffer[count:])):  # a read may return early
-                count += added
+            # A call may read fewer bytes than requested.
+            while 0 < count < length and (next_count := _read_some(file, buffer[count:])):
+                count += next_count
         finally:
             os.close(file)
     except OSError as error:
         return _reason(error)
-    return "" if count == length else "its size has changed since it was asked for"
+    return "" if count == length else "its size has changed while it was read"
 
 
 def _read_some(file: int, buffer: memoryview) -> int:
+    """Read up to ``len(buffer)`` bytes. Return the number of bytes read, 0 at the end of the file."""
     if hasattr(os, "readv"):
         return os.readv(file, [buffer])
     content = os.read(file, len(buffer))  # Windows

@@ -1,11 +1,15 @@
 """Decoding of batches on background threads, with several decoders at once. The header of a file alone selects its decoder.
 
-A call to the JPEG engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never
-wait for the interpreter. Other threads prepare batches.
+A *lane* is a CUDA stream with a name, or without CUDA a stand-in for which work runs at once. *Engines* are the JPEG decoding
+hardware of a card.
 
-**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane, after that lane
-has waited for all readers of memory freed there. The engines start at once, without waiting for the CUDA stream of the call.
-Therefore a thread waits on the host for the copy lane's event before it decodes into the allocated memory.
+A call to the engines blocks its thread for milliseconds. One thread makes only these calls, so that the engines never wait for
+the interpreter. Other threads prepare batches.
+
+**Memory.** Decoding threads allocate nothing through PyTorch. The training thread allocates on the copy lane. Memory that was
+freed there may still be read by other lanes, and the copy lane waits for them. But the engines start to write at once, without
+waiting for the CUDA stream of their call. Therefore a thread waits on the host for an event of the copy lane, recorded after
+these waits, before it decodes into the allocated memory.
 """
 
 import time
@@ -26,8 +30,8 @@ from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout, ClipWork
 from gpuaug.decode.decoders.base import FileDecoder, Pools, Resources
-from gpuaug.decode.layout import Layout, Options, WindowsOf, slab_length
-from gpuaug.decode.work import Work, allocated
+from gpuaug.decode.layout import Layout, Options, WindowsOf, buffer_length
+from gpuaug.decode.work import Work, allocate_pixels
 
 
 class Decoder:
@@ -37,9 +41,8 @@ class Decoder:
         name: Name of the stage.
         lanes: Lanes of the loader.
         options: Options of the stage.
-        find_images: Function that returns the image decoders, called for the first images. Of these, the first decoder whose
-            ``takes`` is true for a file decodes it.
-        find_clips: Function that returns the clip decoders, called for the first clips.
+        find_images: Function that returns the image decoders in order of precedence. It is called when the first images arrive.
+        find_clips: Function that returns the clip decoders in order of precedence. It is called when the first clips arrive.
     """
 
     def __init__(
@@ -52,35 +55,38 @@ class Decoder:
     ) -> None:
         self._name, self._lanes, self._options = name, lanes, options
         self._find = {Encoded: find_images, EncodedClips: find_clips}
-        self.found: dict[type[Encoded], list[FileDecoder]] = {}
-        """Decoders of images (``Encoded``) and of clips (``EncodedClips``), set when the first of them arrive."""
+        self.decoders_by_type: dict[type[Encoded], list[FileDecoder]] = {}
+        """Decoders of images (``Encoded``) and of clips (``EncodedClips``). An entry is set when its first batch arrives."""
         # High priority: otherwise colour conversion waits for the kernels of the training step.
         self._lane: Lane = lanes.lane(f"decode/{name}", urgent=True)
         self._card_lanes = [self._lane]
         self._idle_card_lanes: SimpleQueue[Lane] = SimpleQueue()
         self._idle_card_lanes.put(self._lane)
-        self._cannot_lock = False
+        self._page_locking_failed = False
         self.waited_s: defaultdict[str, float] = defaultdict(float)
-        """Seconds spent waiting for each decoder, by name. Approximate: threads add to it without a lock."""
+        """Name of each decoder → seconds that threads have waited for it. Approximate, because threads add without a lock."""
         self._pixels: list[weakref.ref[Tensor]] = []
-        """Device buffers of batches that are not freed yet."""
+        """Device buffers that are not freed yet."""
         self._pinned: list[weakref.ref[Tensor]] = []
         """Page-locked buffers of batches that are being decoded."""
 
-    def decoders_of(self, kind: type[Encoded]) -> list[FileDecoder]:
-        """Return the decoders of images (``Encoded``) or clips (``EncodedClips``). The first call is on the training thread."""
-        if kind not in self.found:
-            self.found[kind] = decoders = self._find[kind]()
+    def decoders_of(self, encoded_type: type[Encoded]) -> list[FileDecoder]:
+        """Return the decoders of images (``Encoded``) or clips (``EncodedClips``), in order of precedence.
+
+        The first call for a type must be on the training thread, because it creates lanes.
+        """
+        if encoded_type not in self.decoders_by_type:
+            self.decoders_by_type[encoded_type] = decoders = self._find[encoded_type]()
             # One lane per concurrent call of a decoder on the card.
             for call in range(len(self._card_lanes), sum(decoder.calls for decoder in decoders if decoder.on_card)):
                 self._card_lanes.append(self._lanes.lane(f"decode/{self._name}/{call}", urgent=True))
                 self._idle_card_lanes.put(self._card_lanes[-1])
-        return self.found[kind]
+        return self.decoders_by_type[encoded_type]
 
     @property
     def all_decoders(self) -> list[FileDecoder]:
-        """All decoders of ``found``."""
-        return [decoder for decoders in self.found.values() for decoder in decoders]
+        """Decoders of all types of batches so far."""
+        return [decoder for decoders in self.decoders_by_type.values() for decoder in decoders]
 
     @property
     def pinned_bytes(self) -> int:
@@ -89,41 +95,48 @@ class Decoder:
 
     @property
     def device_bytes(self) -> int:
-        """Device bytes of the pixels of batches that are not freed yet, and of the decoders."""
+        """Device bytes of pixels that are not freed yet, and of the decoders."""
         return _bytes(self._pixels) + sum(decoder.held_bytes[1] for decoder in self.all_decoders)
 
-    def allocate(self, encoded: Encoded, bad: Mapping[int, str], windows: WindowsOf | None = None) -> Work | ClipWork:
-        """Allocate the buffers of a batch. Called on the training thread, with the copy lane current."""
+    def allocate(self, encoded: Encoded, undecodable: Mapping[int, str], windows: WindowsOf | None = None) -> Work | ClipWork:
+        """Allocate the buffers for one member of a batch. Call on the training thread, with the copy lane current.
+
+        Args:
+            encoded: Encoded images or clips.
+            undecodable: Index of each image that cannot be decoded → reason.
+            windows: Function that returns the windows to decode; ``None`` to decode whole images.
+        """
         if isinstance(encoded, EncodedClips):
-            return self._allocate_clips(encoded, bad)
-        layout = Layout(encoded.headers, self._options, self.decoders_of(Encoded), bad=bad, windows=windows)
+            return self._allocate_clips(encoded, undecodable)
+        layout = Layout(encoded.headers, self._options, self.decoders_of(Encoded), undecodable=undecodable, windows=windows)
         data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
         staging = self._staging(layout.staged_length, layout.dtype) if staged else None
         return Work(encoded, layout, data, raw, staging)
 
-    def _allocate_clips(self, clips: EncodedClips, bad: Mapping[int, str]) -> ClipWork:
-        layout = ClipLayout(clips.headers, self._options, self.decoders_of(EncodedClips), bad=bad)
+    def _allocate_clips(self, clips: EncodedClips, undecodable: Mapping[int, str]) -> ClipWork:
+        layout = ClipLayout(clips.headers, self._options, self.decoders_of(EncodedClips), undecodable=undecodable)
         data = self._on_device(layout.length)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
         return ClipWork(clips, layout, data, raw, self._staging(layout.staged_length, torch.uint8) if staged else None)
 
     def _on_device(self, length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        buffer = allocated(slab_length(length * dtype.itemsize), self._lanes.device, dtype)
+        """Return a device buffer for ``length`` values."""
+        buffer = allocate_pixels(buffer_length(length * dtype.itemsize), self._lanes.device, dtype)
         self._pixels = [*(reference for reference in self._pixels if reference() is not None), weakref.ref(buffer)]
         return buffer
 
     def _staging(self, values: int, dtype: torch.dtype) -> Tensor:
         """Return a host buffer for ``values`` values: page-locked, or pageable if page-locking fails."""
         length = values * dtype.itemsize
-        host, rounded = torch.device("cpu"), slab_length(length)
-        if not self._cannot_lock:
+        host, buffer_bytes = torch.device("cpu"), buffer_length(length)
+        if not self._page_locking_failed:
             try:
-                buffer = allocated(rounded, host, dtype, pin_memory=True)
+                buffer = allocate_pixels(buffer_bytes, host, dtype, pin_memory=True)
             except RuntimeError as error:
-                self._cannot_lock = True
+                self._page_locking_failed = True
                 reason = str(error).partition("\n")[0]
                 warnings.warn(
                     f"Copies of decoded images make the decoder wait, because {length / 1e6:.1f} MB could not be page-locked "
@@ -134,19 +147,32 @@ class Decoder:
             else:
                 self._pinned = [*(reference for reference in self._pinned if reference() is not None), weakref.ref(buffer)]
                 return buffer
-        return allocated(rounded, host, dtype)
+        return allocate_pixels(buffer_bytes, host, dtype)
 
     def start(self, pools: Pools, works: list[Work | ClipWork]) -> Future[list[Event]]:
-        """Submit a batch. The future has the decoders' events as its result, or the error of a library or the card."""
-        free = self._lanes.copy.record_event()
-        return pools.batches.submit(self._decode, pools, works, free)
+        """Submit a batch.
+
+        The result of the future is the list of the decoders' events, or the error of a library or the card.
+        """
+        memory_is_free = self._lanes.copy.record_event()
+        return pools.batches.submit(self._decode, pools, works, memory_is_free)
 
     def settle(self) -> None:
-        """Make the copy lane wait for all decoding queued so far, so that memory freed on that lane can be reused safely."""
+        """Make the copy lane wait for all queued decoding, so that memory that was freed on the copy lane can be reused."""
         for lane in self._card_lanes:
             self._lanes.copy.wait(lane.record_event())
 
-    def _decode(self, pools: Pools, works: list[Work | ClipWork], free: Event) -> list[Event]:
+    def _decode(self, pools: Pools, works: list[Work | ClipWork], memory_is_free: Event) -> list[Event]:
+        """Decode a batch. Runs on a thread of ``Pools.batches``.
+
+        Args:
+            pools: Threads of the iterator.
+            works: Decoding task of each encoded member of the batch.
+            memory_is_free: Event after which the device memory of the batch can be written.
+
+        Returns:
+            One event per decoder.
+        """
         if not self._lanes.in_line:
             nvjpeg.enter(self._lanes.device)
         resources = Resources(self._lanes, self._lane, self._idle_card_lanes, pools)
@@ -156,11 +182,12 @@ class Decoder:
         errors: list[BaseException] = []
         try:
             self._begin(works, resources, on_host, on_card=False)
-            free.synchronize()
+            memory_is_free.synchronize()
             self._begin(works, resources, on_card, on_card=True)
         except BaseException as error:
             errors.append(error)
-        for name, finish in [*on_card, *on_host]:  # all, even after an error: no decoder may write to memory that is reused
+        # Wait for all decoders even after an error: the memory is reused then, so no decoder may still write to it.
+        for name, finish in [*on_card, *on_host]:
             start = time.perf_counter()
             try:
                 events.append(finish())
@@ -174,14 +201,24 @@ class Decoder:
     def _begin(
         self, works: list[Work | ClipWork], resources: Resources, begun: list[tuple[str, Callable[[], Event]]], *, on_card: bool
     ) -> None:
-        """Start the decoders on the card, or on the host. Appends (name, function that waits for the decoder) to ``begun``."""
+        """Start the decoders that run on the card, or on the host.
+
+        Args:
+            works: Decoding tasks of the batch.
+            resources: Lanes and threads.
+            begun: List to which (name of the decoder, function that waits for the decoder) is appended.
+            on_card: Whether to start the decoders on the card.
+        """
         for work in works:
             decoders = self.decoders_of(type(work.encoded))
-            for number, decoder in reversed(list(enumerate(decoders))):  # the hybrid decoder's function decodes, so first
+            # Reversed: the hybrid decoder's function, which does the decoding itself, is called before that of the engines,
+            # which work in the background.
+            for number, decoder in reversed(list(enumerate(decoders))):
                 indices = np.flatnonzero(work.layout.decoders == number)
                 if decoder.on_card == on_card and len(indices):
                     begun.append((decoder.name, decoder.begin(work, indices, resources)))
 
 
 def _bytes(references: list[weakref.ref[Tensor]]) -> int:
+    """Return the number of bytes of the tensors that still exist."""
     return sum(tensor.nbytes for reference in references if (tensor := reference()) is not None)

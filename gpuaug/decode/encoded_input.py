@@ -24,11 +24,18 @@ _SIGNATURES = (
     *(b"II+\0", b"MM\0+"),  # BigTIFF
     *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),  # JPEG 2000
 )
-_BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
-"""Brands of AVIF and HEIF in an ISO base media file. Bytes 4 to 7 are ``ftyp`` in videos, too, so the brand decides."""
+"""First bytes of image files."""
+_IMAGE_BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
+"""Brands (bytes 8 to 11) of AVIF and HEIF files.
 
-_NETPBM = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]").match
-"""Match PBM, PGM, PPM and related formats: magic number, then size or comment. The magic number alone may be a label."""
+Videos also have ``ftyp`` in bytes 4 to 7, so only the brand tells an image.
+"""
+
+_match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]").match
+"""Match the start of PBM, PGM, PPM and related formats: type, then size or comment.
+
+The type alone, such as P5, may be a label.
+"""
 
 
 class EncodedFile:
@@ -62,10 +69,13 @@ class EncodedFile:
         return self._size()[1]
 
     def _size(self) -> list[int]:
+        """Return [height, width] of the image after rotation by its EXIF orientation."""
         with open(self.path, "rb") as file:
             header = parse(file.read())
         if header.problem:
-            raise DecodeError(f"{self.path} has no size, because of its header: {header.problem}. Leave it out of the dataset.")
+            raise DecodeError(
+                f"The size of {self.path} cannot be read, because of its header: {header.problem}. Leave it out of the dataset."
+            )
         sides = [header.height, header.width]
         return sides[::-1] if header.orientation > 4 else sides  # 5 to 8 swap height and width
 
@@ -77,9 +87,10 @@ class EncodedFile:
 
 
 def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
+    """Raise the error for a transform in the dataset."""
     raise ArgumentTypeError(
-        f"Transforms of a dataset must be given images, got {file}, which is not read yet: they would move boxes and not the "
-        "image. Give the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
+        f"Transforms of a dataset must receive images, got {file}, which is not read yet: they would transform boxes, but not "
+        "the image. Pass the transforms to the loader: stages=[gpuaug.DecodeStage(), gpuaug.fuse(transform, ragged=True)]."
     )
 
 
@@ -113,17 +124,17 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         >>> read_encoded("photos/cat.jpg").path
         'photos/cat.jpg'
     """
-    _tell_torchvision_of_sizes()
+    _register_size_with_torchvision()
     try:
         return EncodedFile(os.fsdecode(path))
     except TypeError as error:
         raise ArgumentTypeError(
             f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. "
-            "Return the bytes of a file as they are."
+            "If the dataset has the bytes of the file, return them instead of calling read_encoded."
         ) from error
 
 
-def _tell_torchvision_of_sizes() -> None:
+def _register_size_with_torchvision() -> None:
     """Register ``EncodedFile`` for torchvision's ``get_size``, which ``wrap_dataset_for_transforms_v2`` calls for boxes.
 
     torchvision has no public function to register a type. Without its private registry, the wrapper raises ``TypeError``.
@@ -137,11 +148,11 @@ def _tell_torchvision_of_sizes() -> None:
 def are_encoded(members: Sequence[Any], path: str) -> bool:
     """Return whether a member of the batch holds encoded images or clips.
 
-    The type of the first value decides. Bytes may also be labels: they are images if any sample begins with an image signature.
-    Samples that are bytes or text themselves (``path`` is empty) are images, or paths of images.
+    The type of the first value decides, except for bytes, which may also be labels: they are images if any of them begin like
+    an image file. If the samples themselves are bytes or text (``path`` is empty), they are images or paths of images.
 
     Args:
-        members: Value of the member per sample.
+        members: (B,) values of the member, one per sample.
         path: Path of the member within a sample.
     """
     first = members[0]
@@ -150,12 +161,17 @@ def are_encoded(members: Sequence[Any], path: str) -> bool:
     if not path:
         return isinstance(first, str) or _is_encoded(first)
     if _is_bytes(first):
-        return any(_is_bytes(value) and _begins_like_image(_view(value)) for value in members)
+        return any(_is_bytes(value) and _begins_like_image(_bytes_view(value)) for value in members)
     return _is_encoded(first)
 
 
-def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
-    """Return (name, bytes) of an encoded image in memory, where the name may be empty, or (path, ``None``) of a file.
+def name_and_bytes(value: Any, path: str, position: str) -> tuple[str, memoryview | None]:
+    """Return (name or empty string, bytes) of an encoded image in memory, or (path, ``None``) of an image file.
+
+    Args:
+        value: Value of a member in one sample.
+        path: Path of the member within the sample; empty if ``value`` is the sample itself.
+        position: Position of the value, for the error message.
 
     Raises:
         ArgumentTypeError: If ``value`` is not an encoded image.
@@ -163,19 +179,19 @@ def named(value: Any, path: str, where: str) -> tuple[str, memoryview | None]:
     if type(value) is EncodedFile:
         return value.path, None
     if _is_bytes(value):
-        return "", _view(value)
-    if _is_row(value):
+        return "", _bytes_view(value)
+    if _is_hugging_face_image(value):
         name = value["path"] or ""
         content = value["bytes"]
         if content is None and name:
             return name, None
-        return name, _view(b"" if content is None else content)
+        return name, _bytes_view(b"" if content is None else content)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and not path):
         return os.fsdecode(value), None
-    refuse(value, where)
+    refuse(value, position)
 
 
-def refuse(value: Any, where: str) -> NoReturn:
+def refuse(value: Any, position: str) -> NoReturn:
     """Raise the error for a ``value`` that must be an encoded image, but is not.
 
     Raises:
@@ -183,25 +199,27 @@ def refuse(value: Any, where: str) -> NoReturn:
     """
     type_name = type(value).__name__
     if _is_bytes(value):
-        type_name = f"{type_name} that begin with {bytes(_view(value)[:8])!r}"
-        advice = "Return the bytes of the file as they are."
+        type_name = f"{type_name} that begin with {bytes(_bytes_view(value)[:8])!r}"
+        advice = "Return the bytes of an image file."
     elif isinstance(value, str):
         advice = "Return gpuaug.read_encoded(path) from the dataset."
     elif getattr(value, "ndim", 0) >= 2 or hasattr(value, "getbands"):
         advice = "For decoded images use gpuaug.collate_ragged."
     else:
-        advice = "An ImageFolder gives them with loader=gpuaug.read_encoded."
+        advice = "An ImageFolder returns such images with loader=gpuaug.read_encoded."
     raise ArgumentTypeError(
         "Encoded images must be gpuaug.read_encoded(path), a path of pathlib, the bytes of a file or a dict of 'bytes' and "
-        f"'path', got {type_name} in {where}. {advice}"
+        f"'path', got {type_name} in {position}. {advice}"
     )
 
 
 def _is_encoded(value: Any) -> bool:
-    return isinstance(value, os.PathLike) or _is_bytes(value) or _is_row(value)
+    """Return whether ``value`` is a path, bytes, or an undecoded image of Hugging Face's ``datasets``."""
+    return isinstance(value, os.PathLike) or _is_bytes(value) or _is_hugging_face_image(value)
 
 
 def _is_bytes(value: Any) -> bool:
+    """Return whether ``value`` is bytes, or a uint8 tensor or array (n,) on the host."""
     if isinstance(value, bytes | bytearray | memoryview):
         return True
     if isinstance(value, Tensor):
@@ -209,24 +227,26 @@ def _is_bytes(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1
 
 
-def _is_row(value: Any) -> bool:
+def _is_hugging_face_image(value: Any) -> bool:
     """Return whether ``value`` is an undecoded image of Hugging Face's ``datasets``."""
     if not isinstance(value, Mapping) or value.keys() != {"bytes", "path"}:
         return False
     return (value["bytes"] is None or _is_bytes(value["bytes"])) and isinstance(value["path"], str | None)
 
 
-def _view(value: Any) -> memoryview:
+def _bytes_view(value: Any) -> memoryview:
+    """Return the bytes of a value for which ``_is_bytes`` is true, without a copy if they are contiguous."""
     view = memoryview(value.numpy() if isinstance(value, Tensor) else value)  # type: ignore[arg-type]
     return view if view.format == "B" and view.ndim == 1 else memoryview(view.tobytes())
 
 
 def _begins_like_image(data: memoryview) -> bool:
+    """Return whether the first bytes are those of an image file."""
     start = bytes(data[:12])
     if start[4:8] == b"ftyp":
-        return start[8:] in _BRANDS
+        return start[8:] in _IMAGE_BRANDS
     return (
         start.startswith(_SIGNATURES)
         or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
-        or (start[:1] == b"P" and _NETPBM(bytes(data[:64])) is not None)
+        or (start[:1] == b"P" and _match_netpbm(bytes(data[:64])) is not None)
     )

@@ -9,15 +9,16 @@ import zlib
 from typing import Any
 
 _ORIENTATION = 274
+"""Number of the tag with the orientation."""
 
 _BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM*\0": ">", b"MM\0*": ">", b"MM\0+": ">"}
 """Byte order for each signature of EXIF's TIFF structure that PIL accepts, two of which are invalid."""
 
-_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
-"""Bytes per value, by type of entry. PIL ignores entries of other types."""
+_VALUE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
+"""Type of an entry → bytes per value. PIL ignores entries of other types."""
 
 _STRUCT_FORMATS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
-"""``struct`` format per type of entry that PIL reads as a number. It reads BYTE (1) as bytes, never as an orientation."""
+"""Type of an entry that PIL reads as a number → ``struct`` format. PIL never reads a BYTE (1) as an orientation."""
 
 _STRUCTS = {
     order: (
@@ -27,15 +28,16 @@ _STRUCTS = {
     )
     for order in "<>"
 }
+"""Byte order → functions that read an offset, a number of entries, and an entry (tag, type, number of values, value)."""
 
-_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
-_CHUNK = re.compile(rb"\w{4}").fullmatch
+_is_chunk_type = re.compile(rb"\w{4}").fullmatch
 
-_MOST_CHUNKS = 2**18
+_MAX_CHUNKS = 2**18
 """Maximum number of chunks of a PNG that are read: 2 GiB in chunks of 8 KB, the size that libpng writes."""
 
-_MOST_TEXT = 2**20
+_MAX_TEXT = 2**20
 """Maximum size of a decompressed text of a PNG in bytes. PIL does not decode a PNG with a longer text."""
 
 
@@ -60,10 +62,10 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
     """
     try:
         value = _entry(memoryview(exif))
-    except (struct.error, ValueError, ArithmeticError):  # not a number, or infinite
+    except (struct.error, ValueError, ArithmeticError):  # the last two: the value is not a number, or is infinite
         return 1
     if value is None:
-        match = _XMP.search(xmp)
+        match = _XMP_ORIENTATION.search(xmp)
         value = int(match[1]) if match else 1
     return value if 1 <= value <= 8 else 1
 
@@ -75,7 +77,7 @@ def _entry(tiff: memoryview) -> int | None:
         struct.error: If PIL does not read this TIFF structure.
         ValueError, ArithmeticError: If the value is not finite.
     """
-    for _ in range(2):
+    for _ in range(2):  # some files have the prefix twice
         if bytes(tiff[:6]) == b"Exif\0\0":
             tiff = tiff[6:]
     if not len(tiff):
@@ -86,25 +88,25 @@ def _entry(tiff: memoryview) -> int | None:
     unpack_long, unpack_short, unpack_entry = _STRUCTS[order]
     (directory,) = unpack_long(tiff, 4)
     (count,) = unpack_short(tiff, directory) if directory + 2 <= len(tiff) else (0,)
-    seen = set[int]()
-    external_bytes = 0
+    tags_read = set[int]()
+    external_bytes = 0  # total size of the values that are not stored in their entries
     for start in range(directory + 2, min(directory + 2 + 12 * count, len(tiff) - 11), 12):
         tag, entry_type, values, offset = unpack_entry(tiff, start)
-        if tag in seen or entry_type not in _SIZES:
+        if tag in tags_read or entry_type not in _VALUE_SIZES:
             continue
-        size = values * _SIZES[entry_type]
+        size = values * _VALUE_SIZES[entry_type]
         value_start = start + 8
         if size > 4:
             external_bytes += size
             value_start = offset
-            if external_bytes > len(tiff):  # PIL ignores an entry whose values would exceed the bytes of the file
+            if external_bytes > len(tiff):  # PIL ignores an entry if the values so far would exceed the data
                 continue
-            if value_start + size > len(tiff):  # PIL stops reading here
+            if value_start + size > len(tiff):  # PIL reads no further entries
                 return None
         if not size:
             continue
         if tag != _ORIENTATION:
-            seen.add(tag)
+            tags_read.add(tag)
         elif entry_type not in _STRUCT_FORMATS:
             return 0
         else:
@@ -115,9 +117,9 @@ def _entry(tiff: memoryview) -> int | None:
 
 
 def of_png(data: memoryview) -> tuple[bytes, bytes]:
-    """Return the EXIF and XMP in the chunks of a PNG, before and after its pixels.
+    """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels.
 
-    EXIF is the last chunk ``eXIf``, or else the hexadecimal text that ImageMagick writes.
+    EXIF is the content of the last chunk ``eXIf``. Without such a chunk, it is the hexadecimal text that ImageMagick writes.
 
     Args:
         data: (bytes,) content of the file.
@@ -128,32 +130,32 @@ def of_png(data: memoryview) -> tuple[bytes, bytes]:
     Cost:
         About 0.6 µs per chunk: 50 µs for a file of 600 KB in chunks of 8 KB.
     """
-    exif, profile, xmp, position = b"", b"", b"", 8
-    animated = behind_pixels = False
-    for _ in range(_MOST_CHUNKS):
+    exif, hexadecimal_exif, xmp, position = b"", b"", b"", 8
+    animated = after_pixels = False
+    for _ in range(_MAX_CHUNKS):
         length = int.from_bytes(data[position : position + 4])
         chunk_type = bytes(data[position + 4 : position + 8])
         content = data[position + 8 : position + 8 + length]
         position += length + 12
         if chunk_type == b"IDAT":
-            behind_pixels = True
+            after_pixels = True
         elif chunk_type == b"eXIf":
             exif = b"Exif\0\0" + bytes(content)
         elif chunk_type in (b"tEXt", b"zTXt", b"iTXt"):
             key = bytes(content[:80]).split(b"\0")[0]
             if key == b"Raw profile type exif":
-                profile = _text(chunk_type, bytes(content))
+                hexadecimal_exif = _text(chunk_type, bytes(content))
             elif key == b"XML:com.adobe.xmp":
                 xmp = _text(chunk_type, bytes(content))
             elif key == b"exif" and chunk_type == b"tEXt":
                 exif = _text(chunk_type, bytes(content))
         elif chunk_type == b"acTL":
             animated = int.from_bytes(content[:4]) > 0
-        elif chunk_type == b"IEND" or not _CHUNK(chunk_type) or (chunk_type == b"fcTL" and behind_pixels and animated):
+        elif chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
             break  # PIL stops before the second frame of an animation
-    if not exif and profile:
+    if not exif and hexadecimal_exif:
         try:
-            exif = bytes.fromhex("".join(profile.decode("latin-1").split("\n")[3:]))
+            exif = bytes.fromhex("".join(hexadecimal_exif.decode("latin-1").split("\n")[3:]))
         except ValueError:  # damaged
             xmp = b""
     return exif, xmp
@@ -170,6 +172,6 @@ def _text(chunk_type: bytes, content: bytes) -> bytes:
     if not compressed:
         return text
     try:
-        return zlib.decompressobj().decompress(text, _MOST_TEXT)
+        return zlib.decompressobj().decompress(text, _MAX_TEXT)
     except zlib.error:
         return b""

@@ -19,10 +19,13 @@ class Header(NamedTuple):
     """
 
     height: int = 0
+    """Height in the file, in pixels."""
     width: int = 0
+    """Width in the file, in pixels."""
     channels: int = 0
-    stored: int = 0
-    """Number of channels if decoded as stored, where palettes and CMYK become RGB."""
+    """Number of components of a JPEG, or of bands of another image."""
+    stored_channels: int = 0
+    """Number of channels if decoded with ``channels=None``, where palettes and CMYK become RGB."""
     format: Format = Format.UNREADABLE
     sampling: int = 0
     """JPEG chroma subsampling 4*h + v, where h and v are the horizontal and vertical sampling factors of the luma component.
@@ -37,42 +40,49 @@ class Header(NamedTuple):
     """Reason why the image cannot be decoded, as a clause; empty if it can be decoded."""
 
 
-_MOST_SEGMENTS = 4096
+_MAX_SEGMENTS = 4096
 """Maximum number of segments before the first scan. Photographs have about ten, plus one per 64 KB of metadata."""
 
-_SEGMENT = struct.Struct(">BBH").unpack_from
-_FRAME = struct.Struct(">BHHB").unpack_from
+_unpack_segment = struct.Struct(">BBH").unpack_from
+"""Read the prefix 0xFF, the marker and the length of a JPEG segment."""
 
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15, without DHT, JPG and DAC between them
+_unpack_frame = struct.Struct(">BHHB").unpack_from
+"""Read the precision, height, width and number of components in a frame segment."""
+
+_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF0 to SOF15; the other three are DHT, JPG and DAC
 _SOF0, _SOF2, _SOF3, _DHT, _SOS, _EOI, _DQT, _DRI, _APP1, _APP14 = 0xC0, 0xC2, 0xC3, 0xC4, 0xDA, 0xD9, 0xDB, 0xDD, 0xE1, 0xEE
 _DECODABLE = frozenset([_SOF0, 0xC1, _SOF2, _SOF3, 0xC9, 0xCA])
 """Frame markers that libjpeg-turbo decodes: baseline, extended, progressive, lossless; arithmetic extended and progressive."""
 
-_ALONE = frozenset([0x00, 0x01, *range(0xD0, 0xD9)])
+_MARKERS_WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xD9)])
 """Markers without a length field. They are not allowed before a scan."""
 
 _SAMPLING = {h << 4 | v: 4 * h + v for h in range(1, 5) for v in range(1, 5)}
 """``Header.sampling`` for each byte of sampling factors of the luma component."""
 
 _PIL_FORMATS = ("PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF", "HEIF")
-"""Formats that PIL or a plugin opens lazily. For other formats, PIL decodes at once, runs a program, or checks no signature."""
+"""Formats that PIL or a plugin opens without decoding.
 
-_MOST_SIDE = 2**31 - 1
-"""Maximum length of a side in pixels, which has 32 bits in ``HEADER``."""
+For other formats PIL decodes, runs a program, or checks no signature.
+"""
 
-_MOST_OF_PIL = 4
+_MAX_SIDE = 2**31 - 1
+"""Maximum length of a side in pixels: the maximum that ``HEADER`` can store."""
+
+_MAX_PIL_BANDS = 4
 """Maximum number of bands of an image that PIL decodes, alpha included."""
 
-_MOST_BANDS = 255
-"""Maximum number of bands of an image, which has 8 bits in ``HEADER``."""
+_MAX_BANDS = 255
+"""Maximum number of bands of an image: the maximum that ``HEADER`` can store."""
 
 _PNG_SAMPLES = {0: 1, 2: 3, 4: 2, 6: 4}
 """Number of channels of a 16-bit PNG, by colour type."""
 
-_CONVERTED = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
-"""PIL modes of images that become RGB when they are decoded as stored."""
+_MODES_CONVERTED_TO_RGB = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
+"""PIL modes that are converted to RGB even with ``channels=None``."""
 
 _XMP_NAME = b"http://ns.adobe.com/xap/1.0/\0"
+"""First bytes of a JPEG segment with XMP metadata."""
 
 
 def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
@@ -95,7 +105,7 @@ def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
     if not len(view):
         return Header(problem="it is empty")
     if bytes(view[:2]) != b"\xff\xd8":
-        return _other(view)
+        return _other_format(view)
     try:
         return _jpeg(view)
     except (struct.error, IndexError):
@@ -103,18 +113,22 @@ def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
 
 
 def _jpeg(data: memoryview) -> Header:
-    """Parse the segments before the first scan.
+    """Parse the segments of a JPEG before its first scan.
 
     Raises:
         IndexError, struct.error: If the file ends before the first scan.
     """
-    position, frame, is_regular, is_ycc, restarts, huffman = 2, 0, True, True, False, False
+    position = 2  # of the next segment
+    frame = 0  # position of the frame segment
+    is_regular = True  # whether the engines decode the header correctly
+    is_ycc = True  # whether colours are YCbCr
+    has_restarts = has_huffman_tables = False
     exif = b""
     xmp = b""
     tables = set[int]()
-    for _ in range(_MOST_SEGMENTS):
-        prefix, marker, size = _SEGMENT(data, position)
-        if prefix != 0xFF or marker in _ALONE:  # libjpeg skips to the next marker
+    for _ in range(_MAX_SEGMENTS):
+        prefix, marker, size = _unpack_segment(data, position)
+        if prefix != 0xFF or marker in _MARKERS_WITHOUT_LENGTH:  # libjpeg skips to the next marker
             position += 1 + max(bytes(data[position + 1 : position + 65536]).find(b"\xff"), 0)
             is_regular = False
             continue
@@ -125,16 +139,16 @@ def _jpeg(data: memoryview) -> Header:
             break
         if marker == _EOI:
             raise IndexError
-        if marker in _FRAMES:
+        if marker in _FRAME_MARKERS:
             if frame:  # libjpeg raises an error; PIL uses the size of the last frame
                 return Header(problem="it has several frames")
             frame, frame_marker, frame_size = position, marker, size
         elif marker == _DQT:
             tables |= _quantization_tables(data[position + 4 : position + 2 + size])
         elif marker == _DHT:
-            huffman = True
+            has_huffman_tables = True
         elif marker == _DRI:
-            restarts = bytes(data[position + 4 : position + 6]) != b"\0\0"
+            has_restarts = bytes(data[position + 4 : position + 6]) != b"\0\0"
         elif marker == _APP1:
             if bytes(data[position + 4 : position + 10]) == b"Exif\0\0":  # later segments continue the first
                 exif += data[position + (10 if exif else 4) : position + 2 + size]
@@ -144,28 +158,29 @@ def _jpeg(data: memoryview) -> Header:
             is_ycc = data[position + 15] == 1
         position += 2 + size
     else:
-        frame = 0
+        frame = 0  # too many segments
     if not frame:
         return Header(problem="its header is broken")
     if frame_marker not in _DECODABLE:
         return Header(problem=f"it is coded as SOF{frame_marker - _SOF0}, which no decoder reads")
-    precision, height, width, channels = _FRAME(data, frame + 4)
+    precision, height, width, channels = _unpack_frame(data, frame + 4)
     components = bytes(data[frame + 10 : frame + 10 + 3 * channels])
     if precision != 8:
-        return Header(problem=f"it has {precision} bits a channel")
+        return Header(problem=f"it has {precision} bits per channel")
     if not (height and width and channels):
         return Header(problem=f"its size is {width}x{height}")
-    # Bytes after the end marker are common, so search backwards for the marker.
+    # Many files have bytes after the end marker, so search for the marker from the end of the file.
     if bytes(data[-2:]) != b"\xff\xd9" and bytes(data[position:]).rfind(b"\xff\xd9") < 0:
         return Header(problem="it ends before its end marker")
     sampling = 5
     if channels != 1:
         sampling = _SAMPLING.get(components[1], 0) if components[4::3] == b"\x11\x11" else 0
         is_ycc = is_ycc and components[::3] != b"RGB"
-    else:  # engines decode a grey image with other factors, or with restart markers, to garbage
-        is_regular = is_regular and components[1] == 0x11 and not restarts
+    else:  # the engines decode a grey image with sampling factors other than 1x1, or with restart markers, to wrong pixels
+        is_regular = is_regular and components[1] == 0x11 and not has_restarts
     scan = bytes(data[position + 4 : position + 2 + size])
-    is_regular = is_regular and huffman and frame_size == 8 + 3 * channels and (channels == 1 or (channels == 3 and is_ycc))
+    is_regular = is_regular and has_huffman_tables and frame_size == 8 + 3 * channels
+    is_regular = is_regular and (channels == 1 or (channels == 3 and is_ycc))
     if frame_marker == _SOF3:
         format_ = Format.LOSSLESS_JPEG
     elif is_regular and frame_marker == _SOF0 and _is_baseline(components, scan, tables):
@@ -179,7 +194,7 @@ def _jpeg(data: memoryview) -> Header:
 
 
 def _quantization_tables(content: memoryview) -> set[int]:
-    """Return the index of each table that a DQT segment defines, plus 16 or more for a table of 16-bit values."""
+    """Return the index of each table that a DQT segment defines. 16 or more is added for a table of 16-bit values."""
     tables = set[int]()
     position = 0
     while position < len(content):
@@ -192,38 +207,39 @@ def _is_baseline(components: bytes, scan: bytes, tables: set[int]) -> bool:
     """Return whether one scan contains a complete baseline image, which the JPEG engines decode reliably.
 
     Args:
-        components: Identifier, sampling factors and quantization table of each component.
+        components: 3 bytes per component: identifier, sampling factors, and index of the quantization table.
         scan: Content of the segment SOS.
         tables: Indices of the quantization tables before the scan.
     """
     return (
         scan[:1] == bytes([len(components) // 3])
         and scan[1:-3:2] == components[::3]
-        and scan[-3:] == b"\0\x3f\0"  # all coefficients, in all their bits
-        and not scan[2:-3:2].strip(b"\x00\x01\x10\x11")  # Huffman tables 0 and 1
+        and scan[-3:] == b"\0\x3f\0"  # all coefficients with all bits
+        and not scan[2:-3:2].strip(b"\x00\x01\x10\x11")  # only Huffman tables 0 and 1
         and tables.issuperset(components[2::3])
         and max(tables) < 16
     )
 
 
-def _other(data: memoryview) -> Header:
+def _other_format(data: memoryview) -> Header:
+    """Parse the header of an image that is not a JPEG."""
     tags = tiff.tags(data) if tiff.is_tiff(bytes(data[:4])) else None
-    if tags is not None and (tags.bits == 16 or (tags.samples > _MOST_OF_PIL and tags.is_plain)):
+    if tags is not None and (tags.bits == 16 or (tags.samples > _MAX_PIL_BANDS and tags.is_plain)):
         return _of_tags(tags)
     try:
-        image = opened(data)
+        image = open_image(data)
         if image is None:
-            return Header(problem="it is no image that PIL knows")
+            return Header(problem="it is not an image of a format that PIL supports")
         is_deep = image.format == "PNG" and data[24] == 16
         bits = 16 if is_deep else _bits(image)
         if bits > 8 and not is_deep:
-            return Header(problem=f"it has {bits} bits a channel")
+            return Header(problem=f"it has {bits} bits per channel")
         width, height = image.size
         bands = _PNG_SAMPLES[data[25]] if is_deep else len(image.getbands())
         if image.format == "TIFF":
             if tags is not None and tags.samples > bands:  # PIL drops the other bands silently
                 return _of_tags(tags)
-            # PIL rotates TIFFs upright while decoding. In some versions ``size`` is the stored size, so read the tags.
+            # PIL rotates TIFFs upright while decoding. ``size`` is the size before or after that, by version, so read the tags.
             width, height = image.tag_v2[tiff.WIDTH], image.tag_v2[tiff.HEIGHT]
             orientation_ = image.getexif().get(tiff.ORIENTATION, 1)
             orientation_ = int(orientation_) if orientation_ in range(1, 9) else 1
@@ -232,11 +248,12 @@ def _other(data: memoryview) -> Header:
         else:
             metadata = [image.info.get(key) for key in ("exif", "xmp")]
             orientation_ = orientation(*(value if isinstance(value, bytes) else b"" for value in metadata))
-        if not (0 < height <= _MOST_SIDE and 0 < width <= _MOST_SIDE):
+        if not (0 < height <= _MAX_SIDE and 0 < width <= _MAX_SIDE):
             return Header(problem=f"its size is {width}x{height}")
-        stored = 3 if image.mode in _CONVERTED else bands
+        stored_channels = 3 if image.mode in _MODES_CONVERTED_TO_RGB else bands
         format_ = Format.DEEP if is_deep else Format.OTHER
-        return Header(height, width, bands, stored, format_, 0, orientation_, SAMPLE_TYPES.index("uint16") if is_deep else 0)
+        type_ = SAMPLE_TYPES.index("uint16" if is_deep else "uint8")
+        return Header(height, width, bands, stored_channels, format_, 0, orientation_, type_)
     except Exception as error:  # a plugin may raise anything
         if tags is not None and tags.samples > 1:
             return _of_tags(tags)
@@ -246,22 +263,23 @@ def _other(data: memoryview) -> Header:
 def _of_tags(tags: tiff.Tags) -> Header:
     """Return the header of a TIFF that PIL does not decode."""
     if not tags.type:
-        return Header(problem=f"it has {tags.bits} bits a channel, or channels of several types")
+        return Header(problem=f"it has {tags.bits} bits per channel, or channels of several types")
     if not tags.is_plain:
         return Header(problem=f"its {tags.samples} bands of {tags.bits} bits are neither RGB nor grey with black as 0")
-    if tags.samples > _MOST_BANDS:
-        return Header(problem=f"it has {tags.samples} bands, more than {_MOST_BANDS}")
-    if not (0 < tags.height <= _MOST_SIDE and 0 < tags.width <= _MOST_SIDE and tags.samples):
+    if tags.samples > _MAX_BANDS:
+        return Header(problem=f"it has {tags.samples} bands, more than {_MAX_BANDS}")
+    if not (0 < tags.height <= _MAX_SIDE and 0 < tags.width <= _MAX_SIDE and tags.samples):
         return Header(problem=f"its size is {tags.width}x{tags.height}")
     type_ = SAMPLE_TYPES.index(tags.type)
     return Header(tags.height, tags.width, tags.samples, tags.samples, Format.DEEP, 0, tags.orientation, type_)
 
 
-def opened(data: memoryview) -> Any:
+def open_image(data: memoryview) -> Any:
     """Open an image of a format other than JPEG with PIL, without decoding it. Return ``None`` if no format matches.
 
-    ``PIL.Image.open`` is not used, because it tries formats that PIL decodes at once, and limits the number of pixels by a
-    global variable. A stage has ``max_pixels`` instead; for TIFF and WebP PIL's limit holds in addition.
+    ``PIL.Image.open`` is not used, because it tries formats that PIL decodes when it opens them, and limits the number of
+    pixels by a global variable. The argument ``max_pixels`` of a stage replaces that limit, which PIL still applies to TIFF and
+    WebP.
     """
     from PIL import Image  # here, so that importing gpuaug does not import PIL
 
@@ -282,8 +300,8 @@ def opened(data: memoryview) -> Any:
 
 
 def _bits(image: Any) -> int:
-    """Return the number of bits per channel: the maximum of the stored pixels and of the pixels that PIL decodes."""
+    """Return the number of bits per channel, in the file or in PIL's decoded pixels, whichever is larger."""
     if image.mode.startswith("I;16"):
         return 16
-    stored: tuple[int, ...] = getattr(image, "tag_v2", {}).get(tiff.BITS, (8,))
-    return max(32 if image.mode in ("I", "F") else 8, *stored)
+    bits_in_file: tuple[int, ...] = getattr(image, "tag_v2", {}).get(tiff.BITS, (8,))
+    return max(32 if image.mode in ("I", "F") else 8, *bits_in_file)

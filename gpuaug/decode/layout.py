@@ -1,4 +1,7 @@
-"""Buffer offset and decoder of each image in a batch, computed only from the headers and the options of the stage."""
+"""Buffer offset and decoder of each image in a batch, computed from the headers and the options of the stage alone.
+
+A batch holds a *window* of each image: the part that the next stage reads, or the whole image.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,8 +15,8 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 
-SLAB_STEP = 1.125
-"""Ratio of consecutive block sizes of pixel buffers, so that batches of similar size reuse one cached block."""
+BUFFER_SIZE_RATIO = 1.125
+"""Ratio of consecutive sizes of pixel buffers. Batches of similar size get buffers of one size, which the allocator reuses."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,11 @@ class Options:
     channels: int | None
     """Number of channels; ``None``: number and type as stored in the files."""
     min_side: int | None
+    """Minimum short side of a downsampled JPEG; ``None``: full size."""
     exif: bool
+    """Whether images are rotated upright."""
     max_pixels: int
+    """Maximum number of pixels of an image."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
 
@@ -33,8 +39,8 @@ WindowsOf = Callable[[Shapes], Windows | None]
 """Function from the sizes of images to the windows to decode. It returns ``None`` to decode whole images."""
 
 
-class Taker(Protocol):
-    """Interface of a decoder as ``Layout`` uses it. See ``FileDecoder``."""
+class DecoderInterface(Protocol):
+    """Attributes of ``FileDecoder`` that ``Layout`` uses."""
 
     @property
     def on_card(self) -> bool:
@@ -47,12 +53,14 @@ class Taker(Protocol):
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
 
-    def widened(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
+    def enlarged_windows(
+        self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return windows that contain ``windows``, enlarged to regions that are faster to decode."""
 
 
-class ImageFacts(NamedTuple):
-    """Header fields and window of one image as Python numbers, which are faster to read than NumPy records."""
+class ImageInfo(NamedTuple):
+    """Header fields and window of one image as Python numbers, which are read faster than NumPy records."""
 
     start: int
     """Offset of the file in ``Encoded.data``, in bytes."""
@@ -69,13 +77,13 @@ class ImageFacts(NamedTuple):
     stored_orientation: int
     """EXIF orientation of the file."""
     orientation: int
-    """EXIF orientation that decoding corrects; 1 if ``exif=False``."""
+    """EXIF orientation to correct; 1 if ``exif=False``."""
     scale: int
     """Downsampling factor."""
     window: list[int]
     """Top, left, height and width of the part of the upright, downsampled image that the batch holds."""
-    wanted: list[int]
-    """Requested part of ``window``. Pixels outside of it are undefined."""
+    requested_window: list[int]
+    """Top, left, height and width of the part that the stage reads. Pixels of ``window`` outside of this part are undefined."""
     whole: bool
     """Whether the window is the whole image."""
 
@@ -86,9 +94,10 @@ class Layout:
     Args:
         headers: Headers of the batch.
         options: Options of the stage.
-        decoders: Decoders. The first whose ``takes`` is true for a file decodes it. The last must take all files.
-        bad: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest good image before it,
-            cyclically.
+        decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes`` is true for the file.
+            The last decoder must take all files.
+        undecodable: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable image
+            before it, cyclically.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
             decode windows, are decoded whole.
     """
@@ -97,15 +106,16 @@ class Layout:
         self,
         headers: Headers,
         options: Options,
-        decoders: Sequence[Taker],
+        decoders: Sequence[DecoderInterface],
         *,
-        bad: Collection[int] = (),
+        undecodable: Collection[int] = (),
         windows: WindowsOf | None = None,
     ) -> None:
-        self.sources = nearest_good(len(headers.table), bad)
+        self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the file that is decoded for each image."""
         self.headers = table = headers.table[self.sources]
-        self.channels = int(table["stored"][0]) if options.channels is None else options.channels
+        """(B,) records of ``HEADER``, of the files that are decoded."""
+        self.channels = int(table["stored_channels"][0]) if options.channels is None else options.channels
         name = SAMPLE_TYPES[0] if options.channels is not None else SAMPLE_TYPES[int(table["type"][0])]
         self.dtype: torch.dtype = getattr(torch, name)
         """dtype of the decoded pixels."""
@@ -114,6 +124,7 @@ class Layout:
         self.scales = np.where(jpeg, _scales(stored.min(1), options.min_side), 1)
         """(B,) downsampling factor of each image: 1, 2, 4 or 8."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
+        """(B,) EXIF orientations to correct."""
         self.stored = stored
         """(B, 2) heights and widths in the files."""
         self.decoders = np.stack([decoder.takes(table) for decoder in decoders]).argmax(0)
@@ -124,26 +135,28 @@ class Layout:
 
         ``finish`` then downsamples or rotates these images into the batch.
         """
-        self.shapes = self._whole()
-        # Windows are drawn for uint8: a pipeline may draw others for other types, whose files are always decoded whole.
+        self.shapes = self._upright_shapes()
+        # Windows are computed for uint8. A pipeline may crop images of other types differently, so these are decoded whole.
         windows = windows if self.dtype == torch.uint8 else None
-        drawn_windows = windows(self.shapes) if windows is not None else None
-        if windows is not None and drawn_windows is not None and options.scales_windows and drawn_windows.alone:
-            drawn_windows = self._scaled(drawn_windows, windows, jpeg & ~on_card)
+        requested = windows(self.shapes) if windows is not None else None
+        if windows is not None and requested is not None and options.scales_windows and requested.may_downsample:
+            requested = self._windows_at_scale(requested, windows, jpeg & ~on_card)
         sizes = self.shapes.sizes
         self.windows = np.column_stack([np.zeros_like(sizes), sizes])
         """(B, 4) top, left, height and width of the part of each upright image that the batch holds."""
-        self.wanted = self.windows
-        """(B, 4) requested part of ``windows``. Pixels outside of it are undefined."""
-        if drawn_windows is not None:
+        self.requested_windows = self.windows
+        """(B, 4) part of ``windows`` that the stage reads. Pixels of ``windows`` outside of this part are undefined."""
+        if requested is not None:
             windowed = np.array([decoder.decodes_windows for decoder in decoders])[self.decoders] & ~self.needs_postprocessing
-            self.wanted = np.where(windowed[:, None], drawn_windows.table, self.windows)
-            self.windows = self.wanted.copy()
+            self.requested_windows = np.where(windowed[:, None], requested.table, self.windows)
+            self.windows = self.requested_windows.copy()
             for decoder_index, decoder in enumerate(decoders):
                 selected = windowed & (self.decoders == decoder_index) & (self.orientations == 1)
-                self.windows[selected] = decoder.widened(self.windows[selected], table[selected], self.scales[selected])
+                self.windows[selected] = decoder.enlarged_windows(
+                    self.windows[selected], table[selected], self.scales[selected]
+                )
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows)
-        self.undecoded = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
+        self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
         """Number of pixels outside the windows."""
         self.lengths = lengths = self.windows[:, 2:].prod(1) * self.channels
         """(B,) number of decoded values per image."""
@@ -158,22 +171,31 @@ class Layout:
         """Total number of values of the images that the CPU decodes."""
         raw_lengths = np.where(self.needs_postprocessing, stored.prod(1) * self.channels, 0)
         self.raw_starts = raw_lengths.cumsum() - raw_lengths
+        """(B,) offset of each image that needs postprocessing in ``Work.raw``, in values."""
         self.raw_length = int(raw_lengths.sum())
+        """Total number of values of the images that need postprocessing."""
 
-    def _whole(self) -> Shapes:
+    def _upright_shapes(self) -> Shapes:
         """Return the sizes of the upright, downsampled images."""
-        shrunk = -(-self.stored // self.scales[:, None])
-        return Shapes(np.where((self.orientations > 4)[:, None], shrunk[:, ::-1], shrunk), self.channels, "hwc")
+        downsampled = -(-self.stored // self.scales[:, None])
+        is_transposed = (self.orientations > 4)[:, None]
+        return Shapes(np.where(is_transposed, downsampled[:, ::-1], downsampled), self.channels, "hwc")
 
-    def _scaled(self, full_windows: Windows, windows: WindowsOf, scalable: NDArray[np.bool_]) -> Windows | None:
-        """Return the windows at the smallest scale at which the window of each image is at least as large as after the resize.
+    def _windows_at_scale(self, full_windows: Windows, windows: WindowsOf, scalable: NDArray[np.bool_]) -> Windows | None:
+        """Return windows in downsampled images: of each image the smallest at which its window is not enlarged by the resize.
 
-        Crops are drawn again for the downsampled images, from the same random numbers, so their sides are rounded again.
+        Sets ``scales``. The function ``windows`` is called again for the sizes of the downsampled images. It uses the same
+        random numbers, and rounds the sides of the windows anew.
+
+        Args:
+            full_windows: Windows in the images at full size.
+            windows: Function that returns the windows for sizes of images.
+            scalable: (B,) mask of the images that can be downsampled.
         """
         out, ratios = np.array(full_windows.out), (full_windows.table[:, 2:] // full_windows.out).min(1)
         self.scales = np.where(scalable, 2 ** np.log2(np.clip(ratios, 1, 8)).astype(np.int64), self.scales)
         while True:
-            self.shapes = self._whole()
+            self.shapes = self._upright_shapes()
             scaled_windows = windows(self.shapes)
             sides = self.shapes.sizes if scaled_windows is None else scaled_windows.table[:, 2:]
             too_small = (sides < out).any(1) & (self.scales > 1)
@@ -182,21 +204,22 @@ class Layout:
             self.scales[too_small] //= 2
 
     @cached_property
-    def facts(self) -> list[ImageFacts]:
+    def infos(self) -> list[ImageInfo]:
         """Header fields and window per image."""
         table = self.headers
         names = ("start", "length", "format", "channels", "height", "width", "orientation")
         whole = (self.windows[:, 2:] == self.shapes.sizes).all(1)
-        columns = (*(table[name] for name in names), self.orientations, self.scales, self.windows, self.wanted, whole)
-        return [ImageFacts(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+        windows = (self.windows, self.requested_windows, whole)
+        columns = (*(table[name] for name in names), self.orientations, self.scales, *windows)
+        return [ImageInfo(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
     def places(self) -> torch.Tensor:
-        """Return ``Ragged.places``: int64, (B, 3), or (B, 4) with windows."""
+        """Return offsets and sizes of the images, for ``Ragged.places``: (B, 3) int64, or (B, 4) with windows."""
         if self.shapes.windows is None:
             return torch.from_numpy(np.column_stack([self.starts, self.shapes.sizes]))
         top, left, _, width = self.windows.T
-        firsts = self.starts - (top * width + left) * self.channels
-        return torch.from_numpy(np.column_stack([firsts, self.shapes.sizes, width]))
+        image_starts = self.starts - (top * width + left) * self.channels
+        return torch.from_numpy(np.column_stack([image_starts, self.shapes.sizes, width]))
 
     def card_windows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (n, 4) top, left, height and width of the part of each file that the card decodes.
@@ -213,8 +236,12 @@ class Layout:
     def finish(self, data: torch.Tensor, raw: torch.Tensor | None) -> None:
         """Downsample and rotate the images in ``raw`` into ``data``, on the current stream.
 
+        Args:
+            data: Buffer of the batch.
+            raw: Buffer of the images that need postprocessing; ``None`` if there are none.
+
         Cost:
-            Up to six launches per image of ``needs_postprocessing``.
+            Up to six launches per image that needs postprocessing.
         """
         for index in np.flatnonzero(self.needs_postprocessing).tolist():
             assert raw is not None
@@ -225,29 +252,36 @@ class Layout:
                 planes = image.permute(2, 0, 1)[None].float()
                 planes = torch.nn.functional.avg_pool2d(planes, scale, ceil_mode=True, count_include_pad=False)
                 image = planes[0].round_().to(torch.uint8).permute(1, 2, 0)
-            upright = turned(image, int(self.orientations[index]))
+            upright = rotated_upright(image, int(self.orientations[index]))
             first = int(self.starts[index])
             data[first : first + upright.numel()].view(upright.shape).copy_(upright)
 
 
-def turned(image: torch.Tensor, orientation: int) -> torch.Tensor:
-    """Rotate an image (H, W, C) upright. ``orientation``: EXIF orientation, 1 to 8. Returns a view or a copy."""
+def rotated_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Return an image (H, W, C), rotated upright: a view or a copy. ``orientation``: EXIF orientation, 1 to 8."""
     flips = {2: (1,), 3: (0, 1), 4: (0,), 6: (0,), 7: (0, 1), 8: (1,)}.get(orientation)
     image = image.flip(flips) if flips else image
     return image.transpose(0, 1) if orientation > 4 else image
 
 
-def nearest_good(count: int, bad: Collection[int]) -> NDArray[np.int64]:
-    """Return the (B,) index of the file of each image; for a bad image, of the nearest good image before it, cyclically."""
-    sources = np.arange(count)
-    if bad:
-        good = np.setdiff1d(sources, np.fromiter(bad, np.int64))
-        sources = good[np.searchsorted(good, sources, side="right") - 1]
+def source_indices(count: int, undecodable: Collection[int]) -> NDArray[np.int64]:
+    """Return the (B,) index of the file that is decoded for each image.
+
+    Args:
+        count: Number of images, B.
+        undecodable: Indices of images that cannot be decoded. Each is replaced by the nearest decodable image before it,
+            cyclically.
+    """
+    indices = np.arange(count)
+    if not undecodable:
+        return indices
+    decodable = np.setdiff1d(indices, np.fromiter(undecodable, np.int64))
+    sources: NDArray[np.int64] = decodable[np.searchsorted(decodable, indices, side="right") - 1]
     return sources
 
 
 def problems(headers: Headers, options: Options) -> dict[int, str]:
-    """Return the reason per image that cannot be decoded according to its header, by index."""
+    """Return index → reason for each image that cannot be decoded according to its header and the options."""
     reasons = dict(headers.problems)
     pixels = headers.table["height"].astype(np.int64) * headers.table["width"]
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
@@ -255,31 +289,32 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
         reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
     if options.channels is not None:
         for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
-            reasons.setdefault(index, f"it has {_kind_of(headers, index)}, which only channels=None decodes")
+            reasons.setdefault(index, f"it has {_channels_and_type(headers, index)}, which only channels=None decodes")
         return reasons
-    good = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
-    kinds = headers.table[["stored", "type"]][good]
-    for index in good[kinds != kinds[:1]].tolist():
-        first = _kind_of(headers, int(good[0]))
-        reasons[index] = f"it has {_kind_of(headers, index)}, and the first image of the batch has {first}"
+    decodable = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
+    channels_and_types = headers.table[["stored_channels", "type"]][decodable]
+    for index in decodable[channels_and_types != channels_and_types[:1]].tolist():
+        first = _channels_and_type(headers, int(decodable[0]))
+        reasons[index] = f"it has {_channels_and_type(headers, index)}, and the first image of the batch has {first}"
     return reasons
 
 
-def _kind_of(headers: Headers, index: int) -> str:
-    """Return the number of channels and the type of an image as text."""
-    count = int(headers.table["stored"][index])
+def _channels_and_type(headers: Headers, index: int) -> str:
+    """Return the number of channels and the dtype of an image as text."""
+    count = int(headers.table["stored_channels"][index])
     return f"{count} channel{'s' if count > 1 else ''} of {SAMPLE_TYPES[int(headers.table['type'][index])]}"
 
 
-def slab_length(length: int) -> int:
-    """Return the size to allocate for ``length`` bytes: the next power of ``SLAB_STEP``, rounded up to pages of 4096 bytes."""
-    step = max(int(SLAB_STEP ** np.ceil(np.log(max(length, 1)) / np.log(SLAB_STEP))), length)
-    return -(-step // 4096) * 4096
+def buffer_length(length: int) -> int:
+    """Return the size to allocate for ``length`` bytes: the next power of ``BUFFER_SIZE_RATIO``, in pages of 4096 bytes."""
+    power = max(int(BUFFER_SIZE_RATIO ** np.ceil(np.log(max(length, 1)) / np.log(BUFFER_SIZE_RATIO))), length)
+    return -(-power // 4096) * 4096
 
 
-def _scales(shortest: NDArray[np.int64], min_side: int | None) -> NDArray[np.int64]:
-    scales = np.ones(len(shortest), np.int64)
+def _scales(short_sides: NDArray[np.int64], min_side: int | None) -> NDArray[np.int64]:
+    """Return the (B,) largest downsampling factor with which the short side has at least ``min_side`` pixels."""
+    scales = np.ones(len(short_sides), np.int64)
     if min_side is not None:
         for scale in (2, 4, 8):
-            scales[-(-shortest // scale) >= min_side] = scale
+            scales[-(-short_sides // scale) >= min_side] = scale
     return scales

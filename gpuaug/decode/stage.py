@@ -1,4 +1,9 @@
-"""``DecodeStage``: decode images and clips onto the device, ahead of the other stages."""
+"""``DecodeStage``: decode images and clips onto the device, ahead of the other stages.
+
+The stage holds the user's arguments. ``BoundDecode`` runs it on the *lanes* of a loader, which are CUDA streams with a name,
+and submits a ``Decoding`` per batch. The batch then has a placeholder for each ``Encoded`` member, until the loader collects
+the decoded images.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +38,7 @@ from gpuaug.decode.clips.layout import problems as clip_problems
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.base import Pools
-from gpuaug.decode.layout import Options, WindowsOf, nearest_good, problems
+from gpuaug.decode.layout import Options, WindowsOf, problems, source_indices
 from gpuaug.decode.members import map_instances, with_samples_from
 from gpuaug.decode.work import Work
 from gpuaug.stages.base import BoundStage, Stage
@@ -42,18 +47,18 @@ from gpuaug.stages.selection import On
 MAX_PIXELS = 178_956_970
 """PIL's limit on the number of pixels of an image, above which it warns of a decompression bomb: 13 377 x 13 377."""
 
-MOST_THREADS = 4096
+MAX_THREADS = 4096
 """Maximum number of threads that decode on the CPU, far above any number of cores."""
 
-SPARED = 4
-"""One core of every ``SPARED`` cores is not used for decoding, but left to other threads and the workers.
+CORES_PER_SPARE_CORE = 4
+"""Number of cores of which one is not used for decoding, but left to other threads and the workers.
 
-With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: on 16 cores,
-16 threads fed 5 000 images per second to a ResNet-50, and 12 threads fed 5 900.
+With as many decoding threads as cores, a thread that holds the interpreter's lock may lose its core, and all other threads
+wait: on 16 cores, 16 threads fed 5 000 images per second to a ResNet-50, and 12 threads fed 5 900.
 """
 
-MOST_NAMED = 3
-"""Maximum number of images that a log message names. It counts the others."""
+MAX_LOGGED_PROBLEMS = 3
+"""Maximum number of images whose problems a log message describes. It counts the other images."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -140,19 +145,19 @@ class DecodeStage(Stage):
     ) -> None:
         super().__init__(on=on, into=..., name=name)
         self.backend: registry.Backend = one_of(
-            "backend", backend, ("auto", "engines", "hybrid", "nvdec", "cpu"), "Leave it out to have what fits."
+            "backend", backend, ("auto", "engines", "hybrid", "nvdec", "cpu"), "Leave it out to use all decoders."
         )
-        self.on_error = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to have errors raised.")
+        self.on_error = one_of("on_error", on_error, ("raise", "replace"), "Leave it out to raise an error.")
         channels = one_of("channels", channels, (1, 3, None), "Leave it out for RGB.")
-        exif = flag("exif", exif, "Leave it out to have images upright.")
+        exif = flag("exif", exif, "Leave it out to rotate images upright.")
         if min_side is not None:
             min_side = whole_number("min_side", min_side, "Leave it out to decode whole images.", least=1)
-        scale = one_of("scale", scale, ("auto", None), "Leave it out to decode in full resolution.")
+        scale = one_of("scale", scale, ("auto", None), "Leave it out to decode at full resolution.")
         if scale is not None and min_side is not None:
-            raise ArgumentError(f"min_side must be left out with scale='auto', got {min_side}. Leave one of them out.")
+            raise ArgumentError(f"min_side must be left out with scale='auto', got {min_side}. Leave out min_side or scale.")
         max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
         if threads is not None:
-            threads = whole_number("threads", threads, "Leave it out for 3/4 of the cores.", least=1, most=MOST_THREADS)
+            threads = whole_number("threads", threads, "Leave it out for 3/4 of the cores.", least=1, most=MAX_THREADS)
         self.threads = threads
         self.options = Options(channels, min_side, exif, max_pixels, scales_windows=scale is not None)
 
@@ -161,7 +166,7 @@ class DecodeStage(Stage):
 
     @property
     def decoders(self) -> registry.DecoderTable:
-        """Decoders on this machine's accelerator: the files of each, or the reason why it is not used. Print it.
+        """Printable table of decoders for this machine's accelerator: files of each, or the reason why it is not used.
 
         Raises:
             DeviceError: If ``backend`` names a decoder that cannot be used.
@@ -194,7 +199,7 @@ class DecodeStage(Stage):
             Starts threads for each call, in about 5 ms. The first call per process sets up nvJPEG: about one second.
         """
         if not isinstance(encoded, Encoded):
-            advice = "Pass the member of a batch that gpuaug.collate_encoded has made."
+            advice = "Pass a member of a batch that gpuaug.collate_encoded returned."
             raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {advice}")
         lanes = Lanes(devices.resolve(device))
         bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
@@ -209,7 +214,7 @@ class DecodeStage(Stage):
                 ready = lanes.copy.record_event()
             consumer.wait(ready)
             for tensor in (result.data, result.places) if isinstance(result, Ragged) else (result,):
-                consumer.reads(tensor)
+                consumer.reads(tensor)  # the copy lane allocated it, and must not reuse its memory before it has been read
             return result
         finally:
             bound.close(memory)
@@ -229,29 +234,34 @@ class BoundDecode(BoundStage):
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
-        images = partial(registry.find, stage.backend, lanes.device)
-        clips = partial(registry.find_clips, stage.backend, lanes.device)
-        used = registry.used
-        self.decoder = Decoder(name, lanes, stage.options, lambda: used(images()), lambda: used(clips()))
+        find_images = partial(registry.find, stage.backend, lanes.device)
+        find_clips = partial(registry.find_clips, stage.backend, lanes.device)
+        usable = registry.usable
+        self.decoder = Decoder(name, lanes, stage.options, lambda: usable(find_images()), lambda: usable(find_clips()))
+        # The user has named a decoder: raise an error now if it cannot be used.
         if stage.backend in ("engines", "hybrid"):
             self.decoder.decoders_of(Encoded)
         elif stage.backend == "nvdec":
             self.decoder.decoders_of(EncodedClips)
 
-    def versions(self, named: Collection[str] = ()) -> dict[str, str]:
-        """Return the decoders and their versions: of images under the name of the stage, of clips under ``"<name>, clips"``."""
+    def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
+        """Return text with the decoders and their versions, for the state of a loader.
+
+        The key for the decoders of images is the name of the stage, and for the decoders of clips ``"<name>, clips"``. A key is
+        missing if no batch has needed its decoders, unless it is in ``required_keys``.
+        """
         keys = {Encoded: self.name, EncodedClips: f"{self.name}, clips"}
         return {
-            key: "; ".join(f"{decoder.name}: {decoder.version}" for decoder in self.decoder.decoders_of(kind))
-            for kind, key in keys.items()
-            if kind in self.decoder.found or key in named
+            key: "; ".join(f"{decoder.name}: {decoder.version}" for decoder in self.decoder.decoders_of(encoded_type))
+            for encoded_type, key in keys.items()
+            if encoded_type in self.decoder.decoders_by_type or key in required_keys
         }
 
     @property
     def threads(self) -> int:
         """Number of threads that decode on the CPU."""
         cores = max(allowed_cores() // local_ranks(), 1)
-        return self.stage.threads or cores - cores // SPARED
+        return self.stage.threads or cores - cores // CORES_PER_SPARE_CORE
 
     def submit(
         self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence[BoundStage]
@@ -260,6 +270,12 @@ class BoundDecode(BoundStage):
 
         If the first stage that reads an ``Encoded`` crops its images, only the crop windows are decoded.
 
+        Args:
+            batch: Host batch.
+            memory: Objects of one iterator, by name of the stage. The stage stores its threads there.
+            position: Seed, epoch, rank and index of the batch, on which the crops depend.
+            stages: All stages of the loader, in order.
+
         Raises:
             SelectionError: If the batch has no encoded images.
         """
@@ -267,8 +283,8 @@ class BoundDecode(BoundStage):
         members = {id(leaf): leaf for leaf in _encoded_in(selected)}
         if not members:
             raise SelectionError(
-                f"on must name encoded images in the batch, got {_form(selected)}. Pass collate_fn=gpuaug.collate_encoded to "
-                "the DataLoader, or leave the DecodeStage out."
+                f"on must name encoded images in the batch, got {_type_names(selected)}. Pass "
+                "collate_fn=gpuaug.collate_encoded to the DataLoader, or leave the DecodeStage out."
             )
         if self.name not in memory:
             memory[self.name] = Pools(self.threads)
@@ -280,7 +296,15 @@ class BoundDecode(BoundStage):
     def _windows(
         self, encoded: Encoded, batch: Batch, position: Position, stages: Sequence[BoundStage], shapes: Shapes
     ) -> Windows | None:
-        """Return the windows of the images that the first stage to read ``encoded`` needs; ``None`` for whole images."""
+        """Return the windows that the first stage which reads ``encoded`` needs; ``None`` for whole images.
+
+        Args:
+            encoded: Encoded images.
+            batch: Host batch that contains ``encoded``.
+            position: Seed, epoch, rank and index of the batch.
+            stages: All stages of the loader, in order.
+            shapes: Sizes of the decoded images.
+        """
         if sum(member is encoded for member in _encoded_in(batch)) > 1:
             return None
         for stage in stages:
@@ -288,7 +312,7 @@ class BoundDecode(BoundStage):
                 continue
             try:
                 values = stage.selected(batch)
-            except SelectionError:  # the stage reads a member that another stage adds
+            except SelectionError:  # the stage reads a member that an earlier stage adds
                 return None
             if any(member is encoded for member in _encoded_in(values)):
                 return stage.windows(batch, encoded, shapes, position)
@@ -328,23 +352,35 @@ class DecodingPlaceholder:
     __slots__ = ("_decoding", "_number")
 
     def __init__(self, decoding: "Decoding", number: int) -> None:
-        self._decoding, self._number = decoding, number
+        self._decoding = decoding
+        self._number = number  # index of the member in ``Decoding.works``
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
-        """Return the decoded images or clips. Called as ``Tensor.to``, on the copy lane, after it waits for the decoders."""
+        """Return the decoded images or clips.
+
+        The loader calls this method as it calls ``Tensor.to``, with the copy lane current.
+        """
         return self._decoding.works[self._number].to(device, non_blocking=non_blocking)
 
 
 class Decoding:
-    """Decoding of one batch, from submission to collection."""
+    """Decoding of one batch, from submission to collection.
+
+    Args:
+        bound: Stage on the lanes of the loader.
+        encoded: Encoded members of the batch.
+        windows: Function for each member that returns the windows to decode.
+        pools: Threads of the iterator.
+    """
 
     def __init__(self, bound: BoundDecode, encoded: list[Encoded], windows: Sequence[WindowsOf], pools: Pools) -> None:
         self._bound, self._encoded, self._windows, self._pools = bound, encoded, windows, pools
-        self._bad: dict[int, str] = {}
+        self._problems: dict[int, str] = {}
+        """Index of each sample that cannot be decoded → description of the sample and its problem."""
         self.replaced = 0
         """Number of samples that were replaced by another sample of the batch."""
         self.undecoded = 0
-        """Number of pixels outside the decoded windows."""
+        """Number of pixels of the images outside the decoded windows."""
         for member in encoded:
             options = bound.stage.options
             reasons = (
@@ -352,7 +388,7 @@ class Decoding:
                 if isinstance(member, EncodedClips)
                 else problems(member.headers, options)
             )
-            self._note(member, reasons)
+            self._add_problems(member, reasons)
         self._start()
 
     def done(self) -> bool:
@@ -382,37 +418,47 @@ class Decoding:
         self._wait_for_decoders(waiting)
         while any(work.problems for work in self.works):
             for work in self.works:
-                self._note(work.encoded, {int(work.layout.sources[index]): reason for index, reason in work.problems.items()})
-            self._start()  # decode all images again: offsets depend on the sizes of preceding images
+                self._add_problems(
+                    work.encoded, {int(work.layout.sources[index]): reason for index, reason in work.problems.items()}
+                )
+            self._start()  # decode all images again: the offset of an image depends on the sizes of all images before it
             self._wait_for_decoders(waiting)
-        if not self._bad:
+        if not self._problems:
             return batch
-        self.replaced = len(self._bad)
-        self._log()
-        return with_samples_from(nearest_good(len(self._encoded[0]), self._bad), batch, DecodingPlaceholder)
+        self.replaced = len(self._problems)
+        self._log_problems()
+        return with_samples_from(source_indices(len(self._encoded[0]), self._problems), batch, DecodingPlaceholder)
 
     def abandon(self) -> None:
         """Wait until no decoder writes to the memory of this batch, so that it can be reused."""
         if not self._future.cancel():
-            wait([self._future])  # not ``result()``, which raises the errors of a batch that is not used
+            wait([self._future])  # not ``result()``, which would raise an error of the abandoned batch
             self._bound.decoder.settle()
 
     def _start(self) -> None:
+        """Allocate the memory of the batch and submit it to the decoders.
+
+        Raises:
+            DecodeError: If an image cannot be decoded, and ``on_error`` is ``"raise"`` or no image of the batch can be.
+        """
         stage, count = self._bound.stage, len(self._encoded[0])
-        if self._bad and (stage.on_error == "raise" or len(self._bad) == count):
-            first = self._bad[min(self._bad)]
-            more = f", and {len(self._bad) - 1} more of the batch cannot be either" if len(self._bad) > 1 else ""
+        if self._problems and (stage.on_error == "raise" or len(self._problems) == count):
+            first = self._problems[min(self._problems)]
+            others = len(self._problems) - 1
+            more = (
+                f" ({others} other sample{'s' if others > 1 else ''} of the batch cannot be decoded either)" if others else ""
+            )
             way_out = (
                 "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
                 if stage.on_error == "raise"
-                else "Leave it out of the dataset: on_error='replace' takes another image of the batch, which has none."
+                else "Leave it out of the dataset: on_error='replace' needs at least one sample per batch that can be decoded."
             )
-            what = "A clip" if isinstance(self._encoded[0], EncodedClips) else "An image"
-            raise DecodeError(f"{what} cannot be decoded, because of {first}{more}. {way_out}")
+            subject = "A clip" if isinstance(self._encoded[0], EncodedClips) else "An image"
+            raise DecodeError(f"{subject} cannot be decoded, because of {first}{more}. {way_out}")
         allocate = self._bound.decoder.allocate
         members = zip(self._encoded, self._windows, strict=True)
-        self.works: list[Work | ClipWork] = [allocate(encoded, self._bad, windows) for encoded, windows in members]
-        self.undecoded = sum(work.layout.undecoded for work in self.works)
+        self.works: list[Work | ClipWork] = [allocate(encoded, self._problems, windows) for encoded, windows in members]
+        self.undecoded = sum(work.layout.undecoded_pixels for work in self.works)
         self._future: Future[list[Event]] = self._bound.decoder.start(self._pools, self.works)
 
     def _wait_for_decoders(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
@@ -422,18 +468,21 @@ class Decoding:
         for event in events:
             self._bound.lanes.copy.wait(event)
 
-    def _note(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
+    def _add_problems(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
+        """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
         for index, reason in reasons.items():
             name = encoded.headers.names[index]
-            self._bad.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {reason}")
+            self._problems.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {reason}")
 
-    def _log(self) -> None:
-        first = "; ".join(self._bad[index] for index in sorted(self._bad)[:MOST_NAMED])
-        more = f"; and {len(self._bad) - MOST_NAMED} more" if len(self._bad) > MOST_NAMED else ""
+    def _log_problems(self) -> None:
+        first = "; ".join(self._problems[index] for index in sorted(self._problems)[:MAX_LOGGED_PROBLEMS])
+        others = len(self._problems) - MAX_LOGGED_PROBLEMS
+        more = f"; and {others} more" if others > 0 else ""
         _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)
 
 
 def _encoded_in(batch: Batch) -> list[Encoded]:
+    """Return the ``Encoded`` members of a batch, in order. A member that occurs twice is listed twice."""
     members: list[Encoded] = []
 
     def collect(member: Encoded) -> Encoded:
@@ -444,6 +493,7 @@ def _encoded_in(batch: Batch) -> list[Encoded]:
     return members
 
 
-def _form(value: Any) -> str:
+def _type_names(value: Any) -> str:
+    """Return the names of the types of the leaves, for an error message."""
     names = [type(leaf).__name__ for leaf in batches.leaves(value)]
     return ", ".join(dict.fromkeys(names)) or "nothing"

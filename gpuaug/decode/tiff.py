@@ -4,23 +4,24 @@ import struct
 from typing import Any, NamedTuple
 
 WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, SAMPLE_FORMAT = 256, 257, 258, 262, 274, 277, 339
+"""Numbers of tags."""
 
 _TAGS_READ = frozenset([WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, SAMPLE_FORMAT])
 
-_MOST_ENTRIES = 4096
+_MAX_TAGS = 4096
 """Maximum number of tags read per page. Files written by GDAL have about twenty."""
 
-_MOST_VALUES = 255
+_MAX_VALUES = 255
 """Maximum number of values read per tag: one per band."""
 
 _STRUCT_FORMATS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 """``struct`` format of each integer type: 8, 16, 32 and 64 bits."""
 
-_PHOTOMETRICS = frozenset([1, 2])
+_PLAIN_PHOTOMETRICS = frozenset([1, 2])
 """Photometric interpretations whose stored values need no conversion: grey with black as 0, and RGB."""
 
 _TYPES = {(8, 1): "uint8", (16, 1): "uint16", (16, 2): "int16"}
-"""Type of a band for (bits, sample format). Sample format 1 is unsigned, 2 is signed."""
+"""(bits, sample format) of a band → dtype. Sample format 1 is unsigned, 2 is signed."""
 
 
 class Tags(NamedTuple):
@@ -29,13 +30,15 @@ class Tags(NamedTuple):
     height: int
     width: int
     samples: int
+    """Number of bands."""
     bits: int
     """Maximum number of bits per band."""
     orientation: int
+    """EXIF orientation, 1 to 8."""
     type: str
-    """Type of the bands; empty if the type is not supported."""
+    """dtype of the bands; empty if it is not supported."""
     is_plain: bool
-    """Whether stored values need no conversion."""
+    """Whether the values in the file need no conversion: RGB, or grey with black as 0."""
 
 
 def is_tiff(prefix: bytes) -> bool:
@@ -44,7 +47,7 @@ def is_tiff(prefix: bytes) -> bool:
 
 
 def tags(data: memoryview) -> Tags | None:
-    """Read the tags of the first page. Return ``None`` if they cannot be read, or have no size.
+    """Read the tags of the first page. Return ``None`` if they cannot be read, or lack the width or height.
 
     Args:
         data: (bytes,) content of the file.
@@ -66,34 +69,34 @@ def tags(data: memoryview) -> Tags | None:
         max(bits),
         orientation if orientation in range(1, 9) else 1,
         _TYPES.get(types.pop(), "") if len(types) == 1 else "",
-        values.get(PHOTOMETRIC, (1,))[0] in _PHOTOMETRICS,
+        values.get(PHOTOMETRIC, (1,))[0] in _PLAIN_PHOTOMETRICS,
     )
 
 
 def _first_page(data: memoryview) -> dict[int, tuple[Any, ...]]:
-    """Return the values of the tags of the first page, by tag number.
+    """Return tag number → values, for the tags of the first page.
 
     Raises:
         struct.error, IndexError, OverflowError: If the file ends before the values.
     """
     order = "<" if data[0] == ord("I") else ">"
-    big = bytes(data[:4])[2 if order == "<" else 3] == 43
-    directory = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
-    count = struct.unpack_from(order + ("Q" if big else "H"), data, directory)[0]
-    entry_size, inline = (20, 8) if big else (12, 4)
-    directory += 8 if big else 2
+    is_bigtiff = bytes(data[:4])[2 if order == "<" else 3] == 43
+    directory = struct.unpack_from(order + ("Q" if is_bigtiff else "I"), data, 8 if is_bigtiff else 4)[0]
+    count = struct.unpack_from(order + ("Q" if is_bigtiff else "H"), data, directory)[0]
+    entry_size, inline_bytes = (20, 8) if is_bigtiff else (12, 4)  # longer values are elsewhere, and the entry has their offset
+    directory += 8 if is_bigtiff else 2
     values_of: dict[int, tuple[Any, ...]] = {}
-    for index in range(min(count, _MOST_ENTRIES)):
+    for index in range(min(count, _MAX_TAGS)):
         start = directory + index * entry_size
         tag, type_ = struct.unpack_from(order + "HH", data, start)
         if tag not in _TAGS_READ or type_ not in _STRUCT_FORMATS:
             continue
-        value_count = struct.unpack_from(order + ("Q" if big else "I"), data, start + 4)[0]
+        value_count = struct.unpack_from(order + ("Q" if is_bigtiff else "I"), data, start + 4)[0]
         if not value_count:
             continue
-        struct_format = f"{min(value_count, _MOST_VALUES)}{_STRUCT_FORMATS[type_]}"
-        value_start = start + entry_size - inline
-        if struct.calcsize(order + f"{value_count}{_STRUCT_FORMATS[type_]}") > inline:
-            value_start = struct.unpack_from(order + ("Q" if big else "I"), data, value_start)[0]
+        struct_format = f"{min(value_count, _MAX_VALUES)}{_STRUCT_FORMATS[type_]}"
+        value_start = start + entry_size - inline_bytes
+        if struct.calcsize(order + f"{value_count}{_STRUCT_FORMATS[type_]}") > inline_bytes:
+            value_start = struct.unpack_from(order + ("Q" if is_bigtiff else "I"), data, value_start)[0]
         values_of[tag] = struct.unpack_from(order + struct_format, data, value_start)
     return values_of

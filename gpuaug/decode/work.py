@@ -10,39 +10,43 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.decode.layout import Layout
 
 POISON: int | None = None
-"""Byte that output buffers are filled with before decoding, for tests that detect unwritten pixels; ``None``: no fill."""
+"""Byte with which tests fill output buffers before decoding, to detect pixels that were not written; ``None``: no fill."""
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Decoding task for one ``Encoded`` member of a batch. Its buffers are allocated on the training thread."""
+    """Decoding task for one ``Encoded`` member of a batch. Its buffers are allocate_pixels on the training thread."""
 
     encoded: Encoded
     layout: Layout
     data: Tensor
-    """(values,) device tensor with the decoded images, one behind the other."""
+    """(values,) device tensor for the decoded images, at offsets ``Layout.starts``."""
     raw: Tensor | None
-    """(bytes,) device tensor with the full-size images for ``Layout.finish``. ``None`` if no image needs postprocessing."""
+    """(bytes,) device tensor for images that the card decodes at full size, and that ``Layout.finish`` downsamples or rotates.
+
+    ``None`` if there are no such images.
+    """
     staging: Tensor | None
     """(values,) page-locked host tensor for the images that the CPU decodes, at offsets ``Layout.staged_starts``.
 
-    ``None`` if the CPU decodes no image, or decodes into ``data`` directly.
+    ``None`` if the CPU decodes no image, or if it decodes into ``data`` because that is in host memory.
     """
     problems: dict[int, str] = field(default_factory=dict)
-    """Reason why an image cannot be decoded, by index of the image in the batch."""
+    """Index of each image that cannot be decoded → reason. Decoders add entries."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
         """Return the decoded images as a ``Ragged`` on ``device``.
 
-        The loader calls this method as it calls ``Tensor.to``. Before the call, the copy lane waits for the decoders' events.
+        The loader calls this method as it calls ``Tensor.to``. Its copy lane (a CUDA stream) already waits for the decoders'
+        events.
         """
         self.layout.finish(self.data, self.raw)
         return self.layout.ragged(self.data, self.layout.places().to(device, non_blocking=non_blocking))
 
 
-def allocated(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
+def allocate_pixels(length: int, device: torch.device, dtype: torch.dtype = torch.uint8, *, pin_memory: bool = False) -> Tensor:
     """Return a flat tensor of ``length`` bytes for pixels of type ``dtype``. ``length`` must be a multiple of the item size."""
-    with torch.inference_mode(False):  # decoding threads are not in the training thread's inference mode
+    with torch.inference_mode(False):  # decoding threads run outside of inference mode, and could not write inference tensors
         data = torch.empty(length, dtype=torch.uint8, device=device, pin_memory=pin_memory)
         data = data if POISON is None else data.fill_(POISON)
         return data if dtype == torch.uint8 else data.view(dtype)

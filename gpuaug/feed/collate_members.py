@@ -1,4 +1,8 @@
-"""Common part of ``collate_ragged`` and ``collate_encoded``: collation member by member, and memory for packed images."""
+"""Common part of ``collate_ragged`` and ``collate_encoded``: collation member by member, and memory for packed images.
+
+A *member* is a value of a sample: a key of a dict, an element of a tuple. The images of a member are *packed*: written into one
+flat buffer. In a worker with a *ring* (memory that is shared with the main process), the buffer is in a *slot* of the ring.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,17 +21,17 @@ from gpuaug.core.settings import on_host
 from gpuaug.core.torchvision_types import type_name
 
 AllocateStrided = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor | None]
-"""Function that returns a tensor of a shape, strides and dtype, or ``None`` if its memory is full."""
+"""Function of (shape, strides, dtype) that returns an uninitialised tensor, or ``None`` if its memory is full."""
 
 _PLAIN = {int, float, str, bytes, Tensor}
-"""Types of members that are collated without a further check."""
+"""Types of values that are never targets (see ``_is_target``), so that this is not checked."""
 
 _allocate: ContextVar[AllocateStrided | None] = ContextVar("gpuaug_allocate", default=None)
 
 
 @contextmanager
 def allocating_with(allocate: AllocateStrided) -> Iterator[None]:
-    """Context manager in which ``allocated`` takes memory from ``allocate``."""
+    """Context manager in which ``allocate_tensor`` takes memory from ``allocate``."""
     token = _allocate.set(allocate)
     try:
         yield
@@ -35,7 +39,7 @@ def allocating_with(allocate: AllocateStrided) -> Iterator[None]:
         _allocate.reset(token)
 
 
-def allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an uninitialised tensor for a part of the batch: in a slot of the ring, or in a worker's shared memory."""
     allocate = _allocate.get()
     stride = torch.empty(shape, device="meta").stride()
@@ -44,7 +48,7 @@ def allocated(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return tensor
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    # In shared memory, as default_collate allocates it: the batch is then sent without another copy.
+    # In shared memory, as default_collate does it, so that sending the batch does not copy it.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 
@@ -53,10 +57,10 @@ class MemberCollate:
     """Collate function that packs the image members of samples and collates the other members.
 
     Args:
-        are_images: Function of the values of a member, one per sample, and the member's path, which is empty for the samples
-            themselves. Returns whether the values are images to be packed.
+        are_images: Function of (values of a member, one per sample; path of the member within a sample), which returns whether
+            the values are images to be packed. The path is empty if the samples themselves are the values.
         pack: Function of the same arguments that returns the packed images.
-        refuse: Function of a value and its position that raises the error about a value that should be an image.
+        refuse: Function of (value, position of the value as text) that raises the error about a value that should be an image.
     """
 
     def __init__(
@@ -77,58 +81,71 @@ class MemberCollate:
             ArgumentError: If ``samples`` is empty, or a sample has another structure than the first.
         """
         if not isinstance(samples, Sequence) or isinstance(samples, str | bytes | bytearray | memoryview):
-            way_out = "Give the function itself to the DataLoader: collate_fn=…."
+            way_out = "Pass the function itself to the DataLoader: collate_fn=…."
             raise ArgumentTypeError(f"samples must be a list of samples, got {shown(samples)}. {way_out}")
         if not samples:
-            raise ArgumentError("A batch must have a sample, got none. Have the batch sampler leave empty batches out.")
+            raise ArgumentError("A batch must have a sample, got none. Leave empty batches out of the batch sampler.")
         if self._are_images(samples, ""):
             return self._pack(samples, "")
         if not batches.is_container(samples[0]):
-            self._refuse(samples[0], where(0, ""))
+            self._refuse(samples[0], position_text(0, ""))
         return self._by_member(samples, "")
 
     def _by_member(self, samples: Sequence[Any], path: str) -> Batch:
+        """Collate samples that are containers, member by member.
+
+        Args:
+            samples: (B,) containers of the same structure.
+            path: Path of the containers within the samples.
+
+        Raises:
+            ArgumentTypeError, ArgumentError: If no member holds images.
+        """
         first = samples[0]
         columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
-        packs = {name: self._pack_of(column, member_path) for name, (member_path, column) in columns.items()}
-        if not any(packs.values()):
+        packers = {name: self._packer(column, member_path) for name, (member_path, column) in columns.items()}
+        if not any(packers.values()):  # raise the error about the member that is most like an image
             member_path, value = max(
                 ((member_path, column[0]) for member_path, column in columns.values()),
-                key=lambda path_and_value: _likeness(path_and_value[1]),
+                key=lambda path_and_value: _image_likeness(path_and_value[1]),
                 default=(path, first),
             )
-            self._refuse(value, where(0, member_path))
-        collated = {name: (packs[name] or _collated)(column, member_path) for name, (member_path, column) in columns.items()}
+            self._refuse(value, position_text(0, member_path))
+        collated = {name: (packers[name] or _collate)(column, member_path) for name, (member_path, column) in columns.items()}
         if type(first) in {tuple, list}:
-            return list(collated.values())  # default_collate too returns a list for a tuple
+            return list(collated.values())  # like default_collate, which returns a list for a tuple
         return batches.replace(first, collated)
 
-    def _pack_of(self, members: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
-        """Function that packs a member that is an image, or a list or tuple of views; ``None`` for other members."""
-        if self._are_images(members, path):
+    def _packer(self, values: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
+        """Return the function that packs a member, which is an image or a list of views; ``None`` for other members."""
+        if self._are_images(values, path):
             return self._pack
-        first = members[0]
+        first = values[0]
         if not isinstance(first, tuple | list):
             return None
         for index in range(len(first)):
-            view = [member[index] for member in members if isinstance(member, tuple | list) and index < len(member)]
+            view = [value[index] for value in values if isinstance(value, tuple | list) and index < len(value)]
             if self._are_images(view, f"{path}[{index}]"):
                 return self._by_member
         return None
 
 
-def where(sample: int, path: str) -> str:
+def position_text(sample: int, path: str) -> str:
     """Position of a value for an error message: ``sample 3 at ['image']``."""
     return f"sample {sample} at {path}" if path else f"sample {sample}"
 
 
-def _likeness(value: Any) -> int:
-    """Likeness of a value to an image, from 0 to 2: an array 2, other objects such as text 1, a number 0."""
+def _image_likeness(value: Any) -> int:
+    """Return how much a value is like an image: 2 for an array, 1 for another object such as text, 0 for a number."""
     return 2 if getattr(value, "ndim", 0) >= 2 else int(not isinstance(value, int | float | np.generic | Tensor))
 
 
 def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
-    """For each member of the first sample, its values in all samples."""
+    """Return name → values in all samples, for each member of the first sample.
+
+    Raises:
+        ArgumentError: If a sample lacks a member of the first sample.
+    """
     first = samples[0]
     names = batches.member_names(first)
     if type(first) is tuple and all(type(sample) is tuple and len(sample) == len(first) for sample in samples):
@@ -136,26 +153,27 @@ def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
     for number, sample in enumerate(samples):
         sample_names = batches.member_names(sample) if batches.is_container(sample) else []
         if sample_names != names and not (isinstance(first, Mapping) and set(names) <= set(sample_names)):
-            got = f"{', '.join(map(repr, sample_names))}" if sample_names else f"{type(sample).__name__}"
+            description = ", ".join(map(repr, sample_names)) or type(sample).__name__
             raise ArgumentError(
-                f"Samples must have the members of the first, {', '.join(map(repr, names))}, got {got} in "
-                f"{where(number, path)}. Return samples of one form from the dataset."
+                f"Samples must have the members of the first, {', '.join(map(repr, names))}, got {description} in "
+                f"{position_text(number, path)}. Return samples with the same members from the dataset."
             )
     return {name: [batches.member(sample, name) for sample in samples] for name in names}
 
 
-def _collated(members: Sequence[Any], path: str) -> Any:
-    if any(_is_target(member) for member in members if type(member) not in _PLAIN):
-        return list(members)
+def _collate(values: Sequence[Any], path: str) -> Any:
+    """Collate a member without images: a list of targets unchanged, other values with ``default_collate``."""
+    if any(_is_target(value) for value in values if type(value) not in _PLAIN):
+        return list(values)
     try:
         with on_host():
-            return default_collate(list(members))
+            return default_collate(list(values))
     except Exception as error:
-        way_out = "What it cannot stack" if isinstance(error, TypeError) else "What differs in size from sample to sample"
+        reason = "are not numbers or tensors" if isinstance(error, TypeError) else "differ in size from sample to sample"
         add_note(
             error,
-            f"gpuaug: raised by default_collate for {path} of the samples. {way_out} belongs into a dict there, as boxes do: "
-            "{'boxes': …}. The batch then has a list of these dicts.",
+            f"gpuaug: raised by default_collate for {path} of the samples. Put values that {reason} into a dict in the sample, "
+            "such as {'boxes': …}. The batch then has a list of these dicts.",
         )
         raise
 
@@ -163,16 +181,17 @@ def _collated(members: Sequence[Any], path: str) -> Any:
 def _is_target(value: Any) -> bool:
     """Whether ``value`` is the target of one image.
 
-    Targets are torchvision's masks, boxes and keypoints; mappings; and other containers that are empty or hold anything but
-    numbers and text. Mappings are targets whatever they hold: for an image without annotations the keys may differ.
+    Targets are torchvision's masks, boxes and keypoints; all mappings, because the mapping of an image without annotations may
+    have other keys; and other containers, unless they hold numbers and text only. An empty container is a target.
     """
     if not batches.is_container(value):
         return type_name(value) in ("Mask", "BoundingBoxes", "KeyPoints")
     if isinstance(value, Mapping):
         return True
-    inside = [batches.member(value, name) for name in batches.member_names(value)]
-    return not inside or not all(isinstance(member, int | float | str | bytes | np.generic) for member in inside)
+    members = [batches.member(value, name) for name in batches.member_names(value)]
+    return not members or not all(isinstance(member, int | float | str | bytes | np.generic) for member in members)
 
 
 def _member_path(container: Any, name: Any) -> str:
+    """Return the code that reads a member, such as ``['image']`` or ``.image``."""
     return f"[{name!r}]" if batches.by_key(container) else f".{name}"

@@ -12,8 +12,8 @@ from torch import Tensor
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, flag, one_of
 from gpuaug.core.ragged import MOST_ELEMENTS, MOST_SIDE, Ragged, Shapes
-from gpuaug.feed.collate_members import MemberCollate, allocated, where
-from gpuaug.feed.image_input import Channels, as_stored, frames_of, is_clip, is_image, prepared, refuse, sizes_of, unpacked
+from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
+from gpuaug.feed.image_input import Channels, as_array, as_stored, frames_of, is_clip, is_image, refuse, sizes_of, with_channels
 
 
 def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: Literal[1, 3] | None = 3) -> Batch:
@@ -23,8 +23,8 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: L
     ``tv_tensors.Image``. Clips are uint8 arrays (T, H, W, C), and uint8 tensors (T, C, H, W), including ``tv_tensors.Video``;
     all clips of a member have the same T. A sample is an image or clip, or a tuple, list, mapping, named tuple or dataclass
     with one or more of them, also in a list or tuple of views. The other members are collated by torch's ``default_collate``,
-    except targets: a mapping, list or tuple in a sample is not collated, and the batch has a list of them with one entry per
-    sample. A list or tuple of numbers and text only is collated.
+    except targets: if a member is a mapping, or a list or tuple that holds more than numbers and text, the batch has a list
+    with this member of each sample.
 
     Args:
         samples: Samples of the same structure. The first sample determines which members are images or clips.
@@ -36,19 +36,19 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: L
     Returns:
         A batch of the samples' structure, as of ``default_collate`` (a list for a tuple), with a ``Ragged`` for each member of
         images or clips. Clips are packed as B · T images with ``shapes.frames`` = T. The layout is ``"chw"`` if the first value
-        is a tensor, else ``"hwc"``. In a worker of a loader with slots it is in a slot, which is overwritten after the batch
-        was copied: return it from the collate function and keep no reference.
+        is a tensor, else ``"hwc"``. In a worker of a ``StreamedLoader`` the images may be in a slot, memory that is overwritten
+        after the batch was copied to the GPU. So return the batch from the collate function, and keep no reference to it.
 
     Raises:
         ArgumentTypeError: If an image is not uint8 (or uint16 or int16 with ``channels=None``), or if a value that should be an
             image is not.
-        ArgumentError: If an image has another number of channels and ``convert`` is false, no pixels, or a side of 2**24 or
-            more; if a batch has 2**31 values or more; if clips of a batch differ in their number of frames.
+        ArgumentError: If an image has no pixels, a side of 2**24 or more, or, without ``convert``, another number of channels;
+            if a batch has 2**31 values or more; if clips of a batch differ in their number of frames.
 
     Cost:
         On the host, one copy of each image into the buffer; two of a PIL image, since PIL stores a pixel in four bytes. In a
-        worker of a ``StreamedLoader`` the buffer is the slot that the GPU reads, so there is no other copy. An image of another
-        layout than the first, or with reversed channels, takes a few tenths of a millisecond to transpose.
+        worker of a ``StreamedLoader`` the GPU reads this buffer, so there is no other copy. An image of another layout than the
+        first, or with reversed channels, takes a few tenths of a millisecond more.
 
     Examples:
         >>> small, large = torch.zeros(3, 2, 2, dtype=torch.uint8), torch.ones(3, 4, 5, dtype=torch.uint8)
@@ -62,62 +62,74 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: L
     convert = flag("convert", convert, "True converts images of other channels.")
     if convert and channels is None:
         raise ArgumentError("convert must be left out with channels=None, got True. Pass channels=3 to convert images to RGB.")
-    pack = partial(_packed, channels=channels, convert=convert)
-    return MemberCollate(partial(_are_packed, deep=channels is None), pack, refuse)(samples)
+    pack = partial(_pack, channels=channels, convert=convert)
+    return MemberCollate(partial(_are_images, allow_16_bits=channels is None), pack, refuse)(samples)
 
 
-def _are_packed(members: Sequence[Any], _path: str, *, deep: bool) -> bool:
-    return is_image(members[0], deep=deep) or is_clip(members[0], deep=deep)
+def _are_images(values: Sequence[Any], _path: str, *, allow_16_bits: bool) -> bool:
+    """Return whether a member holds images or clips. The first value decides."""
+    return is_image(values[0], allow_16_bits=allow_16_bits) or is_clip(values[0], allow_16_bits=allow_16_bits)
 
 
-def _packed(members: Sequence[Any], path: str, *, channels: Channels | None, convert: bool) -> Ragged:
-    is_of_clips = is_clip(members[0], deep=True)
-    images = frames_of(members, path) if is_of_clips else members
-    frames = len(members[0]) if is_of_clips else 0
-    samples = [where(number, path) for number in range(len(members)) for _ in range(frames or 1)]
+def _pack(values: Sequence[Any], path: str, *, channels: Channels | None, convert: bool) -> Ragged:
+    """Pack the images or clips of a member.
+
+    Args:
+        values: (B,) values of the member, one per sample.
+        path: Path of the member within a sample, for error messages.
+        channels: See ``collate_ragged``.
+        convert: See ``collate_ragged``.
+    """
+    has_clips = is_clip(values[0], allow_16_bits=True)
+    images = frames_of(values, path) if has_clips else values
+    frames = len(values[0]) if has_clips else 0
+    positions = [position_text(number, path) for number in range(len(values)) for _ in range(frames or 1)]
     if channels is None:
-        first = as_stored(images[0], None, samples[0])
-        ready = [first, *(as_stored(image, first, sample) for image, sample in zip(images[1:], samples[1:], strict=True))]
+        first = as_stored(images[0], None, positions[0])
+        others = zip(images[1:], positions[1:], strict=True)
+        checked_images = [first, *(as_stored(image, first, position) for image, position in others)]
         count = first.shape[2]
         dtype = first.dtype
     else:
-        ready = [
-            prepared(image, channels, convert=convert, where=sample) for image, sample in zip(images, samples, strict=True)
+        checked_images = [
+            with_channels(image, channels, convert=convert, position=position)
+            for image, position in zip(images, positions, strict=True)
         ]
         count = channels
         dtype = np.dtype(np.uint8)
-    sizes = sizes_of(ready)
+    sizes = sizes_of(checked_images)
     if (sizes >= MOST_SIDE).any():
         longest = int(np.argmax(sizes)) // 2
         height, width = sizes[longest]
         raise ArgumentError(
-            f"Images must have sides of fewer than 2**24 pixels, got {height}x{width} in {samples[longest]}. "
-            "Cut it up in the dataset."
+            f"Images must have sides of fewer than 2**24 pixels, got {height}x{width} in {positions[longest]}. "
+            "Split the image in the dataset."
         )
     ends = sizes.prod(1).cumsum() * count
     if ends[-1] >= MOST_ELEMENTS:
         overflowing = int(np.searchsorted(ends, MOST_ELEMENTS))
         raise ArgumentError(
             f"The images of a batch must have fewer than 2**31 values, got {ends[overflowing]} up to "
-            f"{samples[overflowing]}. Lower batch_size, or have the dataset shrink its largest images."
+            f"{positions[overflowing]}. Lower batch_size, or downsample large images in the dataset."
         )
-    planes = isinstance(images[0], Tensor)
-    data = allocated((int(ends[-1]),), getattr(torch, dtype.name))
+    is_planar = isinstance(images[0], Tensor)
+    data = allocate_tensor((int(ends[-1]),), getattr(torch, dtype.name))
     flat = data.numpy()
     start = 0
-    for image, (height, width), end in zip(ready, sizes.tolist(), ends.tolist(), strict=True):
+    for image, (height, width), end in zip(checked_images, sizes.tolist(), ends.tolist(), strict=True):
         part = flat[start:end]
-        target = part.reshape(count, height, width).transpose(1, 2, 0) if planes else part.reshape(height, width, count)
-        _copy(unpacked(image), target)
+        target = part.reshape(count, height, width).transpose(1, 2, 0) if is_planar else part.reshape(height, width, count)
+        _copy(as_array(image), target)
         start = end
-    places = allocated((len(ready), 3), torch.int64)
-    places.numpy()[:] = np.column_stack([ends - sizes.prod(1) * count, sizes])
-    return Ragged(data, places, Shapes(sizes, count, "chw" if planes else "hwc", frames=frames))
+    offsets_and_sizes = allocate_tensor((len(checked_images), 3), torch.int64)
+    offsets_and_sizes.numpy()[:] = np.column_stack([ends - sizes.prod(1) * count, sizes])
+    return Ragged(data, offsets_and_sizes, Shapes(sizes, count, "chw" if is_planar else "hwc", frames=frames))
 
 
 def _copy(pixels: NDArray[Any], target: NDArray[Any]) -> None:
+    """Copy an image (H, W, C) of any strides to ``target``."""
     if pixels.strides[1:] == target.strides[1:]:  # whole rows
         target[:] = pixels
         return
-    for channel in range(target.shape[2]):  # NumPy's inner loop is then along a row, not over three values: 4 times as fast
+    for channel in range(target.shape[2]):  # by channel, NumPy's inner loop runs along a row, not over three values: 4x as fast
         target[..., channel] = pixels[..., channel]

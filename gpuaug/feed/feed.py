@@ -1,10 +1,14 @@
-"""``Feed``: source of a loader's batches. They come through the ring, are staged in page-locked slots, or come unchanged.
+"""``Feed``: source of a loader's batches, which arrive in *slots* of a *ring*, or as the wrapped loader returns them.
 
-The ring needs a ``DataLoader`` with worker processes. A copy of the loader is iterated whose collate function writes into
-slots; the user's object is not changed. A loader that stores its state in itself cannot be copied: it has that collate function
-only while its workers start. While workers of any loader start, it has a ``worker_init_fn`` that makes workers send an error
-in place of a batch that they cannot send. Other sources are read on a background thread, which copies their batches into
-slots, so that the training thread does not wait for the driver to stage them.
+The ring is shared, page-locked memory, and is divided into slots for one batch each. Worker processes of a ``DataLoader`` write
+their batches into slots: a copy of the user's loader is iterated, whose collate function is a ``SlotCollate``. A loader that
+stores its state in itself cannot be copied. Its own ``collate_fn`` is replaced, only while its workers start.
+
+Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
+does not wait for the driver to copy from pageable memory.
+
+While workers start, the loader also has a ``worker_init_fn`` that makes a worker send an error in place of a batch that it
+cannot send.
 """
 
 import copy
@@ -31,7 +35,7 @@ from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
 from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
-from gpuaug.feed.ring_collate import SlotCollate, described_or_not
+from gpuaug.feed.ring_collate import SlotCollate, describe_or_free_slot
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, Described, Slot, can_be_placed
 from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
 from gpuaug.feed.unsent import sending_errors
@@ -49,10 +53,12 @@ class Feed:
         feed: The user's argument.
         feed_bytes: Limit of the bytes of all slots, or ``None`` for the default.
         device: Device that batches are copied to.
-        begin_with: Function called as ``begin_with(begin, loader)`` instead of ``begin(loader)`` to begin an iteration.
+        begin_with: Wrapper of the function that begins an iteration. Called as ``begin_with(begin, loader)`` instead of
+            ``begin(loader)``.
 
     Raises:
-        ArgumentError: If ``feed`` has another value, or is ``"ring"`` and the source cannot fill slots.
+        ArgumentError: If ``feed`` has an invalid value, or is ``"ring"`` and batches of the source cannot be written into
+        slots.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class Feed:
         device: torch.device,
         begin_with: Callable[[Begin, Any], IteratorAndReader] | None = None,
     ) -> None:
-        feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to have what fits.")
+        feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to use the ring where possible.")
         self._loader = loader
         self._device = device
         self._page_locks = device.type == "cuda"
@@ -72,26 +78,24 @@ class Feed:
         self._begin_with = begin_with
         self.workers = _workers_of(loader)
         self.reason = "as asked" if feed == "plain" else _reason_without_slots(loader, device, forced=feed == "ring")
-        """Why batches travel without slots; an empty string if they use slots."""
+        """Reason why batches travel without slots; an empty string if they use slots."""
         if feed == "ring" and self.reason:
-            raise ArgumentError(
-                f"feed='ring' must be for a source that can fill slots, got one that cannot: {self.reason}. Leave feed out."
-            )
+            raise ArgumentError(f"feed must be 'auto' or 'plain' here, got 'ring', but {self.reason}. Leave feed out.")
         self.resumable = ResumableLoader(loader) if is_resumable(loader) else None
         self.stateful = StatefulLoader(loader) if _keeps_state(loader) else None
         self._process = os.getpid()
-        self._parents: Any = None
+        self._objects_of_parent: Any = None
         """Objects of the parent process, kept alive in a forked process."""
         self._ring: Ring | None = None
         # A list, because every next() iterates over it, and iterating over a WeakSet is slow.
         self._rings: list[weakref.ref[Ring]] = []
         self._loader_copy: Any = None
         """Copy of the wrapped loader that collates into the ring."""
-        self._last: weakref.ref[FeedIterator] | None = None
+        self._last_iteration: weakref.ref[FeedIterator] | None = None
         """The last iteration that used the ring."""
-        self._last_ended: threading.Event | None = None
-        """Set when the thread and the workers of ``_last`` have ended."""
-        # Whether a source without workers page-locks its batches is known only from a batch, by a CUDA call.
+        self._last_has_ended: threading.Event | None = None
+        """Event that is set when the thread and the workers of the last iteration have ended."""
+        # On CUDA, off until ``prepare`` has checked by a CUDA call that the first batch is not page-locked.
         self._staging = _Staging(on=not self._page_locks)
         self._checked_pinning = False
 
@@ -102,7 +106,7 @@ class Feed:
 
     @property
     def size(self) -> str:
-        """Text about the slots and their limit, for the loader's ``repr``. Empty if batches travel without slots."""
+        """Number and size of the slots and their limit as text, for the loader's ``repr``; empty if there are no slots."""
         if self.reason:
             return ""
         slots = self._ring.size if self._ring is not None else "no slots yet"
@@ -119,7 +123,7 @@ class Feed:
 
         Args:
             current_stream: Function that returns the handle of the calling thread's current stream.
-            depth: Largest number of batches to work on ahead. The ring has slots for at least that many.
+            depth: Maximum number of batches to work on ahead. The ring has slots for at least this number of batches.
             resume: Position at which the iteration begins; ``None``: the first batch.
 
         Raises:
@@ -129,28 +133,28 @@ class Feed:
         open_on = partial(self._open_on, resume, current_stream)
         workers = _workers_of(self._loader)
         if self._process != os.getpid():
-            # In a forked process, ring and workers belong to the parent. If the copy of the loader were garbage-collected here,
-            # it would end these workers.
-            self._parents = (self._parents, self._loader_copy)
+            # In a forked process, the ring and the workers belong to the parent. Garbage collection of the copy of the loader
+            # would end the workers.
+            self._objects_of_parent = (self._objects_of_parent, self._loader_copy)
             self._process = os.getpid()
             self._loader_copy = self._ring = None
-        if workers != self.workers:  # the user has changed it
+        if workers != self.workers:  # the user has changed num_workers
             self._loader_copy = self._ring = None
             self.workers = workers
         if self.reason:
             return open_on(self._loader)
-        last = self._last() if self._last is not None else None
+        last = self._last_iteration() if self._last_iteration is not None else None
         persistent = has_persistent_workers(self._loader)
         if not persistent and last is not None and last.is_open:
-            # The last iteration uses the slots. A second ring would take as much memory again.
+            # The last iteration is using the slots. A second ring would double the memory.
             return open_on(self._loader)
-        if not persistent and self._last_ended is not None and not self._last_ended.is_set():
+        if not persistent and self._last_has_ended is not None and not self._last_has_ended.is_set():
             # The last iteration's thread is still inside the loader's next(), and its workers may write into the ring's slots.
             self._ring = None
         slots_per_worker = self._slots_per_worker(depth)
-        if self._ring is not None and self._ring.each < slots_per_worker:  # the depth has become larger
+        if self._ring is not None and self._ring.slots_per_worker < slots_per_worker:  # ``depth`` was increased
             if persistent:
-                self._ring.widen(slots_per_worker)  # running workers have mapped the ring's memory
+                self._ring.widen(slots_per_worker)  # not a new ring, because running workers have mapped the memory of this one
             else:
                 self._ring = None
         if self._ring is None:
@@ -173,18 +177,19 @@ class Feed:
             self._loader_copy = loader_copy
             feed = open_on(loader_copy, self._ring)
             if persistent:
-                # Persistent workers finish their batches before a new epoch, so they no longer write into older slots.
+                # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
                 self._ring.drop_old()
-        self._last = weakref.ref(feed)
-        self._last_ended = getattr(feed, "gone", None)
+        self._last_iteration = weakref.ref(feed)
+        self._last_has_ended = getattr(feed, "has_ended", None)
         return feed
 
     def _open_on(
         self, resume: Resume | None, current_stream: Callable[[], Any], loader: Any, ring: Ring | None = None
     ) -> FeedIterator:
+        """Begin an iteration over the wrapped loader or a copy of it, with or without a ring. Arguments: see ``open``."""
         receive: Receive | None = None
         if ring is not None:
-            receive = partial(_received if self.workers else partial(_staged, self._staging), ring, self._device)
+            receive = partial(_receive_from_worker if self.workers else partial(_stage, self._staging), ring, self._device)
         keeps_state = _keeps_state(loader)
         starts_workers = self.workers and (keeps_state or iterated_as(loader, DataLoader))
         memory = ring.memory if ring is not None else None
@@ -216,7 +221,7 @@ class Feed:
             self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
-        """Free the slot of a batch once ``event``, recorded after its copy, has passed."""
+        """Free the slot of a batch when ``event``, which was recorded after the copy of the batch, has passed."""
         if pulled.slot is not None:
             pulled.slot.ring.read_until(pulled.slot, event)
             pulled.slot = None
@@ -245,22 +250,23 @@ class Feed:
         self._ring = None
 
     def _slots_per_worker(self, depth: int) -> int:
-        prefetched = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
-        # In addition to prefetched batches: batches that wait for the training thread or are being copied.
+        prefetch_factor = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
+        # In addition to the batches that workers prefetch: batches that wait for the training thread or are being copied.
         ahead = QUEUED + depth + 3 + (self._begin_with is not None)
-        return int(prefetched + 1 + math.ceil(ahead / max(self.workers, 1)))
+        return int(prefetch_factor + 1 + math.ceil(ahead / max(self.workers, 1)))
 
     def _new_ring(self, slots_per_worker: int) -> Ring | None:
+        """Create a ring; ``None`` if its memory cannot be allocated."""
         try:
             ring = Ring(max(self.workers, 1), slots_per_worker, self._budget)
         except OSError as error:
-            self._use_no_ring(error)
+            self._disable_ring(error)
             return None
         self._rings = [*(reference for reference in self._rings if reference() is not None), weakref.ref(ring)]
         return ring
 
-    def _use_no_ring(self, error: OSError) -> None:
-        """Let batches travel without slots from now on, with a warning.
+    def _disable_ring(self, error: OSError) -> None:
+        """Let batches travel without slots from now on, and warn.
 
         Raises:
             GpuAugError: Instead of the warning, if ``feed`` is ``"ring"``.
@@ -271,13 +277,14 @@ class Feed:
         else:
             way_out = "Lower feed_bytes, or raise the limits of the process: ulimit -v and ulimit -f."
         if self._forced:
-            raise GpuAugError(f"The ring cannot be made, because {why}. {way_out}") from error
-        self.reason = f"its memory cannot be had here: {error}"
+            raise GpuAugError(f"The ring cannot be created, because {why}. {way_out}") from error
+        self.reason = f"the memory of the ring cannot be allocated: {error}"
         warnings.warn(
             f"Batches travel without page-locked slots, which is slower, because {why}. {way_out}", GpuAugWarning, stacklevel=2
         )
 
     def _copy_of_loader(self, ring: Ring) -> Any:
+        """Return a copy of the ``DataLoader`` whose workers write into the ring."""
         loader_copy = copy.copy(self._loader)
         assert isinstance(loader_copy, DataLoader)
         loader_copy._iterator = None
@@ -287,35 +294,38 @@ class Feed:
 
 
 class _Staging:
-    """Flag whether batches of a source without workers are copied into slots. An object, shared with the feed's thread."""
+    """Whether batches of a source without workers are copied into slots.
+
+    An object, because the background thread reads it, too.
+    """
 
     def __init__(self, *, on: bool) -> None:
         self.on = on
 
 
-# The following functions run on the feed's thread, which makes no CUDA calls. They keep the ring of their iteration, even if
-# the loader creates another ring.
+# The next two functions run on the background thread, which makes no CUDA calls. An iteration uses its ring until its end, even
+# if the loader creates another ring.
 
 
-def _received(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """(batch, slot) of a batch that arrived from a worker. The slot is ``None`` if the batch came without one."""
+def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
+    """Return (batch, slot) for an object from a worker: a batch, for which the slot is ``None``, or a description of a slot."""
     if type(batch) is not Described:
         ring.make_room(batch)
         return batch, None
-    complete = not any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
+    was_too_large = any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
     received, slot = ring.received(batch)
-    if not complete:
+    if was_too_large:  # some tensors did not fit into the slot
         ring.make_room(received)
     return _for_device(device, received, slot)
 
 
-def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """(batch, slot) of a batch of a source without workers, copied into a slot if one is free."""
+def _stage(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
+    """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
     writer = ring.memory.take(0) if staging.on and ring.make_room(batch) else None
     if writer is None:
         return batch, None
     try:
-        described = described_or_not(batch, writer)
+        described = describe_or_free_slot(batch, writer)
     except BaseException:
         writer.free()
         raise
@@ -323,13 +333,15 @@ def _staged(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -
 
 
 def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
+    """Return (batch, slot) for a device. For a GPU, the loader copies the tensors from the slot later."""
     if device.type == "cuda":
         return batch, slot
-    # On a CPU there is no copy lane, so tensors are cloned: those handed over must not be in the slot.
+    # For a CPU, tensors are copied now, because the user's tensors must not share the memory of the slot.
     return batches.map_leaves(batches.cached_by_id(_cloned), batch), slot
 
 
 def _workers_of(loader: Any) -> int:
+    """Return the number of worker processes of a ``DataLoader``; 0 for other loaders."""
     return loader.num_workers if isinstance(loader, DataLoader) else 0
 
 
@@ -338,7 +350,7 @@ def _cloned(leaf: Any) -> Any:
 
 
 def _reason_without_slots(loader: Any, device: torch.device, *, forced: bool) -> str:
-    """Why batches cannot travel in slots, or an empty string."""
+    """Return the reason why batches cannot travel in slots, or an empty string."""
     unsupported = why_not_here()
     if unsupported is not None:
         return unsupported
@@ -347,7 +359,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, forced: bool) ->
     if device.type not in ("cuda", "cpu"):
         return f"the device is {device.type}"
     if type(loader) in {list, tuple}:
-        return "a list's batches are in memory already"
+        return "the batches of a list are in memory already"
     if not isinstance(loader, DataLoader):
         return ""
     if not (iterated_as(loader, DataLoader) or _keeps_state(loader)):
@@ -355,7 +367,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, forced: bool) ->
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
     if _keeps_state(loader):
-        return "its persistent workers hold its state" if loader.persistent_workers else ""
+        return "persistent workers hold the state of the loader" if loader.persistent_workers else ""
     if loader.num_workers and loader._iterator is not None:
         return "the loader's workers are running already"
     return ""

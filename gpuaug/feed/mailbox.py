@@ -7,41 +7,50 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 QUEUED = 2
-"""Largest number of host batches that wait for the training thread, in addition to those in the queue of the workers."""
+"""Maximum number of host batches that wait for the training thread, in addition to the batches in the queue of the workers."""
 
 PAUSE = 0.5
-"""Fraction of a training step that the thread pauses before it pulls another batch while one is ready.
+"""Fraction of a training step for which the pulling thread pauses, while another batch is ready, before it pulls a batch.
 
-Two threads take turns in executing Python. A training step begins with launches from Python (the forward pass). From about its
-middle on the training thread waits in C++ for the backward pass, and Python code of the other thread does not delay it.
+Only one thread executes Python at a time. A training step begins with launches from Python (the forward pass). From about the
+middle of the step, the training thread waits in C++ for the backward pass, and is not delayed by Python code of another thread.
 """
 
 MAX_PAUSE_S = 0.05
-"""Largest pause, in seconds."""
+"""Maximum pause in seconds."""
 
 
 @dataclass(slots=True)
 class Pulled:
-    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end. See ``loader/in_flight.py``."""
+    """Result of one ``next`` of the wrapped loader: a batch, an error, or the end."""
 
     batch: Any = None
+    """Host batch; ``None`` for an error or the end."""
     error: BaseException | None = None
+    """Error that ``next`` raised, to be raised on the training thread."""
     ended: bool = False
+    """Whether no further result follows."""
     stream: Any = None
-    """Handle of the CUDA stream that was current when the batch was pulled, on which its resident tensors were written."""
+    """Handle of the CUDA stream that was current when the batch was pulled.
+
+    Tensors that were on the GPU then were written on it.
+    """
     slot: Any = None
-    """Slot of the ring that holds the batch's tensors. Keep a reference until they have been read."""
+    """``Slot`` (part of shared memory) that holds the batch's tensors, or ``None``.
+
+    Keep a reference until they have been read.
+    """
     state: Any = None
-    """State of the wrapped loader after this batch, or at the end, if the loader has a state."""
+    """State of the wrapped loader after this batch, or at the end; ``None`` if the loader has no state."""
     took_s: tuple[float, float] = (0.0, 0.0)
     """Start and end of the ``next`` call, by ``time.perf_counter``."""
 
 
 class Mailbox:
-    """Bounded queue between the two threads, which either thread can close.
+    """Bounded queue between the pulling thread and the training thread. Either thread can close it.
 
-    It consists of two queues that wait in C: one of items, one of permits to put an item. A ``Condition`` would wait in Python
-    and hold the interpreter lock.
+    It consists of two queues that wait in C: a queue of items, and a queue of permits to put an item. A ``Condition`` would
+    wait in Python, and hold the interpreter's lock.
     """
 
     def __init__(self) -> None:
@@ -50,7 +59,7 @@ class Mailbox:
         self._refilled_s = time.perf_counter()
         self._items: SimpleQueue[Pulled] = SimpleQueue()
         self._permits: SimpleQueue[None] = SimpleQueue()
-        self._taken = QUEUED
+        self._missing_permits = QUEUED
         self._closed = False
         self.refill()
 
@@ -81,20 +90,20 @@ class Mailbox:
             item = self._items.get(block)
         except Empty:
             return None
-        self._taken += 1
+        self._missing_permits += 1
         return item
 
     def refill(self) -> None:
-        """Give a permit for each item that was taken. Called when a training step begins."""
+        """Add a permit for each item that was taken. Called when a training step begins."""
         now_s = time.perf_counter()
         step_s = now_s - self._refilled_s
         self._refilled_s = now_s
-        # The shorter of two steps counts: after one long step, short steps would use up ready batches during the pause.
+        # The shorter of the last two steps decides: a pause for one long step would outlast the ready batches of short steps.
         self._pause_s = min(PAUSE * min(step_s, self._step_s), MAX_PAUSE_S)
         self._step_s = step_s
-        for _ in range(self._taken):
+        for _ in range(self._missing_permits):
             self._permits.put(None)
-        self._taken = 0
+        self._missing_permits = 0
 
     def close(self) -> None:
         """Drop all items and wake both threads: ``wait_for_permit`` returns ``False``, ``take`` returns the end."""
@@ -103,7 +112,10 @@ class Mailbox:
         self._drain()
 
     def _drain(self) -> None:
-        """Drop all items. The traceback of an error among them would keep the frame of the thread alive."""
+        """Drop all items, and add the end.
+
+        An error among the items would keep the pulling thread's frame alive by its traceback.
+        """
         with suppress(Empty):
             while True:
                 self._items.get(block=False)

@@ -3,8 +3,9 @@
 ``iter(loader)`` is called on the training thread, because it starts workers and draws their seed from the global generator.
 The pulling thread then only calls ``next``. It makes no CUDA calls of its own, so it does not break the user's graph captures.
 
-The two threads share one interpreter lock, and a training thread that launches kernels releases it at every launch. Python code
-of the pulling thread therefore delays the training thread: it does little in Python, and its queues wait in C.
+The two threads share the interpreter's lock. A training thread that launches kernels releases the lock at every launch, so
+Python code of the pulling thread delays the training thread. Therefore the pulling thread does little in Python, and its queues
+wait in C.
 """
 
 import contextvars
@@ -34,7 +35,7 @@ _TAKEN_OVER = (
     "This iterator ended, because a newer one took over its persistent workers. "
     "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
 )
-_CLOSED = "This iterator ended, because its loader was closed or given a state. Begin a new one: iter(loader)."
+_CLOSED = "This iterator ended, because its loader was closed or loaded a state. Begin a new one: iter(loader)."
 
 Receive = Callable[[Any], tuple[Any, Any]]
 """Function that turns an object from the wrapped loader into (batch, slot)."""
@@ -43,7 +44,14 @@ _log = logging.getLogger("gpuaug")
 
 
 class FeedIterator(ABC):
-    """One iteration over the wrapped loader."""
+    """One iteration over the wrapped loader.
+
+    Args:
+        loader: The wrapped loader, or a copy of it.
+        iterator: Result of ``iter(loader)``.
+        current_stream: Function that returns the handle of the calling thread's current stream.
+        state: Function that reads the state of the wrapped loader. Default: a function that reads it from ``iterator``.
+    """
 
     def __init__(
         self,
@@ -56,7 +64,8 @@ class FeedIterator(ABC):
         self.iterator = iterator
         self._current_stream = current_stream
         self._state = state or state_reader(loader, iterator)
-        self._why_ended: str | None = None
+        self._end_message: str | None = None
+        """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
         self.state_at_start: Any = self._state(False)
         """State of the wrapped loader before the first batch, if the loader has a state."""
 
@@ -66,37 +75,38 @@ class FeedIterator(ABC):
         Raises:
             IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
-        pulled = self._get(block) if self._why_ended is None else None
+        pulled = self._get(block) if self._end_message is None else None
         if (error := self.ended_error()) is not None:  # another thread may have closed the iteration meanwhile
             raise error
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
         """Error to raise for the next batch if this iteration was closed or taken over; else ``None``."""
-        return IteratorEndedError(self._why_ended) if self._why_ended is not None else None
+        return IteratorEndedError(self._end_message) if self._end_message is not None else None
 
     @property
     def is_open(self) -> bool:
         """Whether the iteration has been neither closed nor taken over."""
-        return self._why_ended is None
+        return self._end_message is None
 
     def refill(self) -> None:
-        """Let the thread pull as many batches as were taken. Call when a batch is handed over, not before.
+        """Let the thread pull one batch for each batch that was taken. Call only after the batch has been launched.
 
-        Pulling competes for the interpreter lock with the launches of the batch.
+        Pulling would compete with the launches for the interpreter's lock.
         """
 
     def take_over(self) -> None:
         """End this iteration because a newer one reads the same iterator."""
-        self._why_ended = _TAKEN_OVER
+        self._end_message = _TAKEN_OVER
 
     def close(self) -> None:
         """Drop the wrapped loader's iterator, which ends its workers. Idempotent."""
-        self._why_ended = self._why_ended or _CLOSED
+        self._end_message = self._end_message or _CLOSED
         self.loader = self.iterator = iter(())
 
     @abstractmethod
-    def _get(self, block: bool) -> Pulled | None: ...
+    def _get(self, block: bool) -> Pulled | None:
+        """Return the next batch, error or end; ``None`` if it is not ready and ``block`` is false."""
 
 
 class ListFeedIterator(FeedIterator):
@@ -127,10 +137,10 @@ class ThreadFeedIterator(FeedIterator):
         pull = _make_pull(iterator, self._state, current_stream, receive or _without_slot)
         target = _make_thread_target(_ThreadState(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
-        # Also runs when the interpreter ends, before it unloads modules that the thread uses.
+        # The finaliser also runs when the interpreter ends, before modules that the thread uses are unloaded.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread, iterator)
-        self.gone = threading.Event()
-        """Set when the thread and the workers have ended."""
+        self.has_ended = threading.Event()
+        """Event that is set when the thread and the workers have ended."""
         _open.add(self)  # before the thread reads, so that close_iterations finds this iteration
         self._thread.start()
 
@@ -151,10 +161,10 @@ class ThreadFeedIterator(FeedIterator):
         if not self._thread.is_alive():
             if not has_persistent_workers(loader):
                 end_workers(iterator)
-            self.gone.set()
+            self.has_ended.set()
 
     def refill(self) -> None:
-        """Let the thread pull as many batches as were taken."""
+        """Let the thread pull one batch for each batch that was taken."""
         self._box.refill()
 
     def _get(self, block: bool) -> Pulled | None:
@@ -169,14 +179,15 @@ def open_feed_iterator(
 ) -> FeedIterator:
     """Begin an iteration over ``loader``.
 
-    If ``iter`` returns the same object every time, as for a generator or a ``DataLoader`` with persistent workers, only one
-    iteration can read it. As in ``DataLoader`` itself, the newer iteration reads it and the older one is ended.
+    If ``iter`` returns the same iterator every time, as for a generator or a ``DataLoader`` with persistent workers, only one
+    iteration can read it. As in ``DataLoader`` itself, the newer iteration takes over the iterator, and the older iteration
+    ends.
 
     Args:
         loader: Any iterable of host batches.
         current_stream: Function that returns the handle of the calling thread's current stream.
-        receive: Called on the pulling thread with each object from the loader. Returns (batch, slot).
-        begin: Calls ``iter(loader)``. Returns the iterator and a function that reads the loader's state.
+        receive: Function that is called on the pulling thread with each object from the loader, and returns (batch, slot).
+        begin: Function that calls ``iter(loader)``, and returns the iterator and a function that reads the loader's state.
 
     Raises:
         Exception: Any error of ``begin``.
@@ -191,17 +202,18 @@ def open_feed_iterator(
 
 
 def close_iterations(loader: Any) -> None:
-    """End all iterations over ``loader``. Call before its workers end: after that its ``next`` would not return."""
+    """End all iterations over ``loader``. Call before its workers end, after which ``next`` would wait forever."""
     for feed in list(_open):
         if feed.loader is loader:
             feed.close()
 
 
 _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
-"""Iterations with a thread, of all loaders in this process: two loaders may wrap the same ``DataLoader``."""
+"""Iterations with a thread, of all loaders in this process, because two loaders may wrap the same ``DataLoader``."""
 
 
 def _take_over(feeds: Iterable[FeedIterator]) -> None:
+    """End iterations because a newer one takes over their iterator."""
     for feed in list(feeds):
         feed.take_over()
 
@@ -231,6 +243,7 @@ class _ThreadState:
             torch.cuda.set_device(self._cuda_device)  # loaders that use CUDA expect the device of the training thread
 
     def inference_mode(self) -> Any:
+        """Context manager with the inference mode of the creating thread."""
         return torch.inference_mode(self._inference)
 
 
@@ -238,7 +251,7 @@ def _without_slot(batch: Any) -> tuple[Any, None]:
     return batch, None
 
 
-# The thread runs closures over single objects, not methods: a reference to the FeedIterator would keep it alive forever.
+# The thread runs functions that hold no reference to the FeedIterator, which would otherwise live as long as its thread.
 
 
 def _make_pull(
@@ -247,11 +260,11 @@ def _make_pull(
     def pull() -> Pulled:
         began_s = time.perf_counter()
         try:
-            loaded = next(iterator)
+            loader_output = next(iterator)
         except StopIteration:
             return Pulled(ended=True, state=state(True))
         state_after = state(False)
-        batch, slot = receive(loaded)
+        batch, slot = receive(loader_output)
         took_s = began_s, time.perf_counter()
         return Pulled(batch, stream=current_stream(), slot=slot, state=state_after, took_s=took_s)
 
@@ -278,12 +291,13 @@ def _make_thread_target(settings: _ThreadState, pull: Callable[[], Pulled], box:
 
 
 def _stop(box: Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
+    """End the pulling thread. Waits at most ``STOP_S`` if the wrapped loader is inside ``next``."""
     box.close()
-    # The garbage collector may call this on the thread itself, which cannot join itself.
+    # The garbage collector may call this function on the pulling thread, which cannot join itself.
     tries = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1
     for _ in range(tries):
         if thread.is_alive():
             wake(iterator)
             thread.join(WAKE_S)
     if tries and thread.is_alive():
-        _log.warning("The loader is still inside next() after %.0f s. Its thread ends when that returns.", STOP_S)
+        _log.warning("The wrapped loader is still inside next() after %.0f s. Its thread ends when next() returns.", STOP_S)

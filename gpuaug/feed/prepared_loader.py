@@ -1,8 +1,10 @@
-"""Loaders that Accelerate has prepared. Their ``DataLoader`` is iterated, and their attributes are set at each hand-over.
+"""Loaders that Hugging Face Accelerate has prepared (``accelerator.prepare``), which wrap a ``DataLoader``.
 
-Accelerate reads the position of training from a prepared loader: ``accumulate`` and ``gather_for_metrics`` read its
-``end_of_dataloader``, and ``save_state`` saves its ``dl_state_dict``. If the prepared loader itself were iterated, these would
-be ahead of training. Its ``iter`` also synchronises a generator among ranks, which a background thread must not do.
+Accelerate reads the position of training from attributes of the prepared loader: ``accumulate`` and ``gather_for_metrics`` read
+``end_of_dataloader``, and ``save_state`` saves ``dl_state_dict``. If the prepared loader were iterated, these attributes would
+be ahead of training, because batches are read ahead. Its ``iter`` also synchronises a generator among ranks, which a background
+thread must not do. So the ``DataLoader`` is iterated, and the attributes are set when a batch is handed over to the training
+loop.
 """
 
 import sys
@@ -21,11 +23,11 @@ from gpuaug.feed.wrapped_loader import Begin, IteratorAndReader, StateReader, en
 
 
 class ReadState(NamedTuple):
-    """State after a batch was read, stored until the batch is handed over."""
+    """State after a batch was read. It is stored until the batch is handed over to the training loop."""
 
     state: Any
     """State of the ``DataLoader`` after the batch."""
-    last: bool
+    is_last: bool
     """Whether the batch is the last of the epoch."""
 
 
@@ -42,7 +44,7 @@ _POSITION_KEY = "gpuaug"
 
 
 class PreparedLoader:
-    """Access to a loader of Accelerate: the work that it does around its ``DataLoader``.
+    """Access to a loader of Accelerate, and the work that this loader does when its ``DataLoader`` is iterated.
 
     Args:
         loader: A ``DataLoaderShard``, or in a single process a ``DataLoaderDispatcher``.
@@ -50,7 +52,7 @@ class PreparedLoader:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._open = 0
+        self._open_iterations = 0
         self.dataloader: Any = loader.base_dataloader
         """The ``DataLoader`` that is iterated instead of Accelerate's loader."""
 
@@ -85,7 +87,7 @@ class PreparedLoader:
 
     def begin(self) -> None:
         """Record that the training loop has begun an iteration."""
-        self._open += 1
+        self._open_iterations += 1
         self._loader.begin()
 
     def hand_over(self, read_state: ReadState, next_position: RunPosition) -> None:
@@ -93,15 +95,15 @@ class PreparedLoader:
 
         Args:
             read_state: State after the batch.
-            next_position: Position of the batch that follows.
+            next_position: Position of the next batch.
         """
-        self._loader.end_of_dataloader = read_state.last
+        self._loader.end_of_dataloader = read_state.is_last
         if "dl_state_dict" in vars(self._loader) and isinstance(read_state.state, dict):
-            state = {**read_state.state, "_iterator_finished": read_state.last, _POSITION_KEY: tuple(next_position)}
+            state = {**read_state.state, "_iterator_finished": read_state.is_last, _POSITION_KEY: tuple(next_position)}
             self._loader.dl_state_dict = state
 
     def loaded_position(self) -> RunPosition | None:
-        """Position in a state that Accelerate has loaded and from which no iteration has begun; ``None`` without one."""
+        """Return the position in a state that Accelerate has loaded, if no iteration has begun from it yet; else ``None``."""
         state = getattr(self.dataloader, "next_iter_state", None)
         return RunPosition(*state[_POSITION_KEY]) if isinstance(state, dict) and _POSITION_KEY in state else None
 
@@ -121,8 +123,8 @@ class PreparedLoader:
 
     def leave(self) -> None:
         """Record that the training loop has ended an iteration."""
-        self._open -= 1
-        if not self._open:
+        self._open_iterations -= 1
+        if not self._open_iterations:
             self._loader.end()
 
 
@@ -135,19 +137,20 @@ class _ReadAheadIterator(Iterator[Any]):
         self._next: tuple[Any, Any] | None = None
         """(batch, state after the batch) that was read ahead; ``None`` at the end."""
         self._error: BaseException | None = None
-        self._begun = self._ended = False
-        self._read_state = ReadState(state(False), last=False)
-        # Attributes of a DataLoader's iterator, for end_workers and wake.
+        """Error of reading ahead, to be raised by the next call of ``next``."""
+        self._has_begun = self._has_ended = False
+        self._read_state = ReadState(state(False), is_last=False)
+        # ``end_workers`` and ``wake`` of ``wrapped_loader`` use these attributes of a DataLoader's iterator.
         self._shutdown_workers = partial(end_workers, iterator)
         self._data_queue = getattr(iterator, "_data_queue", None)
 
     def read_state(self, ended: bool) -> ReadState:
-        """State after the batch that was returned last, or at the end."""
-        return ReadState(self._state(True), last=True) if ended else self._read_state
+        """Return the state after the batch that ``next`` returned last, or at the end."""
+        return ReadState(self._state(True), is_last=True) if ended else self._read_state
 
     def __next__(self) -> Any:
-        if not self._begun:
-            self._begun = True
+        if not self._has_begun:
+            self._has_begun = True
             self._read()
         if self._error is not None:
             error = self._error
@@ -160,16 +163,17 @@ class _ReadAheadIterator(Iterator[Any]):
             raise StopIteration
         batch, state = self._next
         self._read()
-        self._read_state = ReadState(state, self._ended)
+        self._read_state = ReadState(state, self._has_ended)
         return batch
 
     def _read(self) -> None:
+        """Read the next batch ahead."""
         self._next = None
         try:
             batch = next(self._iterator)
             self._next = batch, self._state(False)
         except StopIteration:
-            self._ended = True
+            self._has_ended = True
         except BaseException as error:  # raised by the next call of next(), after the current batch
             self._error = error
 
@@ -180,15 +184,15 @@ def as_prepared(loader: Any) -> PreparedLoader | None:
     Raises:
         ArgumentError: If ``loader`` communicates with other ranks for every batch.
     """
-    # Not imported: whoever has such a loader has imported the module. Not isinstance(loader, …): Accelerate's loaders return
-    # the class of the wrapped DataLoader as __class__.
+    # The module is not imported: if there is such a loader, it has been imported. isinstance(loader, …) would fail, because
+    # ``__class__`` of Accelerate's loaders is the class of the wrapped DataLoader.
     module = sys.modules.get("accelerate.data_loader")
     if module is None:
         return None
     if issubclass(type(loader), module.DataLoaderDispatcher) and loader.state.num_processes > 1:
         raise ArgumentError(
-            "loader must be one that each rank reads by itself, got a DataLoaderDispatcher, which sends batches from rank 0 to "
-            "the others while they train: read ahead, that could cross what the model sends. Pass "
+            "loader must be a loader that each rank reads by itself, got a DataLoaderDispatcher. It sends batches from rank 0 "
+            "to other ranks, and if batches are read ahead, this may mix with the communication of the model. Pass "
             "dataloader_config=DataLoaderConfiguration(dispatch_batches=False) to the Accelerator."
         )
     classes = (module.DataLoaderShard, module.DataLoaderDispatcher)
@@ -210,9 +214,9 @@ def warn_if_never_stepped(loader: Any) -> None:
     batches = length_hint(loader)
     if batches % state.num_steps:
         warnings.warn(
-            f"The gradients of the last {batches % state.num_steps} of {batches} batches are not stepped, because Accelerate "
+            f"The optimizer makes no step for the last {batches % state.num_steps} of {batches} batches, because Accelerate "
             f"accumulates gradients and has not prepared the {type(loader).__name__}. Use "
             "StreamedLoader(accelerator.prepare(dataloader), stages).",
             GpuAugWarning,
-            stacklevel=5,  # the user's loop, beyond next() of the iterator and of its generator, and _begin()
+            stacklevel=5,  # the user's loop, which calls next() of an iterator, next() of a generator and _begin()
         )

@@ -1,8 +1,9 @@
-"""Epochs that begin at a later batch without loading the batches before it: of lists, and of a ``DataLoader`` by index.
+"""Resumption of an epoch at a later batch, without loading the batches before it, for lists and for a ``DataLoader`` by index.
 
-The order of a ``DataLoader``'s epoch depends on its sampler and the generators that the sampler draws from. So the states of
-these generators at the beginning of the epoch describe the epoch. To resume it, the sampler is iterated again from these
-states, and the indices of the batches that were handed over are dropped. No sample is loaded for that.
+The order of a ``DataLoader``'s epoch depends on its sampler and on the generators from which the sampler draws. So the states
+of these generators at the beginning of the epoch describe the epoch. To resume the epoch, the sampler is iterated again from
+these states, and the indices of the batches that the training loop already had are dropped. No sample is loaded for these
+indices.
 """
 
 import re
@@ -20,29 +21,30 @@ from gpuaug.core.rng import default_rank
 from gpuaug.feed.wrapped_loader import StateReader, as_int, end_workers, is_stateful, iterated_as, parts
 
 _GLOBAL = "torch"
-"""Name of torch's global generator among the generators that a sampler may draw from."""
+"""Key of torch's global generator among the generators from which a sampler may draw."""
 
 
 class Resume(NamedTuple):
-    """Position in its epoch at which the next iteration begins."""
+    """Position at which the next iteration begins."""
 
     batches: int
     """Number of batches to skip."""
     seed: int | None
-    """Seed of the generator from which the workers' seeds are drawn. ``None``: the generator is not seeded."""
+    """Seed for the generator from which the seeds of workers are drawn. ``None``: the generator is not seeded."""
     start: Mapping[str, Any] | None
-    """State at the beginning of the epoch. ``None``: the current state."""
+    """State of the ``ResumableLoader`` at the beginning of the epoch. ``None``: the current state."""
     same_order: bool
-    """Whether to raise if the order differs from that of ``start``."""
+    """Whether to raise an error if the order of the samples differs from the order in ``start``."""
 
 
 def is_resumable(loader: Any) -> bool:
-    """Whether an epoch of ``loader`` can begin at any batch without loading earlier ones."""
+    """Return whether an epoch of ``loader`` can begin at any batch without loading earlier batches."""
     if type(loader) in {list, tuple}:
         return True
     if not isinstance(loader, DataLoader) or is_stateful(loader) or not iterated_as(loader, DataLoader):
         return False
-    # With in_order=False the batches that were handed over are not the first ones. An iterator can be iterated only once.
+    # Not with in_order=False, where the batches that were handed over may not be the first of the epoch. Not with an iterator
+    # as sampler, which can be iterated only once.
     by_index = not isinstance(loader.dataset, IterableDataset) and getattr(loader, "in_order", True)
     return by_index and not isinstance(_index_sampler(loader), Iterator)
 
@@ -52,7 +54,7 @@ _ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "genera
 
 
 def is_state(state: Any) -> bool:
-    """Whether ``state`` has the structure of a state of ``ResumableLoader``."""
+    """Return whether ``state`` has the structure of a state of ``ResumableLoader``."""
     return (
         isinstance(state, Mapping)
         and isinstance(state.get("rank"), int)
@@ -62,7 +64,7 @@ def is_state(state: Any) -> bool:
 
 
 def _maps_names(entries: Any, value_type: Any) -> bool:
-    """Whether ``entries`` maps strings to values of ``value_type``, whole numbers among them within 64 bits."""
+    """Return whether ``entries`` maps strings to values of ``value_type``. Whole numbers must have at most 64 bits."""
     return isinstance(entries, Mapping) and all(
         isinstance(name, str) and isinstance(value, value_type) and not (isinstance(value, int) and value.bit_length() > 63)
         for name, value in entries.items()
@@ -78,20 +80,20 @@ class ResumableLoader:
 
     def __init__(self, loader: Any) -> None:
         self._by_index = isinstance(loader, DataLoader)
-        # Not the loader itself: it may hold an iterator that holds this object.
+        # The loader itself is not stored, because it may hold an iterator that holds this object.
         self._dataset: Any = loader.dataset if self._by_index else loader
         self.sampler: Any = _index_sampler(loader) if self._by_index else None
         """Batch sampler of the loader, or its sampler if it has no batch sampler."""
         names = [type(sampler).__name__ for sampler in (self.sampler, getattr(loader, "sampler", None))]
         self._names = " of ".join(dict.fromkeys(names))
         paths = parts(loader) if self._by_index else {}
-        self._with_epoch = {
+        self._parts_with_epoch = {
             path: part
             for path, part in paths.items()
             if callable(getattr(part, "set_epoch", None)) and as_int(getattr(part, "epoch", None)) is not None
         }
         self.generators: dict[str, torch.Generator] = {}
-        """Generators of the sampler and of the workers' seeds, by path, without torch's global generator."""
+        """Attribute path → generator of the sampler or of the seeds of workers, except torch's global generator."""
         for path, part in paths.items():
             generator: Any = getattr(part, "generator", None)
             others = (torch.default_generator, *self.generators.values())
@@ -103,14 +105,14 @@ class ResumableLoader:
         """Number of ranks among which a sampler divides the dataset; ``None`` without such a sampler."""
 
     def settings(self) -> dict[str, Any]:
-        """Name → value of the settings, other than the order, that decide the batches of an epoch."""
-        samples = None
+        """Return name → value of the settings, other than the order, on which the batches of an epoch depend."""
+        length = None
         with suppress(Exception):  # a dataset need not have a length
-            samples = len(self._dataset)
+            length = len(self._dataset)
         if not self._by_index:
-            return {"batches": samples}
+            return {"batches": length}
         return {
-            "samples": samples,
+            "samples": length,
             "batch_size": _plain(getattr(self.sampler, "batch_size", None)),
             "drop_last": _plain(getattr(self.sampler, "drop_last", None)),
             "sampler": self._names,
@@ -119,23 +121,28 @@ class ResumableLoader:
 
     @property
     def epochs(self) -> dict[str, int | None]:
-        """Path of a sampler → its epoch. Assign a mapping to set epochs; samplers without an entry keep their epochs."""
-        return {path: as_int(part.epoch) for path, part in self._with_epoch.items()}
+        """Attribute path → epoch of each sampler that has one. Samplers that an assigned mapping lacks keep their epochs."""
+        return {path: as_int(part.epoch) for path, part in self._parts_with_epoch.items()}
 
     @epochs.setter
     def epochs(self, value: Mapping[str, int | None]) -> None:
-        for path, part in self._with_epoch.items():
+        for path, part in self._parts_with_epoch.items():
             if path in value:
                 part.set_epoch(value[path])
 
     def state(self, generators: Mapping[str, torch.Tensor], epochs: Mapping[str, int | None] | None = None) -> dict[str, Any]:
-        """State of the loader, from states of generators and epochs of samplers, by default the current epochs."""
+        """Return the state of the loader.
+
+        Args:
+            generators: Attribute path → state of each generator.
+            epochs: Attribute path → epoch of each sampler. Default: the current epochs.
+        """
         rank = default_rank() if self._rank is None else self._rank
         epochs = dict(self.epochs if epochs is None else epochs)
         return {"settings": self.settings(), "rank": rank, "epochs": epochs, "generators": dict(generators)}
 
     def accepts(self, state: Any) -> bool:
-        """Whether ``state`` is a state of such a loader, so that ``restore`` and ``begin`` accept it."""
+        """Return whether ``state`` is a state that ``restore`` and ``begin`` can use."""
         if not is_state(state):
             return False
         with suppress(TypeError, RuntimeError):
@@ -161,7 +168,7 @@ class ResumableLoader:
             The iterator, and a function that reads the state.
 
         Raises:
-            GpuAugError: If the order of the sampler differs from that of the resumed epoch.
+            GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
         if not self._by_index:
             state = self.state({})
@@ -177,10 +184,10 @@ class ResumableLoader:
             resume: Position at which the epoch begins; ``None``: its first batch.
 
         Returns:
-            The iterator, and the indices that it reads.
+            The iterator of the loader, and the indices that the iterator reads.
 
         Raises:
-            GpuAugError: If the order of the sampler differs from that of the resumed epoch.
+            GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
         indices = _RecordingSampler(self, self.sampler, resume)
         states_before = states_of(indices.generators)
@@ -204,8 +211,8 @@ class ResumableLoader:
                 set_states(indices.generators, states_before)
             raise
         if resume is not None and resume.start is not None:
-            # Generators of the state keep their states after the order was drawn, as in the run before it was interrupted; the
-            # others are restored.
+            # Generators that are in the saved state keep the states that they have after the order was drawn, as in the
+            # interrupted run. Other generators are restored.
             resumed = self.generators.keys() & resume.start["generators"].keys()
             set_states(indices.generators, {name: state for name, state in states_before.items() if name not in resumed})
             set_states(self.generators, resume.start.get("begun", {}))
@@ -215,25 +222,28 @@ class ResumableLoader:
 
 
 class _RecordingSampler:
-    """Stand-in for a ``DataLoader``'s sampler that records the states of generators when it is iterated."""
+    """Replacement for the sampler of a ``DataLoader``, which records the states of generators when it is iterated."""
 
     def __init__(self, resumable: ResumableLoader, sampler: Any, resume: Resume | None) -> None:
         self.resumable = resumable
         self.resume = resume
         self.generators = {**resumable.generators, _GLOBAL: torch.default_generator}
         self.states: Mapping[str, torch.Tensor] = {}
-        """States that generators are set to before a resumed sampler is iterated."""
+        """States to set before the user's sampler is iterated, if an epoch is resumed."""
         self.epochs: Mapping[str, int | None] = resumable.epochs
-        """Epochs that samplers are set to before a resumed sampler is iterated."""
+        """Epochs to set before the user's sampler is iterated, if an epoch is resumed."""
         self.refusal: GpuAugError | None = None
-        """Error to raise after the ``DataLoader`` has created its iterator: workers would outlive an error raised earlier."""
+        """Error to raise after the ``DataLoader`` has created its iterator.
+
+        If it were raised earlier, workers would not be ended.
+        """
         self._sampler = sampler
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> "EpochIndices":
-        # A DataLoader with workers calls this twice, and reads the second iterator.
+        # A DataLoader with workers calls this method twice, and reads only the second iterator.
         self.newest = EpochIndices(self)
         return self.newest
 
@@ -243,14 +253,14 @@ class _RecordingSampler:
 
 
 class EpochIndices(Iterator[Any]):
-    """Iterator over the indices of one epoch."""
+    """Iterator over the indices of one epoch, and the state at its beginning."""
 
     def __init__(self, recording: _RecordingSampler) -> None:
         self._recording = recording
         self._before = states_of(recording.generators)
         self._epochs = recording.resumable.epochs
-        self._indices = recording.iterate()  # a sampler that counts epochs may do so here
-        self._drawn = _differ(self._before, states_of(recording.generators))
+        self._indices = recording.iterate()  # a sampler that counts epochs may increase its epoch in this call
+        self._order_is_drawn = _differ(self._before, states_of(recording.generators))
         """Whether the sampler has drawn the order already."""
         self._first: list[Any] = []
         self._error: Exception | None = None
@@ -262,8 +272,8 @@ class EpochIndices(Iterator[Any]):
             return
         recording = self._recording
         resume = recording.resume
-        recording.resume = None  # with persistent workers, later epochs iterate this sampler again
-        before = self._before if self._drawn else states_of(recording.generators)
+        recording.resume = None  # because with persistent workers, later epochs iterate this sampler, too
+        before = self._before if self._order_is_drawn else states_of(recording.generators)
         try:
             if resume is not None and (resume.seed is not None or resume.start is not None):
                 set_states(recording.generators, recording.states)
@@ -283,16 +293,19 @@ class EpochIndices(Iterator[Any]):
         saved = resume.start
         if resume.same_order and saved is not None and saved["rank"] == start["rank"] and saved.get("first") != checksum:
             recording.refusal = GpuAugError(
-                "The epoch cannot be resumed, because the sampler gives another first batch than it had. Give the DataLoader "
-                "the same dataset, sampler and seed; a sampler of your own must draw from nothing but its epoch and "
-                "its attribute generator. To have other batches, pass strict=False to load_state_dict."
+                "The epoch cannot be resumed, because the sampler returns another first batch than in the saved epoch. Use a "
+                "DataLoader with the same dataset, sampler and seed. A custom sampler may depend only on its epoch and its "
+                "attribute generator. To continue with another order, pass strict=False to load_state_dict."
             )
         if resume.batches:
             self._first = list(islice(self._indices, resume.batches - 1, resume.batches))
 
     def note_begun(self) -> None:
-        """Store the states of the generators after the epoch has begun, if the order was drawn before the workers' seed."""
-        if self._drawn:  # a DataLoader draws the seed of its workers after iter(sampler), which may have drawn the order
+        """Store the states of the generators after the beginning of the epoch, if iter(sampler) has drawn the order.
+
+        In this case a ``DataLoader`` has drawn the seed of its workers after the order.
+        """
+        if self._order_is_drawn:
             self._start = {**(self._start or {}), "begun": states_of(self._recording.resumable.generators)}
 
     def state(self, ended: bool) -> Mapping[str, Any]:
@@ -308,7 +321,7 @@ class EpochIndices(Iterator[Any]):
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_MAX_TEXT = 200  # largest number of characters of a setting in a state
+_MAX_TEXT = 200  # maximum number of characters of a setting in a state
 
 
 def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
@@ -328,16 +341,18 @@ def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, t
 
 
 def _index_sampler(loader: Any) -> Any:
+    """Return the batch sampler of a ``DataLoader``, or its sampler if it has no batch sampler."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def _attribute(name: str, parts: Iterable[Any]) -> int | None:
+    """Return the first whole number among the attributes ``name`` of some objects."""
     values = (as_int(getattr(part, name, None)) for part in parts)
     return next((value for value in values if value is not None), None)
 
 
 def _plain(value: Any) -> bool | int | str | None:
-    """Sampler setting as a value of a state: ``None``, a bool or an int unchanged, any other value as text."""
+    """Return a setting of a sampler as a value of a state: ``None``, a bool or an int unchanged, any other value as text."""
     if value is None or isinstance(value, bool):
         return value
     number = as_int(value)

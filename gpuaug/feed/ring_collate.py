@@ -1,4 +1,4 @@
-"""Collate function of workers with a ring: writes the batch into a slot and returns a description of the batch."""
+"""Collate function of workers that write into the ring: shared memory that is divided into slots, one per batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from torch.utils.data._utils.collate import collate, collate_tensor_fn, default_
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.packed_targets import pack_targets
-from gpuaug.feed.collate_members import allocated, allocating_with
+from gpuaug.feed.collate_members import allocate_tensor, allocating_with
 from gpuaug.feed.ring_memory import Described, Memory, Writer, can_be_placed
 
 
@@ -34,35 +34,38 @@ class SlotCollate:
         worker = get_worker_info()
         writer = self._memory.take(worker.id) if worker is not None else None
         if writer is None:
-            return pack_targets(self._collate_fn(samples), allocated)
+            return pack_targets(self._collate_fn(samples), allocate_tensor)
         try:
             with allocating_with(writer.allocate):
-                batch = _stacked(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
-            written = writer.used
-            described = described_or_not(batch, writer)
+                batch = _stack_into_slot(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
+            is_slot_written = writer.used
+            described = describe_or_free_slot(batch, writer)
         except BaseException:
             writer.free()
             raise
-        if type(described) is not Described and written:
-            return self._collate_fn(samples)  # again, because the first result is in a slot that has been freed
+        if type(described) is not Described and is_slot_written:
+            # Collate again, without a slot: parts of the first result are in the slot, which has been freed.
+            return self._collate_fn(samples)
         return described
 
 
-def described_or_not(batch: Batch, writer: Writer) -> Batch:
-    """Copy a batch's tensors into the slot and return its description.
+def describe_or_free_slot(batch: Batch, writer: Writer) -> Batch:
+    """Copy the tensors of a batch into the slot, and return the description of the batch.
 
-    If no tensor can be copied, free the slot and return ``batch``.
+    If no tensor can be copied, free the slot, and return ``batch`` unchanged.
     """
     try:
         described = writer.describe(batch)
-    except ArgumentTypeError:  # a container that cannot be rebuilt; the error is raised when the batch is read
+    except ArgumentTypeError:  # a container cannot be rebuilt; the loader raises the error when it copies the batch
         described = batch
     if type(described) is not Described:
         writer.free()
     return described
 
 
-def _stacked(samples: Any, writer: Writer) -> Batch:
+def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
+    """Collate samples as ``default_collate`` does, and stack tensors of equal shapes directly into the slot."""
+
     def stack(tensors: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
         first = tensors[0]
         if all(can_be_placed(part) and part.shape == first.shape and part.dtype == first.dtype for part in tensors):

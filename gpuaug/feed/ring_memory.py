@@ -1,4 +1,8 @@
-"""Shared memory of the ring: its layout, its slots, and the descriptions that workers send instead of batches."""
+"""Shared memory of the ring: its layout, its slots, and the descriptions that workers send instead of batches.
+
+The memory consists of a header, one byte per slot, and the slots. A slot holds one batch of one worker. Slots that were added
+together, and have one size, are a *generation*. Workers use the newest generation.
+"""
 
 import itertools
 import math
@@ -17,12 +21,14 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.packed_targets import are_packable, pack_targets
 
 ALIGN = 512
-"""Alignment of a tensor in bytes, equal to that of torch's CUDA allocator."""
-
+"""Alignment of tensors in bytes: the alignment of torch's CUDA allocator."""
 
 MAX_GENERATIONS, MAX_SLOTS = 8, 4096
+"""Maximum number of generations, and of slots per generation."""
+
 FLAGS_OFFSET = 4096
-"""Size of the header in bytes. Behind it: one byte per slot of each generation."""
+"""Size of the header in bytes, and offset of the bytes that store whether a slot is in use: one per slot of each generation."""
+
 DATA_OFFSET = FLAGS_OFFSET + MAX_GENERATIONS * MAX_SLOTS
 """Offset of the first byte that a slot may use."""
 
@@ -30,20 +36,26 @@ _keys = itertools.count()
 
 
 class SlotOwner(Protocol):
-    """The process that reads the slots: a ``gpuaug.feed.ring.Ring``."""
+    """Interface of ``gpuaug.feed.ring.Ring`` that a ``Slot`` uses."""
 
-    held: set[tuple[int, int]]
+    slots_in_use: set[tuple[int, int]]
+    """(generation, slot) of each slot for which a ``Slot`` exists."""
 
     def free(self, number: tuple[int, int]) -> None:
         """Give a slot back to its worker."""
 
 
 rings: "weakref.WeakValueDictionary[int, SlotOwner]" = weakref.WeakValueDictionary()
-"""Key of a memory → the ring of this process that uses it."""
+"""``Memory.key`` → ring in this process."""
 
 
 class Memory:
-    """The shared file and its mapping in this process.
+    """Shared file of the ring, and its mapping in this process.
+
+    Args:
+        num_bytes: Size of the file.
+        fd: Descriptor of an existing file. Default: a new file.
+        key: Key of an existing memory. Default: a new key.
 
     Raises:
         OSError: If the file cannot be created or mapped.
@@ -55,7 +67,7 @@ class Memory:
         """Identifier of the memory in all processes that share it."""
         process = os.getpid()
         self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
-        # A function, not a method: it runs after this object has been collected, or when the interpreter ends.
+        # Not a method, because it runs after this object has been deleted, or when the interpreter ends.
         weakref.finalize(self, _close_in, process, self.fd)
         if fd is None:
             os.fchmod(self.fd, 0o600)  # otherwise other users could open the file through /proc
@@ -63,40 +75,44 @@ class Memory:
         self.map = mmap.mmap(self.fd, num_bytes)
         with torch.inference_mode(False):  # an inference tensor could not be written to outside of inference mode
             self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
-        # Numbers: the generation in use; then per generation its first byte, bytes per slot, and slots per worker.
+        # The number of the newest generation, then the three values of each generation that ``generation`` returns.
         self.header = self.bytes[:FLAGS_OFFSET].view(torch.int64).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled for a worker that is not forked, with the file descriptor.
-        return _attached, (self.num_bytes, reduction.DupFd(self.fd), self.key)
+        # For workers that are spawned: sends a duplicate of the file descriptor.
+        return _attach, (self.num_bytes, reduction.DupFd(self.fd), self.key)
 
     def flag_at(self, generation: int, slot: int) -> int:
-        """Offset of a slot's byte."""
+        """Return the offset of the byte that stores whether a slot is in use."""
         return FLAGS_OFFSET + (generation - 1) * MAX_SLOTS + slot
 
-    def generation(self) -> tuple[int, int, int, int]:
-        """(generation in use or 0, its first byte, bytes per slot, slots per worker)."""
-        number = int(self.header[0])
-        return number, *self.carved(number)
+    def newest_generation(self) -> tuple[int, int, int, int]:
+        """Return (number, offset of the first slot, bytes per slot, slots per worker) of the newest generation.
 
-    def carved(self, generation: int) -> tuple[int, int, int]:
-        """(first byte, bytes per slot, slots per worker) of a generation."""
-        first, slot_bytes, each = self.header[1 + 3 * generation : 4 + 3 * generation].tolist()
-        return first, slot_bytes, each
+        The number is 0 if there are no slots.
+        """
+        number = int(self.header[0])
+        return number, *self.generation(number)
+
+    def generation(self, number: int) -> tuple[int, int, int]:
+        """Return (offset of the first slot, bytes per slot, slots per worker) of a generation."""
+        start, slot_bytes, slots_per_worker = self.header[1 + 3 * number : 4 + 3 * number].tolist()
+        return start, slot_bytes, slots_per_worker
 
     def take(self, worker: int) -> "Writer | None":
-        """Mark a free slot of a worker as used and return its writer; ``None`` if no slot is free."""
-        number, first, slot_bytes, each = self.generation()
-        for slot in range(worker * each, (worker + 1) * each):
-            flag = self.flag_at(number, slot)
-            if not self.map[flag]:
-                self.map[flag] = 1
-                start = first + slot * slot_bytes
+        """Mark a free slot of a worker as in use, and return its writer; ``None`` if no slot is free."""
+        number, first_start, slot_bytes, slots_per_worker = self.newest_generation()
+        for slot in range(worker * slots_per_worker, (worker + 1) * slots_per_worker):
+            flag_offset = self.flag_at(number, slot)
+            if not self.map[flag_offset]:
+                self.map[flag_offset] = 1
+                start = first_start + slot * slot_bytes
                 return Writer(self, number, slot, start, start + slot_bytes)
         return None
 
 
-def _attached(num_bytes: int, descriptor: Any, key: int) -> Memory:
+def _attach(num_bytes: int, descriptor: Any, key: int) -> Memory:
+    """Return a memory in a spawned worker."""
     return Memory(num_bytes, descriptor.detach(), key)
 
 
@@ -106,8 +122,8 @@ def _close_in(process: int, fd: int) -> None:
             os.close(fd)
 
 
-class Leaf:
-    """Offset, shape, stride and dtype of a tensor in the ring. It replaces the tensor in a batch that a worker sends."""
+class TensorInSlot:
+    """Offset, shape, strides and dtype of a tensor in the ring. It replaces the tensor in a batch that a worker sends."""
 
     __slots__ = ("dtype", "offset", "shape", "stride")
 
@@ -115,16 +131,16 @@ class Leaf:
         self.offset, self.shape, self.stride, self.dtype = offset, shape, stride, dtype
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Leaf, (self.offset, self.shape, self.stride, self.dtype)
+        return TensorInSlot, (self.offset, self.shape, self.stride, self.dtype)
 
     def tensor(self, memory: Memory) -> Tensor:
-        """Return the tensor as a view of the memory."""
+        """Return the tensor, which shares the storage of all of the ring."""
         count = _extent(self.shape, self.stride)
         flat = memory.bytes[self.offset : self.offset + count * self.dtype.itemsize].view(self.dtype)
         return flat.as_strided(self.shape, self.stride)
 
-    def apart(self, memory: Memory) -> Tensor:
-        """Return the tensor with a storage over its values only, so that pickling it copies nothing else."""
+    def with_separate_storage(self, memory: Memory) -> Tensor:
+        """Return the tensor in a storage that covers only its values. Pickling the tensor copies its storage."""
         count = _extent(self.shape, self.stride)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -133,54 +149,67 @@ class Leaf:
 
 
 class Writer:
-    """Writer of one slot, in the worker."""
+    """Writer of one slot, in the worker.
+
+    Args:
+        memory: Memory of the ring.
+        generation: Generation of the slot.
+        slot: Index of the slot in its generation.
+        start: Offset of the slot in the memory, in bytes.
+        end: Offset of the end of the slot.
+    """
 
     def __init__(self, memory: Memory, generation: int, slot: int, start: int, end: int) -> None:
         self.memory, self.generation, self.slot = memory, generation, slot
-        self._start = self._at = start
+        self._start = self._next_offset = start
         self._end = end
-        self._placed: dict[int, tuple[Tensor, Leaf]] = {}
+        self._tensors: dict[int, tuple[Tensor, TensorInSlot]] = {}
+        """``id`` of each tensor in the slot → (tensor, description).
+
+        The tensor is stored, because its ``id`` could be reused.
+        """
 
     @property
     def used(self) -> bool:
         """Whether memory of the slot has been allocated."""
-        return self._at > self._start
+        return self._next_offset > self._start
 
     def allocate(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Allocate a tensor in the slot; ``None`` if the slot is full."""
         num_bytes = _extent(shape, stride) * dtype.itemsize
-        if self._at + num_bytes > self._end:
+        if self._next_offset + num_bytes > self._end:
             return None
-        leaf = Leaf(self._at, tuple(shape), tuple(stride), dtype)
-        self._at += math.ceil(num_bytes / ALIGN) * ALIGN
-        tensor = leaf.apart(self.memory)
-        self._placed[id(tensor)] = tensor, leaf
+        leaf = TensorInSlot(self._next_offset, tuple(shape), tuple(stride), dtype)
+        self._next_offset += math.ceil(num_bytes / ALIGN) * ALIGN
+        tensor = leaf.with_separate_storage(self.memory)
+        self._tensors[id(tensor)] = tensor, leaf
         return tensor
 
     def describe(self, batch: Batch) -> "Described | Batch":
-        """Copy the batch's tensors into the slot and return the description; ``batch`` itself if no tensor was copied."""
+        """Copy the batch's tensors into the slot, and return the description; ``batch`` itself if the slot has no tensor."""
 
         def describe(leaf: Any) -> Any:
-            if id(leaf) in self._placed:
-                return self._placed[id(leaf)][1]
-            return self._copied(leaf) if can_be_placed(leaf) else leaf
+            if id(leaf) in self._tensors:
+                return self._tensors[id(leaf)][1]
+            return self._copy(leaf) if can_be_placed(leaf) else leaf
 
-        batch = pack_targets(batch, self._contiguous)
+        batch = pack_targets(batch, self._allocate_contiguous)
         described = batches.map_leaves(batches.cached_by_id(describe), batch)
         if not self.used:
             return batch
         return Described(self.memory.key, self.generation, self.slot, described)
 
-    def _contiguous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    def _allocate_contiguous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         return self.allocate(shape, torch.empty(shape, device="meta").stride(), dtype)
 
-    def _copied(self, tensor: Tensor) -> Any:
+    def _copy(self, tensor: Tensor) -> Any:
+        """Copy a tensor into the slot, and return its description; ``tensor`` itself if the slot is full."""
         stride = preserved_stride(tensor)
         target = self.allocate(tuple(tensor.shape), stride, tensor.dtype)
         if target is None:
             return tensor
         target.copy_(tensor)
-        return self._placed[id(target)][1]
+        return self._tensors[id(target)][1]
 
     def free(self) -> None:
         """Mark the slot as free."""
@@ -188,7 +217,7 @@ class Writer:
 
 
 class Described:
-    """Description of a batch in a slot: the number of the slot, and the batch with a ``Leaf`` for each tensor in the slot."""
+    """Description of a batch in a slot: number of the slot, and the batch with ``TensorInSlot`` in place of tensors."""
 
     __slots__ = ("_key_and_number", "batch", "slot")
 
@@ -198,7 +227,7 @@ class Described:
 
     @property
     def number(self) -> tuple[int, int]:
-        """(generation, slot)."""
+        """(generation, slot) of the slot."""
         return self._key_and_number[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -206,9 +235,11 @@ class Described:
 
 
 def _unpickle_described(key: int, generation: int, slot: int, batch: Batch) -> Described:
+    """Return a description in the process that reads the ring."""
     described = Described(key, generation, slot, batch)
     ring = rings.get(key)
-    # The slot is created here: a DataLoader that starts a new epoch drops descriptions in its queue, which frees their slots.
+    # The ``Slot`` is created here, so that the slot is freed even if a DataLoader that starts a new epoch drops the
+    # description.
     described.slot = Slot(ring, generation, slot) if ring is not None else None
     return described
 
@@ -220,14 +251,14 @@ class Slot:
 
     def __init__(self, ring: SlotOwner, generation: int, slot: int) -> None:
         self.ring, self.number = ring, (generation, slot)
-        ring.held.add(self.number)
+        ring.slots_in_use.add(self.number)
 
     def __del__(self) -> None:
         self.ring.free(self.number)
 
 
 def can_be_placed(leaf: Any) -> bool:
-    """Whether a leaf of a batch can be stored in a slot: it must be a plain strided CPU tensor without gradients."""
+    """Whether a leaf of a batch can be stored in a slot: a strided CPU tensor of class ``torch.Tensor`` without gradients."""
     return (
         type(leaf) is Tensor
         and leaf.is_cpu
@@ -237,14 +268,14 @@ def can_be_placed(leaf: Any) -> bool:
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of a copy of ``tensor``: its strides if it is dense, else those of ``torch.empty_like``."""
+    """Return the strides of a copy of ``tensor``: the strides of ``tensor`` if it has no gaps, else those of ``empty_like``."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Size in bytes of a slot for all tensors of a batch that can be stored in a slot."""
+    """Return the bytes of a slot that a batch needs, for all of its tensors that can be stored in a slot."""
     leaves = (leaf for leaf in batches.tensors(batch) if can_be_placed(leaf) or _can_be_packed(leaf))
     unique: dict[int, Tensor] = {id(leaf): leaf for leaf in leaves}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
@@ -257,6 +288,7 @@ def _can_be_packed(leaf: Tensor) -> bool:
 
 
 def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Return the number of elements from the first to the last element in memory, gaps included."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

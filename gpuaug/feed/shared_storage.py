@@ -1,8 +1,9 @@
 """Shared memory of tensors that workers send without the ring: anonymous files (memfd) instead of ``/dev/shm``.
 
-The first batches of an epoch, batches that do not fit into a slot, and all batches of a plain feed are sent by torch in shared
-memory. torch allocates it in ``/dev/shm``, which has 64 MB in a container by default; a worker that exceeds it is killed by a
-bus error. A memfd is shared memory without that limit.
+The ring is gpuaug's shared memory for batches. Batches that come before the ring has slots, batches that do not fit into a
+slot, and all batches with ``feed="plain"`` are sent by torch in its own shared memory. torch allocates that in ``/dev/shm``,
+which has 64 MB in a container by default; a worker that exceeds this limit is killed by a bus error. A memfd is shared memory
+without this limit.
 """
 
 import os
@@ -29,7 +30,7 @@ def use_memfd() -> None:
 
 @contextmanager
 def sending_memfd() -> Iterator[None]:
-    """Context manager in which this process sends tensors in memfds, such as those of a dataset to spawned workers."""
+    """Context manager in which this process sends tensors in memfds, such as tensors of a dataset to spawned workers."""
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     saved = reducers.get(UntypedStorage)
     if _is_supported:
@@ -57,17 +58,20 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
             os.close(fd)
     except (OSError, RuntimeError) as error:
         raise GpuAugError(
-            f"A worker could not send a batch, because {size / 1e6:.1f} MB of memory cannot be had ({error}). Lower "
+            f"A worker could not send a batch, because {size / 1e6:.1f} MB of memory cannot be allocated ({error}). Lower "
             "batch_size, prefetch_factor or num_workers of the DataLoader."
         ) from error
 
 
 def _reduce_storage(storage: Any) -> Any:
-    """Reduce a storage for pickling: a storage that is not shared is copied to a memfd, whose descriptor is pickled."""
+    """Return what is pickled for a storage: the descriptor of its shared memory.
+
+    A storage in other memory is copied to a memfd.
+    """
     can_be_shared = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
     if not can_be_shared or storage.is_shared():
         return reductions.reduce_storage(storage)
-    # Stored with the original: a process that is spawned later inherits the descriptor, which must be open until then.
+    # The copy is stored in the original, because its descriptor must stay open until a spawned process inherits it.
     copy = getattr(storage, "_gpuaug_copy", None)
     if copy is None:
         copy = storage._gpuaug_copy = _allocated(UntypedStorage, storage.nbytes())

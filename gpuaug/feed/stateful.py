@@ -1,11 +1,13 @@
 """Exact resumption of torchdata's ``StatefulDataLoader`` and graphs of nodes, in addition to the state that torchdata saves.
 
-- torchdata saves how many indices a sampler has yielded, and on resuming reads as many again. These are the indices of the
-  interrupted epoch only if the sampler has a state. So the states of generators at the beginning of the epoch are saved beside
-  torchdata's state, and restored.
-- For a stream (iterable dataset) without a state, torchdata counts batches twice after it has read them again. So the state
-  saved here is that of the beginning of the epoch, with the number of batches to drop.
-- A stream of Hugging Face into which a state was loaded begins all later epochs at that state. It is reset before them.
+- torchdata saves how many indices a sampler has yielded, and on resumption reads this number of indices again. They are the
+indices
+  of the interrupted epoch only if the sampler has a state. So the states of generators at the beginning of the epoch are saved
+  in addition to torchdata's state, and restored.
+- For a *stream* (an iterable dataset) without a state, torchdata reads batches again, and then counts them twice. So the state
+that is
+  saved here is the state at the beginning of the epoch, with the number of batches to drop.
+- A stream of Hugging Face into which a state was loaded begins all later epochs at this state. It is reset before later epochs.
 """
 
 import copy
@@ -30,7 +32,7 @@ from gpuaug.feed.wrapped_loader import (
 )
 
 _EXTRA_KEY = "gpuaug_order"
-"""Key in torchdata's state of the additional state."""
+"""Key of the additional state in torchdata's state."""
 
 
 class StatefulLoader:
@@ -48,20 +50,20 @@ class StatefulLoader:
         self._resumed = False
         """Whether the last epoch began from a state."""
 
-    def accepts(self, source: Any) -> bool:
-        """Whether ``begin`` accepts the state ``source`` after it was loaded into the loader."""
-        return not isinstance(source, Mapping) or _EXTRA_KEY not in source or self._parts.accepts(source[_EXTRA_KEY])
+    def accepts(self, state: Any) -> bool:
+        """Return whether ``begin`` can use ``state`` after it was loaded into the loader."""
+        return not isinstance(state, Mapping) or _EXTRA_KEY not in state or self._parts.accepts(state[_EXTRA_KEY])
 
-    def restore(self, source: Any, *, same_order: bool) -> None:
-        """Set the epochs of samplers and of the stream to those of a state that was loaded into the loader.
+    def restore(self, state: Any, *, same_order: bool) -> None:
+        """Set the epochs of samplers and of the stream to the epochs in a state that was loaded into the loader.
 
         Args:
-            source: The state.
-            same_order: Whether to raise if the order differs from that of the resumed epoch.
+            state: State of the loader.
+            same_order: Whether ``begin`` raises an error if the order of the samples differs from the resumed epoch.
         """
         self._same_order = same_order
-        if isinstance(source, Mapping) and _EXTRA_KEY in source:
-            self._parts.epochs = source[_EXTRA_KEY]["epochs"]
+        if isinstance(state, Mapping) and _EXTRA_KEY in state:
+            self._parts.epochs = state[_EXTRA_KEY]["epochs"]
 
     @staticmethod
     def forget(loader: Any) -> None:
@@ -73,114 +75,126 @@ class StatefulLoader:
 
         Args:
             loader: The user's loader.
-            skip: Number of batches to skip, after those that the loaded state skips.
+            skip: Number of batches to skip, in addition to the batches that the loaded state skips.
 
         Raises:
             ArgumentError: If persistent workers cannot load the state of the dataset.
-            GpuAugError: If the order of the sampler differs from that of the resumed epoch.
+            GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
-        if self._resumed and _is_hugging_faces(loader.dataset):
-            _begin_anew(loader)
-        loaded: Any = loader.next_iter_state
-        beside: Any = loaded.get(_EXTRA_KEY) if isinstance(loaded, Mapping) else None
-        finished = beside is not None and loaded["_iterator_finished"]
-        if finished and self._loads_ended(loader) and has_persistent_workers(loader):
+        if self._resumed and _is_hugging_face_stream(loader.dataset):
+            _reset_stream(loader)
+        loaded_state: Any = loader.next_iter_state
+        extra_state: Any = loaded_state.get(_EXTRA_KEY) if isinstance(loaded_state, Mapping) else None
+        is_at_end = extra_state is not None and loaded_state["_iterator_finished"]
+        if is_at_end and self._loads_state_at_end(loader) and has_persistent_workers(loader):
             raise ArgumentError(
-                "persistent_workers must be False to go on from the end of an epoch where the dataset has a state, got True: "
-                "torchdata's persistent workers read on while they load it. Leave it out in the StatefulDataLoader."
+                "persistent_workers must be False to go on from the end of an epoch if the dataset has a state, got True: "
+                "torchdata's persistent workers read samples while they load the state. Leave persistent_workers out in the "
+                "StatefulDataLoader."
             )
-        if finished and not self._loads_ended(loader):
-            if not self._is_stream and loaded.get("dataset_state") is not None:
-                loader.dataset.load_state_dict(loaded["dataset_state"])
-            self._set_generators_to_end(beside)
-            loaded = beside = loader.next_iter_state = None
-        self._resumed = loaded is not None
-        if self._records_order and (loaded is None) is (beside is None) and not loader._initial_iter_for_state_dict:
-            resume = None if beside is None else Resume(0, None, beside, self._same_order)
-            if finished and has_persistent_workers(loader):
+        if is_at_end and not self._loads_state_at_end(loader):
+            if not self._is_stream and loaded_state.get("dataset_state") is not None:
+                loader.dataset.load_state_dict(loaded_state["dataset_state"])
+            self._set_generators_to_end(extra_state)
+            loaded_state = extra_state = loader.next_iter_state = None
+        self._resumed = loaded_state is not None
+        has_matching_states = (loaded_state is None) is (extra_state is None)
+        if self._records_order and has_matching_states and not loader._initial_iter_for_state_dict:
+            resume = None if extra_state is None else Resume(0, None, extra_state, self._same_order)
+            if is_at_end and has_persistent_workers(loader):
                 resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
             iterator, indices = self._parts.begin_recorded(loader, resume)
             return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), indices.state)
         iterator = iter(loader)
-        if beside is not None:
-            set_states(self._parts.generators, beside["generators"])
+        if extra_state is not None:
+            set_states(self._parts.generators, extra_state["generators"])
         state_at_start = self._state()
         read = state_reader(loader, iterator)
-        counted = loaded is None or (beside is not None and "batches" in beside)
-        if self._is_stream and counted and (self._is_reread(loader) or _has_no_stream_state(read(False))):
-            return self._begin_reread(iterator, read, skip, loaded, state_at_start)
-        if _is_hugging_faces(loader.dataset) and loaded is None:
+        begins_at_start = loaded_state is None or (extra_state is not None and "batches" in extra_state)
+        if self._is_stream and begins_at_start and (self._is_reread(loader) or _has_no_stream_state(read(False))):
+            return self._begin_reread(iterator, read, skip, loaded_state, state_at_start)
+        if _is_hugging_face_stream(loader.dataset) and loaded_state is None:
             read = _without_stream_before_first(iterator, read)
         return drop_first(iterator, skip), self._reader(read, lambda ended: self._state() if ended else state_at_start)
 
     def _state(self) -> dict[str, Any]:
+        """Return the current states of generators and epochs of samplers."""
         return self._parts.state(states_of(self._parts.generators))
 
-    def _reader(self, read: StateReader, beside: StateReader) -> StateReader:
-        """Function that reads torchdata's state together with the additional state that ``beside`` reads."""
+    def _reader(self, read_torchdata: StateReader, read_extra: StateReader) -> StateReader:
+        """Return a function that reads torchdata's state and the additional state."""
 
         def read_both(ended: bool) -> Any:
-            source = read(ended)
-            return source if isinstance(source, Exception) else {**source, _EXTRA_KEY: {**beside(ended), "ended": ended}}
+            state = read_torchdata(ended)
+            return state if isinstance(state, Exception) else {**state, _EXTRA_KEY: {**read_extra(ended), "ended": ended}}
 
         return read_both
 
     def _begin_reread(
-        self, iterator: Any, read: StateReader, skip: int, loaded: Any, state_at_start: Mapping[str, Any]
+        self, iterator: Any, read: StateReader, skip: int, loaded_state: Any, extra_state_at_start: Mapping[str, Any]
     ) -> IteratorAndReader:
         """Begin an epoch of a stream that is read again from its beginning.
 
-        Its state is the state at the beginning of the epoch, and the number of batches to drop.
+        The state of such an epoch is the state at its beginning, and the number of batches to drop.
+
+        Args:
+            iterator: Iterator of the loader.
+            read: Function that reads torchdata's state.
+            skip: Number of batches to skip, in addition to the batches that the loaded state skips.
+            loaded_state: State that was loaded into the loader, or ``None``.
+            extra_state_at_start: Additional state at the beginning of the epoch.
         """
-        source_at_start = _without_streams(read(False) if loaded is None else loaded)
-        batches = 0 if loaded is None else loaded[_EXTRA_KEY]["batches"]
+        state_at_start = _without_streams(read(False) if loaded_state is None else loaded_state)
+        batches = 0 if loaded_state is None else loaded_state[_EXTRA_KEY]["batches"]
 
         def read_start(ended: bool) -> Any:
-            source = read(True) if ended else source_at_start
-            beside = self._state() if ended else state_at_start
-            return {**source, _EXTRA_KEY: {**beside, "ended": ended, "batches": max(batches, iterator._num_yielded)}}
+            state = read(True) if ended else state_at_start
+            extra_state = self._state() if ended else extra_state_at_start
+            return {**state, _EXTRA_KEY: {**extra_state, "ended": ended, "batches": max(batches, iterator._num_yielded)}}
 
         return drop_first(iterator, batches + skip), read_start
 
-    def _set_generators_to_end(self, beside: Mapping[str, Any]) -> None:
-        """Set generators to their states at the end of the epoch that ``beside`` describes."""
+    def _set_generators_to_end(self, extra_state: Mapping[str, Any]) -> None:
+        """Set generators to their states at the end of the epoch of an additional state."""
         generators = self._parts.generators
         global_state = torch.get_rng_state()
-        set_states(generators, beside["generators"])
-        # A checkpoint of Accelerate is of the last batch, not of the end of the epoch, so the order is drawn once more.
-        # Accelerate has set the epoch already.
-        if self._records_order and not beside["ended"]:
+        set_states(generators, extra_state["generators"])
+        # Accelerate saves its checkpoint at the last batch, not at the end of the epoch. So the order is drawn once more.
+        # The epochs of samplers are kept, because Accelerate has set them already.
+        if self._records_order and not extra_state["ended"]:
             epochs = self._parts.epochs
             deque(self._parts.sampler, maxlen=0)
             self._parts.epochs = epochs
-            set_states(generators, beside.get("begun", {}))
+            set_states(generators, extra_state.get("begun", {}))
             torch.set_rng_state(global_state)
 
-    def _loads_ended(self, loader: Any) -> bool:
-        """Whether torchdata loads the state that the dataset had at the end of an epoch into the dataset."""
+    def _loads_state_at_end(self, loader: Any) -> bool:
+        """Return whether torchdata loads the state at the end of an epoch into the dataset."""
         if self._is_stream:
-            return has_state(loader.dataset) and not _is_hugging_faces(loader.dataset)
+            return has_state(loader.dataset) and not _is_hugging_face_stream(loader.dataset)
         return has_state(loader.dataset) and has_persistent_workers(loader)
 
     @staticmethod
     def _is_reread(loader: Any) -> bool:
-        return _is_hugging_faces(loader.dataset) and _shuffles_in_memory(loader.dataset)
+        """Return whether the stream must be read again from its beginning, although it has a state."""
+        return _is_hugging_face_stream(loader.dataset) and _shuffles_in_memory(loader.dataset)
 
 
 def is_graph(loader: Any) -> bool:
-    """Whether ``loader`` is a ``torchdata.nodes.Loader``."""
+    """Return whether ``loader`` is a ``torchdata.nodes.Loader``."""
     return any(cls.__module__ == "torchdata.nodes.loader" for cls in type(loader).__mro__)
 
 
 def begin_graph(loader: Any, skip: int) -> IteratorAndReader:
     """Begin an epoch of a graph of torchdata's nodes.
 
-    On resuming, torchdata reads as many indices from the samplers as they had yielded. The generators of samplers are restored
-    for that. A sampler without a generator draws from torch's global one, on the pulling thread, and is not restored.
+    On resumption, torchdata reads indices from the samplers again, up to the number that they had yielded. Before that, the
+    generators of samplers are restored. A sampler without a generator draws from torch's global generator, which is not
+    restored.
 
     Args:
         loader: The user's ``Loader``.
-        skip: Number of batches to skip, after those that the loaded state skips.
+        skip: Number of batches to skip, in addition to the batches that the loaded state skips.
     """
     samplers = [node.sampler for node in _nodes(loader.root) if hasattr(node, "sampler")]
     generators = {
@@ -189,28 +203,28 @@ def begin_graph(loader: Any, skip: int) -> IteratorAndReader:
         for depth, owner in (("", sampler), (".sampler", getattr(sampler, "sampler", None)))
         if isinstance(generator := getattr(owner, "generator", None), torch.Generator)
     }
-    loaded = loader._next_iter_state_dict
-    beside = loaded.get(_EXTRA_KEY, {}) if isinstance(loaded, Mapping) else {}
-    set_states(generators, beside.get("generators", {}))
+    loaded_state = loader._next_iter_state_dict
+    extra_state = loaded_state.get(_EXTRA_KEY, {}) if isinstance(loaded_state, Mapping) else {}
+    set_states(generators, extra_state.get("generators", {}))
     start = states_of(generators)
     iterator = iter(loader)
-    if beside.get("ended") and not loader.restart_on_stop_iteration:
-        next(iterator, None)  # raises StopIteration inside, at which the nodes increase their epoch
+    if extra_state.get("ended") and not loader.restart_on_stop_iteration:
+        next(iterator, None)  # reaches the end of the resumed epoch, so that the nodes increase their epoch
         start = states_of(generators)
         iterator = iter(loader)
     read = state_reader(loader, iterator)
 
     def read_both(ended: bool) -> Any:
-        source = read(ended)
-        if isinstance(source, Exception):
-            return source
-        return {**source, _EXTRA_KEY: {"generators": start, "ended": ended}}
+        state = read(ended)
+        if isinstance(state, Exception):
+            return state
+        return {**state, _EXTRA_KEY: {"generators": start, "ended": ended}}
 
     return drop_first(iterator, skip), read_both
 
 
 def _nodes(root: Any) -> list[Any]:
-    """Nodes of a graph, the root first."""
+    """Return the nodes of a graph, the root first."""
     node_type = sys.modules["torchdata.nodes"].BaseNode
     nodes = [root]
     for node in nodes:
@@ -220,28 +234,31 @@ def _nodes(root: Any) -> list[Any]:
     return nodes
 
 
-def _stream_states(source: Any) -> list[Any]:
-    """Parts of a torchdata state that hold the state of the stream: one per worker, or ``source`` itself without workers."""
-    return list(source.get("_snapshot", {}).get("_worker_snapshots", {}).values()) or [source]
+def _stream_states(state: Any) -> list[Any]:
+    """Return the parts of a torchdata state that hold the state of the stream: one per worker, or ``state`` without workers."""
+    return list(state.get("_snapshot", {}).get("_worker_snapshots", {}).values()) or [state]
 
 
-def _has_no_stream_state(source: Any) -> bool:
-    """Whether a torchdata state holds no state of the stream."""
+def _has_no_stream_state(state: Any) -> bool:
+    """Return whether a torchdata state holds no state of the stream."""
     return all(
-        part["dataset_state"] is None and part["fetcher_state"]["dataset_iter_state"] is None for part in _stream_states(source)
+        part["dataset_state"] is None and part["fetcher_state"]["dataset_iter_state"] is None for part in _stream_states(state)
     )
 
 
-def _without_streams(source: Any) -> Any:
-    """Copy of a torchdata state without the state of the stream, which then begins at its first sample."""
-    state = copy.deepcopy({name: value for name, value in source.items() if name != _EXTRA_KEY})
-    for part in _stream_states(state):
+def _without_streams(state: Any) -> Any:
+    """Return a copy of a torchdata state without the state of the stream. A stream begins at its first sample from the copy."""
+    state_copy = copy.deepcopy({name: value for name, value in state.items() if name != _EXTRA_KEY})
+    for part in _stream_states(state_copy):
         part["dataset_state"] = None
-    return state
+    return state_copy
 
 
 def _without_stream_before_first(iterator: Any, read: StateReader) -> StateReader:
-    """``read``, but without the state of the stream before the first batch: Hugging Face's is that of an earlier epoch then."""
+    """Return a function like ``read``, whose result before the first batch lacks the state of the stream.
+
+    Before its first batch, a stream of Hugging Face returns the state of an earlier epoch.
+    """
 
     def read_begun(ended: bool) -> Any:
         return read(ended) if iterator._num_yielded or ended else _without_streams(read(ended))
@@ -249,12 +266,13 @@ def _without_stream_before_first(iterator: Any, read: StateReader) -> StateReade
     return read_begun
 
 
-def _is_hugging_faces(dataset: Any) -> bool:
+def _is_hugging_face_stream(dataset: Any) -> bool:
+    """Return whether ``dataset`` is an ``IterableDataset`` of Hugging Face's ``datasets``."""
     return any(cls.__module__ == "datasets.iterable_dataset" for cls in type(dataset).__mro__)
 
 
 def _shuffles_in_memory(dataset: Any) -> bool:
-    """Whether a stream of Hugging Face shuffles a buffer, which its state does not contain."""
+    """Return whether a stream of Hugging Face shuffles samples in a buffer, which its state does not contain."""
     iterables = [dataset._ex_iterable]
     for iterable in iterables:
         if type(iterable).__name__ == "BufferShuffledExamplesIterable":
@@ -264,7 +282,7 @@ def _shuffles_in_memory(dataset: Any) -> bool:
     return False
 
 
-def _begin_anew(loader: Any) -> None:
+def _reset_stream(loader: Any) -> None:
     """Let a stream of Hugging Face begin its next epoch at its first sample."""
     if not loader.num_workers:
         loader.dataset.load_state_dict({})

@@ -15,13 +15,13 @@ from gpuaug.feed.shared_storage import sending_memfd, use_memfd
 class SendsErrors:
     """``worker_init_fn`` that makes a worker send an error in place of a batch that cannot be sent.
 
-    Otherwise the thread of the worker's queue would print the error, and the loader would wait for that batch forever. Batches
-    that can be sent cost no more.
+    Otherwise the thread of the worker's queue would print the error, and the loader would wait for the batch forever. Sending
+    other batches takes no longer.
 
     Args:
         init: The user's ``worker_init_fn``, or ``None``.
-        keeps_state: Whether workers send (batch, worker, state), as those of torchdata do, and not the batch only.
-        memory: Memory of the ring, or ``None`` without a ring.
+        keeps_state: Whether workers send (batch, worker, state), like torchdata's workers, or the batch only.
+        memory: Memory of the ring, in whose slots workers write batches; ``None`` without a ring.
     """
 
     def __init__(self, init: Callable[[int], None] | None, keeps_state: bool, memory: Memory | None) -> None:
@@ -37,14 +37,15 @@ class SendsErrors:
             if not (type(item) is tuple and len(item) == 2 and type(item[0]) is int):
                 print_error(error, item)  # the item of a user's queue
                 return
-            number, sent = item
-            batch = sent[0] if self._keeps_state else sent
+            number, content = item
+            batch = content[0] if self._keeps_state else content
             if isinstance(batch, ExceptionWrapper):
-                os._exit(1)  # not even the error can be sent; DataLoader detects that the worker has ended
+                os._exit(1)  # the error cannot be sent either. The DataLoader detects that the worker has ended
             if type(batch) is Described and self._memory is not None:
-                self._memory.map[self._memory.flag_at(*batch.number)] = 0
+                self._memory.map[self._memory.flag_at(*batch.number)] = 0  # frees the slot of the batch
             wrapped = ExceptionWrapper((type(error), error, error.__traceback__), f"in DataLoader worker process {worker}")
-            # Like put(), on the thread of the queue itself, but at the front: the end of the epoch may be queued behind.
+            # Like put(), which this thread cannot call, but at the front, because the end of the epoch may be in the queue
+            # already.
             queue._sem.acquire()
             queue._buffer.appendleft((number, (wrapped, worker, None) if self._keeps_state else wrapped))
 

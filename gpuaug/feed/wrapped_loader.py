@@ -16,16 +16,18 @@ from torch.utils.data import DataLoader, Dataset
 from gpuaug.core.errors import ArgumentTypeError, add_note
 
 _WAKE_ITEM = (None, None)
-"""(index, data) without a batch. A ``DataLoader`` that waits for a batch raises on it, and ignores it otherwise."""
+"""(index, data) that a ``DataLoader`` reads as a result of a worker.
 
+If it waits for a batch, it raises; else it ignores this item.
+"""
 
-_ENCODED = "files that are read but not decoded take collate_fn=gpuaug.collate_encoded"
-_NOT_COLLATED = {
-    "found <class 'PIL.": "images of PIL's take v2.PILToTensor() in the dataset, or collate_fn=gpuaug.collate_ragged",
-    "found <class 'gpuaug.core.": "batches that are collated already take batch_size=None",
+_ENCODED = "For undecoded files, pass collate_fn=gpuaug.collate_encoded"
+_ADVICE = {
+    "found <class 'PIL.": "For PIL images, use v2.PILToTensor() in the dataset, or pass collate_fn=gpuaug.collate_ragged",
+    "found <class 'gpuaug.core.": "For a dataset of batches, pass batch_size=None",
     "found <class 'gpuaug.": _ENCODED,
     "found <class 'pathlib": _ENCODED,
-    "stack expects each tensor to be equal size": "images of several sizes, and target dicts, take "
+    "stack expects each tensor to be equal size": "For images of several sizes, or target dicts, pass "
     "collate_fn=gpuaug.collate_ragged",
 }
 """Part of an error message of ``default_collate`` → advice."""
@@ -38,15 +40,15 @@ def checked(loader: Any) -> Any:
         ArgumentTypeError: If ``loader`` is not iterable, or is a dataset, whose items are samples.
     """
     iterates = callable(getattr(type(loader), "__iter__", None))
-    refused = isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0
-    if refused or not (iterates or hasattr(type(loader), "__getitem__")):
+    is_other = isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0
+    if is_other or not (iterates or hasattr(type(loader), "__getitem__")):
         raise ArgumentTypeError(
             f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
         )
     if isinstance(loader, Dataset) and not iterates:
         raise ArgumentTypeError(
             f"loader must be an iterable of batches, got the dataset {type(loader).__name__}. Pass DataLoader(dataset, "
-            "batch_size=…), with batch_size=None if what it gives are batches."
+            "batch_size=…), with batch_size=None if the items of the dataset are batches."
         )
     return loader
 
@@ -55,9 +57,9 @@ def explain(error: BaseException) -> None:
     """Add advice to an error of ``default_collate`` about images, as a note."""
     if type(error) not in (TypeError, RuntimeError):
         return
-    for part, way_out in _NOT_COLLATED.items():
+    for part, advice in _ADVICE.items():
         if part in str(error):
-            add_note(error, f"gpuaug: the DataLoader could not stack these samples: {way_out}.")
+            add_note(error, f"gpuaug: the DataLoader could not stack these samples. {advice}.")
             return
 
 
@@ -78,25 +80,27 @@ def without_workers(loader: Any) -> Any:
 def end_workers(iterator: Any) -> None:
     """End the worker processes of a ``DataLoader``'s iterator now. Other iterators have none.
 
-    An error that a worker raised and the iterator form a reference cycle. The garbage collector might free it in a worker that
-    is forked later, where the iterator's finaliser would wait for processes that are not its children.
+    Without this call, the iterator may live on: an error of a worker refers to the iterator, and the iterator to the error. If
+    the garbage collector freed the iterator in a worker that is forked later, its finaliser would wait there for processes that
+    are not children of that worker.
     """
-    end = getattr(iterator, "_shutdown_workers", None)
-    if end is not None:
+    shut_down = getattr(iterator, "_shutdown_workers", None)
+    if shut_down is not None:
         if getattr(iterator, "_worker_pids_set", False):
-            # Libraries may abort a worker while it ends. Torch's error about that would hide the error of the dataset.
+            # A library may abort a worker while it ends. torch's error about the aborted worker would hide the dataset's error.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
-        end()
+        shut_down()
 
 
 def wake(iterator: Any) -> None:
-    """End another thread's wait in ``next`` of a ``DataLoader``'s iterator with an error.
+    """Make ``next`` of a ``DataLoader``'s iterator, in which another thread waits, raise an error.
 
-    Otherwise the wait could last five seconds, the interval at which ``DataLoader`` checks for dead workers.
+    Otherwise the thread could wait for five seconds, the interval at which ``DataLoader`` checks for dead workers. Nothing
+    happens if no thread waits, if a worker is sending a batch, or if a worker died while sending.
 
     Args:
-        iterator: Iterator of any loader. Nothing happens if it does not wait, or if a worker is sending or died while sending.
+        iterator: Iterator of any loader.
     """
     results: Any = getattr(iterator, "_data_queue", None)
     if isinstance(results, queue.Queue):  # queue of the pin-memory thread
@@ -143,14 +147,14 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
     """Return a function that reads the loader's state; it returns ``None`` for a loader without a state."""
     if not is_stateful(loader):
         return _no_state
-    # From the iterator if possible: the state of a loader is that of its newest iterator.
-    holder: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
+    # From the iterator if possible, because a loader returns the state of its newest iterator.
+    source: Any = iterator if callable(getattr(iterator, "state_dict", None)) else loader
 
     def read(_ended: bool) -> Any:
         try:
-            return copy.deepcopy(holder.state_dict())  # a copy: later batches may change the returned object
+            return copy.deepcopy(source.state_dict())  # a copy: later batches may change the returned object
         except Exception as error:
-            return error  # raised by StreamedLoader.state_dict(), not by next()
+            return error  # to be raised by StreamedLoader.state_dict(), not by next()
 
     return read
 
@@ -175,27 +179,30 @@ def begin_after(loader: Any, skip: int) -> IteratorAndReader:
 
 
 def drop_first(iterator: Iterator[Any], batches: int) -> Iterator[Any]:
-    """Return ``iterator`` without its first ``batches`` items, which the first ``next`` reads and drops."""
+    """Return an iterator without the first ``batches`` items of ``iterator``.
+
+    Its first ``next`` reads and drops these items.
+    """
     return _SkippingIterator(iterator, batches) if batches else iterator
 
 
 class _SkippingIterator(Iterator[Any]):
-    """Iterator that drops the first batches. ``_data_queue`` and ``_shutdown_workers``: see ``wake`` and ``end_workers``."""
+    """Iterator that drops the first batches. ``wake`` and ``end_workers`` use ``_data_queue`` and ``_shutdown_workers``."""
 
     def __init__(self, iterator: Iterator[Any], batches: int) -> None:
         self._iterator = iterator
-        self._rest = islice(iterator, batches, None)
+        self._later_batches = islice(iterator, batches, None)
         self._data_queue = getattr(iterator, "_data_queue", None)
 
     def __next__(self) -> Any:
-        return next(self._rest)
+        return next(self._later_batches)
 
     def _shutdown_workers(self) -> None:
         end_workers(self._iterator)
 
 
 def set_epoch_of(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader, or if it has no such method, of all its parts that have it."""
+    """Call ``set_epoch`` of the loader, or if it has no such method, of its samplers and dataset that have the method."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
         return
@@ -205,7 +212,7 @@ def set_epoch_of(loader: Any, epoch: int) -> None:
 
 
 def epoch_of(loader: Any) -> int:
-    """Largest epoch of the samplers of ``loader``, or 0. Frameworks call ``set_epoch`` of samplers only."""
+    """Return the largest epoch of the samplers of ``loader``, or 0. Frameworks set the epoch of samplers only."""
     epochs = (as_int(getattr(part, "epoch", 0)) for part in parts(loader).values() if hasattr(part, "set_epoch"))
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 
@@ -219,7 +226,7 @@ def as_int(value: Any) -> int | None:
 
 
 def parts(loader: Any) -> dict[str, Any]:
-    """Path from the loader → object, for the loader, its samplers and its dataset. No object occurs twice."""
+    """Return attribute path from the loader → object, for the loader, its samplers and its dataset, each object once."""
     result: dict[str, Any] = {"": loader}
     # Accelerate's batch sampler of one rank wraps the batch sampler of all ranks.
     for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "batch_sampler.batch_sampler.sampler", "dataset"):

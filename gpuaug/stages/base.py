@@ -110,11 +110,11 @@ class BoundStage(ABC):
     reads_only: ClassVar[bool] = False
     """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
 
-    def versions(self, named: Collection[str] = ()) -> dict[str, str]:
+    def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
         """Decoders on which the last bits of the results depend, each with its libraries and versions, by key of a state.
 
         Args:
-            named: Keys of a state. Decoders of these keys are included before a batch has needed them.
+            required_keys: Keys of a state. Decoders of these keys are included before a batch has needed them.
         """
         return {}
 
@@ -322,7 +322,7 @@ class _BoundTransform(BoundStage):
         if windows is None:
             return None
         has_targets = len(values) > 1 or (self._follows_types and bool(self._members_by_type(batch)))
-        return windows._replace(alone=windows.alone and not has_targets)
+        return windows._replace(may_downsample=windows.may_downsample and not has_targets)
 
     def write(self, batch: Batch, result: Any) -> Batch:
         if not self._typed:

@@ -391,7 +391,11 @@ def test_an_iterator_that_two_loops_share_has_one_reader():
 
 STALLS = [
     ("time.sleep(0.3)", 7, ""),
-    ("os.read(os.pipe()[0], 1)", 0.1, "The loader is still inside next() after 0 s. Its thread ends when that returns.\n"),
+    (
+        "os.read(os.pipe()[0], 1)",
+        0.1,
+        "The wrapped loader is still inside next() after 0 s. Its thread ends when next() returns.\n",
+    ),
 ]
 
 
@@ -420,7 +424,7 @@ def test_an_iterator_does_not_pass_for_complete_when_its_loader_was_closed():
     batches = iter(loader)
     next(batches)
     loader.close()
-    with pytest.raises(IteratorEndedError, match="its loader was closed or given a state"):
+    with pytest.raises(IteratorEndedError, match="its loader was closed or loaded a state"):
         list(batches)
     assert list(batches) == []
 

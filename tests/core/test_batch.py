@@ -304,7 +304,7 @@ class Sealed(Fixed):
 def test_container_that_cannot_be_rebuilt_error_has_way_out(kind):
     with pytest.raises(ArgumentTypeError) as caught:
         map_leaves(Boxed, kind(1, 2))
-    assert f"A container of tensors must be one that can be rebuilt with other values in it, got {kind.__name__}" in str(
+    assert f"A container of tensors must be of a type that can be rebuilt with other values, got {kind.__name__}" in str(
         caught.value
     )
     assert isinstance(caught.value.__cause__, TypeError)

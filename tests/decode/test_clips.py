@@ -19,8 +19,8 @@ from torchvision import tv_tensors
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
-from gpuaug.decode.clips.video_file import MOST_OPEN, VIDEOS
-from gpuaug.decode.layout import nearest_good
+from gpuaug.decode.clips.video_file import MAX_OPEN, VIDEOS
+from gpuaug.decode.layout import source_indices
 
 X265 = ("x265-params", "keyint=12:bframes=3:log-level=none")
 
@@ -177,11 +177,11 @@ def test_a_worker_opens_videos_anew():
 
 
 def test_few_videos_stay_open_and_a_changed_one_is_read_anew(tmp_path):
-    for number in range(MOST_OPEN + 2):
+    for number in range(MAX_OPEN + 2):
         path = tmp_path / f"{number}.mp4"
         path.write_bytes(Path(video()).read_bytes())
         assert np.array_equal(decoded(read_clip(path, 2))[0], frames(video())[:2])
-    assert len(VIDEOS.open) == MOST_OPEN
+    assert len(VIDEOS.open) == MAX_OPEN
     other = video(name="second.mp4", seed=1)
     path.write_bytes(Path(other).read_bytes())
     assert np.array_equal(decoded(read_clip(path, 2))[0], frames(other)[:2])
@@ -381,7 +381,7 @@ def test_a_damaged_clip_decodes_alike_alone_and_beside_others_whatever_memory_he
             alone.append(None)
     bad = [index for index, made in enumerate(alone) if made is None]
     assert 3 < len(bad) < len(clips) - 3
-    sources = nearest_good(len(clips), bad)
+    sources = source_indices(len(clips), bad)
     for threads, byte in ((1, 0x5A), (2, 0xFF), (8, 0x01)):
         with memory_that_held(byte):
             beside = decoded(*clips, threads=threads, on_error="replace")
@@ -412,7 +412,7 @@ ONE_OF = "A clip must be chosen by one of start, start_s, at, times_s and a list
 
 WRONG = [
     ({"frames": 0}, "frames must be 1 or more, got 0"),
-    ({"frames": []}, "frames must name at least one frame, got none"),
+    ({"frames": []}, "frames must name at least one frame, got an empty list"),
     ({"frames": [3, -1]}, "A frame must be 0 or more, got -1"),
     ({"frames": "16"}, "frames must be a number or a list of numbers, got "),
     ({"stride": 0}, "stride must be 1 or more, got 0"),
@@ -424,11 +424,11 @@ WRONG = [
     ({"short": "cut"}, "short must be 'error', 'loop' or 'pad', got 'cut'"),
     (
         {"start": 1, "at": 0.5},
-        f"{ONE_OF} start and at. Leave",
+        f"{ONE_OF} start and at. Pass only",
     ),
     (
         {"frames": [1, 2], "start_s": 1},
-        f"{ONE_OF} a list of frames and start_s. Leave",
+        f"{ONE_OF} a list of frames and start_s. Pass only",
     ),
     ({"source": 7}, "source must be the path of a video or its bytes, got 7"),
 ]

@@ -170,7 +170,7 @@ LABELS = {
 def test_bytes_are_images_if_any_begin_like_one(hold):
     """A batch of one class and one image, of which the first is broken."""
     images, labels = collate_encoded([(hold(b"3"), hold(b"3")), (hold(FILES[0]), hold(b"4"))])
-    assert_holds(images, [b"3", FILES[0]], problems={0: "it is no image that PIL knows"})
+    assert_holds(images, [b"3", FILES[0]], problems={0: "it is not an image of a format that PIL supports"})
     assert type(labels) is not Encoded
     assert len(labels) == 2
 
@@ -226,13 +226,11 @@ def test_a_file_larger_than_any_image_is_not_read(tmp_path, paths, monkeypatch):
     huge.write_bytes(FILES[0])
     os.truncate(huge, 2**40)  # it takes no room on the disk, and more memory than there is
     batch, _ = collate_encoded([(paths[0], 0), (huge, 1)])
-    assert batch.headers.problems == {1: f"its {2**40} bytes are more than the {2**30} that are read of a file"}
+    assert batch.headers.problems == {1: f"its {2**40} bytes exceed the limit of {2**30} bytes"}
     assert batch.file(0).tobytes() == FILES[0]
-    monkeypatch.setattr("gpuaug.decode.collate_encoded.MOST_BYTES", len(FILES[0]))
+    monkeypatch.setattr("gpuaug.decode.collate_encoded.MAX_FILE_BYTES", len(FILES[0]))
     batch, _ = collate_encoded([(FILES[0], 0), (FILES[0] + b"\0", 1)])
-    assert batch.headers.problems == {
-        1: f"its {len(FILES[0]) + 1} bytes are more than the {len(FILES[0])} that are read of a file"
-    }
+    assert batch.headers.problems == {1: f"its {len(FILES[0]) + 1} bytes exceed the limit of {len(FILES[0])} bytes"}
 
 
 def with_other_sizes(samples, sizes, monkeypatch):
@@ -251,7 +249,7 @@ def with_other_sizes(samples, sizes, monkeypatch):
 def test_file_whose_size_changes_is_a_problem_of_its_own(change, paths, monkeypatch):
     sizes = {str(paths[2]): len(FILES[2]) - change}
     batch, _ = with_other_sizes([(path, 0) for path in paths], sizes, monkeypatch)
-    assert batch.headers.problems == {2: "its size has changed since it was asked for"}
+    assert batch.headers.problems == {2: "its size has changed while it was read"}
     assert [batch.file(index).tobytes() for index in (0, 1, 3, 4)] == [FILES[index] for index in (0, 1, 3, 4)]
     assert batch.headers.table[2]["length"] == 0
 
@@ -266,9 +264,9 @@ def test_file_that_is_read_in_parts(paths, monkeypatch):
 
 def test_files_behind_the_second_gigabyte(paths, monkeypatch):
     # Memory that nobody writes to is not taken.
-    monkeypatch.setattr("gpuaug.decode.collate_encoded.MOST_BYTES", 2**32)
+    monkeypatch.setattr("gpuaug.decode.collate_encoded.MAX_FILE_BYTES", 2**32)
     batch = with_other_sizes(paths, {str(paths[0]): 3 * 2**30}, monkeypatch)
-    assert batch.headers.problems == {0: "its size has changed since it was asked for"}
+    assert batch.headers.problems == {0: "its size has changed while it was read"}
     assert batch.headers.table["start"][1:].min() > 3 * 2**30
     assert [batch.file(index).tobytes() for index in range(1, 5)] == FILES[1:]
     assert len(batch.data) > 3 * 2**30
@@ -285,15 +283,15 @@ REFUSED = {
         [torch.ones(3, 4, 4)],
         r"got Tensor in sample 0. For decoded images use gpuaug.collate_ragged.",
     ),
-    "numbers": ([(1, 2)], r"got int in sample 0 at \[0\]. An ImageFolder gives them with loader=gpuaug.read_encoded."),
-    "nothing later": ([Pair(FILES[0], 1), Pair(None, 1)], r"got NoneType in sample 1 at .image. An ImageFolder gives"),
+    "numbers": ([(1, 2)], r"got int in sample 0 at \[0\]. An ImageFolder returns such images with loader=gpuaug.read_encoded."),
+    "nothing later": ([Pair(FILES[0], 1), Pair(None, 1)], r"got NoneType in sample 1 at .image. An ImageFolder returns"),
     "a path later": ([(Path("a"), 1), ("a", 1)], r"got str in sample 1 at \[0\]. Return gpuaug.read_encoded"),
     "other bytes": (
         [(b"3", 1)],
-        r"got bytes that begin with b'3' in sample 0 at \[0\]. Return the bytes of the file as they are.",
+        r"got bytes that begin with b'3' in sample 0 at \[0\]. Return the bytes of an image file.",
     ),
-    "a dict of others": ([({"bytes": 3, "path": "a"}, 1)], r"got dict in sample 0 at \[0\]. An ImageFolder gives"),
-    "an empty sample": ([()], "got tuple in sample 0. An ImageFolder gives"),
+    "a dict of others": ([({"bytes": 3, "path": "a"}, 1)], r"got dict in sample 0 at \[0\]. An ImageFolder returns"),
+    "an empty sample": ([()], "got tuple in sample 0. An ImageFolder returns"),
     "on another device": ([torch.ones(4, dtype=torch.uint8, device="meta")], "got Tensor in sample 0. An ImageFolder"),
 }
 
@@ -318,7 +316,7 @@ def test_read_encoded_is_a_path_and_can_be_pickled():
     assert os.fspath(handle) == handle.path == pickle.loads(pickle.dumps(handle)).path == os.path.join("photos", "cat.jpg")
     assert repr(handle) == f"EncodedFile({handle.path!r})"
     with pytest.raises(
-        ArgumentTypeError, match=r"The path of an image must be a str or a path of pathlib, got int\. Return the bytes"
+        ArgumentTypeError, match=r"The path of an image must be a str or a path of pathlib, got int\. If the dataset has"
     ):
         read_encoded(3)
 
@@ -361,7 +359,7 @@ def test_files_are_packed_into_a_slot_without_copy():
     writer = own.memory.take(0)
     with allocating_with(writer.allocate):
         batch = collate_encoded(FILES)
-    assert [tensor.data_ptr() for tensor, _ in writer._placed.values()] == [batch.data.data_ptr()]
+    assert [tensor.data_ptr() for tensor, _ in writer._tensors.values()] == [batch.data.data_ptr()]
     got, slot = own.received(pickle.loads(pickle.dumps(writer.describe(batch))))
     assert_same(got, want)
     batch.data[0] = 77

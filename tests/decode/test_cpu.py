@@ -39,7 +39,7 @@ def decoded(file, *, header=None, channels=3, min_side=None, exif=True):
         batch.headers.table[name] = value
     layout = Layout(batch.headers, Options(channels, min_side, exif, 10**9), [cpu.Cpu()])
     room = room_of(layout, np.full(layout.length, 77, np.uint8), 0, 0)
-    return room, cpu.decode(batch.file(0), layout, layout.facts[0], room)
+    return room, cpu.decode(batch.file(0), layout, layout.infos[0], room)
 
 
 @pytest.mark.usefixtures("decoder")
@@ -78,8 +78,8 @@ def test_both_decoders_make_smaller_alike(monkeypatch):
 def test_a_file_other_than_its_header_is_a_problem():
     file = encoded(40, 24)
     _, problem = decoded(file, header={"height": 25, "width": 41})
-    assert problem == "its 40x24 pixels are not the 41x25 of its header"
-    assert decoded(file, header={"height": 23})[1] == "its 40x24 pixels are not the 40x23 of its header"
+    assert problem == "it decodes to 40x24 pixels, but its header says 41x25"
+    assert decoded(file, header={"height": 23})[1] == "it decodes to 40x24 pixels, but its header says 40x23"
 
 
 @pytest.mark.usefixtures("decoder")
@@ -185,7 +185,7 @@ def test_versions_are_of_all_that_decode(missing, monkeypatch):
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_pil_is_not_asked_for_a_jpeg_that_a_preferred_decoder_takes(monkeypatch, orientation):
-    monkeypatch.setattr(cpu, "_by_pil", None)
+    monkeypatch.setattr(cpu, "_decode_with_pil", None)
     for options in ({}, {"progressive": True}, {"mode": "L"}, {"subsampling": 1}):
         for min_side in (None, 12):
             assert not decoded(encoded(40, 24, orientation=orientation, **options), min_side=min_side)[1]
@@ -195,7 +195,7 @@ def test_pil_is_not_asked_for_a_jpeg_that_a_preferred_decoder_takes(monkeypatch,
 def test_a_decoder_may_return_an_array_of_its_own(monkeypatch, orientation):
     pytest.importorskip("simplejpeg")
     file = encoded(40, 24, orientation=orientation)
-    monkeypatch.setattr(cpu, "_by_simplejpeg", lambda file, room, **_: by_pil(bytes(file), upright=False))
+    monkeypatch.setattr(cpu, "_decode_with_simplejpeg", lambda file, room, **_: by_pil(bytes(file), upright=False))
     room, problem = decoded(file)
     assert not problem
     assert np.array_equal(room, by_pil(file))

@@ -56,7 +56,7 @@ def decoded(file, channels=3):
     layout = Layout(batch.headers, Options(channels, None, True, 10**9), [cpu.Cpu()])
     memory = np.full(layout.length + 2 * GUARD, 0xA5, np.uint8)
     room = room_of(layout, memory[GUARD : GUARD + layout.length], 0, 0)
-    problem = cpu.decode(batch.file(0), layout, layout.facts[0], room)
+    problem = cpu.decode(batch.file(0), layout, layout.infos[0], room)
     assert (memory[:GUARD] == 0xA5).all()
     assert (memory[GUARD + layout.length :] == 0xA5).all()
     return (None if problem else room), problem
@@ -76,7 +76,7 @@ def same(file, channels=3):
 
 
 def decoded_without_pil(file, channels=3):
-    with mock.patch.object(cpu, "_by_pil", side_effect=AssertionError("PIL was asked")):
+    with mock.patch.object(cpu, "_decode_with_pil", side_effect=AssertionError("PIL was asked")):
         image, problem = decoded(file, channels)
     assert not problem
     return image
@@ -174,7 +174,7 @@ def test_text_behind_the_pixels_counts_with_that_before_them(monkeypatch):
     before = [(b"zTXt", b"key\0\0" + zlib.compress(bytes(995)))]
     assert same(png(2, 8, 5, 7, before=before))
     assert not same(png(2, 8, 5, 7, before=before, behind=[TEXT]))
-    monkeypatch.setattr(cpu, "_MOST_TEXT", 1000)
+    monkeypatch.setattr(cpu, "_MAX_LIBSPNG_BYTES", 1000)
     assert not same(png(2, 8, 5, 7, behind=[(b"tEXt", b"key\0" + bytes(1001))]))
 
 

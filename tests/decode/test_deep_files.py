@@ -83,7 +83,7 @@ def test_orientation_is_undone(orientation):
     image = pixels(7, 5, 6)
     file = tiff(image, extratags=[(274, "H", 1, orientation, True)])
     (got,) = decoded(file)
-    assert_values(got, torch.from_numpy(np.ascontiguousarray(cpu._turned(image, orientation).transpose(2, 0, 1))))
+    assert_values(got, torch.from_numpy(np.ascontiguousarray(cpu._rotated_upright(image, orientation).transpose(2, 0, 1))))
     (kept,) = decoded(file, exif=False)
     assert_stored([kept], image)
 
@@ -116,7 +116,7 @@ def test_with_other_channels_they_are_refused():
 
 
 REFUSED = {
-    "floating": (lambda: tiff(pixels().astype(np.float32)), "32 bits a channel"),
+    "floating": (lambda: tiff(pixels().astype(np.float32)), "32 bits per channel"),
     "white as 0": (lambda: tiff(pixels(bands=1), photometric="miniswhite"), "neither RGB nor grey with black as 0"),
     "cut off": (lambda: tiff(pixels(300, 300))[:-5000], "Read error|cut|strip|End of file|TiffError"),
     "too many bands": (lambda: tiff(pixels(3, 3, 256)), "256 bands, more than 255"),
@@ -135,7 +135,7 @@ def test_a_file_that_is_not_what_its_header_says_is_an_error(monkeypatch):
     for shape, dtype in (((9, 9, 6), "uint16"), ((8, 8, 6), "uint8")):
         made = np.zeros(shape, dtype)
         monkeypatch.setattr(imagecodecs, "tiff_decode", lambda data, index, made=made: made)
-        with pytest.raises(gpuaug.DecodeError, match=rf"its {dtype} .* are not the uint16 \(8, 8, 6\) of its header"):
+        with pytest.raises(gpuaug.DecodeError, match=rf"it decodes to {dtype} .*, but its header says uint16 \(8, 8, 6\)"):
             decoded(file)
     monkeypatch.setattr(cpu, "imagecodecs", lambda: None)
     with pytest.raises(gpuaug.DecodeError, match="imagecodecs, which decodes it, is not installed"):

@@ -98,7 +98,8 @@ def test_file_that_has_no_sides_is_an_error(tmp_path):
     path = tmp_path / "text.jpg"
     path.write_bytes(b"no image")
     with pytest.raises(
-        gpuaug.DecodeError, match=r"text\.jpg has no size, because of its header: .*Leave it out of the dataset"
+        gpuaug.DecodeError,
+        match=r"The size of .*text\.jpg cannot be read, because of its header: .*Leave it out of the dataset",
     ):
         gpuaug.read_encoded(path).height  # noqa: B018
     with pytest.raises(FileNotFoundError):

@@ -15,7 +15,7 @@ from support.files.images import noise
 from gpuaug import ArgumentTypeError, DecodeError, DecodeStage, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
 from gpuaug.decode.headers import parse
-from gpuaug.decode.layout import turned
+from gpuaug.decode.layout import rotated_upright
 
 pytestmark = pytest.mark.filterwarnings("ignore:Palette images with Transparency")
 
@@ -57,7 +57,7 @@ def test_every_mode_is_turned_as_by_pil(orientation):
     for name, image, stored in zip(files, decoded(files.values()), decoded(files.values(), exif=False), strict=True):
         assert np.array_equal(image, by_pil(files[name])), name
         assert stored.shape == (7, 11, 3), name
-        assert np.array_equal(image, turned(torch.from_numpy(stored), orientation % 9).numpy()), name
+        assert np.array_equal(image, rotated_upright(torch.from_numpy(stored), orientation % 9).numpy()), name
 
 
 @pytest.mark.parametrize("hold", HELD.values(), ids=HELD.keys())
@@ -124,4 +124,4 @@ def test_a_tiff_of_more_bands_than_colours_is_refused(planar, order):
 def test_bands_that_would_be_left_out_are_counted():
     for extra in ((0, 0), (2, 0)):
         header = parse(tiff(noise(0, 5, 9, 5), extrasamples=extra))
-        assert (header.format, header.stored, header.problem) == (Format.DEEP, 5, "")
+        assert (header.format, header.stored_channels, header.problem) == (Format.DEEP, 5, "")

@@ -119,7 +119,7 @@ def opened(data):
 @pytest.mark.parametrize(("data", "kind", "sampling"), JPEGS.values(), ids=JPEGS.keys())
 def test_jpeg_header(data, kind, sampling, monkeypatch):
     image = opened(data)
-    monkeypatch.setattr(headers, "opened", None)  # PIL is not asked
+    monkeypatch.setattr(headers, "open_image", None)  # PIL is not asked
     orientation = image.getexif().get(0x0112, 1)
     bands = len(image.getbands())
     want = Header(image.height, image.width, bands, 3 if bands == 4 else bands, kind, sampling, orientation)
@@ -185,9 +185,12 @@ SCAN = segment(FINE, SOS)
 
 BROKEN = {
     "empty": (b"", "it is empty"),
-    "text": (b"no image at all", "it is no image that PIL knows"),
-    "zeros": (bytes(1000), "it is no image that PIL knows"),
-    "a format that runs a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no image that PIL knows"),
+    "text": (b"no image at all", "it is not an image of a format that PIL supports"),
+    "zeros": (bytes(1000), "it is not an image of a format that PIL supports"),
+    "a format that runs a program": (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        "it is not an image of a format that PIL supports",
+    ),
     "the start of a JPEG": (FINE[:2], "it ends within its header"),
     "cut before its scan": (FINE[: SCAN + 3], "it ends within its header"),
     "cut in its scan": (FINE[: SCAN + 40], "it ends before its end marker"),
@@ -208,11 +211,11 @@ BROKEN = {
     "no height": (changed(FINE, SOF0, 5, b"\0\0"), "its size is 21x0"),
     "no width": (changed(FINE, SOF0, 7, b"\0\0"), "its size is 0x13"),
     "no component": (changed(FINE, SOF0, 9, b"\0"), "its size is 21x13"),
-    "12 bits": (changed(FINE, SOF0, 4, b"\x0c"), "it has 12 bits a channel"),
-    "16 bits of a PGM": (b"P5\n1 1\n65535\n\0\0", "it has 32 bits a channel"),
-    "a PFM": (b"Pf\n1 1\n-1.0\n\0\0\0\0", "it has 32 bits a channel"),
-    "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits a channel"),
-    "floating": (encoded("TIFF", mode="F"), "it has 32 bits a channel"),
+    "12 bits": (changed(FINE, SOF0, 4, b"\x0c"), "it has 12 bits per channel"),
+    "16 bits of a PGM": (b"P5\n1 1\n65535\n\0\0", "it has 32 bits per channel"),
+    "a PFM": (b"Pf\n1 1\n-1.0\n\0\0\0\0", "it has 32 bits per channel"),
+    "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits per channel"),
+    "floating": (encoded("TIFF", mode="F"), "it has 32 bits per channel"),
 }
 
 
@@ -246,14 +249,18 @@ def test_problem_is_one_line(monkeypatch):
     def fail(data):
         raise RuntimeError("one\ntwo")
 
-    monkeypatch.setattr(headers, "opened", fail)
+    monkeypatch.setattr(headers, "open_image", fail)
     assert parse(b"II*\0").problem == "PIL cannot read its header: one"
 
 
 def test_jpeg_cut_anywhere_has_a_problem():
     for length in range(1, len(FINE)):
         header = parse(FINE[:length])
-        text = "it is no image that PIL knows" if length == 1 else f"it ends {'before' if length > SCAN + 3 else 'within'} its"
+        text = (
+            "it is not an image of a format that PIL supports"
+            if length == 1
+            else f"it ends {'before' if length > SCAN + 3 else 'within'} its"
+        )
         assert header.problem.startswith(text), length
         assert header.format is Format.UNREADABLE
 

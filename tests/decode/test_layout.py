@@ -11,7 +11,7 @@ from support.files.nvjpeg_double import ON_CARD
 from gpuaug.core.encoded import HEADER, Format, Headers
 from gpuaug.core.ragged import Windows
 from gpuaug.decode.decoders.engines import MOST_SIDE
-from gpuaug.decode.layout import Layout, Options, nearest_good, problems, slab_length, turned
+from gpuaug.decode.layout import Layout, Options, buffer_length, problems, rotated_upright, source_indices
 
 OPTIONS = Options(channels=3, min_side=None, exif=True, max_pixels=10**9)
 
@@ -29,21 +29,21 @@ SIZES = st.lists(st.tuples(st.integers(1, 500), st.integers(1, 500)), min_size=1
 
 @given(st.integers(0, 2**34))
 def test_a_slab_is_at_least_as_long_and_not_much_longer(length):
-    assert max(length, 1) <= slab_length(length) <= max(length, 1) * 1.126 + 4096
-    assert slab_length(length) % 4096 == 0
+    assert max(length, 1) <= buffer_length(length) <= max(length, 1) * 1.126 + 4096
+    assert buffer_length(length) % 4096 == 0
 
 
 @given(st.integers(1, 2**34), st.integers(1, 2**34))
 def test_slabs_grow_with_what_is_asked_for(one, other):
-    assert (slab_length(one) <= slab_length(other)) or one > other
+    assert (buffer_length(one) <= buffer_length(other)) or one > other
 
 
 def test_batches_of_about_one_size_have_slabs_of_few_lengths():
-    assert len({slab_length(length) for length in range(10**8, 2 * 10**8, 10**5)}) <= 8
+    assert len({buffer_length(length) for length in range(10**8, 2 * 10**8, 10**5)}) <= 8
 
 
 def test_slabs_of_growing_batches_are_together_at_most_nine_times_the_last():
-    lengths = {slab_length(int(10**6 * 1.001**number)) for number in range(6000)}
+    lengths = {buffer_length(int(10**6 * 1.001**number)) for number in range(6000)}
     assert max(lengths) > 400e6
     assert sum(lengths) <= 9 * max(lengths) + 4096 * len(lengths)
 
@@ -59,7 +59,7 @@ def test_a_bad_image_is_replaced_by_the_nearest_good_one_before_it(drawn):
         while at in bad:
             at = (at - 1) % count
         wanted.append(at)
-    assert nearest_good(count, bad).tolist() == wanted
+    assert source_indices(count, bad).tolist() == wanted
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_an_orientation_above_four_exchanges_the_sides(orientation):
     assert stored.shapes.sizes.tolist() == [[20, 30]]
     assert not stored.needs_postprocessing.any()
     image = torch.arange(6).view(2, 3, 1)
-    assert tuple(turned(image, orientation).shape) == ((3, 2, 1) if orientation > 4 else (2, 3, 1))
+    assert tuple(rotated_upright(image, orientation).shape) == ((3, 2, 1) if orientation > 4 else (2, 3, 1))
 
 
 @given(SIZES, st.sampled_from([1, 3]))
@@ -138,7 +138,7 @@ def test_memory_of_its_own_is_for_what_is_made_smaller_or_turned():
 
 
 def test_headers_of_a_replaced_image_are_those_of_the_good_one():
-    layout = Layout(headers((20, 30), (0, 0), (10, 10)), OPTIONS, ON_CARD, bad={1})
+    layout = Layout(headers((20, 30), (0, 0), (10, 10)), OPTIONS, ON_CARD, undecodable={1})
     assert layout.sources.tolist() == [0, 0, 2]
     assert layout.shapes.sizes.tolist() == [[20, 30], [20, 30], [10, 10]]
 
@@ -160,7 +160,7 @@ def test_places_of_windows_count_from_the_first_pixel_of_the_image(sizes, channe
     layout = Layout(headers(*sizes), options, ON_CARD, windows=lambda shapes: Windows(np.array(windows), (1, 1)))
     assert layout.shapes.sizes.tolist() == [list(size) for size in sizes]
     assert layout.length == layout.shapes.held == sum(height * width for *_, height, width in windows) * channels
-    assert layout.undecoded == sum(height * width for height, width in sizes) - layout.length // channels
+    assert layout.undecoded_pixels == sum(height * width for height, width in sizes) - layout.length // channels
     buffer = np.arange(layout.length)
     for index, ((top, left, height, width), place) in enumerate(zip(windows, layout.places().tolist(), strict=True)):
         first, *size, pitch = place
@@ -207,4 +207,4 @@ def test_a_scale_at_which_the_window_is_drawn_too_small_is_not_used(loss, scale)
     layout = Layout(given, Options(3, None, exif=True, max_pixels=10**9, scales_windows=True), ON_CARD, windows=windows)
     assert layout.scales.tolist() == [scale]
     assert layout.shapes.sizes.tolist() == [[400 // scale] * 2]
-    assert (layout.wanted[:, 2:] >= 50).all()
+    assert (layout.requested_windows[:, 2:] >= 50).all()

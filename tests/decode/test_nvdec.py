@@ -87,7 +87,7 @@ def test_sessions_stay_open_for_other_files_and_later_loaders(monkeypatch):
     assert nvdec_double.Decoder.made - before <= nvdec_sessions.SESSIONS_PER_LANE * 8
     one = InLineLane("decode/one")
     opened = []
-    pool = SessionPool(lambda key, stream: opened.append(key) or object(), most=2)
+    pool = SessionPool(lambda key, stream: opened.append(key) or object(), max_sessions=2)
     keys = [SessionKey("h264", 48, width) for width in (64, 80, 96)]
     for number in (0, 1, 0, 2, 0, 1):
         pool.put(keys[number], one, pool.take(keys[number], one))
@@ -103,12 +103,15 @@ def raising(frames, ended):
 
 
 CHANGES = {
-    "a frame less": (lambda frames, ended: frames[ended:], r"NVDEC gives \d+ frames of its \d+ packets"),
-    "a frame more": (lambda frames, ended: frames + frames[:ended], r"NVDEC gives more frames than its \d+ packets have"),
+    "a frame less": (lambda frames, ended: frames[ended:], r"NVDEC returns \d+ frames from its \d+ packets"),
+    "a frame more": (
+        lambda frames, ended: frames + frames[:ended],
+        r"NVDEC returns more than \d+ frames, which is its number of packets",
+    ),
     "an error": (raising, "NVDEC says: HandleVideoSequence :"),
     "another size": (
         lambda frames, ended: [smaller(frame) for frame in frames],
-        r"NVDEC gives frames of shape \(70, 64\), and its header \(72, 64\)",
+        r"NVDEC returns frames of shape \(70, 64\), but its header says \(72, 64\)",
     ),
 }
 
@@ -177,12 +180,12 @@ def test_a_library_that_is_missing_is_told(monkeypatch):
         raise RuntimeError("libnvcuvid.so.1: cannot open\n=== TROUBLESHOOTING")
 
     monkeypatch.setattr(nvdec_sessions, "library", failing)
-    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(libnvcuvid.so.1: cannot open\). See that the container may"):
+    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(libnvcuvid.so.1: cannot open\). In a container, add video"):
         registry.find_clips("auto", cuda)
 
 
 def test_videos_without_pyav_are_told(monkeypatch):
-    monkeypatch.setattr(libav, "find", lambda: None)
+    monkeypatch.setattr(libav, "find_module", lambda: None)
     words = "Videos cannot be read, because PyAV is not installed. Run pip install 'gpuaug\\[video\\]'."
     with pytest.raises(DeviceError, match=words):
         collate_encoded([(read_clip(video(), 2), 0)])

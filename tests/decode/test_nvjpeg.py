@@ -73,7 +73,7 @@ def test_without_a_library_there_is_none(wheels, monkeypatch):
 @pytest.fixture
 def none_made(monkeypatch):
     """Decoders of cards are made anew."""
-    monkeypatch.setattr(registry, "_made", {})
+    monkeypatch.setattr(registry, "_created", {})
     monkeypatch.setattr(nvjpeg, "queues", 32)
 
 
@@ -91,11 +91,11 @@ def refuse(monkeypatch, status, *refused):
 
 
 def names(found):
-    return [each.name for each in registry.used(found)]
+    return [each.name for each in registry.usable(found)]
 
 
 @pytest.mark.usefixtures("none_made")
-@pytest.mark.parametrize(("majors", "got"), [((), "nvJPEG is not installed"), ((12,), "nvJPEG is installed for CUDA 12 alone")])
+@pytest.mark.parametrize(("majors", "got"), [((), "nvJPEG is not installed"), ((12,), "nvJPEG is installed only for CUDA 12")])
 def test_a_missing_library_is_warned_about_with_what_to_install(wheels, monkeypatch, majors, got):
     wheels(*majors)
     loads(monkeypatch, lambda name: False)
@@ -138,7 +138,9 @@ def test_each_backend_finds_the_decoders_of_a_card(wheels, monkeypatch, caplog, 
 def test_a_library_that_cannot_be_set_up_is_warned_about(wheels, monkeypatch):
     loads(monkeypatch, lambda name: True)
     refuse(monkeypatch, 5, "BatchDecoder", "PhasedDecoder")
-    with pytest.warns(GpuAugWarning, match=r"cannot be set up \(allocator failure\)\. See what else uses the card"):
+    with pytest.warns(
+        GpuAugWarning, match=r"cannot be set up \(allocator failure\)\. Free memory of the card that other processes use"
+    ):
         assert names(registry.find("auto", CARD)) == ["cpu"]
     refuse(monkeypatch, 5)
     assert names(registry.find("auto", CARD)) == ["engines", "hybrid", "cpu"], "it is tried again"

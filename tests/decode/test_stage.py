@@ -55,14 +55,14 @@ def loader(files=FILES, *stages, repeat=2, batch_size=8, workers=0, **options):
 @pytest.mark.gpu
 @pytest.mark.parametrize("locks", [True, False])
 def test_images_that_the_cpu_decodes_are_the_same_without_page_locks(monkeypatch, locks):
-    empty = decoder.allocated
+    empty = decoder.allocate_pixels
 
     def refusing(*args, pin_memory=False):
         if pin_memory and not locks:
             raise RuntimeError("CUDA error: out of memory")
         return empty(*args, pin_memory=pin_memory)
 
-    monkeypatch.setattr(decoder, "allocated", refusing)
+    monkeypatch.setattr(decoder, "allocate_pixels", refusing)
     with nullcontext() if locks else pytest.warns(gpuaug.GpuAugWarning, match="make the decoder wait"):
         streamed = loader(FILES, None, DecodeStage(backend="cpu"), device="cuda")
         for images, numbers in streamed:
@@ -199,7 +199,7 @@ def test_a_bad_file_is_raised_at_its_batch_with_its_name(device, tmp_path):
 
 @on_each_device
 def test_a_batch_of_bad_files_alone_is_an_error(device):
-    with pytest.raises(DecodeError, match=r"it is empty, and 1 more of the batch cannot be either. Leave it out"):
+    with pytest.raises(DecodeError, match=r"it is empty \(1 other sample of the batch cannot be decoded either\)"):
         DecodeStage(on_error="replace")(collate_encoded([b"", b"\xff\xd8"]), device)
 
 
@@ -220,7 +220,7 @@ def test_what_only_the_decoder_finds_is_bad_too(device):
 def test_a_header_that_lies_is_found(device):
     batch = collate_encoded([FILES[0], FILES[8], FILES[9]])
     batch.headers.table["height"][1] += 8  # an image that is written whole would leave its place
-    engines, cpu = "nvJPEG finds 50x37 pixels and its header 50x45", "its 50x37 pixels are not the 50x45 of its header"
+    engines, cpu = "nvJPEG finds 50x37 pixels and its header 50x45", "it decodes to 50x37 pixels, but its header says 50x45"
     with pytest.raises(DecodeError, match=rf"because of sample 1: ({engines}|{cpu})\."):
         DecodeStage()(batch, device)
 
@@ -271,10 +271,10 @@ def test_bad_arguments_are_refused():
     for options, text in [
         (
             {"backend": "gpu"},
-            "backend must be 'auto', 'engines', 'hybrid', 'nvdec' or 'cpu', got 'gpu'. Leave it out to have what fits.",
+            "backend must be 'auto', 'engines', 'hybrid', 'nvdec' or 'cpu', got 'gpu'. Leave it out to use all decoders.",
         ),
         ({"channels": 4}, "channels must be 1, 3 or None, got 4. Leave it out for RGB."),
-        ({"on_error": "skip"}, "on_error must be 'raise' or 'replace', got 'skip'. Leave it out to have errors raised."),
+        ({"on_error": "skip"}, "on_error must be 'raise' or 'replace', got 'skip'. Leave it out to raise an error."),
         ({"min_side": 0}, "min_side must be 1 or more, got 0. Leave it out to decode whole images."),
         ({"max_pixels": 0}, "max_pixels must be 1 or more, got 0. Leave it out for PIL's own limit."),
     ]:
@@ -412,7 +412,7 @@ def test_call_takes_encoded_images_alone(given):
     with pytest.raises(ArgumentTypeError) as caught:
         DecodeStage()(given, "cpu")
     got = "(1, 2)" if isinstance(given, tuple) else "Tensor of shape (3, 4)"
-    way_out = "Pass the member of a batch that gpuaug.collate_encoded has made."
+    way_out = "Pass a member of a batch that gpuaug.collate_encoded returned."
     assert str(caught.value) == f"encoded must be a gpuaug.Encoded, got {got}. {way_out}"
 
 

@@ -192,18 +192,18 @@ def test_the_slowest_files_are_decoded_first(monkeypatch):
 
 
 @pytest.mark.parametrize("decoder", ["cpu", "pyav", "nvdec"])
-def test_facts_are_computed_once_per_batch_before_it_is_given_to_threads(monkeypatch, decoder):
+def test_infos_are_computed_once_per_batch_before_it_is_given_to_threads(monkeypatch, decoder):
     sessions = nvdec_double.use(monkeypatch).sessions if decoder == "nvdec" else []
     layout = Layout if decoder == "cpu" else ClipLayout
-    computed, compute = [], layout.facts.func
+    computed, compute = [], layout.infos.func
 
     def noted(of_batch):
         computed.append(threading.current_thread().name.rpartition("_")[0])
         return compute(of_batch)
 
-    facts = cached_property(noted)
-    facts.__set_name__(layout, "facts")
-    monkeypatch.setattr(layout, "facts", facts)
+    infos = cached_property(noted)
+    infos.__set_name__(layout, "infos")
+    monkeypatch.setattr(layout, "infos", infos)
     samples = FILES[:8] if decoder == "cpu" else [read_clip(video(), 2, start=start) for start in range(8)]
     batches = [[collate_encoded(samples[first : first + 4]), first] for first in (0, 4)]
     assert len(list(StreamedLoader(batches, [DecodeStage(threads=4)], device="cpu"))) == 2

@@ -238,13 +238,13 @@ def test_windows_are_decoded_side_by_side():
 
 
 def test_large_scratch_is_not_kept(monkeypatch):
-    monkeypatch.setattr(turbojpeg, "_kept", threading.local())
-    monkeypatch.setattr(turbojpeg, "_KEPT_BYTES", 1000)
+    monkeypatch.setattr(turbojpeg, "_thread_buffer", threading.local())
+    monkeypatch.setattr(turbojpeg, "_MAX_REUSED_BYTES", 1000)
     assert same(jpeg(64, 96), (0, 20, 5, 10))
-    kept = turbojpeg._kept.memory.size
+    kept = turbojpeg._thread_buffer.memory.size
     assert kept <= 1000
     assert same(jpeg(64, 96), (0, 20, 50, 40))
-    assert turbojpeg._kept.memory.size == kept
+    assert turbojpeg._thread_buffer.memory.size == kept
 
 
 def found(monkeypatch, tmp_path, *, wheel=False, conda=False, system=None):

@@ -120,7 +120,7 @@ def test_images_with_other_channels_are_converted_or_refused(kind, mode, channel
         assert_holds(collate_ragged(images, channels=channels), images, mode)
         return
     name = {3: "RGB", 1: "grey"}[channels]
-    text = f"^Images must be {name}, got .* in sample 1. Return .convert.'{mode}'. of it from the dataset, or .*convert=True"
+    text = f"^Images must be {name}, got .* in sample 1. Return image.convert.'{mode}'. from the dataset, or .*convert=True"
     with pytest.raises(ArgumentError, match=text):
         collate_ragged(images, channels=channels)
 

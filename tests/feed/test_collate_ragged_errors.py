@@ -23,30 +23,34 @@ REFUSED = {
     "floating": (
         [torch.rand(3, 4, 4)],
         ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0. Leave out .* ToTensor",
+        r"Images must be uint8, got torch.float32 in sample 0. Remove .* ToTensor",
     ),
     "floating member": (
         [(torch.rand(3, 4, 4), 1)],
         ArgumentTypeError,
-        r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Leave out",
+        r"Images must be uint8, got torch.float32 in sample 0 at \[0\]. Remove",
     ),
     "floating later": (
         [{"x": FINE}, {"x": np.zeros((2, 2, 3), np.float32)}],
         ArgumentTypeError,
-        r"Images must be uint8, got float32 in sample 1 at \['x'\]. Leave out",
+        r"Images must be uint8, got float32 in sample 1 at \[.x.\]. Remove",
     ),
     "a path": (
         ["a.jpg"],
         ArgumentTypeError,
-        r"Images must be PIL images, .*, got str in sample 0. Decode it in .*: PIL.Image.open\(…\) or cv2.imread\(…\)\.",
+        r"Images must be PIL images, .*, got str in sample 0. Decode the image in .*: PIL.Image.open\(…\) or cv2.imread\(…\)\.",
     ),
-    "paths": ([("a.jpg", 1)], ArgumentTypeError, r"got str in sample 0 at \[0\]. Decode it"),
-    "nothing later": ([Pair(FINE, 1), Pair(None, 1)], ArgumentTypeError, r"got NoneType in sample 1 at .image. Decode it"),
-    "an empty sample": ([()], ArgumentTypeError, r"got tuple in sample 0. Decode it"),
+    "paths": ([("a.jpg", 1)], ArgumentTypeError, r"got str in sample 0 at \[0\]. Decode the image"),
+    "nothing later": (
+        [Pair(FINE, 1), Pair(None, 1)],
+        ArgumentTypeError,
+        r"got NoneType in sample 1 at .image. Decode the image",
+    ),
+    "an empty sample": ([()], ArgumentTypeError, r"got tuple in sample 0. Decode the image"),
     "two dimensions": (
         [torch.zeros(4, 4, dtype=torch.uint8)],
         ArgumentError,
-        r"Images must be \(H, W\) or .*, got a tensor of shape \(4, 4\) in sample 0. A grey tensor",
+        r"Images must be \(H, W\) or .*, got a tensor of shape \(4, 4\) in sample 0. For a grey tensor",
     ),
     "five dimensions": (
         [(np.zeros((1, 1, 4, 4, 3), np.uint8),)],
@@ -59,8 +63,8 @@ REFUSED = {
         r"an image in all samples or a clip in all samples, got an array of shape \(2, 4, 4, 3\) in sample 1 at \[0\]. Return",
     ),
     "an image behind a clip": ([CLIP, FINE], ArgumentError, r"a clip in all samples, got a PIL image .* in sample 1. Return"),
-    "a number behind a clip": ([CLIP, 3], ArgumentTypeError, r"got int in sample 1. Decode it"),
-    "a floating clip": ([torch.rand(2, 3, 4, 4)], ArgumentTypeError, r"must be uint8, got torch.float32 in sample 0. Leave"),
+    "a number behind a clip": ([CLIP, 3], ArgumentTypeError, r"got int in sample 1. Decode the image"),
+    "a floating clip": ([torch.rand(2, 3, 4, 4)], ArgumentTypeError, r"must be uint8, got torch.float32 in sample 0. Remove"),
     "a clip of another length": (
         [CLIP, np.concatenate([CLIP, CLIP])],
         ArgumentError,
@@ -76,7 +80,7 @@ REFUSED = {
         [torch.zeros(48, 64, 3, dtype=torch.uint8)],
         ArgumentError,
         r"Images must have 1 to 4 channels, which come first in tensors and last in arrays, got a tensor of shape "
-        r"\(48, 64, 3\) in sample 0. Turn it: image.permute\(2, 0, 1\)",
+        r"\(48, 64, 3\) in sample 0. Permute the axes: image.permute\(2, 0, 1\)",
     ),
     "channels first in an array": (
         [FINE, np.zeros((3, 48, 64), np.uint8)],
@@ -87,34 +91,38 @@ REFUSED = {
     "no pixels": (
         [FINE, np.zeros((0, 4, 3), np.uint8)],
         ArgumentError,
-        r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1. Leave it out of the dataset.",
+        r"Images must have pixels, got an array of shape \(0, 4, 3\) in sample 1. Leave the image out of the dataset.",
     ),
     "no pixels in a tensor": (
         [torch.zeros(3, 4, 0, dtype=torch.uint8)],
         ArgumentError,
-        r"must have pixels, .* in sample 0. Leave it out",
+        r"must have pixels, .* in sample 0. Leave the image out",
     ),
     "no pixels of PIL's": (
         [FINE, PIL.Image.new("RGB", (0, 4))],
         ArgumentError,
-        r"must have pixels, .*size \(0, 4\) in sample 1. Leave it",
+        r"must have pixels, .*size \(0, 4\) in sample 1. Leave the image",
     ),
     "too long": (
         [FINE, np.zeros((1, 2**24, 3), np.uint8)],
         ArgumentError,
-        r"sides of fewer than 2\*\*24 pixels, got 1x16777216 in sample 1. Cut it up in the dataset",
+        r"sides of fewer than 2\*\*24 pixels, got 1x16777216 in sample 1. Split the image in the dataset",
     ),
     "16 bits": (
         [FINE, PIL.Image.new("I;16", (4, 4))],
         ArgumentError,
-        r"8 bits a channel, got a PIL image of mode 'I;16' .* in sample 1. Pack such images as they are",
+        r"8 bits per channel, got a PIL image of mode 'I;16' .* in sample 1. Pack such images without conversion",
     ),
-    "32 bits": ([PIL.Image.new("I", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'I' .* in sample 0. Scale"),
-    "floating of PIL's": ([PIL.Image.new("F", (4, 4))], ArgumentError, r"8 bits a channel, .* mode 'F' .* in sample 0. Scale"),
+    "32 bits": ([PIL.Image.new("I", (4, 4))], ArgumentError, r"8 bits per channel, .* mode 'I' .* in sample 0. Scale"),
+    "floating of PIL's": (
+        [PIL.Image.new("F", (4, 4))],
+        ArgumentError,
+        r"8 bits per channel, .* mode 'F' .* in sample 0. Scale",
+    ),
     "elsewhere": (
         [torch.zeros(3, 4, 4, dtype=torch.uint8, device="meta")],
         ArgumentError,
-        r"Images must be on the host, got one on meta in sample 0. Give .cpu\(\)",
+        r"Images must be on the host, got one on meta in sample 0. Return image.cpu\(\)",
     ),
     "too large together": (
         [(LARGE, 0), (LARGE, 1), (LARGE, 2), (LARGE, 3)],
@@ -124,7 +132,7 @@ REFUSED = {
     "other members": (
         [{"x": FINE, "y": 1}, {"x": FINE}],
         ArgumentError,
-        r"Samples must have the members of the first, 'x', 'y', got 'x' in sample 1. Return samples of one form",
+        r"Samples must have the members of the first, 'x', 'y', got 'x' in sample 1. Return samples with the same members",
     ),
     "another length": (
         [(FINE, 1), (FINE, 1), (FINE, 1, 2)],
@@ -133,7 +141,7 @@ REFUSED = {
     ),
     "another form": ([(FINE, 1), 5], ArgumentError, r"the first, 0, 1, got int in sample 1. Return"),
     "other views": ([([FINE, FINE], 1), ([FINE], 1)], ArgumentError, r"the first, 0, 1, got 0 in sample 1 at \[0\]. Return"),
-    "no samples": ([], ArgumentError, r"A batch must have a sample, got none. Have the batch sampler"),
+    "no samples": ([], ArgumentError, r"A batch must have a sample, got none. Leave empty batches out"),
 }
 
 
@@ -170,7 +178,13 @@ def test_truncated_image_error_names_sample():
     assert caught.value.__notes__ == ["gpuaug: raised by PIL for the image in sample 1 at [0]."]
 
 
-@pytest.mark.parametrize(("members", "said"), [([None, 3], "What it cannot stack"), ([[1, 2], [3]], "What differs in size")])
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([None, 3], "values that are not numbers or tensors into a dict"),
+        ([[1, 2], [3]], "values that differ in size from sample to sample into a dict"),
+    ],
+)
 def test_default_collate_error_has_fitting_way_out(members, said):
     with pytest.raises((TypeError, RuntimeError)) as caught:
         collate_ragged([(pil(0, 3, 4), member) for member in members])

@@ -36,8 +36,8 @@ def running():
 
 
 REFUSED = {
-    "list": (lambda: [torch.ones(1)], "a list's batches are in memory already"),
-    "tuple": (lambda: (torch.ones(1),), "a list's batches are in memory already"),
+    "list": (lambda: [torch.ones(1)], "the batches of a list are in memory already"),
+    "tuple": (lambda: (torch.ones(1),), "the batches of a list are in memory already"),
     "own iteration": (lambda: OwnWay(Samples(), num_workers=2), "OwnWay overrides how a DataLoader is iterated"),
     "own iterator": (lambda: OwnIterator(Samples(), num_workers=2), "OwnIterator overrides how a DataLoader is iterated"),
     "page-locked here": (lambda: DataLoader(Samples(), pin_memory=True), "the loader page-locks its batches itself"),
@@ -52,7 +52,7 @@ def test_feed_ring_refuses_unsuitable_sources_with_reason(case):
     wrapped = make()
     with pytest.raises(ArgumentError) as caught:
         StreamedLoader(wrapped, device="cpu", feed="ring")
-    assert f"feed='ring' must be for a source that can fill slots, got one that cannot: {why}" in str(caught.value)
+    assert f"feed must be 'auto' or 'plain' here, got 'ring', but {why}" in str(caught.value)
     for feed in ("auto", "plain"):
         loader = StreamedLoader(wrapped, device="cpu", feed=feed)
         assert len(list(loader)) == len(loader)
@@ -66,7 +66,7 @@ def test_feed_ring_refuses_unsuitable_sources_with_reason(case):
     [
         ("linux", "mps", "the device is mps"),
         ("linux", "xpu", "the device is xpu"),
-        ("darwin", "cuda:0", "the ring is for Linux"),
+        ("darwin", "cuda:0", "the ring needs Linux"),
     ],
 )
 def test_feed_is_plain_on_other_devices_and_platforms(monkeypatch, workers, platform, device, reason):
@@ -127,7 +127,7 @@ def test_repr_says_how_many_slots_there_are_and_how_large(workers):
     batches = made(lambda i: torch.full((300_000,), i, dtype=torch.uint8), num_workers=workers)()
     with StreamedLoader(batches, device="cpu", feed="ring", feed_bytes=100_000_000) as loader:
         list(loader)
-        each = loader._shared.feed._ring.memory.generation()[3]
+        each = loader._shared.feed._ring.memory.newest_generation()[3]
         assert f" ({each * max(workers, 1)} slots of 0.3 MB, at most 100.0 MB)" in repr(loader)
         assert each > 2
 

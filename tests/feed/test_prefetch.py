@@ -162,7 +162,7 @@ def test_close_ends_thread_and_drops_iterator():
     assert watched() is None
     source.close()
     for block in (True, False, True):
-        with pytest.raises(IteratorEndedError, match="its loader was closed or given a state"):
+        with pytest.raises(IteratorEndedError, match="its loader was closed or loaded a state"):
             source.get(block=block)
 
 
@@ -234,7 +234,7 @@ def test_close_warns_when_loader_is_still_inside_next(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "gpuaug"):
         source.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "The loader is still inside next() after 0 s. Its thread ends when that returns."
+        "The wrapped loader is still inside next() after 0 s. Its thread ends when next() returns."
     ]
     assert threads()
     gate.let(1)

@@ -41,7 +41,7 @@ def batch():
 
 @pytest.fixture
 def ring():
-    made = Ring(workers=2, each=2, budget_bytes=1 << 20)
+    made = Ring(workers=2, slots_per_worker=2, budget_bytes=1 << 20)
     yield made
     made.close()
 
@@ -55,7 +55,7 @@ def sent(ring, worker, value):
 def test_slots_are_carved_once_a_batch_has_shown_its_size(ring):
     assert ring.memory.take(0) is None
     assert ring.make_room(batch())
-    first, slot_bytes, each = ring.memory.carved(1)
+    first, slot_bytes, each = ring.memory.generation(1)
     assert slot_bytes >= batch_bytes(batch())
     assert each == 2
     assert first % 4096 == 0
@@ -97,10 +97,10 @@ def test_slots_are_released_in_order_of_their_events(ring):
         ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
     marks[1].passed = True
     ring.free_read_slots()
-    assert len(ring.held) == 2
+    assert len(ring.slots_in_use) == 2
     marks[0].passed = True
     ring.free_read_slots()
-    assert not ring.held
+    assert not ring.slots_in_use
 
 
 def test_slot_is_released_when_description_is_dropped_unread(ring):
@@ -134,19 +134,19 @@ def test_larger_batches_get_a_new_generation_and_old_memory_is_returned(ring):
     old, slot = ring.received(sent(ring, 0, batch()))
     larger = {"images": torch.ones(2, 3, 20, 20)}
     assert ring.make_room(larger)
-    assert ring.memory.generation()[0] == 2
+    assert ring.memory.newest_generation()[0] == 2
     described = sent(ring, 0, larger)
     assert described.number[0] == 2
     assert torch.equal(old["images"], batch()["images"])
     del described, slot
     ring.new_workers()
-    first, slot_bytes, each = ring.memory.carved(1)
+    first, slot_bytes, each = ring.memory.generation(1)
     assert each == 0
     assert not ring.memory.bytes[first : first + slot_bytes].any()
 
 
 def test_batch_larger_than_budget_gets_no_slot_and_is_warned_of_once():
-    small = Ring(workers=2, each=2, budget_bytes=3000)
+    small = Ring(workers=2, slots_per_worker=2, budget_bytes=3000)
     with pytest.warns(GpuAugWarning) as caught:
         assert [small.make_room(batch()) for _ in range(2)] == [False, False]
     (text,) = (str(warning.message) for warning in caught)
@@ -156,7 +156,7 @@ def test_batch_larger_than_budget_gets_no_slot_and_is_warned_of_once():
     )
     assert small.memory.take(0) is None
     small.close()
-    larger = Ring(workers=2, each=2, budget_bytes=8192)
+    larger = Ring(workers=2, slots_per_worker=2, budget_bytes=8192)
     assert larger.make_room(batch())
     assert larger.memory.take(0) is not None
     larger.close()
@@ -171,7 +171,7 @@ def test_tensor_that_does_not_fit_the_slot_is_sent_beside_it(ring):
 
 
 def test_close_waits_for_copies():
-    ring, mark = Ring(workers=1, each=2, budget_bytes=1 << 20), Event()
+    ring, mark = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20), Event()
     ring.make_room(batch())
     ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
     ring.close()
@@ -189,7 +189,7 @@ def test_close_leaves_no_file_or_mapping():
 
     gc.collect()
     before = len([name for name in files() if "gpuaug-ring" in name]), maps()
-    made = Ring(workers=1, each=2, budget_bytes=1 << 20)
+    made = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20)
     made.make_room(batch())
     got, slot = made.received(sent(made, 0, batch()))
     assert maps() > before[1]
@@ -208,7 +208,7 @@ def test_poison_overwrites_released_slot(ring, monkeypatch):
 
 
 def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypatch):
-    small, locked = Ring(workers=1, each=2, budget_bytes=16384), []
+    small, locked = Ring(workers=1, slots_per_worker=2, budget_bytes=16384), []
     cudart = SimpleNamespace(
         cudaHostRegister=lambda address, size, flags: locked.append(size) or 0, cudaHostUnregister=lambda address: 0
     )
@@ -218,7 +218,7 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
         small.make_room({"images": torch.zeros(100_000)})
     _, slot = small.received(sent(small, 0, batch()))
     small.register(slot)
-    assert locked == [small.memory.carved(1)[1]]
+    assert locked == [small.memory.generation(1)[1]]
     del slot
     small.close()
 
@@ -253,14 +253,14 @@ def page_locks(monkeypatch):
     made = PageLocks()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: made)
     yield made
-    Ring(workers=1, each=1, budget_bytes=4096).close()
+    Ring(workers=1, slots_per_worker=1, budget_bytes=4096).close()
     assert not made.locked
-    assert not rings._locked
+    assert not rings._page_locked
 
 
 def page_lock_all(workers, budget_bytes):
     """Ring whose slots were all received once, and its ``pinned_bytes`` after each slot."""
-    made, held = Ring(workers=workers, each=2, budget_bytes=budget_bytes), []
+    made, held = Ring(workers=workers, slots_per_worker=2, budget_bytes=budget_bytes), []
     made.make_room(batch())
     slots = []
     for worker in range(workers):
@@ -288,13 +288,13 @@ def test_refused_page_locks_are_warned_of_with_the_feed_bytes_that_can_be_locked
     (text,) = (str(warning.message) for warning in caught)
     assert text == (
         "Copies of batches make the training thread wait, because a slot of 0.0 MB could not be page-locked (CUDA error 2). "
-        "Lower feed_bytes of the StreamedLoader to 12288, which could be page-locked."
+        "Lower feed_bytes of the StreamedLoader to 12288, the bytes that could be page-locked."
     )
     assert held[-1] == 12_288
     assert len(held) == 4, "slots are used all the same"
     made.close()
     made, held = page_lock_all(2, 12_288)
-    assert held[-1] == made.memory.generation()[2] * len(held)
+    assert held[-1] == made.memory.newest_generation()[2] * len(held)
     made.close()
 
 
@@ -327,7 +327,7 @@ def error(request):
 
 
 def test_slot_is_locked_once_however_many_batches_it_holds(page_locks, caplog):
-    made, event = Ring(workers=1, each=1, budget_bytes=1 << 20), Event()
+    made, event = Ring(workers=1, slots_per_worker=1, budget_bytes=1 << 20), Event()
     event.passed = True
     for _ in range(3):
         registered(made, event).free_read_slots()
@@ -337,7 +337,7 @@ def test_slot_is_locked_once_however_many_batches_it_holds(page_locks, caplog):
 
 
 def test_slots_are_unlocked_if_an_error_arrives_while_one_is_locked(page_locks, error):
-    made = Ring(workers=1, each=2, budget_bytes=1 << 20)
+    made = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20)
     page_locks.interrupt = error
     with pytest.raises(type(error)):
         registered(made)
@@ -354,7 +354,7 @@ def test_memory_stays_mapped_until_all_of_it_is_unlocked(page_locks, within, err
                 self.waited_for = True
                 raise error
 
-    made = registered(Ring(workers=1, each=2, budget_bytes=1 << 20), Interrupted() if within == "event" else None)
+    made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20), Interrupted() if within == "event" else None)
     page_locks.interrupt = error if within == "call" else None
     with suppress(KeyboardInterrupt):
         made.close()
@@ -372,7 +372,7 @@ def test_memory_stays_mapped_until_all_of_it_is_unlocked(page_locks, within, err
 
 
 def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_locks):
-    made = Ring(workers=1, each=2, budget_bytes=1 << 20)
+    made = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20)
     made.close()
     registered(made)
     assert page_locks.locked
@@ -383,28 +383,28 @@ def test_slot_that_is_locked_after_close_is_unlocked_when_the_ring_goes(page_loc
 
 
 def test_next_ring_unlocks_what_an_error_left_of_one_that_is_gone(page_locks):
-    made = registered(Ring(workers=1, each=2, budget_bytes=1 << 20))
+    made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
     page_locks.cudaHostUnregister = lambda address: 900  # a graph is being captured
     made._slots.clear()
     del made
     gc.collect()
     assert page_locks.locked
     del page_locks.cudaHostUnregister
-    Ring(workers=1, each=2, budget_bytes=1 << 20).close()
+    Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20).close()
     assert not page_locks.locked
 
 
 def test_older_slots_stay_until_they_are_unlocked(page_locks):
-    made = registered(Ring(workers=1, each=2, budget_bytes=1 << 20))
+    made = registered(Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20))
     made._slots.clear()
     made._events.clear()
     made.make_room({"images": torch.zeros(4000)})
     page_locks.cudaHostUnregister = lambda address: 900
     made.drop_old()
-    assert made.memory.carved(1)[2], "or new pages would lie where CUDA reads the old ones"
+    assert made.memory.generation(1)[2], "or new pages would lie where CUDA reads the old ones"
     del page_locks.cudaHostUnregister
     made.drop_old()
-    assert not made.memory.carved(1)[2]
+    assert not made.memory.generation(1)[2]
     made.close()
 
 

@@ -125,12 +125,12 @@ def test_default_device_does_not_apply_to_slots():
 
 # Errors of default_collate
 
-SIZES = "images of several sizes, and target dicts, take collate_fn=gpuaug.collate_ragged"
-ENCODED = "files that are read but not decoded take collate_fn=gpuaug.collate_encoded"
+SIZES = "For images of several sizes, or target dicts, pass collate_fn=gpuaug.collate_ragged"
+ENCODED = "For undecoded files, pass collate_fn=gpuaug.collate_encoded"
 NOT_COLLATED = {
     "images of PIL's": (
         [Image.new("RGB", (4, 4))] * 2,
-        "images of PIL's take v2.PILToTensor() in the dataset, or collate_fn=gpuaug.collate_ragged",
+        "For PIL images, use v2.PILToTensor() in the dataset, or pass collate_fn=gpuaug.collate_ragged",
     ),
     "tensors of several sizes": ([torch.zeros(3, 4, 4), torch.zeros(3, 5, 4)], SIZES),
     "arrays of several sizes": ([np.zeros((4, 4, 3)), np.zeros((5, 4, 3))], SIZES),
@@ -146,7 +146,7 @@ def test_errors_of_default_collate_get_a_note(samples, way_out, num_workers):
     arrived, error = failure(StreamedLoader(DataLoader(samples, batch_size=2, num_workers=num_workers), device="cpu"))
     assert not arrived
     assert error.__notes__ == [
-        f"gpuaug: the DataLoader could not stack these samples: {way_out}.",
+        f"gpuaug: the DataLoader could not stack these samples. {way_out}.",
         "gpuaug: raised by the wrapped loader, at batch 0 of epoch 0.",
     ]
 

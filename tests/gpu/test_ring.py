@@ -87,7 +87,7 @@ def test_growing_batches_get_larger_slots():
     with gpuaug.StreamedLoader(DataLoader(Growing(), 4, num_workers=2)) as loader:
         for _ in range(2):
             assert_equal(list(loader), reference(Growing()))
-        assert loader._shared.feed._ring.memory.generation()[0] == 2
+        assert loader._shared.feed._ring.memory.newest_generation()[0] == 2
 
 
 def test_slots_are_page_locked_until_close(monkeypatch):

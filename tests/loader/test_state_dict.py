@@ -190,7 +190,7 @@ def test_load_state_dict_ends_open_iterator():
     iterator = iter(loader)
     next(iterator)
     loader.load_state_dict(state)
-    with pytest.raises(IteratorEndedError, match="its loader was closed or given a state"):
+    with pytest.raises(IteratorEndedError, match="its loader was closed or loaded a state"):
         list(iterator)
     assert len(list(loader)) == BATCHES - 2
 
@@ -262,7 +262,7 @@ def test_stateful_dataloader_that_fails_to_start_is_not_changed():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: shuffled(num_workers=1, persistent_workers=True), "its persistent workers hold its state"),
+        (lambda: shuffled(num_workers=1, persistent_workers=True), "persistent workers hold the state of the loader"),
         (lambda: Rewound(Numbers(), 2, num_workers=1), "Rewound overrides how a DataLoader is iterated"),
     ],
 )

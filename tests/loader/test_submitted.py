@@ -205,7 +205,7 @@ def test_closing_the_loader_ends_an_iterator_after_what_is_launched():
     assert stage.log[-2:] == ["submit 3", "submit 4"]
     loader.close()
     assert [next(batches).item(), next(batches).item()] == [1, 2]
-    with pytest.raises(IteratorEndedError, match="its loader was closed or given a state"):
+    with pytest.raises(IteratorEndedError, match="its loader was closed or loaded a state"):
         next(batches)
     assert actions(stage.log, "launch") == several("launch", range(3))
     assert len(actions(stage.log, "submit")) == 5, "nothing is submitted after that"
@@ -317,10 +317,10 @@ def test_slots_of_batches_that_are_abandoned_are_free():
         next(batches)
     (ring,) = (reference() for reference in loader._shared.feed._rings)
     assert loader.stats().slot_batches > 0
-    assert ring.held
+    assert ring.slots_in_use
     batches.close()
     loader._shared.feed.free_read_slots()
-    assert not ring.held
+    assert not ring.slots_in_use
 
 
 def test_a_forked_child_destroys_nothing_that_an_iterator_of_its_parent_holds():

@@ -162,7 +162,7 @@ class Machine:
                 return ""
 
         nvjpeg_double.use(patch, Engines, Phased)
-        patch.setattr(decoder, "allocated", allocated)
+        patch.setattr(decoder, "allocate_pixels", allocated)
         patch.setattr(nvjpeg, "enter", lambda device: None)
         patch.setattr(work.Work, "to", copied)
         patch.setattr(Lane, "copy_parts", copy_parts)
@@ -447,7 +447,7 @@ def test_stats_count_slots_and_images_that_are_being_decoded(monkeypatch):
 
 def test_images_are_decoded_where_their_memory_cannot_be_page_locked(monkeypatch):
     machine, empty, refused = Machine(monkeypatch, MIXED), torch.empty, []
-    allocated = decoder.allocated
+    allocated = decoder.allocate_pixels
 
     def refusing(length, device, dtype=torch.uint8, *, pin_memory=False):
         if pin_memory:
@@ -455,7 +455,7 @@ def test_images_are_decoded_where_their_memory_cannot_be_page_locked(monkeypatch
             raise RuntimeError("CUDA error: out of memory\nCompile with more")
         return allocated(length, device) if device.type == "cuda" else empty(length, dtype=torch.uint8)
 
-    monkeypatch.setattr(decoder, "allocated", refusing)
+    monkeypatch.setattr(decoder, "allocate_pixels", refusing)
     with pytest.warns(GpuAugWarning) as caught:
         history = machine.train()
     assert not history.violations, history.report()

@@ -1,4 +1,7 @@
-"""Memory and decoder of each clip in a batch, and the conversion of NV12 frames from the card to RGB."""
+"""Buffer offset and decoder of each clip in a batch, and the conversion of decoded frames to RGB.
+
+The video engines of a card write frames in the format NV12: H lines of luma, then H/2 lines with blue and red chroma in turn.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -12,40 +15,48 @@ from torch import Tensor
 
 from gpuaug.core.encoded import ClipHeaders, EncodedClips
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.decode.layout import Options, Taker, nearest_good
+from gpuaug.decode.layout import DecoderInterface, Options, source_indices
 
-_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
-"""Weights of red and blue in luma, by matrix coefficients (H.273). All other matrices use BT.601."""
+_LUMA_WEIGHTS = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
+"""Number of the colour matrix in H.273 → weights of red and blue in luma. All other matrices use BT.601."""
 
 _BT601 = (0.299, 0.114)
+"""Weights of red and blue in luma according to BT.601."""
 
 _QUARTER_TURNS = {1: 0, 8: 1, 3: 2, 6: 3}
-"""Number of quarter turns counterclockwise that display a frame, by EXIF orientation."""
+"""EXIF orientation → number of quarter turns counterclockwise that rotate a frame upright."""
 
 MOST_CONVERTED = 2**25
-"""Maximum number of pixels that are converted to RGB at once, which takes some ten bytes of memory per pixel."""
+"""Maximum number of pixels that are converted to RGB at once. The conversion takes some ten bytes of memory per pixel."""
 
 
-class ClipFacts(NamedTuple):
+class ClipInfo(NamedTuple):
     """Header fields of one clip as Python numbers."""
 
     start: int
     """Offset of the clip in the data of the batch, in bytes."""
     extradata: int
-    """Number of bytes of the parameter sets."""
+    """Number of bytes of the codec's parameter sets, which precede the packets."""
     codec: str
+    """FFmpeg's name of the codec, such as h264."""
     library: str
+    """FFmpeg's name of the decoder, such as libdav1d."""
     height: int
-    """Height of the stored frames, before they are turned upright."""
+    """Height of the stored frames, before they are rotated upright."""
     width: int
+    """Width of the stored frames."""
     matrix: int
+    """Number of the colour matrix in H.273."""
     full_range: bool
+    """Whether black is 0, not 16."""
     orientation: int
+    """EXIF orientation to correct; 1 if ``exif=False``."""
     reorder: int
+    """Number of frames by which decoding runs ahead of display."""
     packets: list[tuple[int, int, int, bool]]
     """(start, size, time stamp, whether it is a key frame) per packet: records of ``PACKET``."""
     positions: dict[int, list[int]]
-    """Positions of each frame in the clip, by its time stamp."""
+    """Time stamp of each selected frame → positions in the clip at which the frame occurs."""
 
 
 class ClipLayout:
@@ -54,57 +65,67 @@ class ClipLayout:
     Args:
         headers: Headers of the batch.
         options: Options of the stage.
-        decoders: Decoders. The first that takes a clip decodes it; the last takes all clips.
-        bad: Indices of clips that cannot be decoded. Each is replaced by the nearest good clip before it, cyclically. At least
-            one clip must be good.
+        decoders: Decoders in order of precedence. A clip is decoded by the first decoder whose ``takes`` is true for the clip.
+            The last decoder must take all clips.
+        undecodable: Indices of clips that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable clip
+            before it, cyclically.
     """
 
-    undecoded = 0
+    undecoded_pixels = 0
+    """Number of pixels that are not decoded: 0, because frames are always decoded whole."""
     dtype = torch.uint8
+    """dtype of the decoded pixels."""
 
-    def __init__(self, headers: ClipHeaders, options: Options, decoders: Sequence[Taker], *, bad: Collection[int] = ()) -> None:
-        self.sources = nearest_good(len(headers.table), bad)
+    def __init__(
+        self, headers: ClipHeaders, options: Options, decoders: Sequence[DecoderInterface], *, undecodable: Collection[int] = ()
+    ) -> None:
+        self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the clip that is decoded for each clip."""
-        self._headers = headers
+        self._clip_headers = headers
         self.headers = table = headers.table[self.sources]
+        """(B,) records of ``CLIP``, of the clips that are decoded."""
         self.frames = headers.pts.shape[1]
         """Number of frames per clip."""
         self.stored = np.stack([table["height"], table["width"]], 1).astype(np.int64)
         """(B, 2) heights and widths in the files."""
         self.orientations = table["orientation"] if options.exif else np.ones(len(table), np.uint8)
+        """(B,) EXIF orientations to correct."""
         self.decoders = np.stack([decoder.takes(table) for decoder in decoders]).argmax(0)
         """(B,) index of the decoder of each clip."""
         self.on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
-        """(B,) whether the card decodes a clip, into ``raw``."""
+        """(B,) mask of the clips that the card decodes, as NV12 frames into ``ClipWork.raw``."""
         self.sizes = np.where((self.orientations > 4)[:, None], self.stored[:, ::-1], self.stored)
         """(B, 2) heights and widths of upright frames."""
         self.lengths = lengths = self.stored.prod(1) * 3 * self.frames
         """(B,) number of bytes of each clip's RGB frames."""
         self.starts = lengths.cumsum() - lengths
-        """(B,) offset of each clip in the batch, in bytes."""
+        """(B,) offset of each clip in ``ClipWork.data``, in bytes."""
         self.length = int(lengths.sum())
+        """Total number of bytes of the RGB frames."""
         staged = np.where(self.on_card, 0, lengths)
         self.staged_starts = staged.cumsum() - staged
-        """(B,) offset of each clip in the staging memory, which holds the clips that the CPU decodes, in bytes."""
+        """(B,) offset of each clip that the CPU decodes in ``ClipWork.staging``, in bytes."""
         self.staged_length = int(staged.sum())
+        """Total number of bytes of the clips that the CPU decodes."""
         raw = np.where(self.on_card, self.stored.prod(1) * 3 // 2 * self.frames, 0)
         self.raw_starts = raw.cumsum() - raw
-        """(B,) offset of each clip in ``raw``, in bytes."""
+        """(B,) offset of each clip that the card decodes in ``ClipWork.raw``, in bytes."""
         self.raw_length = int(raw.sum())
+        """Total number of bytes of the NV12 frames."""
 
     @cached_property
-    def facts(self) -> list[ClipFacts]:
-        """Header fields of each clip."""
-        packets = self._headers.packets.tolist()
-        facts = []
+    def infos(self) -> list[ClipInfo]:
+        """Header fields per clip."""
+        packets = self._clip_headers.packets.tolist()
+        infos = []
         for row, source, orientation in zip(self.headers, self.sources.tolist(), self.orientations.tolist(), strict=True):
             positions: dict[int, list[int]] = {}
-            for position, stamp in enumerate(self._headers.pts[source].tolist()):
-                positions.setdefault(stamp, []).append(position)
+            for position, time_stamp in enumerate(self._clip_headers.pts[source].tolist()):
+                positions.setdefault(time_stamp, []).append(position)
             first = int(row["packets"])
             codec, library = row["codec"].decode(), row["library"].decode()
-            facts.append(
-                ClipFacts(
+            infos.append(
+                ClipInfo(
                     start=int(row["start"]),
                     extradata=int(row["extradata"]),
                     codec=codec,
@@ -119,7 +140,7 @@ class ClipLayout:
                     positions=positions,
                 )
             )
-        return facts
+        return infos
 
     def raw_clip(self, raw: Tensor, index: int) -> Tensor:
         """Return a view of the NV12 frames of one clip in ``raw``, (T, 3/2 H, W)."""
@@ -129,7 +150,13 @@ class ClipLayout:
         return raw[start : start + length].view(self.frames, height * 3 // 2, width)
 
     def clip(self, data: Tensor, index: int, start: int | None = None) -> Tensor:
-        """Return a view of the upright RGB frames of one clip, (T, H, W, 3), at offset ``start``, by default in the batch."""
+        """Return a view (T, H, W, 3) of the upright RGB frames of one clip.
+
+        Args:
+            data: Flat buffer.
+            index: Index of the clip.
+            start: Offset of the clip in ``data``. Default: the offset in ``ClipWork.data``.
+        """
         height, width = self.sizes[index].tolist()
         start = int(self.starts[index]) if start is None else start
         return data[start : start + int(self.lengths[index])].view(self.frames, height, width, 3)
@@ -138,23 +165,23 @@ class ClipLayout:
         """Convert the NV12 frames in ``raw`` to RGB in ``data``, on the current stream.
 
         Cost:
-            Some 20 launches per run of adjacent clips of one size and the same colours, and per 2**25 of their pixels.
+            Some 20 launches per run of adjacent clips with equal sizes and colour matrices, and per 2**25 pixels of a run.
         """
         if raw is None:
             return
-        for first, end in self._alike():
-            facts = self.facts[first]
+        for first, end in self._runs():
+            info = self.infos[first]
             count = (end - first) * self.frames
-            area = facts.height * facts.width
-            source = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, facts.width)
+            area = info.height * info.width
+            source = raw[int(self.raw_starts[first]) :][: count * area * 3 // 2].view(count, -1, info.width)
             target = data[int(self.starts[first]) :][: count * area * 3].view(count, *self.sizes[first].tolist(), 3)
             chunk = max(MOST_CONVERTED // area, 1)
             for start in range(0, count, chunk):
                 part = slice(start, start + chunk)
-                convert(source[part], target[part], facts.matrix, facts.orientation, full_range=facts.full_range)
+                convert(source[part], target[part], info.matrix, info.orientation, full_range=info.full_range)
 
-    def _alike(self) -> list[tuple[int, int]]:
-        """Return (first index, end) per run of adjacent clips that the card decodes and that have the same conversion."""
+    def _runs(self) -> list[tuple[int, int]]:
+        """Return (first index, last index + 1) per run of adjacent clips from the card that are converted in the same way."""
         runs: list[tuple[int, int]] = []
         conversions = self.headers[["height", "width", "matrix", "full_range", "orientation"]]
         for index in np.flatnonzero(self.on_card).tolist():
@@ -172,23 +199,23 @@ class ClipLayout:
             return data[: self.length].view(count, self.frames, height, width, 3).permute(0, 1, 4, 2, 3)
         sizes = self.sizes.repeat(self.frames, 0)
         lengths = sizes.prod(1) * 3
-        places = torch.from_numpy(np.column_stack([lengths.cumsum() - lengths, sizes]))
-        return Ragged(data[: self.length], places, Shapes(sizes, 3, "hwc", frames=self.frames))
+        offsets_and_sizes = torch.from_numpy(np.column_stack([lengths.cumsum() - lengths, sizes]))
+        return Ragged(data[: self.length], offsets_and_sizes, Shapes(sizes, 3, "hwc", frames=self.frames))
 
 
-def upright(frames: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Return a view of a frame, (H, W, 3), turned upright."""
-    return np.rot90(frames, _QUARTER_TURNS[orientation])
+def upright(frame: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Return a view of a frame (H, W, 3), rotated upright. ``orientation``: EXIF orientation 1, 3, 6 or 8."""
+    return np.rot90(frame, _QUARTER_TURNS[orientation])
 
 
 def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, full_range: bool) -> None:
-    """Convert frames from NV12 to RGB, on the current stream. The four pixels that share a chroma sample get the same chroma.
+    """Convert frames from NV12 to RGB, on the current stream. Chroma is not interpolated: four pixels share a chroma sample.
 
     Args:
         nv12: (T, 3/2 H, W) uint8: H lines of luma, then H/2 lines of chroma, with blue and red alternating.
         rgb: (T, H', W', 3) uint8 output: upright frames.
-        matrix: Matrix coefficients (H.273).
-        orientation: EXIF orientation.
+        matrix: Number of the colour matrix in H.273.
+        orientation: EXIF orientation to correct.
         full_range: Whether black is 0, not 16.
 
     Cost:
@@ -197,7 +224,7 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
     height = nv12.shape[1] * 2 // 3
     width = nv12.shape[2]
     turns = _QUARTER_TURNS[orientation]
-    red, blue = _WEIGHTS.get(matrix, _BT601)
+    red, blue = _LUMA_WEIGHTS.get(matrix, _BT601)
     green = 1 - red - blue
     scale, gain, black = (1.0, 1.0, 0.0) if full_range else (255 / 219, 255 / 224, 16.0)
     luma = nv12[:, :height].float().sub_(black).mul_(scale).view(-1, height // 2, 2, width // 2, 2)
@@ -215,18 +242,21 @@ def convert(nv12: Tensor, rgb: Tensor, matrix: int, orientation: int = 1, *, ful
 
 @dataclass(slots=True, eq=False)
 class ClipWork:
-    """One ``EncodedClips`` of a batch and the memory for its frames, allocated on the training thread."""
+    """Decoding task for one ``EncodedClips`` member of a batch. Its buffers are allocated on the training thread."""
 
     encoded: EncodedClips
     layout: ClipLayout
     data: Tensor
-    """Flat memory of the decoded frames, on the device."""
+    """(bytes,) device tensor for the decoded frames, at offsets ``ClipLayout.starts``."""
     raw: Tensor | None
-    """Flat memory of the NV12 frames of clips that the card decodes, on the device."""
+    """(bytes,) device tensor for NV12 frames, at offsets ``ClipLayout.raw_starts``. ``None`` if the card decodes no clip."""
     staging: Tensor | None
-    """Flat page-locked memory for the clips that the CPU decodes; ``None`` if there are none or it decodes into ``data``."""
+    """(bytes,) page-locked host tensor for the clips that the CPU decodes, at offsets ``ClipLayout.staged_starts``.
+
+    ``None`` if the CPU decodes no clip, or if it decodes into ``data`` because that is in host memory.
+    """
     problems: dict[int, str] = field(default_factory=dict)
-    """Reason why a clip could not be decoded, by its index in the batch."""
+    """Index of each clip that cannot be decoded → reason. Decoders add entries."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Any:
         """Return the decoded clips on ``device``. The loader calls this method as it calls ``Tensor.to``."""
@@ -238,7 +268,7 @@ class ClipWork:
 
 
 def problems(headers: ClipHeaders, options: Options) -> dict[int, str]:
-    """Return the reason why a clip cannot be decoded according to its header, by index."""
+    """Return index → reason for each clip that cannot be decoded according to its header and the options."""
     reasons = dict(headers.problems)
     table = headers.table
     pixels = table["height"].astype(np.int64) * table["width"]

@@ -1,11 +1,13 @@
-"""NAL units of H.264 and HEVC: conversion from lengths, as in MP4 and Matroska, to start codes (Annex B of the standards).
+"""NAL units, of which the packets of H.264 and HEVC consist: conversion of their format, and their types.
 
-Decoders of cards support start codes only, and libavcodec supports both, so clips are packed with start codes.
+MP4 and Matroska store the length of each unit before the unit. The alternative is a start code before each unit (Annex B of the
+standards). The video engines of a card support start codes only, and libavcodec supports both, so clips are packed with start
+codes.
 """
 
 from collections.abc import Iterator
 
-_CODE = b"\0\0\0\1"
+_START_CODE = b"\0\0\0\1"
 
 _H264, _HEVC = "h264", "hevc"
 
@@ -15,7 +17,9 @@ class DamagedPacketError(Exception):
 
 
 def parameter_sets(codec: str, extradata: bytes) -> tuple[bytes, int]:
-    """Return the parameter sets with start codes, and the number of bytes of a NAL unit's length in packets; 0 for start codes.
+    """Return the parameter sets with start codes, and the number of bytes of each length in packets.
+
+    The number is 0 if packets have start codes.
 
     Args:
         codec: FFmpeg's name of the codec. For codecs other than H.264 and HEVC, ``extradata`` is returned unchanged.
@@ -33,6 +37,7 @@ def parameter_sets(codec: str, extradata: bytes) -> tuple[bytes, int]:
 
 
 def _avcc(data: bytes) -> tuple[bytes, int]:
+    """Return ``parameter_sets`` of an ``avcC`` (H.264)."""
     length_size = (data[4] & 3) + 1
     sets = bytearray()
     offset = 5
@@ -44,6 +49,7 @@ def _avcc(data: bytes) -> tuple[bytes, int]:
 
 
 def _hvcc(data: bytes) -> tuple[bytes, int]:
+    """Return ``parameter_sets`` of an ``hvcC`` (HEVC)."""
     length_size = (data[21] & 3) + 1
     sets = bytearray()
     offset = 23
@@ -55,10 +61,11 @@ def _hvcc(data: bytes) -> tuple[bytes, int]:
 
 
 def _append_set(sets: bytearray, data: bytes, offset: int) -> int:
+    """Append the parameter set at ``offset`` with a start code. Return the offset after the set."""
     size = data[offset] << 8 | data[offset + 1]
     if offset + 2 + size > len(data):
         raise IndexError
-    sets += _CODE + data[offset + 2 : offset + 2 + size]
+    sets += _START_CODE + data[offset + 2 : offset + 2 + size]
     return offset + 2 + size
 
 
@@ -82,7 +89,7 @@ def with_start_codes(packet: memoryview, length_size: int) -> bytes | memoryview
         offset += length_size
         if offset + length > size:
             raise DamagedPacketError("a packet is damaged")
-        result += _CODE
+        result += _START_CODE
         result += packet[offset : offset + length]
         offset += length
     if offset != size:
@@ -93,7 +100,7 @@ def with_start_codes(packet: memoryview, length_size: int) -> bytes | memoryview
 def recovery(codec: str, packet: bytes | memoryview) -> int:
     """Return the number of frames after which decoding that starts at a key frame gives correct pictures.
 
-    It is nonzero only for H.264 with gradual refresh, which marks recovery points instead of instantaneous refresh pictures.
+    The number is nonzero only for H.264 with gradual refresh, where a key frame marks the beginning of a recovery.
 
     Args:
         codec: FFmpeg's name of the codec.
@@ -105,13 +112,13 @@ def recovery(codec: str, packet: bytes | memoryview) -> int:
     for offset in _units(data):
         if data[offset] & 0x1F == 6 and data[offset + 1 : offset + 2] == b"\x06":  # SEI whose first message is a recovery point
             bits = int.from_bytes(data[offset + 3 : offset + 11].ljust(8, b"\0"), "big")
-            zeros = 64 - bits.bit_length()  # Exp-Golomb
+            zeros = 64 - bits.bit_length()  # the number is in Exp-Golomb code
             return (bits >> (63 - 2 * zeros)) - 1 if zeros < 32 else 0
     return 0
 
 
 def is_instant(codec: str, packet: bytes | memoryview) -> bool:
-    """Return whether no frame after a key frame, in decoding order, may refer to frames before it.
+    """Return whether decoding can start at a key frame: no later frame, in decoding order, is predicted from earlier frames.
 
     Args:
         codec: FFmpeg's name of the codec.
@@ -134,10 +141,15 @@ def _units(data: bytes) -> Iterator[int]:
 
 
 def is_reference(codec: str, packet: bytes | memoryview) -> bool:
-    """Return whether other frames may refer to a frame. False only for H.264 frames (start codes) whose slices all say so.
+    """Return whether other frames may be predicted from a frame.
 
-    A clip needs no frames that are neither selected nor referred to: with every fourth frame of a video with B-frames, a third
-    of the packets.
+    ``False`` only for H.264, for a frame whose slices are all marked as not used for prediction. A clip needs neither to store
+    nor to decode such frames unless they are selected: a clip with every fourth frame of a video with B-frames needs a third of
+    the packets.
+
+    Args:
+        codec: FFmpeg's name of the codec.
+        packet: (bytes,) frame, with start codes.
     """
     if codec != _H264:
         return True

@@ -1,4 +1,4 @@
-"""Packing of the packets from which the clips of a batch are decoded."""
+"""Packing of encoded clips into one buffer: per clip, the codec's parameter sets and the packets to decode."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,12 +13,12 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.decode.clips import nal
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.clips.video_file import VIDEOS, Index, VideoError
-from gpuaug.feed.collate_members import allocated, where
+from gpuaug.feed.collate_members import allocate_tensor, position_text
 
 PADDING = 64
 """Number of zero bytes after each packet, because decoders may read beyond its end."""
 
-MOST_BYTES = 2**30
+MAX_CLIP_BYTES = 2**30
 """Maximum size of a clip in bytes."""
 
 
@@ -26,18 +26,19 @@ class _ClipPackets(NamedTuple):
     """Packets of one clip, read from its video."""
 
     video: Index
+    """Header fields of the video."""
     pts: NDArray[np.int64]
-    """(T,) time stamps of the clip's frames."""
+    """(T,) presentation time stamps of the clip's frames."""
     packets: list[tuple[bytes, int, bool]]
-    """(content, time stamp, whether it is a key frame) per packet."""
+    """(content, presentation time stamp, whether it is a key frame) per packet."""
 
 
-def packed(clips: Sequence[Any], path: str) -> EncodedClips:
-    """Pack one member of a batch.
+def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
+    """Pack the clips of one member of the samples.
 
     Args:
-        clips: Value of the member in each sample.
-        path: Path of the member within a sample.
+        clips: (B,) values of the member, one per sample.
+        path: Path of the member within a sample, for error messages.
 
     Raises:
         ArgumentTypeError: If a value is not a ``Clip``.
@@ -47,13 +48,13 @@ def packed(clips: Sequence[Any], path: str) -> EncodedClips:
     for sample, clip in enumerate(clips):
         if type(clip) is not Clip:
             raise ArgumentTypeError(
-                f"Clips must be gpuaug.read_clip(…) in all samples, got {type(clip).__name__} in {where(sample, path)}. "
-                "Return a clip in every sample of the dataset."
+                f"Clips must be gpuaug.read_clip(…) in all samples, got {type(clip).__name__} in "
+                f"{position_text(sample, path)}. Return a clip in every sample of the dataset."
             )
         if clip.frames != clips[0].frames:
             raise ArgumentError(
                 f"Clips of a batch must have as many frames as the first, {clips[0].frames}, got {clip.frames} in "
-                f"{where(sample, path)}. Pass the same number of frames to gpuaug.read_clip."
+                f"{position_text(sample, path)}. Pass the same number of frames to gpuaug.read_clip."
             )
     problems: dict[int, str] = {}
     read_clips: list[_ClipPackets | None] = []
@@ -65,7 +66,7 @@ def packed(clips: Sequence[Any], path: str) -> EncodedClips:
             problems[sample] = str(error)
     sizes = [0 if clip_packets is None else _size(clip_packets) for clip_packets in read_clips]
     starts = [0, *accumulate(sizes)]
-    data = allocated((starts[-1] + PADDING,), torch.uint8)
+    data = allocate_tensor((starts[-1] + PADDING,), torch.uint8)
     table = np.zeros(len(clips), CLIP)
     pts = np.zeros((len(clips), clips[0].frames), np.int64)
     packet_records: list[tuple[int, int, int, bool]] = []
@@ -96,14 +97,14 @@ def packed(clips: Sequence[Any], path: str) -> EncodedClips:
 
 
 def _size(clip_packets: _ClipPackets) -> int:
-    """Return the number of bytes of a packed clip."""
+    """Return the number of bytes of a pack_clips clip."""
     return len(clip_packets.video.extradata) + sum(len(content) + PADDING for content, _, _ in clip_packets.packets)
 
 
 def _read_packets(clip: Clip) -> _ClipPackets:
-    """Read the packets that a clip needs: from the key frame before it to its last frame.
+    """Read the packets that a clip needs, from the key frame before its first frame to its last frame.
 
-    Frames that are neither selected nor referred to are omitted.
+    Frames that are neither selected nor used to predict other frames are omitted.
 
     Raises:
         VideoError, DamagedPacketError: If the video cannot be read.
@@ -114,27 +115,30 @@ def _read_packets(clip: Clip) -> _ClipPackets:
         if not len(index.displayed):
             raise VideoError("it has no visible frame")
         numbers = clip.numbers_in(index.times_s)
+        # In a truncated video, the end is unknown. A clip that depends on it cannot be read.
         if index.missing and (isinstance(numbers, str) or clip.at is not None or clip.short != "error"):
             raise VideoError(f"its data end after {len(index.pts)} of {len(index.pts) + index.missing} frames")
         if isinstance(numbers, str):
             raise VideoError(numbers)
         clip_frames = index.displayed[numbers]
         pts = index.pts[clip_frames]
-        selected_stamps = set(pts.tolist())
+        selected_time_stamps = set(pts.tolist())
         packets = list[tuple[bytes, int, bool]]()
         size = 0
         for first, last in index.ranges(clip_frames):
             for packet in video.packets(first, last):
                 content = nal.with_start_codes(memoryview(packet), index.length_size)
-                stamp = packet.pts if packet.pts is not None else packet.dts
-                # Frames that are displayed before the key frame of an open group refer to the previous group; no later frame
-                # refers to them.
-                if stamp < index.pts[first] or not (stamp in selected_stamps or nal.is_reference(index.codec, content)):
+                time_stamp = packet.pts if packet.pts is not None else packet.dts
+                # Frames after a key frame that are displayed before it may be predicted from frames before the key frame, and
+                # no frame that is displayed after the key frame is predicted from them.
+                if time_stamp < index.pts[first]:
                     continue
-                packets.append((bytes(content), stamp, packet.is_keyframe))
+                if time_stamp not in selected_time_stamps and not nal.is_reference(index.codec, content):
+                    continue
+                packets.append((bytes(content), time_stamp, packet.is_keyframe))
                 size += len(content)
-                if size > MOST_BYTES:
-                    raise VideoError(f"its packets from a key frame to the clip's end have more than {MOST_BYTES} bytes")
+                if size > MAX_CLIP_BYTES:
+                    raise VideoError(f"its packets from a key frame to the clip's end have more than {MAX_CLIP_BYTES} bytes")
     except BaseException:
         video.close()
         raise

@@ -14,16 +14,17 @@ from torch.utils._pytree import register_pytree_node
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, one_of, shown, whole_number
 
 Short = Literal["error", "loop", "pad"]
+"""Treatment of a video that ends before the clip. See ``read_clip``."""
 
-EARLY_S = 1e-4
-"""Seconds by which a time may precede the time stamp of its frame, because time stamps are often rounded to float32."""
+TOLERANCE_S = 1e-4
+"""Seconds by which a requested time may precede its frame's time stamp, because users' times are often rounded to float32."""
 
-_MOST_FRAMES = 2**24
+_MAX_FRAMES = 2**24
 """Maximum number of frames of a video: six days."""
 
 
 class Clip:
-    """Selection of frames of a video that is not read yet. ``read_clip`` returns it."""
+    """Selection of frames of a video that is not read yet. ``read_clip`` returns it, and has the same arguments."""
 
     __slots__ = ("at", "frames", "numbers", "short", "source", "start", "start_s", "stride", "times_s")
 
@@ -48,7 +49,7 @@ class Clip:
         return f"Clip({source}, {self.frames} frames)"
 
     def numbers_in(self, times_s: NDArray[np.float64]) -> NDArray[np.int64] | str:
-        """Return the (T,) numbers of the clip's frames in its video, or the reason why the video does not have them.
+        """Return the (T,) frame numbers of the clip in its video, or the reason why the video is too short.
 
         Args:
             times_s: (N,) time of each frame of the video in seconds, ascending.
@@ -63,8 +64,8 @@ class Clip:
             if self.start_s is not None:
                 start = int(_displayed_at(times_s, np.array([self.start_s]))[0])
             elif self.at is not None:
-                starts = max(count - (self.frames - 1) * self.stride, 1)
-                start = min(int(self.at * starts), starts - 1)
+                start_count = max(count - (self.frames - 1) * self.stride, 1)
+                start = min(int(self.at * start_count), start_count - 1)
             numbers = start + self.stride * np.arange(self.frames)
         if numbers.max() < count:
             return numbers
@@ -74,11 +75,18 @@ class Clip:
 
 
 def _displayed_at(times_s: NDArray[np.float64], at_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the number of the frame that is displayed at each time. Numbers continue beyond the last frame of the video."""
-    numbers = np.maximum(np.searchsorted(times_s, at_s + EARLY_S, side="right") - 1, 0)
+    """Return the (n,) number of the frame that is displayed at each time.
+
+    After the end of the video, numbers continue as if it had more frames at the same rate.
+
+    Args:
+        times_s: (N,) time of each frame of the video in seconds, ascending.
+        at_s: (n,) requested times in seconds.
+    """
+    numbers = np.maximum(np.searchsorted(times_s, at_s + TOLERANCE_S, side="right") - 1, 0)
     count = len(times_s)
     frame_s = (times_s[-1] - times_s[0]) / (count - 1) if count > 1 else math.inf
-    beyond_end = np.maximum(np.floor((at_s + EARLY_S - times_s[-1]) / frame_s), 0) if frame_s > 0 else np.zeros(len(at_s))
+    beyond_end = np.maximum(np.floor((at_s + TOLERANCE_S - times_s[-1]) / frame_s), 0) if frame_s > 0 else np.zeros(len(at_s))
     return numbers + np.where(numbers == count - 1, beyond_end, 0).astype(np.int64)
 
 
@@ -106,7 +114,7 @@ def read_clip(
     """Select frames of a video for ``collate_encoded``, which packs them undecoded. A ``DecodeStage`` decodes them.
 
     Frames are counted from 0 in display order, as PyAV's ``container.decode(video=0)`` yields them. To load several clips of
-    one video, or the clips of several cameras, return them as members of the sample or in a list.
+    one video, or the clips of several cameras, return several clips per sample, as members or in a list.
 
     Args:
         source: Path of a video, or its bytes. The first video stream is read.
@@ -139,26 +147,26 @@ def read_clip(
         path_or_bytes: str | memoryview = os.fsdecode(source)
     else:
         path_or_bytes = _bytes(source)
-    choices = {"start": start, "start_s": start_s, "at": at, "times_s": times_s}
-    used = [name for name, value in choices.items() if value is not None]
+    options = {"start": start, "start_s": start_s, "at": at, "times_s": times_s}
+    passed_options = [name for name, value in options.items() if value is not None]
     numbers = None
     if hasattr(frames, "__len__") and getattr(frames, "shape", (1,)) != ():
         numbers = tuple(
             _checked_list(
-                "frames", frames, lambda each: whole_number("A frame", each, "Count frames from 0.", most=_MOST_FRAMES)
+                "frames", frames, lambda number: whole_number("A frame", number, "Count frames from 0.", most=_MAX_FRAMES)
             )
         )
-        used.insert(0, "a list of frames")
+        passed_options.insert(0, "a list of frames")
         frames = len(numbers)
-    if len(used) > 1:
+    if len(passed_options) > 1:
         raise ArgumentError(
             "A clip must be chosen by one of start, start_s, at, times_s and a list of frames, got "
-            f"{' and '.join(used)}. Leave one of them out."
+            f"{' and '.join(passed_options)}. Pass only one."
         )
-    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=_MOST_FRAMES)
-    stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=_MOST_FRAMES)
+    frames = whole_number("frames", frames, "Pass the number of frames of the clip.", least=1, most=_MAX_FRAMES)
+    stride = whole_number("stride", stride, "1 takes all frames.", least=1, most=_MAX_FRAMES)
     if start is not None:
-        start = whole_number("start", start, "Count frames from 0.", most=_MOST_FRAMES)
+        start = whole_number("start", start, "Count frames from 0.", most=_MAX_FRAMES)
     if start_s is not None:
         start_s = _seconds("start_s", start_s)
     if at is not None:
@@ -167,31 +175,43 @@ def read_clip(
             raise ArgumentError(
                 f"at must be from 0 to 1, got {at}. Pass 0 for the first clip of the video, and 1 for the last."
             )
-    times = None
+    time_tuple = None
     if times_s is not None:
-        times = tuple(_checked_list("times_s", times_s, lambda each: _seconds("A time of times_s", each)))
-        frames = len(times)
+        time_tuple = tuple(_checked_list("times_s", times_s, lambda time_s: _seconds("A time of times_s", time_s)))
+        frames = len(time_tuple)
     short = one_of("short", short, ("error", "loop", "pad"), "Leave it out to raise an error for a short video.")
-    return Clip(path_or_bytes, frames, stride, numbers=numbers, start=start, start_s=start_s, at=at, times_s=times, short=short)
+    choice: dict[str, Any] = {"numbers": numbers, "start": start, "start_s": start_s, "at": at, "times_s": time_tuple}
+    return Clip(path_or_bytes, frames, stride, **choice, short=short)
 
 
 def _checked_list(name: str, values: Any, check: Any) -> list[Any]:
+    """Return the results of ``check`` for the elements of an argument.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: If ``values`` is not a list, or is empty, or ``check`` raises.
+    """
     if isinstance(values, Tensor):
         values = values.tolist()
     if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
         raise ArgumentTypeError(f"{name} must be a number or a list of numbers, got {shown(values)}. Pass [0, 4, 8] or 16.")
     result = [check(value) for value in values]
     if not result:
-        raise ArgumentError(f"{name} must name at least one frame, got none. Leave the sample out.")
+        raise ArgumentError(f"{name} must name at least one frame, got an empty list. Leave the sample out of the dataset.")
     return result
 
 
 def _seconds(name: str, value: Any) -> float:
+    """Return a number of seconds, or another finite number, as a float.
+
+    Raises:
+        ArgumentTypeError: If ``value`` is not a number.
+        ArgumentError: If ``value`` is not finite.
+    """
     try:
         if isinstance(value, str | bytes | bool | np.bool_) or getattr(value, "dtype", None) is torch.bool:
             raise TypeError  # float() would accept them
         number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last for several values
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several values
         raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}. Pass a float.") from None
     if not math.isfinite(number):
         raise ArgumentError(f"{name} must be finite, got {number}. Leave it out to begin with the first frame.")
@@ -199,6 +219,11 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def _bytes(source: Any) -> memoryview:
+    """Return a view of a video in memory.
+
+    Raises:
+        ArgumentTypeError: If ``source`` holds no bytes.
+    """
     if isinstance(source, Tensor) and source.ndim == 1 and source.element_size() == 1 and source.is_cpu:
         source = source.numpy()
     if isinstance(source, bytes | bytearray | memoryview) or (

@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 
 from gpuaug.decode.clips import libav, nal
 
-MOST_INDICES = 1024
-"""Maximum number of videos whose index a process keeps: about 17 bytes per frame."""
+MAX_INDICES = 1024
+"""Maximum number of videos whose ``Index`` a process keeps, each with about 17 bytes per frame."""
 
-MOST_OPEN = 8
+MAX_OPEN = 8
 """Maximum number of videos that a process keeps open."""
 
-MOST_FRAMES = 2**24
+MAX_FRAMES = 2**24
 """Maximum number of frames of a video: six days."""
 
 _ORIENTATIONS = {0: 1, 90: 8, -90: 6, 180: 3, -180: 3, 270: 6, -270: 8}
-"""EXIF orientation by the rotation that displays a frame, in degrees counterclockwise."""
+"""Rotation that displays a frame upright, in degrees counterclockwise → EXIF orientation."""
 
 _UNSPECIFIED = 2
-"""Matrix coefficients (H.273) of a video that does not specify them."""
+"""Number of the colour matrix in H.273 for a video that does not specify one."""
 
 
 class VideoError(Exception):
@@ -41,18 +41,27 @@ class VideoError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Header fields of a video, and its packets in decoding order, from the first key frame on."""
+    """Header fields of a video, and time stamps of its packets in decoding order, from the first key frame on."""
 
     codec: str
+    """FFmpeg's name of the codec, such as h264."""
     library: str
+    """FFmpeg's name of the decoder, such as libdav1d."""
     pixels: str
+    """FFmpeg's name of the pixel format, such as yuv420p."""
     height: int
+    """Height of the stored frames, before they are rotated upright."""
     width: int
+    """Width of the stored frames."""
     matrix: int
+    """Number of the colour matrix in H.273."""
     full_range: bool
+    """Whether black is 0, not 16."""
     interlaced: bool
     orientation: int
+    """EXIF orientation of the frames: 1, 3, 6 or 8."""
     reorder: int
+    """Number of frames by which decoding runs ahead of display."""
     extradata: bytes
     """Parameter sets, with start codes for H.264 and HEVC."""
     length_size: int
@@ -66,18 +75,19 @@ class Index:
     recoveries: NDArray[np.int64]
     """(K,) number of frames after which decoding from a key frame gives correct pictures."""
     instant: NDArray[np.bool_]
-    """(K,) whether no frame after a key frame refers to frames before it."""
+    """(K,) whether decoding can start at a key frame: no later frame is predicted from frames before the key frame."""
     displayed: NDArray[np.int64]
     """(N,) packet index of each visible frame, in display order."""
     time_base: Fraction
+    """Seconds per unit of the time stamps."""
     missing: int
     """Number of packets that the container declares but does not contain."""
 
     def ranges(self, frame_packets: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Return the ranges of packets, (first, last), from which frames are decoded. Each range starts at a key frame.
 
-        A frame that follows a key frame in decoding order, and precedes it in display order, needs the key frame before that
-        one.
+        A frame after a key frame in decoding order may be displayed before the key frame. Its range starts at an earlier key
+        frame.
 
         Args:
             frame_packets: (T,) packet indices of the frames.
@@ -101,9 +111,9 @@ class Index:
 
 
 class Videos:
-    """Least-recently-used caches of a process: indices of many videos, and some open videos.
+    """Least-recently-used caches of a process: ``Index`` objects of many videos, and a few open videos.
 
-    A forked child does not use the open containers of its parent, because their files share one read position.
+    A forked process does not use the open containers of its parent, because the files of both share one read position.
     """
 
     def __init__(self) -> None:
@@ -115,10 +125,12 @@ class Videos:
     def _clear(self) -> None:
         self._lock = threading.Lock()
         self.indices: OrderedDict[tuple[Any, ...], Index] = OrderedDict()
+        """(path, size, time of the last change) of a file → index."""
         self.open: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        """(path, size, time of the last change) of a file → PyAV's container, which no thread is using."""
 
     def take(self, source: str | memoryview) -> "Video":
-        """Return the video at a path, or in bytes. Call ``give_back`` after use.
+        """Return the video at a path, or in bytes, for use by one thread. Call ``give_back`` after use.
 
         Raises:
             VideoError: If the video cannot be opened.
@@ -126,17 +138,17 @@ class Videos:
         if not isinstance(source, str):
             if not len(source):
                 raise VideoError("it is empty")
-            return Video(_opened(BytesIO(source)), None, None)
+            return Video(_open_container(BytesIO(source)), None, None)
         try:
-            facts = os.stat(source)
+            status = os.stat(source)
         except (OSError, ValueError) as error:
             reason = f"[Errno {error.errno}] {error.strerror}" if isinstance(error, OSError) else str(error)
             raise VideoError(reason) from None
-        key = (source, facts.st_size, facts.st_mtime_ns)
+        key = (source, status.st_size, status.st_mtime_ns)
         with self._lock:
             container = self.open.pop(key, None)
             index = self.indices.get(key)
-        return Video(container or _opened(source), index, key)
+        return Video(container or _open_container(source), index, key)
 
     def give_back(self, video: "Video") -> None:
         """Keep a video open for the next clip of the same video."""
@@ -146,13 +158,13 @@ class Videos:
         with self._lock:
             self.indices[video.key] = video.index
             self.indices.move_to_end(video.key)
-            closing = [self.open.pop(video.key, None)]
+            to_close = [self.open.pop(video.key, None)]
             self.open[video.key] = video.container
-            while len(self.indices) > MOST_INDICES:
+            while len(self.indices) > MAX_INDICES:
                 self.indices.popitem(last=False)
-            while len(self.open) > MOST_OPEN:
-                closing.append(self.open.popitem(last=False)[1])
-        for container in closing:
+            while len(self.open) > MAX_OPEN:
+                to_close.append(self.open.popitem(last=False)[1])
+        for container in to_close:
             if container is not None:
                 container.close()
 
@@ -161,10 +173,15 @@ VIDEOS = Videos()
 """Videos of this process."""
 
 
-def _opened(source: str | BytesIO) -> Any:
-    av = libav.required()
+def _open_container(source: str | BytesIO) -> Any:
+    """Open a video and return PyAV's container.
+
+    Raises:
+        VideoError: If the video cannot be opened, or has no video stream.
+    """
+    av = libav.required_module()
     try:
-        container = libav.opened(source)
+        container = libav.open_container(source)
         if not container.streams.video:
             container.close()
             raise VideoError("it has no video stream")
@@ -178,7 +195,7 @@ class Video:
 
     Args:
         container: PyAV's container.
-        index: Index of the video; ``None`` if its packets were not read yet.
+        index: Index of the video; ``None`` if the packets were not read yet.
         key: Key of the video in ``Videos``; ``None`` for a video in bytes.
     """
 
@@ -197,14 +214,19 @@ class Video:
             VideoError: If the video cannot be decoded.
         """
         if self.index is None:
-            av = libav.required()
+            av = libav.required_module()
             try:
-                self.index = self._scanned()
+                self.index = self._scan()
             except (av.error.FFmpegError, ValueError, OverflowError) as error:
                 raise VideoError(_reason(error)) from None
         return self.index
 
-    def _scanned(self) -> Index:
+    def _scan(self) -> Index:
+        """Read all packets and return the index.
+
+        Raises:
+            VideoError: If the video cannot be decoded.
+        """
         stream, context = self._stream, self._stream.codec_context
         if context is None or not context.codec.canonical_name or not context.is_decoder:
             raise VideoError("FFmpeg has no decoder for its codec")
@@ -217,30 +239,30 @@ class Video:
             if packet.size == 0:
                 continue
             count += 1
-            if count > MOST_FRAMES:
-                raise VideoError(f"it has more than {MOST_FRAMES} frames")
+            if count > MAX_FRAMES:
+                raise VideoError(f"it has more than {MAX_FRAMES} frames")
             if not packet.is_keyframe and first_frame is None:
                 continue
             if first_frame is None:
                 first_frame = self._first_frame(packet)
-            time = packet.pts if packet.pts is not None else (packet.dts if not context.reorder_depth else None)
-            if time is None:
+            time_stamp = packet.pts if packet.pts is not None else (packet.dts if not context.reorder_depth else None)
+            if time_stamp is None:
                 raise VideoError(f"its frame {len(pts)} has no time stamp")
-            pts.append(time)
-            dts.append(packet.dts if packet.dts is not None else time)
+            pts.append(time_stamp)
+            dts.append(packet.dts if packet.dts is not None else time_stamp)
             if packet.is_keyframe:
                 keys.append(len(pts) - 1)
                 content = nal.with_start_codes(memoryview(packet), length_size)
                 instant.append(nal.is_instant(codec, content))
                 recovery_frames = nal.recovery(codec, content)
-                # The count leaves out frames that no other frame refers to.
+                # The number in the file leaves out frames from which no other frame is predicted.
                 recoveries.append(recovery_frames * (1 + 2 * context.reorder_depth))
             hidden.append(packet.is_discard)
         if first_frame is None:
             raise VideoError("it has no key frame")
-        stamps, discarded = np.array(pts, np.int64), np.array(hidden, np.bool_)
-        order = np.argsort(stamps, kind="stable")
-        if len(stamps) > 1 and not np.diff(stamps[order]).all():
+        time_stamps, is_hidden = np.array(pts, np.int64), np.array(hidden, np.bool_)
+        order = np.argsort(time_stamps, kind="stable")
+        if len(time_stamps) > 1 and not np.diff(time_stamps[order]).all():
             raise VideoError("two of its frames have the same time stamp")
         degrees = int(first_frame.rotation)
         if degrees not in _ORIENTATIONS:
@@ -258,18 +280,18 @@ class Video:
             context.reorder_depth,
             extradata,
             length_size,
-            stamps,
+            time_stamps,
             np.array(dts, np.int64),
             np.array(keys, np.int64),
             np.array(recoveries, np.int64),
             np.array(instant, np.bool_),
-            order[~discarded[order]],
+            order[~is_hidden[order]],
             stream.time_base,
             max(stream.frames - count, 0),
         )
 
     def _first_frame(self, packet: Any) -> Any:
-        """Decode the first frame, because FFmpeg reports the rotation and colours of frames only."""
+        """Decode the first frame, because FFmpeg reports the rotation and the colours only with a decoded frame."""
         context = self._stream.codec_context
         context.thread_count = 1
         frames = [*context.decode(packet), *context.decode(None)]
@@ -282,9 +304,9 @@ class Video:
         """Yield the packets ``first``, a key frame, to ``last``, in decoding order.
 
         Raises:
-            VideoError: If the packets differ from those of the index.
+            VideoError: If the packets differ from the packets that were read for the index.
         """
-        av = libav.required()
+        av = libav.required_module()
         try:
             yield from self._packets(first, last)
         except (av.error.FFmpegError, ValueError, EOFError, OverflowError) as error:
@@ -292,20 +314,21 @@ class Video:
 
     def _packets(self, first: int, last: int) -> Iterator[Any]:
         index = self.read_index()
-        start = (int(index.pts[first]), int(index.dts[first]))
-        for stamp in (start[1], int(index.dts[0]) - 1):  # a container without an index may seek past the key frame
-            self.container.seek(stamp, stream=self._stream, backward=True)
+        first_pts, first_dts = int(index.pts[first]), int(index.dts[first])
+        # A file without a table of key frames may seek past the packet. Then read from the beginning.
+        for seek_dts in (first_dts, int(index.dts[0]) - 1):
+            self.container.seek(seek_dts, stream=self._stream, backward=True)
             number = None
-            for packet in self._stamped():
+            for packet, pts, dts in self._packets_with_time_stamps():
                 if number is None:
-                    if packet[1:] != start:
-                        if packet[2] > start[1]:
+                    if (pts, dts) != (first_pts, first_dts):
+                        if dts > first_dts:
                             break
                         continue
                     number = first
-                if packet[1] != index.pts[number] or packet[0].is_corrupt:
+                if pts != index.pts[number] or packet.is_corrupt:
                     raise VideoError(f"its packet {number} is damaged")
-                yield packet[0]
+                yield packet
                 number += 1
                 if number > last:
                     return
@@ -313,8 +336,8 @@ class Video:
                 raise VideoError(f"its data end before packet {last}")
         raise VideoError(f"its packet {first} cannot be found")
 
-    def _stamped(self) -> Iterator[tuple[Any, int, int]]:
-        """Yield (packet, presentation time stamp, decoding time stamp), with the same time stamps as the index."""
+    def _packets_with_time_stamps(self) -> Iterator[tuple[Any, int, int]]:
+        """Yield (packet, presentation time stamp, decoding time stamp). The time stamps are computed as for the index."""
         for packet in self.container.demux(self._stream):
             if packet.size:
                 pts = packet.pts if packet.pts is not None else packet.dts

@@ -1,4 +1,4 @@
-"""Interface of a decoder of image files or clips."""
+"""Interface of a decoder of image files or clips, and the threads and lanes (named CUDA streams) that decoders use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,17 +15,20 @@ from gpuaug.core.streams import Event, Lane, Lanes
 PREPARED = 4
 """Maximum number of batches in preparation at the same time.
 
-Threads that are done with one batch continue with the next, while the slowest file of the first is decoded, or a batch waits
-for the card to free memory. With two batches, 9 of 16 cores were idle on a mix of file formats.
+While the slowest file of one batch is decoded, or a batch waits for device memory, idle threads decode the next batches. With
+at most two batches, 9 of 16 cores were idle on a mix of file formats.
 """
 
 
 MOST_SESSIONS = 12
-"""Maximum number of NVDEC sessions that decode at the same time, one per thread. An H100 has seven engines."""
+"""Maximum number of sessions of NVDEC (the video engines) that decode at the same time, one per thread.
+
+An H100 has 7 engines.
+"""
 
 
 class Pools:
-    """Threads of one iterator. They start with its first batch, after workers have been forked.
+    """Threads of one iterator of a loader. They start with its first batch, after the workers have been forked.
 
     Args:
         threads: Number of threads that decode on the CPU.
@@ -34,9 +37,13 @@ class Pools:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.batches = ThreadPoolExecutor(PREPARED, "gpuaug-decode")
-        self.card = ThreadPoolExecutor(1, "gpuaug-decode-card")  # calls of the engines do not overlap
+        """Threads that run all decoders of a batch, one thread per batch."""
+        self.card = ThreadPoolExecutor(1, "gpuaug-decode-card")
+        """Thread that calls the JPEG engines. One, because the calls must not overlap."""
         self.images = ThreadPoolExecutor(threads, "gpuaug-decode-cpu")
+        """Threads that decode images and clips on the CPU."""
         self.clips = ThreadPoolExecutor(MOST_SESSIONS, "gpuaug-decode-nvdec")
+        """Threads that feed the video engines."""
 
     def close(self) -> None:
         """End the threads after their current calls."""
@@ -51,19 +58,20 @@ class Resources:
     """Lanes and threads that a decoder uses for one batch."""
 
     lanes: Lanes
+    """All lanes of the loader."""
     lane: Lane
     """Lane for copies of images that the CPU decodes."""
     card_lanes: "SimpleQueue[Lane]"
-    """Idle lanes for calls of decoders on the card. A call takes a lane and puts it back."""
+    """Idle lanes for decoders that write to device memory. A decoder takes a lane and puts it back after its calls."""
     pools: Pools
 
 
 class FileDecoder(ABC):
-    """Decoder of files of a batch. One object serves all loaders of a device."""
+    """Decoder of the images or clips of a batch. One object serves all loaders of a device."""
 
     name: ClassVar[str]
     files: ClassVar[str]
-    """Short description of the files that the decoder takes, for ``DecoderTable``."""
+    """Short description of the files that the decoder decodes, for ``DecoderTable``."""
     on_card: ClassVar[bool]
     """Whether the decoder writes images to device memory, in the stored orientation and size. Other decoders write upright,
     downsampled images to host memory."""
@@ -74,19 +82,21 @@ class FileDecoder(ABC):
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """(page-locked, device) bytes that the decoder keeps for all loaders."""
+        """(page-locked bytes, device bytes) that the decoder keeps allocated for all loaders."""
         return 0, 0
 
     @property
     @abstractmethod
     def version(self) -> str:
-        """Libraries and their versions."""
+        """Names and versions of the libraries that the decoder uses."""
 
     @abstractmethod
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
 
-    def widened(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
+    def enlarged_windows(
+        self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return windows that contain ``windows``, enlarged to regions that are faster to decode.
 
         Args:
@@ -98,13 +108,13 @@ class FileDecoder(ABC):
 
     @abstractmethod
     def begin(self, work: Any, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Start to decode the images ``indices`` of a batch. Called on a thread of ``Pools.batches``.
+        """Start to decode images or clips of a batch. Called on a thread of ``Pools.batches``.
 
-        For a decoder on the card, it is called when the device memory of the batch can be written.
+        For a decoder with ``on_card``, it is called only when the device memory of the batch can be written.
 
         Args:
-            work: ``Work`` of a batch, or ``ClipWork`` for a decoder of clips. Images and clips that cannot be decoded are added
-                to its ``problems``.
+            work: ``Work`` of a batch, or ``ClipWork`` for a decoder of clips. The decoder adds images and clips that cannot be
+                decoded to ``work.problems``.
             indices: (n,) indices of the images or clips in the batch.
             resources: Lanes and threads.
 

@@ -1,4 +1,7 @@
-"""Decoding of baseline JPEGs by the JPEG engines of a data-centre card, with one call per chroma subsampling."""
+"""Decoding of baseline JPEGs by the JPEG engines (decoding hardware) of a data-centre card.
+
+One call per batch and chroma subsampling decodes all files with this subsampling.
+"""
 
 import threading
 from collections.abc import Callable
@@ -23,12 +26,12 @@ SAMPLINGS = (4 * 1 + 1, 4 * 2 + 1, 4 * 2 + 2, 4 * 1 + 2)
 
 
 _GREY = 0
-"""Kind of a file without chroma. The kind of any other file is its chroma subsampling."""
+"""Group of files without chroma. The group of any other file is the number of its chroma subsampling."""
 
 _FILE = np.dtype(
     [
         ("index", np.int64),
-        ("kind", np.uint8),
+        ("group", np.uint8),
         ("address", np.uint64),
         ("length", np.uint64),
         ("output", nvjpeg.OUTPUT),
@@ -48,8 +51,8 @@ def fits_nvjpeg(table: NDArray[np.void]) -> NDArray[np.bool_]:
 class Engines(FileDecoder):
     """JPEG engines of one device.
 
-    Calls of all loaders of the process run one at a time: on an H200 with nvJPEG 13.3, concurrent calls deadlocked, between
-    threads and between processes, and were not faster. The lock is held until the GPU work of a call has ended.
+    Calls of all loaders of the process run one at a time: on an H200 with nvJPEG 13.3, concurrent calls of threads or processes
+    deadlocked, and were not faster. The lock is held until the GPU work of a call has ended.
 
     Args:
         device: A CUDA device.
@@ -63,7 +66,7 @@ class Engines(FileDecoder):
 
     def __init__(self, device: torch.device) -> None:
         self._decoder = nvjpeg.BatchDecoder(device)
-        self._turn = threading.Lock()
+        self._call_lock = threading.Lock()
         self.decodes_windows = self._decoder.exact_windows
 
     @property
@@ -73,38 +76,40 @@ class Engines(FileDecoder):
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the baseline JPEGs with a supported chroma subsampling and size."""
-        taken = fits_nvjpeg(table)
-        taken &= table["format"] == Format.JPEG
-        return taken
+        mask = fits_nvjpeg(table)
+        mask &= table["format"] == Format.JPEG
+        return mask
 
     def begin(self, work: Work, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
-        """Submit calls to the thread that makes only such calls, so that the engines never wait for the interpreter."""
+        """Submit calls to ``Pools.card``, a thread for nothing else, so that the engines never wait for the interpreter."""
         calls = self._calls(work, indices)
         try:
             return resources.pools.card.submit(self._decode, work, calls, resources).result
-        except RuntimeError:  # no thread can be started. One that starts later must not write to memory that is reused
-            calls.clear()
+        except RuntimeError:  # the thread cannot be started
+            calls.clear()  # so that the task, if it runs later, does not write to memory that is then reused
             raise
 
     def _calls(self, work: Work, indices: NDArray[Any]) -> list[NDArray[np.void]]:
-        """Return records of ``_FILE``, one array per kind, without files whose size differs between nvJPEG and the header.
+        """Return the arguments of the calls: one (n,) array of ``_FILE`` per group.
 
-        A batch of 256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one state, 10 ms with one call and
-        one state per subsampling, and 8.5 ms with the largest images first, so that all engines end at about the same time
-        (H200, nvJPEG 13.3).
+        A file whose size according to nvJPEG differs from its header is left out, and added to ``work.problems``.
+
+        256 photographs, a fifth of them not 4:2:0, took 40 ms in one call with one state of nvJPEG, 10 ms with one call and one
+        state per group, and 8.5 ms with the largest images first, because all engines then end at about the same time (H200,
+        nvJPEG 13.3).
         """
         layout = work.layout
         indices = indices[np.argsort(-layout.stored[indices].prod(1, dtype=np.int64), kind="stable")]
         table = layout.headers[indices]
         files = np.zeros(len(indices), _FILE)
-        files["index"], files["kind"] = indices, np.where(table["channels"] == 1, _GREY, table["sampling"])
+        files["index"], files["group"] = indices, np.where(table["channels"] == 1, _GREY, table["sampling"])
         files["address"], files["length"] = work.encoded.data.data_ptr() + table["start"], table["length"]
         output = files["output"]
         output["channel"][:, 0] = work.data.data_ptr() + layout.starts[indices]
         windows = layout.card_windows(indices)
-        raw = layout.needs_postprocessing[indices]
+        is_raw = layout.needs_postprocessing[indices]
         if work.raw is not None:
-            output["channel"][raw, 0] = work.raw.data_ptr() + layout.raw_starts[indices][raw]
+            output["channel"][is_raw, 0] = work.raw.data_ptr() + layout.raw_starts[indices][is_raw]
         output["pitch"][:, 0] = windows[:, 3] * layout.channels
         sizes = self._decoder.sizes(files["address"], files["length"])
         matches = (sizes == layout.stored[indices]).all(1)
@@ -113,15 +118,15 @@ class Engines(FileDecoder):
             work.problems[index] = f"nvJPEG finds {width}x{height} pixels and its header {stored[1]}x{stored[0]}"
         files = files[matches]
         if layout.shapes.windows is not None:
-            files["parameters"] = self._decoder.with_windows(windows[matches], _form(layout))
-        return [files[files["kind"] == kind] for kind in np.unique(files["kind"])]
+            files["parameters"] = self._decoder.with_windows(windows[matches], _output_format(layout))
+        return [files[files["group"] == group] for group in np.unique(files["group"])]
 
     def _decode(self, work: Work, calls: list[NDArray[np.void]], resources: Resources) -> Event:
         """Decode a batch. Split the files of a failed call in halves, recursively, to find the images that fail."""
         nvjpeg.enter(resources.lanes.device)
-        form = _form(work.layout)
+        output_format = _output_format(work.layout)
         has_windows = work.layout.shapes.windows is not None
-        with self._turn:
+        with self._call_lock:
             lane = resources.card_lanes.get()
             try:
                 while calls:
@@ -129,9 +134,9 @@ class Engines(FileDecoder):
                     addresses, lengths, outputs, parameters = (
                         np.ascontiguousarray(files[name]) for name in ("address", "length", "output", "parameters")
                     )
-                    arguments = (addresses, lengths, outputs, form, lane.number, parameters if has_windows else None)
-                    status = self._decoder.decode(int(files["kind"][0]), *arguments)
-                    # Otherwise the GPU work of this call, a colour conversion of < 1 ms, would overlap the next.
+                    arguments = (addresses, lengths, outputs, output_format, lane.number, parameters if has_windows else None)
+                    status = self._decoder.decode(int(files["group"][0]), *arguments)
+                    # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
                     lane.record_event(spin=True).synchronize()
                     if status and len(files) == 1:
                         work.problems[int(files["index"][0])] = f"nvJPEG finds: {nvjpeg.STATUS[status]}"
@@ -140,11 +145,12 @@ class Engines(FileDecoder):
                         calls += [files[:middle], files[middle:]]
                         continue
                     if has_windows:
-                        self._decoder.put_back(parameters, form)
+                        self._decoder.put_back(parameters, output_format)
                 return lane.record_event()
             finally:
                 resources.card_lanes.put(lane)
 
 
-def _form(layout: Layout) -> int:
+def _output_format(layout: Layout) -> int:
+    """Return nvJPEG's output format: interleaved RGB, or luma."""
     return nvjpeg.OUTPUT_RGBI if layout.channels == 3 else nvjpeg.OUTPUT_Y

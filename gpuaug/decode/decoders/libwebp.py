@@ -1,7 +1,6 @@
-"""Bindings of the C interface of the libwebp that PIL has loaded.
+"""Bindings of the C functions of libwebp, in the library file that PIL has loaded.
 
-PIL itself decodes a WebP into four channels, and copies them three times, in part with the interpreter's lock held. Each C
-library has its own file.
+PIL itself decodes a WebP into four channels, and copies the pixels three times, in part with the interpreter's lock held.
 """
 
 import ctypes
@@ -12,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DEMUX_ABI = 0x0107
-"""``WEBP_DEMUX_ABI_VERSION``. libwebp rejects a version whose upper byte differs from its own, because structures differ."""
+"""``WEBP_DEMUX_ABI_VERSION``: version of the structures below.
+
+libwebp rejects a version whose upper byte differs from its own.
+"""
 
 
 class _Data(ctypes.Structure):
@@ -44,14 +46,14 @@ class _Frame(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the library, or ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
+    """Return libwebp, or ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
 
-    PIL uses the same library, so pixels are equal for all versions.
+    Pixels equal PIL's for every version of libwebp, because PIL uses the same library file.
     """
     try:
         from PIL import _webp  # type: ignore[attr-defined]  # here, so that importing gpuaug does not import PIL
 
-        functions = ctypes.CDLL(_webp.__file__)  # finds symbols of the libraries that the module is linked to, too
+        functions = ctypes.CDLL(_webp.__file__)  # the handle also finds functions of the libraries that the module is linked to
         functions.WebPDemuxInternal.argtypes = [c_void_p, c_int, c_void_p, c_int]
         functions.WebPDemuxInternal.restype = c_void_p
         functions.WebPDemuxGetFrame.argtypes = [c_void_p, c_int, c_void_p]
@@ -79,7 +81,7 @@ def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
     assert libwebp is not None
     data = _Data(file.ctypes.data, file.size)
     frame = _Frame()
-    # As in PIL, the decoder gets the chunks of the frame, without the bytes after them.
+    # As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file.
     demuxer = libwebp.WebPDemuxInternal(byref(data), 0, None, _DEMUX_ABI)
     try:
         if not demuxer or not libwebp.WebPDemuxGetFrame(demuxer, 1, byref(frame)):

@@ -1,4 +1,4 @@
-"""Decoding of clips by NVDEC, the video engines of a card."""
+"""Decoding of clips by NVDEC, the video decoding hardware (*engines*) of a card."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.clips.layout import ClipFacts, ClipWork
+from gpuaug.decode.clips.layout import ClipInfo, ClipWork
 from gpuaug.decode.decoders import nvdec_sessions
 from gpuaug.decode.decoders.base import MOST_SESSIONS, FileDecoder, Resources
 from gpuaug.decode.decoders.nvdec_sessions import Session, SessionKey, SessionPool
 from gpuaug.decode.decoders.pyav import ConcurrentCalls
 
 PACKETS_PER_CALL = 32
-"""Maximum number of packets per call. A session allocates memory for as many frames, and a few more.
+"""Maximum number of packets per call. A session allocates memory for this number of frames and a few more.
 
 8 sessions decoded 232 clips of 340x256 per second with 4 packets per call, 285 with 12, 319 with 32, and 296 with 200 (H100,
 2026-11-26).
@@ -26,7 +26,8 @@ PACKETS_PER_CALL = 32
 _START_CODES = ("h264", "hevc")
 """Codecs whose packets the engines separate by start codes. Packets of other codecs are fed one per call."""
 
-_PIXELS = (b"yuv420p", b"yuvj420p")
+_PIXEL_FORMATS = (b"yuv420p", b"yuvj420p")
+"""FFmpeg's names of the pixel formats that the engines decode: 4:2:0 of 8 bits."""
 
 
 class NvDec(FileDecoder):
@@ -45,11 +46,12 @@ class NvDec(FileDecoder):
         gpu = int(device.index or 0)
         caps_of = {codec: nvdec_sessions.caps(gpu, codec) for codec in nvdec_sessions.CODECS}
         self.caps = {codec.encode(): caps for codec, caps in caps_of.items() if caps is not None}
+        """FFmpeg's name of each codec that the engines decode → limits of the engines."""
         self.sessions = SessionPool(lambda key, stream: Session(key, gpu, stream))
 
     @property
     def files(self) -> str:  # type: ignore[override]
-        """Short description of the clips that the decoder takes, for ``DecoderTable``."""
+        """Short description of the clips that the decoder decodes, for ``DecoderTable``."""
         codecs = ", ".join(sorted(codec.decode() for codec in self.caps))
         return f"clips of {codecs}: 4:2:0 of 8 bits, progressive, with even sides"
 
@@ -61,27 +63,27 @@ class NvDec(FileDecoder):
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the clips whose codec, size and pixel format (8 bits, 4:2:0) the engines support."""
         height, width = table["height"], table["width"]
-        taken: NDArray[np.bool_] = np.isin(table["pixels"], _PIXELS) & ~table["interlaced"] & table["instant"]
-        taken &= (height % 2 == 0) & (width % 2 == 0)
+        format_fits: NDArray[np.bool_] = np.isin(table["pixels"], _PIXEL_FORMATS) & ~table["interlaced"] & table["instant"]
+        format_fits &= (height % 2 == 0) & (width % 2 == 0)
         blocks = -(-height // 16) * -(-width // 16)
         codec_fits = np.zeros(len(table), np.bool_)
         for codec, caps in self.caps.items():
-            size_fits = (height >= caps.least[0]) & (width >= caps.least[1])
-            size_fits &= (height <= caps.most[0]) & (width <= caps.most[1])
-            codec_fits |= (table["codec"] == codec) & size_fits & (blocks <= caps.most_blocks)
-        return taken & codec_fits
+            size_fits = (height >= caps.min_size[0]) & (width >= caps.min_size[1])
+            size_fits &= (height <= caps.max_size[0]) & (width <= caps.max_size[1])
+            codec_fits |= (table["codec"] == codec) & size_fits & (blocks <= caps.max_blocks)
+        return format_fits & codec_fits
 
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads of sessions, in descending order of packets · pixels."""
         layout = work.layout
-        facts = layout.facts  # before threads start, or each thread may compute the cached property
+        infos = layout.infos  # computed before threads start, because each of them might compute the cached property
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
         pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
         events: list[Event] = []
         calls = ConcurrentCalls(
             resources.pools.clips.submit,
             min(len(indices), MOST_SESSIONS),
-            partial(self._decode_pending, work, facts, pending, resources, events),
+            partial(self._decode_pending, work, infos, pending, resources, events),
         )
 
         def finish() -> Event:
@@ -94,9 +96,17 @@ class NvDec(FileDecoder):
         return finish
 
     def _decode_pending(
-        self, work: ClipWork, facts_of: list[ClipFacts], indices: Iterator[int], resources: Resources, events: list[Event]
+        self, work: ClipWork, infos: list[ClipInfo], indices: Iterator[int], resources: Resources, events: list[Event]
     ) -> None:
-        """Decode clips that no other thread has started, all on one lane. ``facts_of``: ``ClipLayout.facts`` of the batch."""
+        """Decode clips on one lane (a CUDA stream), until none is left.
+
+        Args:
+            work: Decoding task of the batch.
+            infos: ``ClipLayout.infos`` of the batch.
+            indices: Indices of the clips that no thread has started, shared by all threads.
+            resources: Lanes and threads.
+            events: List to which an event after the frames of these clips is appended.
+        """
         if not resources.lanes.in_line:
             nvjpeg.enter(resources.lanes.device)
         lane = resources.card_lanes.get()
@@ -104,65 +114,67 @@ class NvDec(FileDecoder):
             with resources.lanes.launching(resources.lanes.consumer()):
                 lane.make_current()
                 for index in indices:
-                    if problem := self._decode(work, index, facts_of[index], lane):
+                    if problem := self._decode(work, index, infos[index], lane):
                         work.problems[index] = problem
                 events.append(lane.record_event())
         finally:
             resources.card_lanes.put(lane)
 
-    def _decode(self, work: ClipWork, index: int, facts: ClipFacts, lane: Lane) -> str:
+    def _decode(self, work: ClipWork, index: int, info: ClipInfo, lane: Lane) -> str:
         """Decode one clip. Return the reason why it cannot be decoded, or an empty string."""
         assert work.raw is not None
-        key = SessionKey(facts.codec, facts.height, facts.width)
+        key = SessionKey(info.codec, info.height, info.width)
         try:
             session = self.sessions.take(key, lane)
-            problem = _decode(session, work.encoded.data.data_ptr(), facts, work.layout.raw_clip(work.raw, index))
-        except Exception as error:  # the session is dropped: the next clip opens a new one
+            problem = _decode(session, work.encoded.data.data_ptr(), info, work.layout.raw_clip(work.raw, index))
+        except Exception as error:  # the session is not put back: the next clip opens another
             return f"NVDEC says: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}"
         if not problem:
             self.sessions.put(key, lane, session)
         return problem
 
 
-def _decode(session: Session, address: int, facts: ClipFacts, frames_out: torch.Tensor) -> str:
+def _decode(session: Session, address: int, info: ClipInfo, frames_out: torch.Tensor) -> str:
     """Decode one clip on the current stream.
 
     Args:
         session: Session for the codec and size of the clip.
         address: Host address of the packets of the batch.
-        facts: Header fields of the clip.
+        info: Header fields of the clip.
         frames_out: (T, 3/2 H, W) output for the frames.
 
     Returns:
         Reason why the clip cannot be decoded, or an empty string.
     """
-    stamps = sorted(stamp for _, _, stamp, _ in facts.packets)
-    count = 0
-    for start, size in _packet_ranges(facts):
+    time_stamps = sorted(time_stamp for _, _, time_stamp, _ in info.packets)
+    count = 0  # number of frames so far, in display order
+    for start, size in _packet_ranges(info):
         for frame in session.feed(address + start, size) if size else session.end():
-            if count == len(stamps):
-                return f"NVDEC gives more frames than its {count} packets have"
-            positions = facts.positions.get(stamps[count], ())
+            if count == len(time_stamps):
+                return f"NVDEC returns more than {count} frames, which is its number of packets"
+            positions = info.positions.get(time_stamps[count], ())
             count += 1
             if positions:
                 pixels = nvdec_sessions.nv12_of(frame)
                 if pixels.shape != frames_out.shape[1:]:
-                    return f"NVDEC gives frames of shape {tuple(pixels.shape)}, and its header {tuple(frames_out.shape[1:])}"
+                    expected = tuple(frames_out.shape[1:])
+                    return f"NVDEC returns frames of shape {tuple(pixels.shape)}, but its header says {expected}"
                 for position in positions:
                     frames_out[position].copy_(pixels, non_blocking=True)
-    return "" if count == len(stamps) else f"NVDEC gives {count} frames of its {len(stamps)} packets"
+    return "" if count == len(time_stamps) else f"NVDEC returns {count} frames from its {len(time_stamps)} packets"
 
 
-def _packet_ranges(facts: ClipFacts) -> Iterator[tuple[int, int]]:
-    """Yield (offset, number of bytes) of the packets per call. The last call has no bytes and ends the stream.
+def _packet_ranges(info: ClipInfo) -> Iterator[tuple[int, int]]:
+    """Yield (offset, number of bytes) of the packets of each call. The last call has no bytes and ends the stream.
 
-    Zeros may separate packets with start codes. The first call begins with the parameter sets.
+    A call takes many packets with start codes, together with the padding between them. The first of these calls begins with the
+    parameter sets.
     """
-    count = PACKETS_PER_CALL if facts.codec in _START_CODES else 1
-    for first in range(0, len(facts.packets), count):
-        start, _, _, _ = facts.packets[first]
-        end_start, end_size, _, _ = facts.packets[min(first + count, len(facts.packets)) - 1]
-        if first == 0 and facts.codec in _START_CODES:
-            start = facts.start
+    count = PACKETS_PER_CALL if info.codec in _START_CODES else 1
+    for first in range(0, len(info.packets), count):
+        start, _, _, _ = info.packets[first]
+        end_start, end_size, _, _ = info.packets[min(first + count, len(info.packets)) - 1]
+        if first == 0 and info.codec in _START_CODES:
+            start = info.start
         yield start, end_start + end_size - start
     yield 0, 0

@@ -1,13 +1,12 @@
-"""NVDEC sessions through PyNvVideoCodec, opened per codec and size, and kept open in a least-recently-used cache.
+"""Sessions of NVDEC, the video decoding hardware of a card, through PyNvVideoCodec.
 
-No other file calls PyNvVideoCodec.
-
-A session is independent of files: the end of a clip ends its stream, and the session then decodes the next clip of any file
-with the same codec and size. It returns one frame per packet, in display order.
+A session is opened per codec and size, and kept open in a least-recently-used cache. It is independent of files: the end of a
+clip ends a stream of packets, and the session then decodes the next clip of any file with the same codec and size. It returns
+one frame per packet, in display order.
 
 PyNvVideoCodec's ``SimpleDecoder`` is not used: it would read the file again, its frames have no time stamps to check, and its
-conversion to RGB has one colour matrix for all threads. One call per packet made threads wait for the interpreter's lock (H100,
-340x256: 37 clips per second with 8 threads, 45 with one), so a call takes many packets.
+conversion to RGB has one colour matrix for all threads. A call takes many packets, because with one call per packet threads
+waited for the interpreter's lock: 8 threads decoded 37 clips per second, fewer than one thread, with 45 (H100, 340x256).
 """
 
 import importlib
@@ -23,7 +22,7 @@ from torch import Tensor
 from gpuaug.core.streams import Lane
 
 SESSIONS_PER_LANE = 3
-"""Number of sessions that a lane keeps open: pairs of codec and size that its clips alternate between."""
+"""Maximum number of sessions that a lane (a CUDA stream) keeps open: one per pair of codec and size."""
 
 CODECS = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
 """PyNvVideoCodec's name of each codec, by FFmpeg's name."""
@@ -40,17 +39,17 @@ class SessionKey(NamedTuple):
 class Caps(NamedTuple):
     """Limits of the engines for one codec at 8 bits and 4:2:0."""
 
-    least: tuple[int, int]
+    min_size: tuple[int, int]
     """Minimum height and width in pixels."""
-    most: tuple[int, int]
+    max_size: tuple[int, int]
     """Maximum height and width in pixels."""
-    most_blocks: int
+    max_blocks: int
     """Maximum number of blocks of 16x16 pixels."""
 
 
 @cache
 def library() -> Any:
-    """Return the module ``PyNvVideoCodec``, or ``None`` if it is not installed.
+    """Return the module ``PyNvVideoCodec``, or ``None`` if it is not installed. No other file of gpuaug calls the module.
 
     Raises:
         Exception: Any type, if the module cannot be loaded with this driver.
@@ -102,7 +101,7 @@ class Session:
         )
 
     def feed(self, address: int, size: int) -> list[Any]:
-        """Feed packets. Return the frames that are ready, in display order. The next call overwrites their memory.
+        """Feed packets. Return the frames that are ready, in display order. The next call overwrites these frames.
 
         Args:
             address: Host address of the first packet.
@@ -114,47 +113,48 @@ class Session:
         return frames
 
     def end(self) -> list[Any]:
-        """End the stream. Return the remaining frames."""
+        """End the stream of packets. Return the remaining frames."""
         return self.feed(0, 0)
 
 
 def nv12_of(frame: Any) -> Tensor:
-    """Return a (3/2 H, W) view of the device memory of a frame."""
+    """Return a (3/2 H, W) view of the device memory of a frame, in the format NV12."""
     return torch.utils.dlpack.from_dlpack(frame)
 
 
 class SessionPool:
-    """Open sessions of the lanes of one device.
+    """Open sessions of the lanes (CUDA streams) of one device.
 
     Args:
         open_session: Function of (key, stream handle) that opens a session.
-        most: Maximum number of open sessions per lane. The least recently used session is closed.
+        max_sessions: Maximum number of open sessions per lane. If it is exceeded, the least recently used session is closed.
     """
 
-    def __init__(self, open_session: Callable[[SessionKey, int], Session], most: int = SESSIONS_PER_LANE) -> None:
-        self._open, self._most = open_session, most
+    def __init__(self, open_session: Callable[[SessionKey, int], Session], max_sessions: int = SESSIONS_PER_LANE) -> None:
+        self._open_session, self._max_sessions = open_session, max_sessions
         self._sessions: dict[int | str, OrderedDict[SessionKey, Session]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, list(self._sessions.values())))
 
     def take(self, key: SessionKey, lane: Lane) -> Session:
-        """Take or open the session of a lane for ``key``. No lock: only the caller uses the lane until ``put``.
+        """Take the session of a lane for ``key``, or open it. No lock is needed, because one thread at a time uses a lane.
 
         Args:
             key: Codec and size.
-            lane: Lane of the calls. Lanes of later loaders on the same stream share its sessions.
+            lane: Lane on which frames are written. A lane of a later loader on the same stream takes over the sessions.
         """
-        sessions = self._sessions.setdefault(_owner(lane), OrderedDict())
+        sessions = self._sessions.setdefault(_stream_key(lane), OrderedDict())
         session = sessions.pop(key, None)
-        while len(sessions) >= self._most:
-            sessions.popitem(last=False)  # the session closes with its last reference
-        return session or self._open(key, lane.number)
+        while len(sessions) >= self._max_sessions:
+            sessions.popitem(last=False)  # deleting a session closes it
+        return session or self._open_session(key, lane.number)
 
     def put(self, key: SessionKey, lane: Lane, session: Session) -> None:
         """Keep a session open for the next clip of the lane. Do not put back a session that raised an error."""
-        self._sessions[_owner(lane)][key] = session
+        self._sessions[_stream_key(lane)][key] = session
 
 
-def _owner(lane: Lane) -> int | str:
+def _stream_key(lane: Lane) -> int | str:
+    """Return the handle of the lane's stream, or without CUDA streams the lane's name."""
     return lane.name if lane.in_line else lane.number

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event
 from gpuaug.decode.clips import libav
-from gpuaug.decode.clips.layout import ClipFacts, ClipWork, upright
+from gpuaug.decode.clips.layout import ClipInfo, ClipWork, upright
 from gpuaug.decode.decoders.base import FileDecoder, Resources
 
 RGB = "rgb24"
+"""PyAV's name of the pixel format of decoded frames."""
 
 
 class PyAv(FileDecoder):
@@ -25,7 +26,7 @@ class PyAv(FileDecoder):
     @property
     def version(self) -> str:
         """Versions of PyAV and its FFmpeg."""
-        av = libav.find()
+        av = libav.find_module()
         return f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}"
 
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -35,13 +36,13 @@ class PyAv(FileDecoder):
     def begin(self, work: ClipWork, indices: NDArray[Any], resources: Resources) -> Callable[[], Event]:
         """Submit the clips to the threads, in descending order of packets · pixels."""
         layout = work.layout
-        facts = layout.facts  # before threads start, or each thread may compute the cached property
+        infos = layout.infos  # computed before threads start, because each of them might compute the cached property
         cost = layout.stored.prod(1)[indices] * layout.headers["packet_count"][indices]
         pending = iter(indices[np.argsort(-cost, kind="stable")].tolist())
         calls = ConcurrentCalls(
             resources.pools.images.submit,
             min(len(indices), resources.pools.threads),
-            partial(_decode_pending, work, facts, pending),
+            partial(_decode_pending, work, infos, pending),
         )
 
         def finish() -> Event:
@@ -73,7 +74,7 @@ class ConcurrentCalls:
         try:
             for _ in range(count):
                 self._futures.append(submit(self._run))
-        except RuntimeError as error:  # no thread can be started, but others may have started
+        except RuntimeError as error:  # a thread could not be started; earlier ones are running
             self._errors.append(error)
 
     def _run(self) -> None:
@@ -93,64 +94,72 @@ class ConcurrentCalls:
             raise self._errors[0]
 
 
-def _decode_pending(work: ClipWork, facts_of: list[ClipFacts], indices: Iterator[int]) -> None:
-    """Decode clips that no other thread has started, into host memory. ``facts_of``: ``ClipLayout.facts`` of the batch."""
+def _decode_pending(work: ClipWork, infos: list[ClipInfo], indices: Iterator[int]) -> None:
+    """Decode clips into host memory, until none is left.
+
+    Args:
+        work: Decoding task of the batch.
+        infos: ``ClipLayout.infos`` of the batch.
+        indices: Indices of the clips that no thread has started, shared by all threads.
+    """
     layout = work.layout
     data, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
-    file = work.encoded.data.numpy().data
+    packets = work.encoded.data.numpy().data
     for index in indices:
         frames = layout.clip(data, index, int(starts[index])).numpy()
-        if problem := decode(file, facts_of[index], frames):
+        if problem := decode(packets, infos[index], frames):
             work.problems[index] = problem
 
 
-def decode(data: memoryview, facts: ClipFacts, out: NDArray[np.uint8]) -> str:
+def decode(data: memoryview, info: ClipInfo, out: NDArray[np.uint8]) -> str:
     """Decode one clip.
 
     Args:
         data: (bytes,) packets of the batch.
-        facts: Header fields of the clip.
+        info: Header fields of the clip.
         out: (T, H, W, 3) output for the upright frames.
 
     Returns:
         Reason why the clip cannot be decoded; an empty string on success.
     """
-    av = libav.required()
+    av = libav.required_module()
     try:
-        context = _context(av, data, facts)
-        missing = set(facts.positions)
-        for frame in _frames(av, context, data, facts):
-            if frame.is_corrupt:  # also a frame that is not asked for: other frames refer to it
+        context = _context(av, data, info)
+        missing = set(info.positions)  # time stamps of the selected frames that were not decoded yet
+        for frame in _frames(av, context, data, info):
+            if frame.is_corrupt:  # also if it is not selected, because selected frames may be predicted from it
                 return f"its frame at time stamp {frame.pts} is damaged"
             if frame.pts not in missing:
                 continue
-            if (frame.height, frame.width) != (facts.height, facts.width):
-                return f"it has frames of {frame.width}x{frame.height} and of {facts.width}x{facts.height} pixels"
+            if (frame.height, frame.width) != (info.height, info.width):
+                return f"it has frames of {frame.width}x{frame.height} and of {info.width}x{info.height} pixels"
             missing.discard(frame.pts)
-            first, *others = facts.positions[frame.pts]
-            out[first] = upright(frame.to_ndarray(format=RGB), facts.orientation)
-            for other in others:
-                out[other] = out[first]
+            position, *repetitions = info.positions[frame.pts]
+            out[position] = upright(frame.to_ndarray(format=RGB), info.orientation)
+            for repetition in repetitions:
+                out[repetition] = out[position]
         return f"its frame at time stamp {min(missing)} is missing" if missing else ""
     except Exception as error:  # damaged data may raise anything
         return f"FFmpeg says: {getattr(error, 'strerror', None) or error}"
 
 
-def _context(av: Any, data: memoryview, facts: ClipFacts) -> Any:
-    context = av.CodecContext.create(facts.library, "r")
-    if facts.extradata:
-        context.extradata = bytes(data[facts.start : facts.start + facts.extradata])
+def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
+    """Return a codec context for one clip."""
+    context = av.CodecContext.create(info.library, "r")
+    if info.extradata:
+        context.extradata = bytes(data[info.start : info.start + info.extradata])
     context.thread_count = 1
-    context.width, context.height = facts.width, facts.height  # some codecs store the size only in the container
-    if facts.reorder:  # the demuxer's value: with a smaller one, a decoder may drop frames as too late
-        context.reorder_depth = facts.reorder
+    context.width, context.height = info.width, info.height  # some codecs store the size only in the container
+    if info.reorder:  # the value in the file: with a smaller one, a decoder may drop frames as too late
+        context.reorder_depth = info.reorder
     return context
 
 
-def _frames(av: Any, context: Any, data: memoryview, facts: ClipFacts) -> Iterator[Any]:
-    for start, size, stamp, key in facts.packets:
+def _frames(av: Any, context: Any, data: memoryview, info: ClipInfo) -> Iterator[Any]:
+    """Yield the frames of all packets of a clip, in display order."""
+    for start, size, time_stamp, is_key in info.packets:
         packet = av.Packet(data[start : start + size])
-        packet.pts = packet.dts = stamp
-        packet.is_keyframe = key
+        packet.pts = packet.dts = time_stamp
+        packet.is_keyframe = is_key
         yield from context.decode(packet)
     yield from context.decode(None)

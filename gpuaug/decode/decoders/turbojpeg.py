@@ -1,6 +1,7 @@
 """Bindings of libturbojpeg (libjpeg-turbo 3 or later) that decode regions of JPEGs.
 
-simplejpeg and PIL decode only whole images.
+A *window* is the part of an image that is needed. A *region* is the rectangle that libturbojpeg decodes for a window: it begins
+at whole blocks of pixels. simplejpeg and PIL decode only whole images.
 """
 
 import ctypes
@@ -23,19 +24,23 @@ DECOMPRESS = 1
 """``TJINIT_DECOMPRESS``."""
 
 SUBSAMPLING, WIDTH, HEIGHT, PROGRESSIVE = 4, 5, 6, 12
-"""Parameters of the enumeration ``TJPARAM``."""
+"""Numbers of the enumeration ``TJPARAM``: values to read with ``tj3Get``."""
 
 PIXEL_FORMATS = {1: 6, 3: 0}
 """``TJPF_GRAY`` and ``TJPF_RGB``, by number of channels."""
 
 MCU_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
-"""``tjMCUWidth`` of 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``. A region must begin at a multiple."""
+"""``tjMCUWidth``: width of a block in pixels, for 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1 and 4:4:1, by ``TJSAMP``.
+
+A region must begin at a multiple of this width.
+"""
 
 MARGIN = 2
-"""Number of extra columns on each side of a window with interpolated chroma: one chroma sample if chroma has half the width.
+"""Number of extra columns on each side of a window if chroma is interpolated: one chroma sample where chroma has half the
+width.
 
-The first and last samples of a region are interpolated without their outer neighbours, and a region of one sample is not
-interpolated at all. Rows need no margin: libjpeg decodes the neighbours of skipped rows.
+libjpeg interpolates the first and last chroma samples of a region without their outer neighbours, and a region of one sample
+not at all. Rows need no margin, because libjpeg decodes the rows above and below a region for the interpolation.
 """
 
 _FILES = ("turbojpeg.libs/libturbojpeg*.so*", "turbojpeg.dylibs/libturbojpeg*.dylib", "turbojpeg-*.dll")
@@ -44,13 +49,13 @@ _FILES = ("turbojpeg.libs/libturbojpeg*.so*", "turbojpeg.dylibs/libturbojpeg*.dy
 _CONDA_FILES = ("lib/libturbojpeg.so.0", "lib/libturbojpeg.dylib", "Library/bin/turbojpeg.dll")
 """Paths of the library in a conda environment."""
 
-_KEPT_BYTES = 2**25
-"""Maximum size in bytes of the scratch buffer that a thread keeps for its next window.
+_MAX_REUSED_BYTES = 2**25
+"""Maximum size in bytes of the scratch buffer that a thread reuses for its next window.
 
-A window of 5 megapixels of a 12-megapixel JPEG takes 25 ms with a kept buffer, and 33 ms with a new one (2026-11-26).
+A window of 5 megapixels of a 12-megapixel JPEG takes 25 ms with a reused buffer, and 33 ms with a new one (2026-11-26).
 """
 
-_kept = threading.local()
+_thread_buffer = threading.local()
 
 _VERSION = re.compile(rb"libjpeg-turbo version ([0-9.]+)")
 
@@ -74,17 +79,17 @@ class Library(NamedTuple):
     """Functions of libturbojpeg."""
 
     quick: ctypes.PyDLL
-    """All functions, called with the interpreter's lock held: each takes less time than acquiring the lock again."""
+    """Functions that are called with the interpreter's lock held, because they take less time than acquiring the lock again."""
     decompress: Callable[..., int]
     """``tj3Decompress8``, called with the lock released."""
 
 
 @cache
 def library() -> Library | None:
-    """Return the functions of the first library that decodes regions, or ``None``.
+    """Return the functions of the first installed library that decodes regions, or ``None``.
 
-    The search order is the conda environment and the system, whose libraries are kept up to date, then the wheel ``turbojpeg``.
-    The module of the wheel is not imported, because it cannot decode regions.
+    The search order is the conda environment, the system, and the wheel ``turbojpeg``, because conda and the system receive
+    updates of the library. The Python module of the wheel is not imported, because it has no function for regions.
     """
     for path in _paths():
         try:
@@ -121,7 +126,10 @@ def _paths() -> Iterator[str]:
 
 @cache
 def version() -> str:
-    """Return name and version of the library, read from its file, because no function returns them; or the name of the file."""
+    """Return name and version of the library; if the version cannot be read, the name of the library's file.
+
+    The version is text in the file, because the library has no function that returns it.
+    """
     functions = library()
     assert functions is not None
     path = Path(functions.quick._name)
@@ -132,7 +140,7 @@ def version() -> str:
 
 
 def regions(windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the regions that libjpeg decodes for windows: with a margin, extended to whole columns of blocks.
+    """Return (n, 4) regions that libjpeg decodes for windows: with a margin, extended to whole columns of blocks.
 
     Args:
         windows: (n, 4) top, left, height and width.
@@ -154,23 +162,22 @@ def decode(
     window: tuple[int, int, int, int],
     full: tuple[int, int],
     scale: int,
-    inner: tuple[int, int] | None = None,
+    needed_columns: tuple[int, int] | None = None,
 ) -> bool:
     """Decode a window of a JPEG, with the interpreter's lock released.
 
-    Pixels equal the pixels of the whole image decoded by libjpeg-turbo, bit for bit. A file that causes a warning is rejected,
-    so that the caller decodes the whole image. In a JPEG of one scan, libjpeg does not read the rows below the
-    window: a file that is damaged or truncated there is decoded without a warning, although a decoder of whole images may
-    reject it. The result depends only on file, decoder and window.
+    The pixels equal those that libjpeg-turbo decodes of the whole image, bit for bit. A file that causes a warning is rejected,
+    so that the caller decodes the whole image. In a JPEG of one scan, libjpeg does not read the rows below the window: a file
+    that is damaged or truncated there is decoded without a warning, although a decoder of whole images may reject it.
 
     Args:
         file: (bytes,) encoded image.
         buffer: (h, w, C) contiguous output of the size of the window, for RGB or luma. Its content is undefined after a
             failure.
         window: (top, left, height, width) in pixels of the downsampled image, in the orientation of the file.
-        full: (height, width) of the image in its header, before downsampling.
+        full: (height, width) of the image according to the caller's header, before downsampling.
         scale: Downsampling factor 1, 2, 4 or 8. Sides are rounded up.
-        inner: (first column, number of columns) of ``buffer`` that the caller needs. The content of other columns is
+        needed_columns: (first column, number of columns) of ``buffer`` that the caller needs. The content of other columns is
             undefined. Default: all columns.
 
     Returns:
@@ -187,14 +194,14 @@ def decode(
     top, left, height, width = window
     full_height, full_width = full
     columns = -(-full_width // scale)
-    wanted_start, wanted_width = (0, width) if inner is None else inner
+    needed_start, needed_width = (0, width) if needed_columns is None else needed_columns
     address = _address(file)
     if left + width > columns:
         return False
-    # A new handle per file (1 µs): a handle keeps the tables of a file, and the next file may lack tables.
+    # A new handle per file (1 µs): a handle keeps the tables of its last file, and would use them for a file without tables.
     handle = turbojpeg.tj3Init(DECOMPRESS)
     try:
-        if turbojpeg.tj3DecompressHeader(handle, address, file.size):  # each call fails if there is a warning
+        if turbojpeg.tj3DecompressHeader(handle, address, file.size):  # this and later calls also fail for a warning
             return False
         get_parameter = turbojpeg.tj3Get
         subsampling = get_parameter(handle, SUBSAMPLING)
@@ -207,9 +214,9 @@ def decode(
         mcu_width = MCU_WIDTHS[subsampling]
         margin = MARGIN if mcu_width > 8 else 0
         multiple = max(mcu_width // scale, 1)
-        start = max(left + wanted_start - margin, 0) // multiple * multiple
-        end = min(left + wanted_start + wanted_width + margin, columns)
-        # Set a region for whole images, too: it fails for a lossless JPEG, which would be decoded without downsampling.
+        start = max(left + needed_start - margin, 0) // multiple * multiple
+        end = min(left + needed_start + needed_width + margin, columns)
+        # Set a region even for a whole image: the call fails for a lossless JPEG, which would be decoded without downsampling.
         region = _Region(start, top, end - start, height)
         if (scale > 1 and turbojpeg.tj3SetScalingFactor(handle, _Scale(1, scale))) or turbojpeg.tj3SetCroppingRegion(
             handle, region
@@ -218,12 +225,13 @@ def decode(
         shape = (height, end - start, buffer.shape[2])
         pixels = buffer if start == left and buffer.shape == shape else _scratch(shape)
         row_bytes = shape[1] * shape[2]
-        format_ = PIXEL_FORMATS[shape[2]]  # fails for CMYK, and always for 12 bits
+        format_ = PIXEL_FORMATS[shape[2]]
+        # Fails for CMYK, which is not converted to RGB or grey, and for 12 bits.
         if functions.decompress(handle, address, file.size, _address(pixels), row_bytes, format_):
             return False
         if pixels is not buffer:
-            offset = left + wanted_start - start
-            buffer[:, wanted_start : wanted_start + wanted_width] = pixels[:, offset : offset + wanted_width]
+            offset = left + needed_start - start
+            buffer[:, needed_start : needed_start + needed_width] = pixels[:, offset : offset + needed_width]
         return True
     finally:
         turbojpeg.tj3Destroy(handle)
@@ -236,23 +244,24 @@ def _address(array: NDArray[np.uint8]) -> int:
 
 
 def _scratch(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return a buffer of the current thread, valid until the next call."""
+    """Return an uninitialised buffer of the current thread, valid until the thread's next call."""
     size = shape[0] * shape[1] * shape[2]
-    memory: NDArray[np.uint8] | None = getattr(_kept, "memory", None)
+    memory: NDArray[np.uint8] | None = getattr(_thread_buffer, "memory", None)
     if memory is None or memory.size < size:
         memory = np.empty(size, np.uint8)
-        if size <= _KEPT_BYTES:
-            _kept.memory = memory
+        if size <= _MAX_REUSED_BYTES:
+            _thread_buffer.memory = memory
     return memory[:size].reshape(shape)
 
 
 def _is_complete(file: NDArray[np.uint8]) -> bool:
     """Return whether the scans of a progressive JPEG have all bits of all coefficients.
 
-    libjpeg smooths the blocks of incomplete files across the borders of a region, which differs between its versions.
+    In an incomplete file, libjpeg smooths the borders between blocks, with a result that depends on the region and on libjpeg's
+    version.
     """
     data = file.data
-    missing: dict[int, bytearray] = {}  # number of missing bits per coefficient, by component; 255 before the first scan
+    missing: dict[int, bytearray] = {}  # component → number of missing bits per coefficient; 255 before its first scan
     position = 2
     try:
         while match := _NEXT_MARKER(data, position):
@@ -266,8 +275,8 @@ def _is_complete(file: NDArray[np.uint8]) -> bool:
                 last = data[end + 1]
                 bits = data[end + 2] & 15
                 for component in data[position + 3 : end : 2]:
-                    of_component = missing.setdefault(component, bytearray(b"\xff" * 64))
-                    of_component[first : last + 1] = bytes([bits]) * (last + 1 - first)
+                    missing_bits = missing.setdefault(component, bytearray(b"\xff" * 64))
+                    missing_bits[first : last + 1] = bytes([bits]) * (last + 1 - first)
             position += data[position] << 8 | data[position + 1]
     except IndexError:  # the file ends
         return False

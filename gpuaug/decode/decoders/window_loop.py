@@ -1,7 +1,7 @@
-"""Decoding of many windows of JPEGs in one call that does not hold the interpreter's lock: libturbojpeg, called by Numba.
+"""Decoding of many windows of JPEGs in one call without the interpreter's lock: a loop that Numba compiles calls libturbojpeg.
 
-A thread that decodes one image per call takes the interpreter's lock once per image, and waits for it: with 16 cores, 10 were
-busy. Numba compiles the loop over images, and calls libturbojpeg's functions by their addresses.
+A *window* is the part of an image that is needed. A thread that decodes one image per call acquires the interpreter's lock once
+per image, and waits for it: of 16 cores, 10 were busy.
 """
 
 import logging
@@ -31,36 +31,40 @@ _log = logging.getLogger("gpuaug")
 
 _JOB = np.dtype(
     [
-        *((name, np.int64) for name in ("file", "bytes", "out", "top", "left", "height", "width", "inner_left", "inner_width")),
-        *((name, np.int64) for name in ("full_height", "full_width", "scale", "channels", "pixel_format")),
+        *((name, np.int64) for name in ("file", "bytes", "out", "top", "left", "height", "width")),
+        *((name, np.int64) for name in ("needed_left", "needed_width", "full_height", "full_width")),
+        *((name, np.int64) for name in ("scale", "channels", "pixel_format")),
     ]
 )
-"""Structured dtype of the arguments for one image: addresses, and sides in pixels, as of ``turbojpeg.decode``."""
+"""Structured dtype of the arguments for one image, which are those of ``turbojpeg.decode``.
+
+``file`` and ``out`` are addresses. ``needed_left`` and ``needed_width`` are columns of the image that the caller needs.
+"""
 
 _MACHINES = ("x86_64", "aarch64", "arm64")
-"""Machines whose C functions take a structure of up to 16 bytes in integer registers, outside Windows."""
+"""Machines on which, except on Windows, C functions take a structure of up to 16 bytes in integer registers."""
 
 _LOW = 0xFFFF_FFFF
 """Mask of the bits of a 32-bit result in a 64-bit register."""
 
 DecodeJobs = Callable[[NDArray[np.void], NDArray[np.bool_]], None]
-"""Function of (n,) jobs and a (n,) mask: decodes the jobs of the mask, and sets it to false for those that it cannot decode."""
+"""Function of (n,) records of ``_JOB`` and a (n,) mask. Decodes the images of the mask, and clears the mask where it fails."""
 
 
 class WindowLoop:
-    """Windows of one batch that libturbojpeg can decode directly into the batch.
+    """Compiled loop over the windows of one batch that libturbojpeg can decode without a scratch buffer.
 
     Args:
         decode_jobs: Result of ``compiled``.
         files: Address of the files of the batch.
-        out: Address of the decoded images.
+        out: Address of the buffer for the decoded images.
         channels: Number of channels of the decoded images.
         table: (B,) records of ``HEADER``.
-        starts: (B,) offset of each decoded image.
+        starts: (B,) offset of each decoded image in the buffer, in bytes.
         windows: (B, 4) top, left, height and width.
-        wanted: (B, 4) requested part of ``windows``.
+        requested_windows: (B, 4) part of ``windows`` that the caller needs.
         scales: (B,) downsampling factors.
-        direct: (B,) mask of the images whose windows are decoded here.
+        mask: (B,) mask of the images that the loop may decode.
     """
 
     def __init__(
@@ -72,20 +76,20 @@ class WindowLoop:
         table: NDArray[np.void],
         starts: NDArray[np.int64],
         windows: NDArray[np.int64],
-        wanted: NDArray[np.int64],
+        requested_windows: NDArray[np.int64],
         scales: NDArray[np.int64],
-        direct: NDArray[np.bool_],
+        mask: NDArray[np.bool_],
     ) -> None:
         self._decode_jobs = decode_jobs
-        self._direct = direct
+        self._mask = mask
         self._jobs = jobs = np.empty(len(table), _JOB)
         jobs["file"] = files + table["start"].astype(np.int64)
         jobs["bytes"] = table["length"]
         jobs["out"] = out + starts
         for name, column in zip(("top", "left", "height", "width"), windows.T, strict=True):
             jobs[name] = column
-        jobs["inner_left"] = wanted[:, 1]
-        jobs["inner_width"] = wanted[:, 3]
+        jobs["needed_left"] = requested_windows[:, 1]
+        jobs["needed_width"] = requested_windows[:, 3]
         jobs["full_height"] = table["height"]
         jobs["full_width"] = table["width"]
         jobs["scale"] = scales
@@ -93,20 +97,20 @@ class WindowLoop:
         jobs["pixel_format"] = PIXEL_FORMATS[channels]
 
     def decode(self, indices: Sequence[int]) -> NDArray[np.bool_]:
-        """Decode images of the batch. Return the (n,) mask of those that were decoded; the others need another decoder.
+        """Decode images of the batch. Return the (n,) mask of the images that were decoded.
 
-        Not decoded are also images that ``turbojpeg.decode`` decodes by way of a scratch buffer, and progressive ones.
+        The loop skips progressive JPEGs and images that need a scratch buffer, which ``turbojpeg.decode`` may still decode.
         """
-        chosen = np.array(indices)
-        decoded: NDArray[np.bool_] = self._direct[chosen]
+        index_array = np.array(indices)
+        decoded: NDArray[np.bool_] = self._mask[index_array]
         if decoded.any():
-            self._decode_jobs(self._jobs[chosen], decoded)
+            self._decode_jobs(self._jobs[index_array], decoded)
         return decoded
 
 
 @cache
 def compiled() -> DecodeJobs | None:
-    """Return the compiled loop, or ``None`` without Numba, or without libturbojpeg.
+    """Return the compiled loop, or ``None`` if Numba or libturbojpeg is missing, or the platform is not supported.
 
     Cost:
         About a second in the first call of a process.
@@ -118,12 +122,17 @@ def compiled() -> DecodeJobs | None:
         return _compile(functions)
     except ImportError:
         return None
-    except Exception as error:  # Numba raises other errors too, for versions of NumPy or SciPy that do not fit it
+    except Exception as error:  # Numba raises errors of other types for versions of NumPy or SciPy that it does not support
         _log.warning("Numba is not used to decode windows of JPEGs, because it failed: %r", error)
         return None
 
 
 def _compile(functions: turbojpeg.Library) -> DecodeJobs:
+    """Compile the loop over images.
+
+    Raises:
+        ImportError: If Numba is not installed.
+    """
     from numba import njit
 
     quick: Any = functions.quick
@@ -151,11 +160,11 @@ def _compile(functions: turbojpeg.Library) -> DecodeJobs:
         mcu_width = MCU_WIDTHS[subsampling]
         margin = MARGIN if mcu_width > 8 else 0
         multiple = max(mcu_width // job.scale, 1)
-        start = max(job.inner_left - margin, 0) // multiple * multiple
-        end = min(job.inner_left + job.inner_width + margin, columns)
+        start = max(job.needed_left - margin, 0) // multiple * multiple
+        end = min(job.needed_left + job.needed_width + margin, columns)
         if start != job.left or end - start != job.width:
             return False
-        # Structures of two and four 32-bit integers, as they lie in registers.
+        # The structures of two and four 32-bit integers are passed as one and two 64-bit registers.
         if job.scale > 1 and call(set_scale, (handle, 1 | job.scale << 32)) & _LOW:
             return False
         if call(set_region, (handle, start | job.top << 32, job.width | job.height << 32)) & _LOW:
@@ -168,7 +177,8 @@ def _compile(functions: turbojpeg.Library) -> DecodeJobs:
     def decode_jobs(jobs: NDArray[np.void], decoded: NDArray[np.bool_]) -> None:
         for index in range(len(jobs)):
             if decoded[index]:
-                # A new handle per file: a handle keeps the tables of a file, and the next file may lack tables.
+                # A new handle per file: a handle keeps the tables of its last file, and would use them for a file without
+                # tables.
                 handle = call(init, (DECOMPRESS,))
                 decoded[index] = decode_one(handle, jobs[index])
                 call(destroy, (handle,))
@@ -179,7 +189,7 @@ def _compile(functions: turbojpeg.Library) -> DecodeJobs:
 
 
 def _c_call() -> Any:
-    """Return a Numba function of an address and a tuple of 64-bit integers: calls the C function at the address."""
+    """Return a function for Numba code that calls a C function. Arguments: its address, and a tuple of 64-bit integers."""
     from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic

@@ -177,7 +177,7 @@ class Program:
             return None
         out = first.out(size)
         table = np.concatenate((start, end - start), 1).repeat(size.each, 0)
-        return Windows(table, (out.height, out.width), alone=self._views == 1)
+        return Windows(table, (out.height, out.width), may_downsample=self._views == 1)
 
     @property
     def cropped_by(self) -> str:

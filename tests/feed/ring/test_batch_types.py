@@ -16,7 +16,7 @@ from gpuaug import StreamedLoader
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.feed import ring, ring_memory
-from gpuaug.feed.ring_collate import SlotCollate, described_or_not
+from gpuaug.feed.ring_collate import SlotCollate, describe_or_free_slot
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
@@ -109,7 +109,7 @@ def test_any_batch_survives_describe_pickle_and_receive(batches, room):
             writer = own.memory.take(0)
             if writer is None:
                 continue
-            sent = loads(bytes(ForkingPickler.dumps(described_or_not(batch, writer))))
+            sent = loads(bytes(ForkingPickler.dumps(describe_or_free_slot(batch, writer))))
             if type(sent) is ring_memory.Described:
                 sent, slot = own.received(sent)
                 assert_same(unpack_targets(sent), batch)
@@ -117,7 +117,7 @@ def test_any_batch_survives_describe_pickle_and_receive(batches, room):
             else:
                 assert_same(unpack_targets(sent), batch)
             del sent
-        assert not own.held
-        assert own.memory.generation()[0] == 0 or own.memory.take(0) is not None, "every slot is free again"
+        assert not own.slots_in_use
+        assert own.memory.newest_generation()[0] == 0 or own.memory.take(0) is not None, "every slot is free again"
     finally:
         own.close()

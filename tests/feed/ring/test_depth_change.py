@@ -31,7 +31,7 @@ SOURCES = {
 
 def slots(loader):
     """Number of slots of a worker."""
-    return loader._shared.feed._ring.memory.generation()[3]
+    return loader._shared.feed._ring.memory.newest_generation()[3]
 
 
 def slots_at(make, depth, **options):
@@ -86,9 +86,9 @@ def test_persistent_workers_go_on_and_the_memory_of_fewer_slots_is_given_back():
         assert_same(got, want)
         assert workers(loader) == running
         memory = loader._shared.feed._ring.memory
-        number, _, slot_bytes, each = memory.generation()
+        number, _, slot_bytes, each = memory.newest_generation()
         assert number == 3
-        assert [memory.carved(generation)[2] for generation in (1, 2)] == [0, 0]
+        assert [memory.generation(generation)[2] for generation in (1, 2)] == [0, 0]
         taken_bytes = os.stat(memory.fd).st_blocks * 512
         # What lies before the slots, and the slots of two workers.
         assert taken_bytes <= ring_memory.DATA_OFFSET + 2 * each * slot_bytes
@@ -148,8 +148,8 @@ def test_a_ring_that_can_grow_no_more_says_what_to_type(caplog):
             loader.depth = depth
             assert_same(list(loader), want)
         assert caplog.messages == [
-            "A worker must have 16 slots at this depth, got 15, because a ring can be carved 8 times only. "
-            "Call loader.close() between two loops: workers are then started anew, with another ring."
+            "Workers have 15 slots each, fewer than the 16 for this depth, because the slots of a ring can be changed only 8 "
+            "times. Call loader.close() between two loops: workers then start again with a new ring."
         ]
         assert slots(loader) == 15
         loader.close()

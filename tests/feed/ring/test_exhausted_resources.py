@@ -221,7 +221,7 @@ def test_ring_without_memory_is_an_error_and_less_feed_bytes_work(which):
         arrived, error = first_values(loader)
         assert (arrived, type(error)) == ([], GpuAugError)
         assert str(error).startswith(
-            "The ring cannot be made, because 2147.5 MB, 8 times feed_bytes, cannot be mapped ([Errno "
+            "The ring cannot be created, because 2147.5 MB, 8 times feed_bytes, cannot be mapped ([Errno "
         )
         assert str(error).endswith("). Lower feed_bytes, or raise the limits of the process: ulimit -v and ulimit -f.")
         with StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=1 << 20) as lower:
@@ -243,7 +243,7 @@ def test_feed_auto_goes_on_without_a_ring_and_warns_once(which):
     (text,) = (str(warning.message) for warning in caught)
     assert text.startswith("Batches travel without page-locked slots, which is slower, because 2147.5 MB, 8 times feed_bytes, ")
     assert text.endswith("). Lower feed_bytes, or raise the limits of the process: ulimit -v and ulimit -f.")
-    assert repr(feed).startswith("plain (its memory cannot be had here: [Errno ")
+    assert repr(feed).startswith("plain (the memory of the ring cannot be allocated: [Errno ")
     assert feed.size == ""
     feed.close()
 

@@ -151,7 +151,7 @@ def test_slots_grow_with_ragged_batches(sizes):
     make = loader_of(Sized(sizes.tolist()), partial(telling, channels=1), batch_size=1, persistent_workers=True)
     with StreamedLoader(make(), device="cpu", feed="ring") as loader:
         told = [[batch["packed there"] for batch in loader] for _ in range(2)]
-        generations, *_ = ring_memory.rings[max(ring_memory.rings)].memory.generation()
+        generations, *_ = ring_memory.rings[max(ring_memory.rings)].memory.newest_generation()
     assert 1 < generations < ring_memory.MAX_GENERATIONS
     assert all(told[1])
 
@@ -269,15 +269,15 @@ def test_packed_images_are_described_without_copy():
     writer = own.memory.take(0)
     with allocating_with(writer.allocate):
         batch = collate_ragged(samples)
-    placed = {tensor.data_ptr() for tensor, _ in writer._placed.values()}
+    placed = {tensor.data_ptr() for tensor, _ in writer._tensors.values()}
     assert {batch[0].data.data_ptr(), batch[0].places.data_ptr()} == placed
     described = loads(dumps(writer.describe(batch)))
     assert {type(batch[0].data), type(described.batch[0].data), type(described.batch[0].places)} == {
         torch.Tensor,
-        ring_memory.Leaf,
+        ring_memory.TensorInSlot,
     }
     assert type(described.batch[0]) is Ragged
-    assert len(writer._placed) == 3, "the labels were copied, the images were there"
+    assert len(writer._tensors) == 3, "the labels were copied, the images were there"
     got, slot = own.received(described)
     assert_same(got, want)
     batch[0].data[0] = 77

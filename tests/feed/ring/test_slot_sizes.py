@@ -92,7 +92,7 @@ def assert_slots_stay_within(budget, loader):
         for _ in range(2):
             for batch in streamed:
                 most, largest = max(most, ring_bytes()), max(largest, batch_bytes(batch))
-            slot_bytes.append(streamed._shared.feed._ring.memory.generation()[2])
+            slot_bytes.append(streamed._shared.feed._ring.memory.newest_generation()[2])
         before = streamed.stats().slot_batches
         for _ in streamed:
             most = max(most, ring_bytes())

@@ -50,7 +50,7 @@ def frames_as_text(told):
     assert frames_of(gpuaug.read_clip(video(), 16)).shape[1] == 16
 
 
-@example("must name at least one frame, got none")
+@example("must name at least one frame, got an empty list")
 def a_clip_without_frames(told):
     samples = [[], [1, 2]]
     with told:
@@ -96,7 +96,7 @@ def a_position_beyond_the_video(told):
 
 @example("Videos cannot be read, because PyAV is not installed")
 def videos_without_pyav(told):
-    with mock.patch.object(libav, "find", return_value=None), told:
+    with mock.patch.object(libav, "find_module", return_value=None), told:
         gpuaug.collate_encoded([(gpuaug.read_clip(video(), 2), 0)])
     assert frames_of(gpuaug.read_clip(video(), 2)).shape[1] == 2
 

@@ -38,7 +38,7 @@ def bytes_in_a_wrapper(told):
     assert images.file(0).tobytes() == FILES[0]
 
 
-@example("has no size, because of its header")
+@example("cannot be read, because of its header")
 def size_of_a_damaged_file(told):
     with tempfile.TemporaryDirectory() as folder:
         paths = [pathlib.Path(folder) / name for name in ("damaged.jpg", "whole.jpg")]
@@ -57,7 +57,7 @@ def decoded_images(told):
     assert len(gpuaug.collate_ragged([(image, 1)])[0]) == 1
 
 
-@example("An ImageFolder gives them with loader=gpuaug.read_encoded")
+@example("An ImageFolder returns such images with loader=gpuaug.read_encoded")
 def labels_alone(told):
     with told:
         gpuaug.collate_encoded([(1, 2)])
@@ -76,7 +76,7 @@ def bytes_as_a_path(told):
     assert gpuaug.collate_encoded([(FILES[0], 1)])[0].file(0).tobytes() == FILES[0]
 
 
-@example("Pass the member of a batch that gpuaug.collate_encoded has made")
+@example("Pass a member of a batch that gpuaug.collate_encoded returned")
 def file_for_a_decode_stage(told):
     with told:
         gpuaug.DecodeStage()(FILES[0])
@@ -103,7 +103,7 @@ def damaged_file(told):
     assert torch.equal(got[0], got[1])
 
 
-@example("on_error='replace' takes another image of the batch, which has none")
+@example("on_error='replace' needs at least one sample per batch that can be decoded")
 def damaged_files_alone(told):
     with told:
         decoded(gpuaug.collate_encoded([FILES[1][:100]]), on_error="replace")

@@ -112,7 +112,7 @@ def stage_that_reads_its_own_loader(told):
     assert torch.equal(got, IMAGES + IMAGES)
 
 
-@example("Give the function itself to the DataLoader: collate_fn=…")
+@example("Pass the function itself to the DataLoader: collate_fn=…")
 def called_collate_function(told):
     with told:
         gpuaug.collate_ragged(IMAGES[0])
@@ -120,7 +120,7 @@ def called_collate_function(told):
     assert torch.equal(got[0], IMAGES[0])
 
 
-@example("Have the batch sampler leave empty batches out")
+@example("Leave empty batches out of the batch sampler")
 def empty_batch(told):
     sampler = [[], [0, 1]]
     with told:
@@ -129,14 +129,14 @@ def empty_batch(told):
     assert len(list(DataLoader(IMAGES, batch_sampler=sampler, collate_fn=gpuaug.collate_ragged))) == 1
 
 
-@example("Return samples of one form from the dataset")
+@example("Return samples with the same members from the dataset")
 def samples_of_two_forms(told):
     with told:
         gpuaug.collate_ragged([(IMAGES[0], 1), (IMAGES[1],)])
     assert gpuaug.collate_ragged([(IMAGES[0], 1), (IMAGES[1], 2)])[1].tolist() == [1, 2]
 
 
-@example("belongs into a dict there, as boxes do: {'boxes': …}")
+@example("into a dict in the sample, such as {'boxes': …}")
 def boxes_beside_ragged_images(told):
     boxes = [torch.zeros(1, 4), torch.zeros(2, 4)]
     with told:
@@ -145,7 +145,7 @@ def boxes_beside_ragged_images(told):
     assert [len(each["boxes"]) for each in got] == [1, 2]
 
 
-@example("Leave out what makes them floating, such as ToTensor, and convert in gpuaug.fuse")
+@example("Remove the conversion to float, such as ToTensor, from the dataset, and convert in gpuaug.fuse")
 def floating_images(told):
     with told:
         gpuaug.collate_ragged([v2.ToDtype(torch.float32, scale=True)(image) for image in IMAGES])
@@ -154,7 +154,7 @@ def floating_images(told):
     torch.testing.assert_close(augment(packed), IMAGES / 255)
 
 
-@example("Images must be uint8, got … in …", "Images must have 8 bits a channel, got … in …")
+@example("Images must be uint8, got … in …", "Images must have 8 bits per channel, got … in …")
 def images_of_more_bits(told):
     tensor = torch.tensor([300, 60000], dtype=torch.int32).to(torch.uint16).view(1, 1, 2)
     for image in (tensor, Image.fromarray(tensor[0].numpy())):
@@ -179,7 +179,7 @@ def images_that_are_not_packed_as_they_are(told):
     assert gpuaug.collate_ragged([image], channels=3, convert=True)[0].shape == (3, 1, 2)
 
 
-@example("Images must have one type and number of channels in a batch")
+@example("Images of a batch must have the type and number of channels of the first")
 def images_of_two_types_in_a_batch(told):
     deep, plain = np.array([[[300, 60000]]], np.uint16), np.zeros((1, 1, 2), np.uint8)
     with told:
@@ -187,7 +187,7 @@ def images_of_two_types_in_a_batch(told):
     assert gpuaug.collate_ragged([deep, plain.astype(np.uint16) * 257], channels=None)[0].flatten().tolist() == [300, 60000]
 
 
-@example("A grey tensor (H, W) is image[None]")
+@example("For a grey tensor (H, W), return image[None]")
 def grey_image_without_channels(told):
     image = IMAGES[0, 0]
     with told:
@@ -195,7 +195,7 @@ def grey_image_without_channels(told):
     assert torch.equal(gpuaug.collate_ragged([image[None]], channels=1)[0], image[None])
 
 
-@example("Decode it in the dataset: PIL.Image.open(…) or cv2.imread(…)")
+@example("Decode the image in the dataset: PIL.Image.open(…) or cv2.imread(…)")
 def path_as_image(told, path="x.png"):
     with told:
         gpuaug.collate_ragged([(path, 1)])
@@ -225,7 +225,7 @@ def clips_that_a_dataset_decodes_of_several_lengths(told):
     assert len(gpuaug.collate_ragged([IMAGES[:1], IMAGES[1:]])) == 2
 
 
-@example("Return .convert(…) of it from the dataset")
+@example("Return image.convert(…) from the dataset")
 def grey_image_among_colour_images(told):
     grey = Image.new("L", (8, 8), 7)
     with told:
@@ -237,7 +237,7 @@ def grey_image_among_colour_images(told):
         assert got[0][:, 0, 0].tolist() == [7, 7, 7]
 
 
-@example("image.permute(2, 0, 1) is a tensor's, image.transpose(1, 2, 0) an array's")
+@example("image.permute(2, 0, 1) of a tensor, image.transpose(1, 2, 0) of an array")
 def channels_in_the_wrong_place(told):
     image = torch.zeros(8, 9, 3, dtype=torch.uint8)
     with told:
@@ -256,7 +256,7 @@ def image_without_pixels(told):
     assert len(gpuaug.collate_ragged([IMAGES[0]])) == 1
 
 
-@example("Give .cpu() of it")
+@example("Return image.cpu()")
 def image_on_a_device(told):
     with told:
         gpuaug.collate_ragged([IMAGES[0].to("meta")])

@@ -235,7 +235,7 @@ def channels_last(told):
     run(images, lambda images: transform(images))
 
 
-@example("A container of tensors must be one that can be rebuilt")
+@example("A container of tensors must be of a type that can be rebuilt")
 def container_that_cannot_be_rebuilt(told):
     class Pair(tuple):
         def __new__(cls, one, other):

@@ -91,7 +91,7 @@ def moving_method_that_returns_nothing(told):
     assert isinstance(run((IMAGES, Returns()))[1], Returns)
 
 
-@example("Transforms of a dataset must be given images")
+@example("Transforms of a dataset must receive images")
 def transform_left_in_a_dataset(told):
     with tempfile.TemporaryDirectory() as folder:
         path, transform = pathlib.Path(folder) / "image.png", v2.Compose([v2.Resize((16, 16)), FLIP])

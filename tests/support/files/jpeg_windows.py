@@ -11,7 +11,7 @@ from PIL import Image
 
 from gpuaug.core.encoded import Format
 from gpuaug.decode.decoders import cpu, turbojpeg
-from gpuaug.decode.layout import ImageFacts
+from gpuaug.decode.layout import ImageInfo
 
 SUBSAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "grey", "4:4:0", "4:1:1")
 """In the order of ``TJSAMP``."""
@@ -57,8 +57,8 @@ def whole(file, channels, scale):
     """(h, w, C), by PIL, which decodes a JPEG with a side shorter than ``scale`` by a smaller one: then ``None``."""
     if scale > 1 and min(size(file)) < scale:
         return None
-    facts = ImageFacts(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True)
-    return cpu._by_pil(np.frombuffer(file, np.uint8), channels, facts)
+    info = ImageInfo(0, len(file), int(Format.JPEG), 3, *size(file), 1, 1, scale, [], [], True)
+    return cpu._decode_with_pil(np.frombuffer(file, np.uint8), channels, info)
 
 
 @functools.cache

@@ -87,15 +87,15 @@ class Mailbox(mailbox.Mailbox):
             return None
         self._clock.wait_until(put_s)
         self._next = None
-        self._taken += 1
+        self._missing_permits += 1
         self._being_pulled -= 1
         return item
 
     def refill(self):
-        self._being_pulled += self._taken
-        for _ in range(self._taken):
+        self._being_pulled += self._missing_permits
+        for _ in range(self._missing_permits):
             self._permits.put(self._clock.perf_counter())
-        self._taken = 0
+        self._missing_permits = 0
 
 
 class Workers:

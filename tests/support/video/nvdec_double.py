@@ -88,5 +88,5 @@ def use(monkeypatch, **options):
     module = library(**options)
     monkeypatch.setattr(nvdec_sessions, "library", lambda: module)
     decoder = NvDec(torch.device("cpu"))
-    monkeypatch.setattr(registry, "_nvdec", lambda device: decoder)
+    monkeypatch.setattr(registry, "_find_nvdec", lambda device: decoder)
     return decoder

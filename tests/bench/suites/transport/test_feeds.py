@@ -8,7 +8,7 @@ import pytest
 from bench.suites.transport import feeds as suite
 from gpuaug.benchkit import results
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="the ring is for Linux")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="the ring needs Linux")
 TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--workers", "1", "--seconds", "0.05", "--repeats", "2"]
 OURS = ["StreamedLoader, plain", "StreamedLoader", "StreamedLoader, fused"]
 ON_CPU = ["DataLoader, unpinned", *OURS, "stacking alone"]
