@@ -65,8 +65,8 @@ class GeneratorLock:
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=STAGE_WAIT_S)):
             raise GpuAugError(
                 "A stage could not use torch's global generators, because a stage of another thread has used them for "
-                f"{STAGE_WAIT_S:.0f} s. If the other stage waits for this thread, do not draw random numbers in this thread. If "
-                "the other stage compiles, run its first batch before other threads begin."
+                f"{STAGE_WAIT_S:.0f} s. If the other stage waits for this thread, do not draw random numbers in this thread. "
+                "If the other stage compiles, run its first batch before other threads begin."
             )
 
     def __exit__(self, *exc: object) -> None:
