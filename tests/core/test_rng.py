@@ -177,7 +177,7 @@ def test_stage_seeds_belong_to_its_thread(monkeypatch):
     monkeypatch.setattr(rng, "DRAW_WAIT_S", 0)
     calls = Calls(Position(0, 0, 0, 0), "a")
     with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1), calls:
-        with pytest.warns(GpuAugWarning, match="A call draws the numbers of a stage, because that stage"):
+        with pytest.warns(GpuAugWarning, match="Random numbers outside of a stage are drawn from the state of a stage"):
             elsewhere = other.submit(next_seed).result()
         here = next_seed()
     with Generators(CPU).keyed(1):
@@ -245,7 +245,7 @@ def test_draw_waits_for_stage_of_another_thread(draw, monkeypatch):
 def test_block_that_another_thread_keeps_is_an_error(monkeypatch):
     with ThreadPoolExecutor(1) as thread, Generators(CPU).keyed(1):
         monkeypatch.setattr(rng, "STAGE_WAIT_S", 0)
-        with pytest.raises(GpuAugError, match="because another thread's stage has had them"):
+        with pytest.raises(GpuAugError, match="because a stage of another thread has used them"):
             thread.submit(drawn, 2).result(WAIT_S)
         monkeypatch.setattr(rng, "STAGE_WAIT_S", WAIT_S)
         elsewhere = thread.submit(drawn, 2)

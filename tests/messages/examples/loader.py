@@ -202,8 +202,8 @@ untried(
     "needs ranks, a forked process or a slow stage; see tests/loader, tests/contract and tests/core/test_rng.py",
     "Each of … ranks reads all",
     "This iterator cannot be read here",
-    "A stage could not take torch's global generators",
-    "A call draws the numbers of a stage",
+    "A stage could not use torch's global generators",
+    "Random numbers outside of a stage are drawn from the state of a stage",
 )
 untried("needs a GPU; see tests/gpu/test_faults.py", "gpuaug: up to")
 untried(
