@@ -53,9 +53,7 @@ class DecoderInterface(Protocol):
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
 
-    def enlarged_windows(
-        self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return windows that contain ``windows``, enlarged to regions that are faster to decode."""
 
 
@@ -152,9 +150,7 @@ class Layout:
             self.windows = self.requested_windows.copy()
             for decoder_index, decoder in enumerate(decoders):
                 selected = windowed & (self.decoders == decoder_index) & (self.orientations == 1)
-                self.windows[selected] = decoder.enlarged_windows(
-                    self.windows[selected], table[selected], self.scales[selected]
-                )
+                self.windows[selected] = decoder.enlarge(self.windows[selected], table[selected], self.scales[selected])
             self.shapes = Shapes(sizes, self.channels, "hwc", self.windows)
         self.undecoded_pixels = int(sizes.prod(1).sum() - self.windows[:, 2:].prod(1).sum())
         """Number of pixels outside the windows."""

@@ -58,18 +58,12 @@ _unpack_chunk_start = struct.Struct(">I4s").unpack_from
 """Read the length and the type of a PNG chunk."""
 
 _MAX_LIBSPNG_BYTES = 2**26
-"""Maximum size in bytes of a PNG that libspng decodes.
-
-The text in a larger file may exceed the limit at which PIL rejects it.
-"""
+"""Maximum size in bytes of a PNG for libspng. PIL limits the text in a PNG, and a larger file may exceed this limit."""
 
 
 @cache
 def simplejpeg() -> Any:
-    """Return the module ``simplejpeg``, or ``None`` if it is not installed.
-
-    A function, so that ``import gpuaug`` does not load it.
-    """
+    """Return the module ``simplejpeg``, or ``None``. A function, so that ``import gpuaug`` does not load the module."""
     try:
         import simplejpeg
     except ImportError:
@@ -96,10 +90,7 @@ class Cpu(FileDecoder):
 
     @property
     def version(self) -> str:
-        """Installed libraries and their versions.
-
-        PIL is always installed, and decodes files that the other libraries reject.
-        """
+        """Installed libraries and their versions. PIL is always installed."""
         import PIL
 
         modules = [("simplejpeg", simplejpeg()), ("imagecodecs", imagecodecs()), ("PIL", PIL)]
@@ -110,9 +101,7 @@ class Cpu(FileDecoder):
         """Return a (B,) mask of true: all files."""
         return np.ones(len(table), np.bool_)
 
-    def enlarged_windows(
-        self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
+    def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return windows enlarged, for JPEGs, to the regions that libturbojpeg can decode directly into the batch.
 
         Enlarged windows need no scratch buffer and no copy, for which a thread would acquire the interpreter's lock once more
@@ -217,10 +206,7 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
 
 
 def _decode_with_library(file: NDArray[np.uint8], info: ImageInfo, buffer: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
-    """Decode an image (h, w, C) with a library that is faster than PIL; ``None`` if no such library accepts the file.
-
-    The pixels are in ``buffer``, or in another array that is returned.
-    """
+    """Decode an image (h, w, C) with a library faster than PIL. Return ``buffer`` or another array; ``None`` if not decoded."""
     if info.format != _OTHER:
         # CMYK JPEGs have 4 channels; PIL converts them.
         if simplejpeg() is not None and info.channels in (1, 3) and _fits_simplejpeg(file, info):
@@ -351,11 +337,7 @@ def _decode_with_libwebp(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> 
 
 
 def _decode_deep(file: NDArray[np.uint8], info: ImageInfo, dtype: np.dtype[Any]) -> NDArray[Any] | str:
-    """Decode a 16-bit PNG, or a TIFF that PIL does not decode, with its stored channels and type.
-
-    Returns:
-        (h, w, C) pixels, or the reason why the file cannot be decoded.
-    """
+    """Decode a 16-bit PNG or a TIFF that PIL rejects, as stored. Return (h, w, C) pixels, or the reason of a failure."""
     library = imagecodecs()
     if library is None:
         return 'imagecodecs, which decodes it, is not installed: pip install "gpuaug[decode]"'

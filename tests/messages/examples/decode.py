@@ -30,7 +30,7 @@ def paths_as_text(told):
     assert images.file(0).tobytes() == FILES[0]
 
 
-@example("Return the bytes of the file as they are")
+@example("Return the bytes of an image file")
 def bytes_in_a_wrapper(told):
     with told:
         gpuaug.collate_encoded([(b"length 1234:" + FILES[0], 1)])
@@ -69,7 +69,7 @@ def labels_alone(told):
     assert labels.tolist() == [0]
 
 
-@example("Return the bytes of a file as they are")
+@example("If the dataset has the bytes of the file, return them")
 def bytes_as_a_path(told):
     with told:
         gpuaug.read_encoded(FILES)

@@ -292,12 +292,12 @@ untried("needs two GiB", "The images of a batch must have fewer than 2**31 value
 untried(
     "needs a limit of memory; see tests/feed/ring/test_exhausted_resources.py",
     "A worker could not send a batch",
-    "The ring cannot be made",
+    "The ring cannot be created",
 )
 untried(
     "needs a GPU; see tests/feed/test_ring.py and tests/feed/ring/test_exhausted_resources.py",
     "Batches travel without page-locked slots",
     "Copies of batches make the training thread wait",
 )
-untried("needs ranks", "got a DataLoaderDispatcher", "The gradients of the last")
+untried("needs ranks", "got a DataLoaderDispatcher", "The optimizer makes no step for the last")
 untried("of a sampler that changes between processes; see tests/loader/test_resume.py", "The epoch cannot be resumed")
