@@ -32,7 +32,7 @@ _PROBABILITY_ONLY = frozenset(
 )
 """Transforms that draw only whether they apply. With ``p=1`` they draw nothing."""
 
-_RANGES = {"GaussianBlur": "sigma", "JPEG": "quality"}
+_RANGE_ATTRIBUTES = {"GaussianBlur": "sigma", "JPEG": "quality"}
 """Transform that draws one parameter from a range → attribute with the range. It draws nothing if the range has one value."""
 
 _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
@@ -218,7 +218,7 @@ def drawn_once(transform: Any) -> tuple[str, ...]:
     if hasattr(transform, "transforms"):
         draws = name.startswith("Random") and not (name == "RandomApply" and p == 1)
         return (names if draws else ()) + _drawn_once_in_children(transform)
-    if name in _RANGES and len(set(getattr(transform, _RANGES[name], ()))) == 1:
+    if name in _RANGE_ATTRIBUTES and len(set(getattr(transform, _RANGE_ATTRIBUTES[name], ()))) == 1:
         return ()
     # Flips and policies of v2 draw in their forward method, and define no method of _DRAWING_METHODS.
     draws = name.startswith(("Random", "_Random")) or "Aug" in name or any(map(_draws, cls.__mro__))

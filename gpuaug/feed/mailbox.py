@@ -33,12 +33,12 @@ class Pulled:
     stream: Any = None
     """Handle of the CUDA stream that was current when the batch was pulled.
 
-    Tensors that were on the GPU then were written on it.
+    Tensors of the batch that are on the GPU were written on this stream.
     """
     slot: Any = None
     """``Slot`` (part of shared memory) that holds the batch's tensors, or ``None``.
 
-    Keep a reference until they have been read.
+    Keep a reference to the slot until the tensors have been read.
     """
     state: Any = None
     """State of the wrapped loader after this batch, or at the end; ``None`` if the loader has no state."""

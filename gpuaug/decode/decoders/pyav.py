@@ -18,7 +18,7 @@ RGB = "rgb24"
 
 
 class PyAv(FileDecoder):
-    """Decode clips on host threads, one clip per thread, each with a new codec context, so that clips are independent."""
+    """Decode clips on host threads, one clip per thread. Each clip has a new codec context, so that clips are independent."""
 
     name, on_card = "pyav", False
     files = "all other clips"
