@@ -72,7 +72,7 @@ def _row(**values):
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (_without("settings"), r"keys of a result must be \['env.*\], got \['env.*\]. See 'settings'."),
+        (_without("settings"), r"keys of a result must be \['env.*\], got \['env.*\]. The difference is 'settings'."),
         (lambda made: made.update(extra=1), "See 'extra'"),
         (lambda made: made.update(schema=0), "schema must be 1, got 0. Make results with gpuaug.benchkit.results.result."),
         (lambda made: made.update(suite=""), "suite must be a name, got ''"),

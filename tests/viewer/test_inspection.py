@@ -76,7 +76,7 @@ def loaded(loader, show):
 
 
 def outcome(make, scenario, *, shows):
-    """All batches of a scenario, what is drawn after it, and the loader's state on both sides of ``show``."""
+    """All batches of a scenario, what is draw_lines after it, and the loader's state on both sides of ``show``."""
     torch.manual_seed(3)
     states, figures = [], []
     with StreamedLoader(make(), [noisy], device="cpu", seed=1) as loader:
@@ -128,8 +128,9 @@ def test_open_iterator_on_persistent_workers_is_refused_and_goes_on():
         next(iterator)
         with pytest.raises(ArgumentError) as caught:
             gpuaug.show(loader)
-        assert "loader must have no iterator open on persistent workers while it is shown, got one, which would end" in str(
-            caught.value
+        assert (
+            "loader must have no iterator open on persistent workers while it is shown, got an open one, which would end"
+            in str(caught.value)
         )
         assert len(list(iterator)) == 5
         gpuaug.show(loader)

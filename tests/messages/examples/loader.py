@@ -159,7 +159,7 @@ def step_that_is_no_function(told):
     gpuaug.profile(gpuaug.StreamedLoader(BATCHES, device="cpu"), lambda batch: batch.sum(), batches=8, rounds=1, show=False)
 
 
-@example("One of two arguments is lambda batch: step(*batch)")
+@example("For a step of two arguments, pass lambda batch: step(*batch)")
 def step_of_two_arguments(told):
     def step(images, labels):
         return images.sum() + labels.sum()

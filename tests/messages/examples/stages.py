@@ -206,7 +206,7 @@ def targets():
     return [{"boxes": torch.tensor([[1.0, 2, 4, 5]])} for _ in range(2)]
 
 
-@example("beside images stay where they were")
+@example("no longer match the images, because … receives the images only. Pass")
 def boxes_left_behind(told):
     transform = gpuaug.fuse(FLIP)
     with told:
@@ -216,7 +216,7 @@ def boxes_left_behind(told):
     run((IMAGES, targets()), lambda images: transform(images))
 
 
-@example("labels beside images stay as they were")
+@example("labels no longer match the images")
 def labels_left_behind(told):
     transform = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
     with told:
@@ -226,7 +226,7 @@ def labels_left_behind(told):
     run((IMAGES, LABELS), lambda images: transform(images))
 
 
-@example("Images of … are taken for … channels")
+@example("Images of shape … are read with … channels")
 def channels_last(told):
     images, transform = IMAGES.permute(0, 2, 3, 1), gpuaug.fuse(FLIP)
     with told:
