@@ -224,7 +224,7 @@ def _call_target(parser: argparse.ArgumentParser, target: str) -> Any:
     file = Path(module)
     if not name or not (file.suffix == ".py" or all(part.isidentifier() for part in module.split("."))):
         rule = "train.py:make or package.module:make"
-        parser.error(f"target must be {rule}, got {target!r}. Pass a function that returns a loader and a step.")
+        parser.error(f"target must be {rule}, got {target!r}. Name a function that returns a loader and a step.")
     imported = _import_file(parser, file) if file.suffix == ".py" else _import_module(parser, module)
     function = getattr(imported, name, None)
     if not callable(function):
@@ -257,7 +257,7 @@ def _import_module(parser: argparse.ArgumentParser, module: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but one of its imports does not
         parser.error(
-            f"target must be in a module that can be imported, got {module!r}. Run the command in the folder that holds it."
+            f"target must be in a module that can be imported, got {module!r}. Run the command in the module's folder."
         )
 
 

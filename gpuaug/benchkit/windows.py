@@ -95,9 +95,9 @@ def interleave(
     if len(set(names)) != len(names):
         raise ArgumentError(f"names of variants must be distinct, got {names}. Rename one of them.")
     if repeats < 1:
-        raise ArgumentError(f"repeats must be at least 1, got {repeats}. Pass 5, the default.")
+        raise ArgumentError(f"repeats must be at least 1, got {repeats}. Five rounds are the default.")
     if not seconds > 0:
-        raise ArgumentError(f"seconds must be positive, got {seconds}. Pass the length of one window, such as 2.0.")
+        raise ArgumentError(f"seconds must be positive, got {seconds}. Two seconds are the default length of a window.")
     report = progress if progress is not None else lambda _name: None
     windows: dict[str, list[Window]] = {name: [] for name in names}
     with ExitStack() as stack:

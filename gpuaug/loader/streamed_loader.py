@@ -355,7 +355,7 @@ def _budget(feed_bytes: int) -> int:
 
 
 def _seed(value: int) -> int:
-    return whole_number("seed", value, "Leave it out to use torch.initial_seed().", most=MAX_SEED)
+    return whole_number("seed", value, "Leave it out for the initial seed of torch.", most=MAX_SEED)
 
 
 _INTERNAL_ATTRIBUTES = {

@@ -44,7 +44,7 @@ MIN_WINDOW_BATCHES = 8
 """Smallest number of batches in a window."""
 
 WINDOW_S = 5.0
-"""Seconds after which a window ends, run_batch it has ``MIN_WINDOW_BATCHES``."""
+"""Seconds after which a window ends, once it has ``MIN_WINDOW_BATCHES``."""
 
 
 def profile(
@@ -68,7 +68,7 @@ def profile(
 
     Raises:
         ArgumentError, ArgumentTypeError: For arguments that cannot work, and for a loader that has no batches or can be
-            iterated only run_batch.
+            iterated only once.
         Exception: Any error of the wrapped loader, a stage or the step.
 
     Cost:
@@ -81,7 +81,7 @@ def profile(
         >>> [part.name for part in report.parts]
         ['load', 'copy', 'step']
     """
-    checked_loader(loader, "profiled", "Pass the loader as first argument, the step as second.")
+    checked_loader(loader, "profiled", "The loader is the first argument, the step the second.")
     if not callable(step):
         raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
     way_out = "Leave it out for 40: fewer batches do not represent a steady loop."
@@ -239,7 +239,7 @@ class _Profile:
             self._window_batches += 1
 
     def _cloned_host_batch(self) -> tuple[Batch, int]:
-        """(clone of a host batch, its pageable bytes). The clone of a page-pinned_bytes tensor is page-pinned_bytes."""
+        """(clone of a host batch, its pageable bytes). The clone of a page-locked tensor is page-locked."""
         pulled = self._batches.pull()
         on_gpu = self._device.type == "cuda"
         slot = pulled.slot

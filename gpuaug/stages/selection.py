@@ -185,7 +185,7 @@ class Selection:
             if len(from_start) < len(values):
                 raise SelectionError(
                     f"into must name each member of a {type(batch).__name__} of {len(batch)} once, got {tuple(values)}. "
-                    "Use indices from 0 on, none of them negative."
+                    "Count all indices from the start."
                 )
             values = from_start
             new_indices = sorted(index for index in values if index >= len(batch))

@@ -63,7 +63,7 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
         >>> len(show(loader, n=2).axes)
         4
     """
-    loader = checked_loader(loader, "shown", "Pass the StreamedLoader that the training loop iterates over.")
+    loader = checked_loader(loader, "shown", "The argument is the loader that the training loop iterates over.")
     count = whole_number("n", n, "Leave it out for eight samples.", least=1)
     with drawing("samples"):
         trace = trace_batch(loader)

@@ -31,7 +31,7 @@ def test_loader_may_be_indexable():
 
 WAYS_OUT = {
     "depth": "Use 0 to run without overlap, 2 to overlap.",
-    "seed": "Leave it out to use torch.initial_seed().",
+    "seed": "Leave it out for the initial seed of torch.",
     "rank": "Leave it out to use the rank in torch.distributed.",
 }
 

@@ -128,7 +128,7 @@ def test_missing_file_is_refused(project, capsys):
 def test_target_without_module_or_function_is_refused(target, project, capsys):
     assert refused(capsys, target) == (
         f"target must be train.py:make or package.module:make, got {target!r}. "
-        "Pass a function that returns a loader and a step."
+        "Name a function that returns a loader and a step."
     )
 
 
@@ -167,7 +167,7 @@ def test_target_that_returns_no_pair_is_refused(name, kind, project, capsys):
 
 def test_step_before_loader_is_refused(project, capsys):
     assert refused(capsys, f"{project}:turned") == (
-        "loader must be a StreamedLoader, got function. Pass the loader as first argument, the step as second."
+        "loader must be a StreamedLoader, got function. The loader is the first argument, the step the second."
     )
 
 

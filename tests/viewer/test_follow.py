@@ -1,4 +1,4 @@
-"""Which tensors of a batch are followed through the stages, and how their views and members are draw_lines."""
+"""Which tensors of a batch are followed through the stages, and how their views and members are drawn."""
 
 from collections import namedtuple
 

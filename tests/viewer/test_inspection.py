@@ -76,7 +76,7 @@ def loaded(loader, show):
 
 
 def outcome(make, scenario, *, shows):
-    """All batches of a scenario, what is draw_lines after it, and the loader's state on both sides of ``show``."""
+    """All batches of a scenario, what is drawn after it, and the loader's state on both sides of ``show``."""
     torch.manual_seed(3)
     states, figures = [], []
     with StreamedLoader(make(), [noisy], device="cpu", seed=1) as loader:

@@ -91,8 +91,8 @@ def test_captions_of_two_fused_stages_are_in_order():
         # The seed of each is that of its own name.
         position = gpuaug.core.rng.Position(3, 0, 0, 0)
         degrees = turn.draw((4, 3, 12, 12), position.key("turn/1")).of(index)["RandomRotation"]["degrees"]
-        draw_lines = erase.draw((4, 3, 12, 12), position.key("erase/1")).of(index)["RandomErasing"]
-        width, height, x, y = (round(draw_lines[name]) for name in ("widths", "heights", "xs", "ys"))
+        drawn = erase.draw((4, 3, 12, 12), position.key("erase/1")).of(index)["RandomErasing"]
+        width, height, x, y = (round(drawn[name]) for name in ("widths", "heights", "xs", "ys"))
         assert said == f"Rotation {degrees:.1f}°\nErasing {width}x{height} at {x}, {y}"
     check(figure, *(torch.stack(each) for each in ([shown(streamed.dataset.images[i] / 255) for i in range(2)],)),
           shown(next(iter(streamed))[0])[:2])  # fmt: skip
@@ -175,7 +175,7 @@ def test_mixed_labels(kind, rest):
 def test_wrong_arguments_are_refused():
     for value, got in (
         ([1], "list. Wrap it: gpuaug.StreamedLoader(loader)."),
-        (3, "int. Pass what the training loop iterates over."),
+        (3, "int. The argument is the loader that the training loop iterates over."),
     ):
         with pytest.raises(ArgumentTypeError) as caught:
             gpuaug.show(value)
