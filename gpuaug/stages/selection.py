@@ -141,7 +141,7 @@ class Selection:
                 members = _members(batch)
                 advice = f": write {self._kind}(…, on={members[0]!r})" if members else ""
                 raise SelectionError(
-                    f"on must name a member of the batch if the batch is a {type(batch).__name__}, got no on. "
+                    f"on must be passed for a batch that is a {type(batch).__name__}, got no on. "
                     f"The batch has {_listed(members)}{advice}."
                 )
         if form == "leaf":

@@ -16,19 +16,19 @@ DOES_NOT_FIT = [
         FIELDS,
         ...,
         ...,
-        "on must name a member of the batch if the batch is a dict, got no on",
+        "on must be passed for a batch that is a dict, got no on",
     ),
     (
         Pair(1, 2),
         ...,
         ...,
-        "on must name a member of the batch if the batch is a Pair, got no on",
+        "on must be passed for a batch that is a Pair, got no on",
     ),
     (
         Record(1, 2),
         ...,
         ...,
-        "on must name a member of the batch if the batch is a Record, got no on",
+        "on must be passed for a batch that is a Record, got no on",
     ),
     (
         TENSOR,

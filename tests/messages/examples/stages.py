@@ -80,7 +80,7 @@ def one_value_for_two(told):
     assert torch.equal(run((LABELS, LABELS), stage(added, on=(0, 1), into=2))[2], 2 * LABELS)
 
 
-@example("on must name a member of the batch if the batch is a")
+@example("on must be passed for a batch that is a")
 def member_of_a_dict(told):
     batch = {"images": IMAGES, "labels": LABELS}
     with told:
