@@ -16,7 +16,7 @@ import torch
 
 import gpuaug
 
-INTERRUPTED = 130  # exit status of an interrupted command: 128 + SIGINT
+INTERRUPTED_STATUS = 130  # exit status of an interrupted command: 128 + SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,16 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not interrupts and not isinstance(error, KeyboardInterrupt):
                 raise
             print("interrupted", file=sys.stderr)
-            return INTERRUPTED
+            return INTERRUPTED_STATUS
     return status
 
 
 @contextmanager
 def _interrupts_recorded() -> Iterator[list[int]]:
-    """Record every Ctrl-C, because the command may then end with an error other than ``KeyboardInterrupt``.
+    """Record every Ctrl-C, because after a Ctrl-C the command may end with an error other than ``KeyboardInterrupt``.
 
-    Python drops a ``KeyboardInterrupt`` that is raised in a finaliser or while a worker is forked. The terminal sends the
-    signal to the workers too, so they end, and the DataLoader raises an error about them some seconds later.
+    Python drops a ``KeyboardInterrupt`` that is raised in a finaliser or while a worker is forked. The terminal also sends the
+    signal to the workers, so they end, and the DataLoader raises an error about the workers some seconds later.
     """
     recorded: list[int] = []
 
@@ -89,7 +89,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"gpuaug bench must find {', '.join(needed)}, got no {' and no '.join(missing)}. Run: pip install 'gpuaug[bench]'",
+            f"gpuaug bench cannot run, because {' and '.join(missing)} cannot be imported. Run: pip install 'gpuaug[bench]'",
             file=sys.stderr,
         )
         return 2
@@ -97,7 +97,7 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
     from gpuaug.benchkit import results
     from gpuaug.benchkit.environment import environment
-    from gpuaug.benchkit.loops import cores_shared, setup_for
+    from gpuaug.benchkit.loops import reserved_cores, setup_for
     from gpuaug.benchkit.photos import class_folders, photographs
     from gpuaug.benchkit.uses import three_uses, verdict
 
@@ -113,21 +113,23 @@ def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             parser.error(f"--{error}")
     setup = setup_for(device, images, batch_size=options.batch_size, workers=options.workers)
     seconds = options.seconds or (2.0 if device.type == "cuda" else 1.0)
-    with cores_shared(setup):
-        measured_on = environment(device)
+    with reserved_cores(setup):
+        environment_at_start = environment(device)
         rows = _measure(three_uses(setup), setup.batch_size, device, seconds, options.repeats, console)
     settings = setup.settings() | {
         "seconds": seconds,
         "repeats": options.repeats,
         "data": "photographs of scikit-image" if options.data is None else "the user's",
     }
-    cpu = measured_on["cpu"]
-    machine = measured_on["gpu"]["name"] if measured_on["gpu"] else f"{cpu['cores_allowed']} cores, {cpu['model']}"
+    cpu = environment_at_start["cpu"]
+    machine = (
+        environment_at_start["gpu"]["name"] if environment_at_start["gpu"] else f"{cpu['cores_allowed']} cores, {cpu['model']}"
+    )
     title = f"{machine}; {setup.model}, {setup.crop_px} px, batch {setup.batch_size}, workers: {setup.workers}"
     console.print(results.table(rows, title))
-    console.print("ratio: to the steps/s of the row at 1.00, within a round: the median, and the spread over rounds")
+    console.print("ratio: steps/s divided by the steps/s of the row at 1.00, per round; median and spread over the rounds")
     if options.json is not None:
-        result = results.result("uses", rows=rows, settings=settings, device=device, environment=measured_on)
+        result = results.result("uses", rows=rows, settings=settings, device=device, environment=environment_at_start)
         results.write(options.json, result)
         console.print(f"written to {options.json}")
     console.print()
@@ -163,9 +165,9 @@ def _measure(
 def _add_profile(commands: Any) -> None:
     parser = commands.add_parser(
         "profile",
-        help="measure the parts of a training step, and name its bound and what to change",
+        help="measure the parts of a training step, find the bound of the loop, and give advice",
         description="Runs real training steps and measures the loader, the copy, each stage and the step alone, and the loop "
-        "in line and streamed. The model is trained meanwhile: use one that may be thrown away.",
+        "with and without overlap. This trains the model: use a model that may be thrown away.",
     )
     parser.add_argument(
         "target",
@@ -186,11 +188,12 @@ def _profile(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         if suffix not in suffixes:
             ends = ", ".join(suffixes)
             parser.error(
-                f"--timeline must end with one of {ends}, got {str(options.timeline)!r}. The end says what is written."
+                f"--timeline must end with one of {ends}, got {str(options.timeline)!r}. The suffix selects the format."
             )
         if suffix != ".json" and not importlib.util.find_spec("matplotlib"):
             parser.error(
-                "No timeline can be drawn, because matplotlib is not installed. Run pip install matplotlib, or write a .json."
+                "No timeline can be drawn, because matplotlib is not installed. Run pip install matplotlib, or pass a "
+                "file that ends with .json."
             )
     for name in ("timeline", "json"):
         path = getattr(options, name)
@@ -227,14 +230,14 @@ def _call_target(parser: argparse.ArgumentParser, target: str) -> Any:
     if not callable(function):
         names = (key for key, value in vars(imported).items() if callable(value) and not key.startswith("_"))
         listed = ", ".join(sorted(names))
-        parser.error(f"target must name a function of {module}, got {name!r}. It has: {listed or 'none'}.")
+        parser.error(f"target must name a function of {module}, got {name!r}. {module} has: {listed or 'none'}.")
     return function()
 
 
 def _import_file(parser: argparse.ArgumentParser, file: Path) -> Any:
     """Import a file as a module, with its folder on ``sys.path`` as for ``python train.py``."""
     if not file.is_file():
-        parser.error(f"target must name a file that is there, got {str(file)!r}. Give its path from here.")
+        parser.error(f"target must name an existing file, got {str(file)!r}. Pass its path from the working directory.")
     sys.path.insert(0, str(file.parent.resolve()))
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
@@ -253,7 +256,9 @@ def _import_module(parser: argparse.ArgumentParser, module: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module exists, but one of its imports does not
-        parser.error(f"target must be in a module that Python finds, got {module!r}. Run this where you would import it.")
+        parser.error(
+            f"target must be in a module that can be imported, got {module!r}. Run the command in the module's folder."
+        )
 
 
 def _device(text: str) -> torch.device:
@@ -263,7 +268,7 @@ def _device(text: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:  # a torch built without CUDA asserts
         reason = str(error).splitlines()[0]
         raise argparse.ArgumentTypeError(
-            f"device must be one that torch can use here, got {text!r} ({reason}). Pass cpu to run without a GPU."
+            f"device must be a device that torch can use here, got {text!r} ({reason}). Pass cpu to run without a GPU."
         ) from None
     return device
 

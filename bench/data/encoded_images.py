@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from gpuaug.benchkit.environment import allowed_cores
-from gpuaug.benchkit.photos import PHOTOGRAPHS, class_folders, written_once
+from gpuaug.benchkit.photos import PHOTOGRAPHS, cached_folder, class_folders
 
 # Version of the files: raise it when they change, so that an older cache is not used.
 VERSION = 1
@@ -64,7 +64,7 @@ def make(name: str, *, count: int | None = None) -> Path:
         ArgumentError: If the installed scikit-image ships none of the photographs.
     """
     count = COUNTS[name] if count is None else count
-    return written_once(f"encoded-{name}-{count}-{VERSION}", partial(_write, name, count))
+    return cached_folder(f"encoded-{name}-{count}-{VERSION}", partial(_write, name, count))
 
 
 def corpus(root: Path) -> Corpus:

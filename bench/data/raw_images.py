@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 
 from gpuaug.benchkit.environment import allowed_cores
-from gpuaug.benchkit.photos import written_once
+from gpuaug.benchkit.photos import cached_folder
 
 IMAGES, LABELS = "images.npy", "labels.npy"
 
@@ -31,7 +31,7 @@ def make(root: Path, count: int, side: int) -> Path:
     """
     samples = ImageFolder(root).samples
     chosen = [samples[index % len(samples)] for index in range(count)]
-    return written_once(f"raw-{root.name}-{count}-{side}", partial(write, chosen, side))
+    return cached_folder(f"raw-{root.name}-{count}-{side}", partial(write, chosen, side))
 
 
 def write(samples: Sequence[tuple[str, int]], side: int, folder: Path) -> None:

@@ -24,7 +24,7 @@ from PIL import Image
 
 from bench.data import photographs
 from gpuaug.benchkit.environment import allowed_cores
-from gpuaug.benchkit.photos import written_once
+from gpuaug.benchkit.photos import cached_folder
 
 # Version of the files: raise it when they change, so that an older cache is not used.
 VERSION = 1
@@ -76,7 +76,7 @@ def make(name: str, *, count: int | None = None, folder: Path | None = None) -> 
     digest = hashlib.sha256()
     for path in sources:
         digest.update(path.name.encode() + path.read_bytes())
-    return written_once(f"{name}-{count}-{VERSION}-{digest.hexdigest()[:8]}", partial(_write, name, count, sources))
+    return cached_folder(f"{name}-{count}-{VERSION}-{digest.hexdigest()[:8]}", partial(_write, name, count, sources))
 
 
 def about(root: Path) -> dict[str, Any]:

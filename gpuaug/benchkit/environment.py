@@ -42,10 +42,10 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def _checkout() -> dict[str, Any]:
-    if "GPUAUG_COMMIT" in os.environ:  # set on a machine that has the files without their repository
+    if "GPUAUG_COMMIT" in os.environ:  # set by the user on a machine that has the files but no repository
         return {"commit": os.environ["GPUAUG_COMMIT"], "dirty": False}
     root = Path(gpuaug.__file__).resolve().parent.parent
-    # gpuaug may be installed inside the checkout of another project, whose commit would be wrong here.
+    # gpuaug may be installed inside the checkout of another project, whose commit is not gpuaug's.
     top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root:
         return {"commit": None, "dirty": None}
@@ -83,7 +83,7 @@ def _gpu(device: torch.device) -> dict[str, Any] | None:
         "memory_bytes": properties.total_memory,
         "count": torch.cuda.device_count(),
     }
-    # By UUID, because CUDA_VISIBLE_DEVICES renumbers devices for CUDA but not for nvidia-smi.
+    # Selected by UUID, because CUDA_VISIBLE_DEVICES renumbers devices for CUDA but not for nvidia-smi.
     values = _output(
         "nvidia-smi",
         f"--id=GPU-{properties.uuid}",
@@ -132,7 +132,7 @@ def _number(text: str) -> float | None:
 
 def _output(*command: str) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

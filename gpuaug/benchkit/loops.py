@@ -1,4 +1,4 @@
-"""Common parts of the compared loops, which differ only in how batches reach the training step."""
+"""Common parts of the compared training loops: datasets, augmentation, models and steps."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -58,9 +58,9 @@ class Setup:
 
     @property
     def discard(self) -> int:
-        """Number of steps to discard at the start of a window, which consume batches that queued up since the last window.
+        """Number of steps to discard at the start of a timed window: they use up batches that queued since the last window.
 
-        Twice the length of the queue: the queued batches, and as many again while the other loops' workers refill their queues.
+        Twice the queue length: the queued batches, and as many batches again while workers of other loops refill their queues.
         """
         return 2 * max(1, self.workers) * _PREFETCH + 2
 
@@ -69,7 +69,7 @@ class Setup:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     def settings(self) -> dict[str, Any]:
-        """Settings for a result file, with the number of images in place of their path."""
+        """Settings for a result file, with the number of images instead of the dataset."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         del settings["device"]
         counts = {"images": len(self.images), "classes": len(self.images.classes)}
@@ -77,7 +77,7 @@ class Setup:
 
 
 def setup_for(device: torch.device, images: Any, *, batch_size: int | None, workers: int | None) -> Setup:
-    """Setup with which the benchmark takes minutes: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
+    """Setup for a benchmark of a few minutes: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
     is_gpu = device.type in ("cuda", "xpu")
     cores = allowed_cores()
     return Setup(
@@ -93,11 +93,11 @@ def setup_for(device: torch.device, images: Any, *, batch_size: int | None, work
 
 
 @contextmanager
-def cores_shared(setup: Setup) -> Iterator[None]:
+def reserved_cores(setup: Setup) -> Iterator[None]:
     """Context manager that reserves cores for the workers when training on a CPU, by reducing torch's threads.
 
     With as many torch threads as cores, each of the many parallel regions of a step waits for the end of a worker's time slice.
-    Measured on two cores of which one was busy: a step of 0.1 s took 1.6 s.
+    Measured on two cores, one of them busy: a step took 1.6 s instead of 0.1 s.
     """
     saved_threads = torch.get_num_threads()
     if setup.device.type == "cpu":
@@ -109,7 +109,7 @@ def cores_shared(setup: Setup) -> Iterator[None]:
 
 
 def uint8_images(setup: Setup) -> Any:
-    """Transform of the workers in a loop that augments on the device: to a uint8 tensor, resized and cropped to a square."""
+    """Transform in the workers if the device augments: to a uint8 tensor, resized and cropped to a square."""
     side = setup.source_px
     return v2.Compose([v2.PILToTensor(), v2.Resize(side, antialias=True), v2.CenterCrop(side)])
 
@@ -144,7 +144,7 @@ def fused_augmentation(setup: Setup, *, ragged: bool = False) -> Callable[[Tenso
 
     Args:
         setup: Settings of the run.
-        ragged: Whether images are whole images of any size. Crops are then antialiased, because they are shrunk more.
+        ragged: Whether images are uncropped images of any size. Crops are then antialiased, because they are shrunk more.
     """
     dtype = torch.bfloat16 if setup.half else torch.float32
     layout = setup.memory_format
@@ -176,7 +176,7 @@ def batches(setup: Setup, transform: Any) -> DataLoader[Any]:
 
 
 def encoded_batches(setup: Setup) -> DataLoader[Any]:
-    """Batches of the same files, not decoded, for a ``DecodeStage``."""
+    """Endless batches of the same files, not decoded, for a ``DecodeStage``."""
     files = images_with(setup, None)
     files.loader = gpuaug.read_encoded
     return _endless(setup, files, gpuaug.collate_encoded)

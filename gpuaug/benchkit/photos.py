@@ -1,4 +1,4 @@
-"""Real photographs without a download: crops of the photographs in scikit-image's wheel, stored as JPEGs."""
+"""Photographs for benchmarks without a download: crops of the photographs in scikit-image's wheel, stored as JPEGs."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
         transform: Transform of a decoded image.
 
     Raises:
-        ArgumentError: If ``root`` is not such a folder.
+        ArgumentError: If ``root`` is not a folder of class folders with images.
     """
     from torchvision.datasets import ImageFolder
 
@@ -53,7 +53,7 @@ def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
     if reason:
         raise ArgumentError(
             f"data must be a folder of class folders with images in them, got {os.fspath(root)!r} ({reason}). "
-            "Arrange the images as <data>/<class>/<image>.jpg, or leave it out for the photographs of scikit-image."
+            "Arrange the images as <data>/<class>/<image>.jpg, or leave data out for the photographs of scikit-image."
         )
     return images
 
@@ -66,10 +66,10 @@ def photographs() -> Path:
     Raises:
         ArgumentError: If the installed scikit-image contains none of the photographs.
     """
-    return written_once(f"photographs-{VERSION}", _build)
+    return cached_folder(f"photographs-{VERSION}", _build)
 
 
-def written_once(name: str, build: Callable[[Path], None]) -> Path:
+def cached_folder(name: str, build: Callable[[Path], None]) -> Path:
     """Folder of files that are written once and cached under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
 
     Args:
@@ -77,27 +77,27 @@ def written_once(name: str, build: Callable[[Path], None]) -> Path:
         build: Function that writes the files into an empty folder, its argument.
     """
     cache = _cache_folder()
-    finished = cache / name
-    if finished.is_dir():
-        return finished
+    folder = cache / name
+    if folder.is_dir():
+        return folder
     cache.mkdir(parents=True, exist_ok=True)
-    # In the same folder, so that the rename is atomic and an interrupted build is never used as a dataset.
+    # In the same parent folder, so that the rename is atomic and an interrupted build is never used as a dataset.
     building = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=cache))
     try:
         build(building)
         building.chmod(0o755)  # with mkdtemp's 0o700, other users could not read a shared cache
         try:
-            building.rename(finished)
+            building.rename(folder)
         except OSError:
-            if not finished.is_dir():  # otherwise another process has written the same files first
+            if not folder.is_dir():  # otherwise another process has written the same files first
                 raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return finished
+    return folder
 
 
 def _cache_folder() -> Path:
-    # The XDG specification requires a relative path in this variable to be ignored.
+    # The XDG specification requires programs to ignore a relative path in this variable.
     configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (configured if configured.is_absolute() else Path.home() / ".cache") / "gpuaug"
 
@@ -110,16 +110,19 @@ def _build(root: Path) -> None:
     if not names:
         raise ArgumentError(
             f"There are no photographs to read, because scikit-image has none in {sources}. "
-            "Install it from a wheel, or pass a folder of your own with --data."
+            "Install scikit-image from a wheel, or pass a folder of images with --data."
         )
     for name in names:
         folder = root / Path(name).stem
         folder.mkdir()
-        draw = random.Random(name)
+        rng = random.Random(name)
         with sources.joinpath(name).open("rb") as file, Image.open(file) as opened:
             photograph = opened.convert("RGB")
         for index in range(CROPS_PER_PHOTOGRAPH):
-            width, height = (draw.randint(_SIDE_PX[0], min(_SIDE_PX[1], side)) for side in photograph.size)
-            left, top = draw.randint(0, photograph.width - width), draw.randint(0, photograph.height - height)
+            width, height = (rng.randint(_SIDE_PX[0], min(_SIDE_PX[1], side)) for side in photograph.size)
+            left, top = (
+                rng.randint(0, photograph.width - width),
+                rng.randint(0, photograph.height - height),
+            )
             crop = photograph.crop((left, top, left + width, top + height))
             crop.save(folder / f"{index:03}.jpg", quality=90)

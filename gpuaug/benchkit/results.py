@@ -1,4 +1,4 @@
-"""Schema of benchmark results, the same for every suite: functions that create, check, write and show them."""
+"""Schema of benchmark results, the same for every suite: functions that create, check, write and show results."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def result(
         settings: Settings of the suite: sizes, workers, whether batches were page-locked.
         device: Device of the measurement.
         environment: Result of ``environment(device)`` before the measurement. Default: read now. The result adds
-            ``plain_torch``: why ``gpuaug.fuse`` ran without Triton, or ``None``.
+            ``plain_torch``: the reason why ``gpuaug.fuse`` ran without Triton, or ``None``.
     """
     before = read_environment(device) if environment is None else environment
     return {
@@ -68,24 +68,24 @@ def check(result: dict[str, Any]) -> None:
     """Check that a result has the schema that the function ``result`` creates.
 
     Raises:
-        ArgumentError: If it has another schema. The message names the first key that differs.
+        ArgumentError: If ``result`` has another schema. The message names the first key that differs.
     """
     keys = {"schema", "suite", "environment", "settings", "rows"}
     for key in sorted(keys ^ set(result)):
-        raise ArgumentError(f"keys of a result must be {sorted(keys)}, got {sorted(result)}. See {key!r}.")
-    _must(result["schema"] == SCHEMA, "schema", f"{SCHEMA}", result["schema"])
-    _must(isinstance(result["suite"], str) and result["suite"], "suite", "a name", result["suite"])
-    _must(isinstance(result["settings"], dict), "settings", "a dict", result["settings"])
-    _must(isinstance(result["environment"], dict), "environment", "a dict", result["environment"])
+        raise ArgumentError(f"keys of a result must be {sorted(keys)}, got {sorted(result)}. The difference is {key!r}.")
+    _require(result["schema"] == SCHEMA, "schema", f"{SCHEMA}", result["schema"])
+    _require(isinstance(result["suite"], str) and result["suite"], "suite", "a name", result["suite"])
+    _require(isinstance(result["settings"], dict), "settings", "a dict", result["settings"])
+    _require(isinstance(result["environment"], dict), "environment", "a dict", result["environment"])
     for key in _ENVIRONMENT_KEYS:
-        _must(key in result["environment"], f"environment.{key}", "present", "nothing")
-    _must(isinstance(result["rows"], list) and result["rows"], "rows", "a list that is not empty", result["rows"])
+        _require(key in result["environment"], f"environment.{key}", "present", "nothing")
+    _require(isinstance(result["rows"], list) and result["rows"], "rows", "a list that is not empty", result["rows"])
     for index, row in enumerate(result["rows"]):
         _check_row(row, f"rows[{index}]")
 
 
 def table(rows: list[dict[str, Any]], title: str) -> "Table":
-    """Rich table of the rows, with a section per value of ``case``. It fits into a terminal of 80 columns."""
+    """Table for rich, with a section per value of ``case``. Fits into a terminal of 80 columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -115,23 +115,23 @@ def table(rows: list[dict[str, Any]], title: str) -> "Table":
 
 
 def _check_row(row: Any, where: str) -> None:
-    _must(isinstance(row, dict), where, "a dict", row)
-    _must(isinstance(row.get("name"), str) and row["name"], f"{where}.name", "a name", row.get("name"))
+    _require(isinstance(row, dict), where, "a dict", row)
+    _require(isinstance(row.get("name"), str) and row["name"], f"{where}.name", "a name", row.get("name"))
     for key, value in row.items():
         if isinstance(value, (int, float)) or (value is None and _is_figure(key)):
-            _must(value is not None and math.isfinite(value), f"{where}.{key}", "a finite number", value)
+            _require(value is not None and math.isfinite(value), f"{where}.{key}", "a finite number", value)
         if key.endswith("_per_s") or (key in _RATIO_KEYS and value is not None):
-            _must(value > 0, f"{where}.{key}", "positive", value)
+            _require(value > 0, f"{where}.{key}", "positive", value)
         if key == "rounds":
-            _must(value and all(rate and rate > 0 for rate in value), f"{where}.rounds", "positive numbers", value)
-    _must(any(map(_is_figure, row)), where, "a row with a figure, its unit in the key (steps_per_s)", sorted(row))
+            _require(value and all(rate and rate > 0 for rate in value), f"{where}.rounds", "positive numbers", value)
+    _require(any(map(_is_figure, row)), where, "a row with a figure, its unit in the key (steps_per_s)", sorted(row))
 
 
 def _is_figure(key: str) -> bool:
     return key.endswith(("_per_s", "_ms", "_s", "_us", "_bytes"))
 
 
-def _must(holds: Any, key: str, rule: str, value: Any) -> None:
+def _require(holds: Any, key: str, rule: str, value: Any) -> None:
     if not holds:
         raise ArgumentError(f"{key} must be {rule}, got {value!r}. Make results with gpuaug.benchkit.results.result.")
 

@@ -15,10 +15,10 @@ from gpuaug.benchkit.loops import Setup
 from gpuaug.benchkit.windows import Variant
 from gpuaug.core.devices import plain_torch_reason
 
-_WITH_GPUAUG = ("StreamedLoader", "gpuaug.")
-_CEILING = "step alone, batch resident"
+_GPUAUG_PREFIXES = ("StreamedLoader", "gpuaug.")
+_STEP_ALONE = "step alone, batch resident"
 _RATIO_TOLERANCE = 0.03
-"""Largest difference between a row's ratio within rounds and the ratio of its rates that is not commented."""
+"""Largest difference between a row's ratio within rounds and the ratio of its rates without a comment in the verdict."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def classifier(setup: Setup) -> Use:
             Variant("StreamedLoader", partial(streamed, loops.kornia_augmentation), setup.discard),
             Variant("StreamedLoader, fused", partial(streamed, loops.fused_augmentation), setup.discard),
             Variant("StreamedLoader, from files", from_files, setup.discard),
-            Variant(_CEILING, resident),
+            Variant(_STEP_ALONE, resident),
         ],
     )
 
@@ -129,7 +129,7 @@ def augmentation(setup: Setup) -> Use:
         "gpuaug.fuse": loops.fused_augmentation,
     }
 
-    def looped(build: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Callable[[], Iterator[int]]:
+    def endless(build: Callable[[Setup], Callable[[Tensor], Tensor]]) -> Callable[[], Iterator[int]]:
         def steps() -> Iterator[int]:
             augment = build(setup)
             images, _ = _resident_batch(setup)
@@ -139,11 +139,11 @@ def augmentation(setup: Setup) -> Use:
 
         return steps
 
-    return Use("augment alone", "Kornia, eager", [Variant(name, looped(build)) for name, build in augmenters.items()])
+    return Use("augment alone", "Kornia, eager", [Variant(name, endless(build)) for name, build in augmenters.items()])
 
 
 def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[str]:
-    """Sentences about the rows: the fastest loop with gpuaug compared to the fastest without, and advice.
+    """Sentences about the rows: a comparison of the fastest loops with and without gpuaug, and advice.
 
     Args:
         rows: Records of ``Row.record`` with a ``case``.
@@ -153,41 +153,46 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
         yield reason
     cases = [[row for row in rows if row["case"] == case] for case in dict.fromkeys(row["case"] for row in rows)]
     for case in cases:
-        yield from _compared(case)
+        yield from _comparison(case)
     if any(_speed_changed(case) for case in cases):
         yield (
-            "This machine's speed changed from round to round. Where a ratio differs from that of the two rates, the ratio is "
-            "right: it was computed within rounds."
+            "This machine's speed changed from round to round. If a ratio differs from the ratio of the two rates, use the "
+            "ratio in the table: it was computed within rounds."
         )
     if device.type != "cuda":
         yield (
-            f"On {device.type} stages run in line, on the processor that trains, so nothing overlaps. The gain of a "
-            "StreamedLoader can be measured on a CUDA device."
+            f"On {device.type} stages run on the processor that trains, so nothing overlaps. The gain of a "
+            "StreamedLoader can only be measured on a CUDA device."
         )
-    yield "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
+    yield "To find the bound of your own loop, run: gpuaug profile train.py:make."
 
 
-def _compared(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Sentence about one use; nothing unless it has rows with gpuaug and rows without."""
-    with_gpuaug = [row for row in rows if row["name"].startswith(_WITH_GPUAUG)]
-    without = [row for row in rows if row not in with_gpuaug and row["name"] != _CEILING]
+def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a sentence about one use, if it has rows with gpuaug and rows without gpuaug."""
+    with_gpuaug = [row for row in rows if row["name"].startswith(_GPUAUG_PREFIXES)]
+    without = [row for row in rows if row not in with_gpuaug and row["name"] != _STEP_ALONE]
     if not (with_gpuaug and without):
         return
-    best, rival = (max(group, key=lambda row: float(row["ratio"])) for group in (with_gpuaug, without))
-    ratios = _within_rounds(best, rival)
+    best_with, best_without = (max(group, key=lambda row: float(row["ratio"])) for group in (with_gpuaug, without))
+    ratios = _within_rounds(best_with, best_without)
     ratio, low, high = median(ratios), min(ratios), max(ratios)
-    rounds = f"{len(ratios)} rounds: {low:.2f} to {high:.2f}" if len(ratios) > 1 else "one round, which is few"
+    rounds = f"{len(ratios)} rounds: {low:.2f} to {high:.2f}" if len(ratios) > 1 else "a single round"
     if low <= 1 <= high:
-        sentence = f"{best['name']!r} and {rival['name']!r} differ by less than rounds do: {ratio:.2f}x ({rounds})."
+        sentence = (
+            f"{best_with['name']!r} and {best_without['name']!r} differ by less than the rounds: {ratio:.2f}x ({rounds})."
+        )
     else:
-        sentence = f"{best['name']!r} is {'faster' if low > 1 else 'slower'} than {rival['name']!r}: {ratio:.2f}x ({rounds})."
-    ceiling = next((row for row in rows if row["name"] == _CEILING), None)
+        sentence = (
+            f"{best_with['name']!r} is {'faster' if low > 1 else 'slower'} than {best_without['name']!r}: {ratio:.2f}x "
+            f"({rounds})."
+        )
+    ceiling = next((row for row in rows if row["name"] == _STEP_ALONE), None)
     if ceiling is not None:
-        ceiling_ratios = _within_rounds(best, ceiling)
+        ceiling_ratios = _within_rounds(best_with, ceiling)
         below = max(ceiling_ratios) < 1
-        share = f"reaches {median(ceiling_ratios):.0%} of" if below else "differs by less than rounds do from"
-        sentence += f" It {share} the rate of the step without a loader."
-    yield f"{best['case']}: {sentence}"
+        share = f"reaches {median(ceiling_ratios):.0%} of" if below else "differs by less than the rounds from"
+        sentence += f" {best_with['name']!r} {share} the rate of the step without a loader."
+    yield f"{best_with['case']}: {sentence}"
 
 
 def _speed_changed(rows: Sequence[dict[str, Any]]) -> bool:

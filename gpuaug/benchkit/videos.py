@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuaug.benchkit.photos import written_once
+from gpuaug.benchkit.photos import cached_folder
 
 VERSION = 1
 """Version of the files. Increase it when they change, so that an older cache is not used."""
@@ -13,20 +13,20 @@ VERSION = 1
 STEPS = {"falling": (-2, 0), "rising": (2, 0), "sideways": (0, 2), "still": (0, 0)}
 """Displacement (down, right) of the texture per frame in pixels, per class.
 
-No class is another one's mirror image.
+No class is the mirror image of another class.
 """
 
 
 def moving_textures() -> Path:
-    """Folder of class folders with the built-in videos, written on the first call, as by ``photographs``."""
-    return written_once(f"videos-{VERSION}", write)
+    """Folder of class folders with the built-in videos, written on the first call and cached, like ``photographs``."""
+    return cached_folder(f"videos-{VERSION}", write)
 
 
 def write(root: str | os.PathLike[str], *, per_class: int = 16, frames: int = 60, height: int = 96, width: int = 128) -> None:
     """Write videos of all classes, in one folder per class.
 
     Args:
-        root: A folder.
+        root: An existing folder.
         per_class: Number of videos of each class.
         frames: Number of frames of each video.
         height: Height of the frames, even.
@@ -48,7 +48,7 @@ def encode(path: str | os.PathLike[str], pictures: list[np.ndarray], *, rate: in
     """Write a video, H.264 with a key frame every 12 frames.
 
     Args:
-        path: The file.
+        path: Path of the file to write.
         pictures: Frames (H, W, 3) uint8, of even sides.
         rate: Frames per second.
     """

@@ -1,4 +1,4 @@
-"""Timed windows over endless training loops, interleaved so that drift affects all loops equally."""
+"""Timed windows over endless training loops, interleaved so that drift of the machine's speed affects all loops equally."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -77,7 +77,7 @@ def interleave(
     that is measured.
 
     Args:
-        variants: Variants to compare. Each is opened once and stays open, with its workers and captured graphs.
+        variants: Variants to compare. A variant's iterator is created once and stays open, with its workers and CUDA graphs.
         device: Device of the training steps.
         seconds: Time during which the host starts new steps in a window.
         repeats: Number of rounds.
@@ -93,29 +93,29 @@ def interleave(
     """
     names = [variant.name for variant in variants]
     if len(set(names)) != len(names):
-        raise ArgumentError(f"names of variants must be distinct, got {names}. Rename one.")
+        raise ArgumentError(f"names of variants must be distinct, got {names}. Rename one of them.")
     if repeats < 1:
-        raise ArgumentError(f"repeats must be at least 1, got {repeats}. One round gives a figure without a spread.")
+        raise ArgumentError(f"repeats must be at least 1, got {repeats}. Five rounds are the default.")
     if not seconds > 0:
-        raise ArgumentError(f"seconds must be positive, got {seconds}. It is the length of one window.")
+        raise ArgumentError(f"seconds must be positive, got {seconds}. Two seconds are the default length of a window.")
     report = progress if progress is not None else lambda _name: None
     windows: dict[str, list[Window]] = {name: [] for name in names}
     with ExitStack() as stack:
-        opened: list[_OpenVariant] = []
+        open_variants: list[_OpenVariant] = []
         for variant in variants:
-            run = _OpenVariant(variant)
-            stack.callback(run.close)
-            opened.append(run)
-        for run in opened:
-            for _ in range(warmup + run.variant.discard):
-                run.step()
+            open_variant = _OpenVariant(variant)
+            stack.callback(open_variant.close)
+            open_variants.append(open_variant)
+        for open_variant in open_variants:
+            for _ in range(warmup + open_variant.variant.discard):
+                open_variant.step()
             synchronize(device)
-            report(run.variant.name)
+            report(open_variant.variant.name)
         for round_index in range(repeats):
-            for run in opened if round_index % 2 == 0 else reversed(opened):
+            for open_variant in open_variants if round_index % 2 == 0 else reversed(open_variants):
                 settle()
-                windows[run.variant.name].append(_window(run, device, seconds))
-                report(run.variant.name)
+                windows[open_variant.variant.name].append(_window(open_variant, device, seconds))
+                report(open_variant.variant.name)
     return windows
 
 
@@ -166,7 +166,7 @@ class _OpenVariant:
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
-        self.taken = 0
+        self.num_steps = 0
         self._iterator: Iterator[int] | None = None
 
     def step(self) -> int:
@@ -176,13 +176,13 @@ class _OpenVariant:
             images = next(self._iterator)
         except StopIteration:
             raise ArgumentError(
-                f"steps of variant {self.variant.name!r} must be endless, got an end after {self.taken}. "
-                "Start over when the data ends."
+                f"steps of variant {self.variant.name!r} must be endless, got an end after {self.num_steps}. "
+                "Restart the data at its end, in the function steps."
             ) from None
         except Exception as error:
-            error.add_note(f"raised in step {self.taken} of variant {self.variant.name!r}")
+            error.add_note(f"raised in step {self.num_steps} of variant {self.variant.name!r}")
             raise
-        self.taken += 1
+        self.num_steps += 1
         return images
 
     def close(self) -> None:
@@ -191,15 +191,15 @@ class _OpenVariant:
             close()
 
 
-def _window(run: _OpenVariant, device: torch.device, seconds: float) -> Window:
-    for _ in range(run.variant.discard):
-        run.step()
+def _window(open_variant: _OpenVariant, device: torch.device, seconds: float) -> Window:
+    for _ in range(open_variant.variant.discard):
+        open_variant.step()
     synchronize(device)
     steps = images = 0
     start = now = perf_counter()
     end = start + seconds
     while now < end:
-        images += run.step()
+        images += open_variant.step()
         steps += 1
         now = perf_counter()
     synchronize(device)

@@ -1,1 +1,1 @@
-"""Integrations with training frameworks that need more than a recipe in the documentation. Each file imports one framework."""
+"""Integrations with training frameworks for which a recipe in the documentation is not enough: one file per framework."""

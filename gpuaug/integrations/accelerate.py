@@ -11,12 +11,12 @@ def skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     Replaces ``accelerate.skip_first_batches``, which cannot skip batches of a ``StreamedLoader``.
 
     Args:
-        dataloader: A ``StreamedLoader``, or a loader that Accelerate's function takes.
+        dataloader: A ``StreamedLoader``, or a loader that ``accelerate.skip_first_batches`` accepts.
         num_batches: Number of batches to skip.
 
     Returns:
-        For a ``StreamedLoader`` the same object, whose next iterator skips the batches; for other loaders the result of
-        Accelerate's function.
+        For a ``StreamedLoader``, the same object, whose next iterator skips the batches; for other loaders, the result of
+        ``accelerate.skip_first_batches``.
 
     Raises:
         ArgumentError, ArgumentTypeError: If ``num_batches`` is not a whole number, or negative.

@@ -10,18 +10,20 @@ from typing import Any
 from gpuaug.loader.streamed_loader import StreamedLoader
 
 # Lightning is installed under two package names with separate classes. The package that the program has imported is used.
-_NAMES = ("lightning.pytorch", "pytorch_lightning")
-_NAME = next((name for name in _NAMES if name in sys.modules), _NAMES[0])
-_Callback: Any = import_module(f"{_NAME}.callbacks").Callback
+_PACKAGE_NAMES = ("lightning.pytorch", "pytorch_lightning")
+_PACKAGE_NAME = next((name for name in _PACKAGE_NAMES if name in sys.modules), _PACKAGE_NAMES[0])
+_Callback: Any = import_module(f"{_PACKAGE_NAME}.callbacks").Callback
 
 
 class StreamLoaders(_Callback):  # type: ignore[misc]
     """Wrap each loader of a Trainer in a ``StreamedLoader`` after the Trainer has prepared it.
 
     A Trainer replaces the sampler of a ``torch.utils.data.DataLoader``, for the rank or for ``overfit_batches``, but leaves
-    loaders of other classes unchanged. So loaders are wrapped afterwards. When a run is resumed at the start of an epoch, the
-    Trainer restores no state of a loader, so this callback calls ``set_epoch`` of each training loader at the start of each
-    epoch, including a ``StreamedLoader`` that the user passed to the Trainer.
+    loaders of other classes unchanged. So this callback wraps a loader only after the Trainer has replaced the sampler.
+
+    When a run is resumed at the start of an epoch, the Trainer restores no state of a loader. So this callback calls
+    ``set_epoch`` of each training loader at the start of each epoch, including a ``StreamedLoader`` that the user passed to the
+    Trainer.
 
     Args:
         train: Stages for training. ``None``: training loaders are not wrapped.
@@ -47,8 +49,8 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Replace ``strategy.process_dataloader`` by a function that also wraps each loader."""
         strategy = trainer.strategy
-        vars(strategy).pop("process_dataloader", None)  # an interrupted run has not called teardown
-        strategy.process_dataloader = partial(self._wrapped, trainer, strategy.process_dataloader)
+        vars(strategy).pop("process_dataloader", None)  # left there by an interrupted run, which has not called teardown
+        strategy.process_dataloader = partial(self._process_and_wrap, trainer, strategy.process_dataloader)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Restore ``strategy.process_dataloader``."""
@@ -63,7 +65,7 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
         for loader in self._training:
             loader.set_epoch(trainer.current_epoch)
 
-    def _wrapped(self, trainer: Any, process: Any, loader: Any) -> Any:
+    def _process_and_wrap(self, trainer: Any, process: Any, loader: Any) -> Any:
         loader = process(loader)
         phase = "train" if trainer.training else "test" if trainer.testing else "validate"
         stages = None if trainer.predicting else self._stages[phase]

@@ -14,7 +14,7 @@ from gpuaug.stages.base import BoundStage, Stage
 WAY_OUT = "Pass what state_dict() of a StreamedLoader returned."
 
 Stages = Sequence[tuple[BoundStage, Stage]]
-"""(stage bound to its lane, the user's stage) for each stage."""
+"""(``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane (CUDA stream)."""
 
 
 def description(stages: Stages, resumable: ResumableLoader | None, decoders: Collection[str] = ()) -> dict[str, Any]:
@@ -22,8 +22,8 @@ def description(stages: Stages, resumable: ResumableLoader | None, decoders: Col
 
     Args:
         stages: Stages of the loader.
-        resumable: The wrapped loader's state, if its epochs can begin at any batch; else ``None``.
-        decoders: Keys of a state's decoders, which are compared before a batch has needed them.
+        resumable: Access to the wrapped loader's state, if its epochs can begin at any batch; else ``None``.
+        decoders: Keys of the decoders in a saved state. Their versions are included even if no batch has used them yet.
     """
     ranks = resumable.ranks if resumable is not None else None
     versions = {key: version for bound, _ in stages for key, version in bound.versions(decoders).items()}
@@ -40,22 +40,22 @@ def check_source(
     """Check that the wrapped loader's part of a state belongs to a loader of the same type.
 
     Raises:
-        ArgumentError: If it belongs to another type of loader, or to another number of torchdata's workers.
+        ArgumentError: If ``source`` belongs to another type of loader, or to torchdata's loader with another number of workers.
     """
     accepted = resumable is None or resumable.accepts(source) or (source is None and not batch)
     if not (accepted and (stateful is None or stateful.accepts(source))):
-        raise ArgumentError(f"state['source'] must be that of a {type(loader).__name__}, got {shown(source)}. {WAY_OUT}")
+        raise ArgumentError(f"state['source'] must be the state of a {type(loader).__name__}, got {shown(source)}. {WAY_OUT}")
     if resumable is None and is_state(source):
         raise ArgumentError(
-            f"state['source'] must be that of a {type(loader).__name__}, got that of a plain DataLoader or a list. "
-            "Wrap a loader of that type."
+            f"state['source'] must be the state of a {type(loader).__name__}, got the state of a plain DataLoader or a list. "
+            "Wrap a loader of the type that was wrapped in the saved run."
         )
-    if resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # torchdata's
+    if resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # torchdata
         main = source.get("_snapshot", {}).get("_main_snapshot", {})
         workers = main.get("_num_workers", 0) if isinstance(main, Mapping) else 0
         if source and workers != loader.num_workers:
             raise ArgumentError(
-                f"num_workers must be {workers}, with which the state was made, got {loader.num_workers}. "
+                f"num_workers must be {workers}, as in the saved run, got {loader.num_workers}. "
                 "A StatefulDataLoader resumes with the same number of workers only; a plain DataLoader with any number."
             )
 
@@ -70,17 +70,17 @@ class Difference(NamedTuple):
 
 
 def differences(state: Mapping[str, Any], current: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
-    """Differences between a saved state and the current run.
+    """Yield the differences between a saved state and the current run.
 
     Args:
         state: The saved state.
         current: Values of the current run for the same keys.
-        settings: Current settings of the wrapped loader, other than the order, that decide its batches; empty if unknown.
+        settings: Current settings of the wrapped loader that determine its batches, without the order; empty if unknown.
     """
     if state["seed"] != current["seed"]:
         yield Difference("seed", state["seed"], current["seed"], "Leave seed out to use the seed of the state.")
     if state["ranks"] != current["ranks"]:
-        way_out = "The samples of a batch, their order and their random numbers depend on the number of ranks."
+        way_out = "Start as many ranks as in the saved run: the samples of a batch and their random numbers depend on it."
         yield Difference("The number of ranks", state["ranks"], current["ranks"], way_out)
     saved_settings = state["source"]["settings"] if settings else {}
     for name in {**saved_settings, **settings}:
@@ -93,7 +93,7 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any], settings: 
     stages = current["stages"]
     if list(saved_stages) != list(stages):
         saved_names, current_names = (", ".join(names) or "none" for names in (saved_stages, stages))
-        way_out = "Random numbers are keyed by the name of the stage: pass the stages of the saved run."
+        way_out = "Pass the stages of the saved run: the random numbers of a stage depend on its name."
         yield Difference("The names of stages", saved_names, current_names, way_out)
     for name in stages:
         if name in saved_stages and saved_stages[name] != stages[name]:
@@ -108,7 +108,7 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any], settings: 
 
 
 def _first_difference(saved: str, current: str) -> tuple[str, str]:
-    """First arguments in which two definitions differ, with the beginning of their line."""
+    """Return the (saved, current) text of the first argument in which two definitions differ, after its line's beginning."""
     lines = [[*text.split("\n"), "nothing"] for text in (saved, current)]
     first_lines = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (saved, current))
     saved_parts, current_parts = ([*re.split(r", (?=\w+=)", line.strip()), "nothing"] for line in first_lines)

@@ -1,4 +1,4 @@
-"""Position of the training loop, and the state of a loader for checkpoints."""
+"""``Progress``: the position of the training loop (epoch and batch), and a loader's ``state_dict`` for checkpoints."""
 
 import copy
 import warnings
@@ -24,10 +24,10 @@ MAX_COUNT = 2**63 - 1
 """Largest rank, batch index and epoch that a user may pass."""
 
 VERSION = 2
-"""Version of the state's format. Increased when an older gpuaug cannot read the state, or decodes or draws differently."""
+"""Version of the state's format. Increased when an older release cannot read the state, or would produce other batches."""
 
-_READ_BY = {1: "0.2.0"}
-"""Older version of the format → release of gpuaug that reads it."""
+_RELEASE_OF_VERSION = {1: "0.2.0"}
+"""Older version of the format → newest release of gpuaug that reads it."""
 
 
 class Snapshot(NamedTuple):
@@ -37,11 +37,11 @@ class Snapshot(NamedTuple):
     batch: int
     """Number of batches of the epoch that were handed over."""
     ended: bool
-    """Whether the end of the epoch was reached, and not only its last batch."""
+    """Whether ``next`` has raised ``StopIteration``. False after the last batch alone."""
     chosen: bool
     """Whether the epoch was set by ``set_epoch``."""
     source: Any
-    """State of the wrapped loader, or the error of reading it; ``None`` before the first batch of the first epoch."""
+    """State of the wrapped loader, or the error that reading it raised; ``None`` before the first batch of the first epoch."""
 
 
 _POSITION_ATTRIBUTES = (
@@ -104,7 +104,7 @@ class Progress:
 
     @property
     def position_state(self) -> tuple[Any, ...]:
-        """Position of the training loop and of the next iterator, as an opaque tuple. Assign the tuple to restore them."""
+        """Position of the training loop and of the next iterator, as an opaque tuple. Assign the tuple to restore both."""
         return tuple(getattr(self, name) for name in _POSITION_ATTRIBUTES)
 
     @position_state.setter
@@ -117,7 +117,7 @@ class Progress:
         """Whether an iteration over the wrapped loader can begin at any batch."""
         return self._resumable is not None or is_stateful(self._loader)
 
-    def choose(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator."""
         if self._resumable is not None and epoch != self._next_epoch:
             self._first_batch = 0
@@ -142,7 +142,7 @@ class Progress:
         return self._resume._replace(batches=self._resume.batches + self._skip, seed=position.key("workers"))
 
     def prepare(self) -> None:
-        """Set the epoch of the iterator that is about to begin in a loader that Accelerate has prepared."""
+        """Set the epoch of the next iterator if Accelerate has prepared the wrapped loader. Call before the iterator begins."""
         if self._prepared is None:
             return
         loaded = self._prepared.loaded_position()
@@ -151,9 +151,9 @@ class Progress:
             self._first_batch = loaded.batch
             self._seed = self._seed if self._seed_is_set else loaded.seed
         self._prepared.prepare(self._next_epoch)
-        in_sampler, by_loader = self._prepared.skipped
-        self._first_batch = max(self._first_batch, in_sampler)
-        self._skip = max(self._skip, by_loader)
+        skipped_by_sampler, skipped_by_loader = self._prepared.skipped
+        self._first_batch = max(self._first_batch, skipped_by_sampler)
+        self._skip = max(self._skip, skipped_by_loader)
 
     def begin(self, source: Any) -> Snapshot:
         """Begin an iterator with ``source`` as the wrapped loader's state, and return the iterator's first position."""
@@ -167,15 +167,15 @@ class Progress:
         self._resume = None
         if self._prepared is not None:
             self._prepared.begin()
-        self.reach(start)
+        self.set_position(start)
         return start
 
     @contextmanager
     def restored_at_end(self) -> Iterator[None]:
         """Context manager that restores the position of the training loop at its end.
 
-        The state of a wrapped loader that has one is restored too. If that loader is no ``DataLoader``, the state may be stored
-        in the loader object itself, so open iterators end.
+        If the wrapped loader has ``state_dict``, its state is restored too. A loader that is no ``DataLoader`` may store its
+        state in the loader object instead of the iterator. In that case open iterators end.
         """
         source = self._loaded_source
         # The position of a DataLoader is in its iterators: the next one begins anew, unless a state was loaded for it.
@@ -195,19 +195,19 @@ class Progress:
             if self._chosen and self._fixed_epoch is not None:
                 set_epoch_of(self._loader, self._fixed_epoch)
 
-    def reach(self, reached: Snapshot) -> None:
-        """Set the position of the training loop to ``reached``, that of the iterator that was read last."""
+    def set_position(self, position: Snapshot) -> None:
+        """Set the position of the training loop to the position of the iterator that was read last."""
         if self._prepared is not None:
-            ended = reached.ended or reached.source.last
-            next_position = RunPosition(self._seed, reached.epoch + ended, 0 if ended else reached.batch)
-            self._prepared.hand_over(reached.source, next_position)
-            if reached.ended:
-                self._prepared.end(reached.epoch)
-            reached = reached._replace(source=reached.source.state)
-        self._snapshot = reached
+            ended = position.ended or position.source.last
+            next_position = RunPosition(self._seed, position.epoch + ended, 0 if ended else position.batch)
+            self._prepared.hand_over(position.source, next_position)
+            if position.ended:
+                self._prepared.end(position.epoch)
+            position = position._replace(source=position.source.state)
+        self._snapshot = position
 
-    def leave(self) -> None:
-        """Record that an iterator was closed, at its end or before."""
+    def record_close(self) -> None:
+        """Record that an iterator was closed, at the end of the epoch or earlier."""
         if self._prepared is not None:
             self._prepared.leave()
 
@@ -216,33 +216,33 @@ class Progress:
 
         The state holds
 
-        - the state of the wrapped loader after that batch, or for a ``DataLoader`` by index the states of its generators at the
-          beginning of the epoch;
+        - the state of the wrapped loader after that batch, or for a ``DataLoader`` of a map-style dataset the states of its
+          generators at the beginning of the epoch;
         - the seed, the epoch and the number of batches, on which the random numbers of stages depend;
-        - the number of ranks, the stages and their decoders, for comparison.
+        - the number of ranks, the stages and their decoders, which ``load_state_dict`` compares with the current run.
 
-        Save it on each rank. It consists of plain values and tensors, a few kilobytes, and ``torch.load(weights_only=True)``
-        reads it.
+        Save the state on each rank. It consists of plain values and tensors, a few kilobytes, and
+        ``torch.load(weights_only=True)`` reads it.
 
         Raises:
             Exception: The error that the wrapped loader raised when its state was read.
         """
-        reached = self._snapshot or Snapshot(self._next_epoch, 0, False, self._chosen, None)
-        if isinstance(reached.source, Exception):
-            raise reached.source
+        position = self._snapshot or Snapshot(self._next_epoch, 0, False, self._chosen, None)
+        if isinstance(position.source, Exception):
+            raise position.source
         return {
             "version": VERSION,
             "seed": self._seed,
-            **copy.deepcopy(reached._asdict()),
-            **description(self._device_setup.pairs, self._resumable),
+            **copy.deepcopy(position._asdict()),
+            **description(self._device_setup.stage_pairs, self._resumable),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Resume from a state: the next iterator begins with the batch after it.
+        """Resume from a state: the next iterator begins with the first batch that the saved run had not handed over.
 
-        Stages draw the same random numbers as in an uninterrupted run. The seed is that of the state if the loader was created
-        without ``seed``. Open iterators end. A ``FeatureStage`` runs the first batch of each shape without a graph, as in every
-        iterator.
+        Stages draw the same random numbers as in an uninterrupted run. If the loader was created without ``seed``, the seed of
+        the state is used. Open iterators end. A ``FeatureStage`` runs the first batch of each shape without a CUDA graph, as in
+        every iterator.
 
         Args:
             state_dict: A result of ``state_dict``, of this or an earlier run.
@@ -254,20 +254,20 @@ class Progress:
         Raises:
             ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, or differs from this run. The loader is
                 unchanged.
-            Exception: Any error of the wrapped loader about its part of the state. Open iterators have ended.
+            Exception: Any error that the wrapped loader raises when it loads its part of the state. Open iterators have ended.
 
         Warns:
             GpuAugWarning: For each difference, if ``strict`` is false.
         """
-        state = _checked(state_dict)
-        reached = Snapshot(*(state[name] for name in Snapshot._fields))
-        strict = flag("strict", strict, "Leave it out to have differences refused.")
+        state = _checked_state(state_dict)
+        saved_position = Snapshot(*(state[name] for name in Snapshot._fields))
+        strict = flag("strict", strict, "Leave it out to raise an error for each difference.")
         resumable = self._resumable
-        source = reached.source
-        batch = reached.batch
+        source = saved_position.source
+        batch = saved_position.batch
         check_source(source, batch, self._loader, resumable, self._stateful)
         seed = self._seed if self._seed_is_set else state["seed"]
-        settings_of_run = description(self._device_setup.pairs, self._resumable, state.get("decoders", ()))
+        settings_of_run = description(self._device_setup.stage_pairs, self._resumable, state.get("decoders", ()))
         current = {"seed": seed, **settings_of_run}
         settings = resumable.settings() if resumable is not None and source is not None else {}
         all_differences = list(differences(state, current, settings))
@@ -275,23 +275,23 @@ class Progress:
             name, saved_value, current_value, way_out = all_differences[0]
             raise ArgumentError(
                 f"{name} must be {saved_value}, as in the state, got {current_value}. {way_out} "
-                "To go on with other batches, pass strict=False to load_state_dict."
+                "To resume with different batches, pass strict=False to load_state_dict."
             )
-        ended = reached.ended or _is_finished(source)
+        ended = saved_position.ended or _is_finished(source)
         if settings and not ended:
             sharded = resumable is not None and resumable.ranks is not None
             batch = min(batches_done(state, current, settings, sharded=sharded), MAX_COUNT)
         first_batch = 0 if ended else batch
         for name, saved_value, current_value, way_out in all_differences:
             warnings.warn(
-                f"Batches from {first_batch} on are not those of an uninterrupted run, because {name[0].lower()}{name[1:]} "
+                f"Batches from {first_batch} on differ from an uninterrupted run, because {name[0].lower()}{name[1:]} "
                 f"was {saved_value} in the state and is {current_value}. {way_out}",
                 GpuAugWarning,
                 stacklevel=2,
             )
         self._end_iterations()  # no thread may read the loader while its state changes
-        if reached.chosen and not ended:
-            set_epoch_of(self._loader, reached.epoch)
+        if saved_position.chosen and not ended:
+            set_epoch_of(self._loader, saved_position.epoch)
         source = copy.deepcopy(source)
         self._resume = None
         self._loaded_source = None
@@ -308,12 +308,12 @@ class Progress:
             elif getattr(self._loader, "persistent_workers", False):
                 self._resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
         self._seed = seed
-        self._epoch = reached.epoch
-        self._fixed_epoch = None if ended else reached.epoch
-        self._chosen = False if ended else reached.chosen
+        self._epoch = saved_position.epoch
+        self._fixed_epoch = None if ended else saved_position.epoch
+        self._chosen = False if ended else saved_position.chosen
         self._first_batch = first_batch
         self._skip = 0
-        self._snapshot = reached._replace(batch=batch, source=source)
+        self._snapshot = saved_position._replace(batch=batch, source=source)
 
     @property
     def _next_epoch(self) -> int:
@@ -322,7 +322,7 @@ class Progress:
         return max(self._epoch + 1, epoch_of(self._loader) if self._prepared is None else self._prepared.epoch)
 
 
-def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state after checking the types of its entries.
 
     Raises:
@@ -332,13 +332,13 @@ def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
         raise ArgumentTypeError(f"state must be a mapping, got {type(state).__name__}. {WAY_OUT}")
     version = whole_number("state['version']", state.get("version", VERSION), WAY_OUT, least=1)
     if version != VERSION:
-        way_out = "It is of a newer gpuaug: install that."
-        if version in _READ_BY:
-            way_out = f'Go on with the release that made it: pip install "gpuaug=={_READ_BY[version]}".'
+        way_out = "A newer release of gpuaug saved this state. Install that release."
+        if version in _RELEASE_OF_VERSION:
+            way_out = f'Resume with the release that saved it: pip install "gpuaug=={_RELEASE_OF_VERSION[version]}".'
         raise ArgumentError(f"state['version'] must be {VERSION}, got {version}. {way_out}")
     names = ("version", "seed", *Snapshot._fields, "ranks", "stages")
     if missing := [name for name in names if name not in state]:
-        raise ArgumentError(f"state must hold {', '.join(names)}, got one without {', '.join(missing)}. {WAY_OUT}")
+        raise ArgumentError(f"state must have the keys {', '.join(names)}, got no {', '.join(missing)}. {WAY_OUT}")
     limits = {"seed": MAX_SEED, "epoch": MAX_SEED, "batch": MAX_COUNT, "ranks": MAX_COUNT}
     numbers = {name: whole_number(f"state[{name!r}]", state[name], WAY_OUT, most=limit) for name, limit in limits.items()}
     flags = {name: flag(f"state[{name!r}]", state[name], WAY_OUT) for name in ("ended", "chosen")}
@@ -352,6 +352,6 @@ def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
 def _is_finished(source: Any) -> bool:
     """Whether torchdata's loader would begin a new epoch from this state.
 
-    Under Accelerate, which reads one batch ahead, that is so already after the last batch.
+    Under Accelerate, which reads one batch ahead, the result is true after the last batch, before the end of the epoch.
     """
     return isinstance(source, Mapping) and bool(source.get("_iterator_finished", False))

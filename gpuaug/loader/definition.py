@@ -1,4 +1,4 @@
-"""Definition of a stage: a text of the arguments of the stage and of its pipeline that is equal in all processes."""
+"""Definition of a stage: the arguments of the stage and of its pipeline as text, which checkpoints store and compare."""
 
 import dataclasses
 import dis
@@ -18,16 +18,16 @@ from torch.distributions import Distribution
 from gpuaug.stages.base import Stage
 from gpuaug.stages.feature import FeatureStage
 
-_MAX_TEXT = 4000  # largest number of characters of a definition in a state; longer text is cut
-_MAX_VALUES = 16  # largest number of elements of a tensor that is written out
+_MAX_CHARACTERS = 4000  # of a definition in a state; longer text is cut
+_MAX_ELEMENTS = 16  # of a tensor that is written out; a larger tensor is described by its shape and checksum
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Pattern of the address in the ``repr`` of an object."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_LIBRARIES = ("kornia.", "torchvision.transforms.")
-"""Packages whose classes are described by all attributes: an attribute's name may differ from that of the parameter."""
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+_LIBRARY_PREFIXES = ("kornia.", "torchvision.transforms.")
+"""Packages whose classes are described by all attributes, because attributes and constructor parameters may differ in name."""
 
-_STATE = frozenset(
+_IGNORED_ATTRIBUTES = frozenset(
     {
         *vars(nn.Module()),
         *(
@@ -40,14 +40,14 @@ _STATE = frozenset(
         *("_lazy_matrix_args", "_output_image", "input_dtype", "transform_op", "_valid_ops_for_transform_computation"),
     }
 )
-"""Attributes of modules that are left out: they change in a run, or do not depend on an argument."""
+"""Attributes of modules that are left out, because they change during a run or do not depend on an argument."""
 
-_NO_ARGUMENTS = torch.device | torch.Generator | np.random.Generator
-"""Types of attributes that are left out: devices, and generators, whose state changes in a run."""
+_IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator
+"""Types of attributes that are left out: a device does not change the arguments, a generator's state changes during a run."""
 
 
 def definition(stage: Stage) -> str:
-    """Arguments of a stage as text, equal in all processes. Long text is cut and ends with its checksum.
+    """Return the arguments of a stage as text, equal in all processes. Long text is cut and ends with its checksum.
 
     A pipeline is described by the constructor arguments of its modules; a function by its name, its defaults and the values it
     closes over, without its code; the encoder of a ``FeatureStage`` by its ``repr``. Weights are left out.
@@ -59,15 +59,15 @@ def definition(stage: Stage) -> str:
     ignored = ("name", "selection", "backend", "captures", "graph_bytes", "threads")
     attributes = {name: value for name, value in vars(stage).items() if not name.startswith("_") and name not in ignored}
     arguments = {"on": stage.selection.on, "into": stage.selection.into, **attributes}
-    write = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
-    text = ", ".join(f"{name}={write(value)}" for name, value in arguments.items() if value is not ...)
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… {_checksum(text.encode())}"
+    text_of = _Writer(modules_by_repr=isinstance(stage, FeatureStage)).text
+    text = ", ".join(f"{name}={text_of(value)}" for name, value in arguments.items() if value is not ...)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}… {_checksum(text.encode())}"
 
 
 def shown_text(value: Any) -> str:
-    """``repr`` of a value without addresses; the name of its class if no class of it but ``object`` defines ``__repr__``."""
+    """Return the ``repr`` of a value without memory addresses, or its class name if it inherits ``object.__repr__``."""
     if not any("__repr__" in vars(cls) for cls in type(value).__mro__[:-1]):
-        return type(value).__qualname__  # without the module, whose name is __main__ in the program's own process only
+        return type(value).__qualname__  # without the module name, which is __main__ in the main process but not in workers
     return ADDRESS.sub("", repr(value))
 
 
@@ -76,7 +76,7 @@ def _checksum(data: bytes) -> str:
 
 
 class _Writer:
-    """Converter of values to text. A reference of an object to itself is written as "…".
+    """Converter of values to text. A value inside itself, such as a list that contains itself, is written as "…".
 
     Args:
         modules_by_repr: Whether a module is written as its ``repr`` instead of its attributes.
@@ -84,19 +84,19 @@ class _Writer:
 
     def __init__(self, *, modules_by_repr: bool) -> None:
         self._modules_by_repr = modules_by_repr
-        self._open: list[Any] = []
+        self._enclosing: list[Any] = []  # values that contain the current value
 
     def text(self, value: Any) -> str:
         """Text of any value."""
-        if isinstance(value, Enum | np.generic) or type(value) in _PLAIN:
+        if isinstance(value, Enum | np.generic) or type(value) in _PLAIN_TYPES:
             return str(value) if isinstance(value, Enum) else repr(value.item() if isinstance(value, np.generic) else value)
-        if any(value is other for other in self._open):
+        if any(value is outer for outer in self._enclosing):
             return "…"
-        self._open.append(value)
+        self._enclosing.append(value)
         try:
             return self._text(value)
         finally:
-            self._open.pop()
+            self._enclosing.pop()
 
     def _text(self, value: Any) -> str:
         if isinstance(value, Tensor | np.ndarray):
@@ -105,12 +105,12 @@ class _Writer:
             return f"{{{', '.join(f'{self.text(key)}: {self.text(item)}' for key, item in value.items())}}}"
         if isinstance(value, list | tuple):
             items = list(map(self.text, value))
-            return _on_lines("(", items) if any("=" in item for item in items) else f"({', '.join(items)})"
+            return _indented_lines("(", items) if any("=" in item for item in items) else f"({', '.join(items)})"
         if isinstance(value, set | frozenset):
             return f"{{{', '.join(sorted(map(self.text, value)))}}}"  # sorted: the order of a set differs between processes
         if isinstance(value, functools.partial):
             arguments = [self.text(argument) for argument in (value.func, *value.args)]
-            return f"partial({', '.join([*arguments, *self._named(value.keywords)])})"
+            return f"partial({', '.join([*arguments, *self._keyword_texts(value.keywords)])})"
         if isinstance(value, type):
             return value.__qualname__
         if not isinstance(value, nn.Module) and isinstance(getattr(value, "__qualname__", None), str):
@@ -122,12 +122,12 @@ class _Writer:
             return shown_text(value)
         return self._object(value)
 
-    def _named(self, values: Mapping[str, Any]) -> list[str]:
-        """Arguments as text. Texts of several lines come last."""
+    def _keyword_texts(self, values: Mapping[str, Any]) -> list[str]:
+        """``name=value`` texts, sorted. Texts of several lines come last."""
         return sorted((f"{name}={self.text(value)}" for name, value in values.items()), key=lambda text: "\n" in text)
 
     def _function(self, value: Any) -> str:
-        """Text of a function: its name, the object of a method, defaults, and plain values that it closes over."""
+        """Text of a function: its name, the object of a bound method, defaults, and plain values of its closure."""
         method_object = getattr(value, "__self__", None)
         arguments = [] if method_object is None or inspect.ismodule(method_object) else [self.text(method_object)]
         function = inspect.unwrap(getattr(value, "__func__", value))
@@ -135,13 +135,13 @@ class _Writer:
         if code is not None:
             names = code.co_varnames[: code.co_argcount]
             defaults = function.__defaults__ or ()
-            arguments += self._named(dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)))
-            arguments += self._named(function.__kwdefaults__ or {})
+            arguments += self._keyword_texts(dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)))
+            arguments += self._keyword_texts(function.__kwdefaults__ or {})
             instructions = dis.get_instructions(code)
             assigned = {instruction.argval for instruction in instructions if instruction.opname == "STORE_DEREF"}
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
                 content = getattr(cell, "cell_contents", ...)
-                if type(content) in _PLAIN and name not in assigned:
+                if type(content) in _PLAIN_TYPES and name not in assigned:
                     arguments.append(f"{name}={self.text(content)}")
         return f"{value.__qualname__}({', '.join(arguments)})" if arguments else str(value.__qualname__)
 
@@ -155,32 +155,32 @@ class _Writer:
         elif not attributes:
             return shown_text(value)
         extra = value.extra_repr() if isinstance(value, nn.Module) and not _is_of_library(type(value)) else ""
-        parts = [*([extra] if extra else []), *(text for text in self._named(attributes) if text not in extra)]
+        parts = [*([extra] if extra else []), *(text for text in self._keyword_texts(attributes) if text not in extra)]
         begin = f"{type(value).__qualname__}({', '.join(parts)}"
-        return _on_lines(begin, [f"({name}): {self.text(child)}" for name, child in children.items()])
+        return _indented_lines(begin, [f"({name}): {self.text(child)}" for name, child in children.items()])
 
 
-def _on_lines(begin: str, items: Sequence[str]) -> str:
+def _indented_lines(begin: str, items: Sequence[str]) -> str:
     """``begin``, an open parenthesis, followed by one indented line per item, and the closing parenthesis."""
     return "\n  ".join([begin, *(item.replace("\n", "\n  ") for item in items)]) + ("\n)" if items else ")")
 
 
 def _array(value: Any) -> str:
     array = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.ascontiguousarray(value))
-    if array.numel() <= _MAX_VALUES:
+    if array.numel() <= _MAX_ELEMENTS:
         return f"tensor({array.tolist()})"
-    whole = array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return f"tensor(shape={tuple(array.shape)}, checksum={_checksum(whole)})"
+    data = array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"tensor(shape={tuple(array.shape)}, checksum={_checksum(data)})"
 
 
 def _is_of_library(cls: type) -> bool:
-    return f"{cls.__module__}.".startswith(_LIBRARIES)
+    return f"{cls.__module__}.".startswith(_LIBRARY_PREFIXES)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the attributes that describe an object.
+    """Yield (name, value) of the attributes that describe an object.
 
-    All attributes of objects of Kornia and torchvision; of other objects those with the name of a constructor parameter.
+    For Kornia and torchvision, all attributes; for other libraries, the attributes named like a constructor parameter.
     """
     instance_attributes = getattr(value, "__dict__", {})
     if dataclasses.is_dataclass(value):
@@ -191,9 +191,9 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     of_library = any(map(_is_of_library, classes))
     of_kornia = any(cls.__module__.startswith("kornia.") for cls in classes)
     for name, attribute in instance_attributes.items():
-        if name in _STATE or isinstance(attribute, _NO_ARGUMENTS) or not (of_library or name.strip("_") in names):
+        if name in _IGNORED_ATTRIBUTES or isinstance(attribute, _IGNORED_TYPES) or not (of_library or name.strip("_") in names):
             continue
-        # Kornia's modules store the dtype set by .to(), and distributions that follow from other attributes.
+        # Kornia's modules store the dtype that .to() sets, and distributions that are computed from other attributes.
         if not (of_kornia and (name == "dtype" or isinstance(attribute, Distribution))):
             yield name, attribute
 

@@ -1,4 +1,4 @@
-"""Device of a loader, with its lanes and its stages, created when they are first needed."""
+"""``DeviceSetup``: a loader's device, lanes (CUDA streams, one per stage) and stages. Lanes are created on first use."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,20 +14,20 @@ from gpuaug.stages.feature import check_device
 
 
 class DeviceSetup:
-    """Device of one loader, with its lanes and its stages.
+    """Device, lanes and stages of one loader.
 
     ``cuda`` without an index means the device that is current when the first iterator begins: frameworks may set a rank's
-    device after the loader was created. Until then lanes are created only if they are asked for, and created again if another
-    device has become current.
+    device after the loader was created. Lanes that were created before the first iterator are replaced if another device has
+    become current.
 
     Args:
-        device: The user's argument.
-        warns: Whether to warn about batches in pageable memory.
+        device: The user's argument ``device``.
+        warn_pageable: Whether to warn about batches in pageable memory.
     """
 
-    def __init__(self, device: torch.device | str | int | None, *, warns: bool) -> None:
+    def __init__(self, device: torch.device | str | int | None, *, warn_pageable: bool) -> None:
         self._device = devices.requested(device)
-        self._warns = warns
+        self._warn_pageable = warn_pageable
         self._stages: tuple[Stage, ...] = ()
 
     @property
@@ -35,11 +35,11 @@ class DeviceSetup:
         """Device that batches are copied to. Before the first iterator: the device if the iterator began now."""
         return devices.with_index(self._device)
 
-    def settle(self) -> None:
+    def fix_device_index(self) -> None:
         """Fix the index of the device to the current one. Called when an iterator begins."""
         if self._device != (current := self.device):
             if "lanes" in vars(self) and self.lanes.device != current:
-                self._forget("lanes", "copier", "bound")
+                self._delete_cached("lanes", "copier", "bound_stages")
             self._device = current
 
     @cached_property
@@ -50,7 +50,7 @@ class DeviceSetup:
     @cached_property
     def copier(self) -> Copier:
         """Copier of batches, on the copy lane."""
-        return Copier(self.lanes.device, warns=self._warns)
+        return Copier(self.lanes.device, warn_pageable=self._warn_pageable)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -69,47 +69,47 @@ class DeviceSetup:
         new = tuple(as_stages(value))
         for stage in new:
             check_device(stage, self._device)
-        bound = None if self._device != self.device else bind_all(new, self.lanes)
+        bound_stages = None if self._device != self.device else bind_all(new, self.lanes)
         self._stages = new
-        self._forget("bound")
-        if bound is not None:
-            self.bound = bound
+        self._delete_cached("bound_stages")
+        if bound_stages is not None:
+            self.bound_stages = bound_stages
 
     @cached_property
-    def bound(self) -> list[BoundStage]:
-        """Stages, bound to their lanes."""
+    def bound_stages(self) -> list[BoundStage]:
+        """One ``BoundStage`` per stage: the stage together with its lane."""
         return bind_all(self._stages, self.lanes)
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of page-locked memory that the stages hold."""
-        return sum(stage.pinned_bytes for stage in self._existing_bound)
+        return sum(stage.pinned_bytes for stage in self._existing_bound_stages)
 
     @property
     def decode_bytes(self) -> int:
         """Bytes of device memory that the stages hold for decoded pixels."""
-        return sum(stage.decode_bytes for stage in self._existing_bound)
+        return sum(stage.decode_bytes for stage in self._existing_bound_stages)
 
     @property
     def graph_bytes(self) -> int:
         """Bytes of device memory that the stages hold for CUDA graphs."""
-        return sum(stage.graph_bytes for stage in self._existing_bound)
+        return sum(stage.graph_bytes for stage in self._existing_bound_stages)
 
     @property
-    def _existing_bound(self) -> Sequence[BoundStage]:
-        """``bound``, or an empty sequence if it has not been created."""
-        bound: Sequence[BoundStage] = vars(self).get("bound", ())
-        return bound
+    def _existing_bound_stages(self) -> Sequence[BoundStage]:
+        """``bound_stages``, or an empty sequence if it has not been created."""
+        existing: Sequence[BoundStage] = vars(self).get("bound_stages", ())
+        return existing
 
     @property
-    def pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """(stage bound to its lane, the user's stage) for each stage."""
-        return tuple(zip(self.bound, self._stages, strict=True))
+    def stage_pairs(self) -> tuple[tuple[BoundStage, Stage], ...]:
+        """(``BoundStage``, ``Stage``) of each stage, in order."""
+        return tuple(zip(self.bound_stages, self._stages, strict=True))
 
     def __repr__(self) -> str:
         stages = ", ".join(f"{name}={stage!r}" for name, stage in zip(names_of(self._stages), self._stages, strict=True))
         return f"stages=[{stages}], device={self.device}"
 
-    def _forget(self, *names: str) -> None:
-        for name in names:
+    def _delete_cached(self, *properties: str) -> None:
+        for name in properties:
             vars(self).pop(name, None)

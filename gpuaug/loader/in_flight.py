@@ -26,12 +26,15 @@ class Launched:
     """A batch whose work has been queued on the device, or the error that is raised instead of it."""
 
     batch: Batch = None
-    """The batch, which holds ``PackedTargets`` for target dicts if ``packed`` is true."""
+    """The batch on the device."""
     ready: Event | None = None
+    """Event after all work on the batch; ``None`` with an error."""
     packed: bool = False
+    """Whether the tensors of target dicts are concatenated per key, as ``PackedTargets``."""
     resident: Sequence[torch.Tensor] = ()
-    source: Lane | None = None
-    """Stream on which the wrapped loader wrote objects with hidden tensors on the device."""
+    """Tensors of the batch that were on the device before the copy."""
+    source_lane: Lane | None = None
+    """Stream on which the wrapped loader wrote objects of the batch whose tensors cannot be listed; else ``None``."""
     error: BaseException | None = None
     state: Any = None
     """State of the wrapped loader after this batch."""

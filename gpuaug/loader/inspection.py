@@ -1,4 +1,4 @@
-"""Access of the profiler and the viewer to the internals of a loader, which is restored afterwards."""
+"""``Inspection``: access to the internals of a loader, for the profiler and the viewer, which restore the loader afterwards."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ class Inspection:
     """Access to the internals of a loader, for the profiler and the viewer.
 
     Args:
-        loader: Iterators of ``begin`` change its counters and its epoch. ``restored_at_end`` restores them.
+        loader: The loader. Iterators of ``begin`` change its counters and epoch, which ``restored_at_end`` restores.
     """
 
     def __init__(self, loader: StreamedLoader) -> None:
@@ -33,62 +33,63 @@ class Inspection:
 
     @property
     def lanes(self) -> Lanes:
-        """Lanes of the loader."""
+        """Lanes (CUDA streams) of the loader."""
         return self._shared.lanes
 
     @property
     def feed(self) -> Feed:
-        """Feed of the loader."""
+        """Feed of the loader: transfer of batches from the wrapped loader to the copy lane."""
         return self._shared.feed
 
     @property
     def stages(self) -> tuple[tuple[BoundStage, Stage], ...]:
-        """(stage bound to its lane, the user's stage) for each stage."""
-        return self._shared.device_setup.pairs
+        """(``BoundStage``, ``Stage``) of each stage, in order. A ``BoundStage`` is a stage together with its lane."""
+        return self._shared.device_setup.stage_pairs
 
-    def begin(self, depth: int, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+    def begin(self, depth: int, bound_stages: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         """Begin an iterator that works ``depth`` batches ahead.
 
         Args:
             depth: Number of batches.
-            bound: Stages to run; ``None``: the stages of the loader.
+            bound_stages: Stages to run; ``None``: the stages of the loader.
         """
-        return self.loader._begin(depth, bound)
+        return self.loader._begin(depth, bound_stages)
 
     def copy(self, host_batch: Batch) -> Batch:
-        """Copy a batch to the device, on the current lane. Target dicts may be ``PackedTargets``, as between stages."""
+        """Copy a batch to the device, on the current lane. Target dicts may be ``PackedTargets``: concatenated per key."""
         return self._shared.device_setup.copier.copy(host_batch).batch
 
     @contextmanager
-    def watched_by(self, hooks: Hooks) -> Iterator[None]:
+    def with_hooks(self, hooks: Hooks) -> Iterator[None]:
         """Context manager in which iterators of the loader call ``hooks``."""
-        before, self._shared.hooks = self._shared.hooks, hooks
+        previous_hooks = self._shared.hooks
+        self._shared.hooks = hooks
         try:
             yield
         finally:
-            self._shared.hooks = before
+            self._shared.hooks = previous_hooks
 
 
-def check(loader: object, doing: str, otherwise: str) -> StreamedLoader:
+def checked_loader(loader: object, use: str, advice: str) -> StreamedLoader:
     """Check that ``loader`` can be profiled or shown, and restored afterwards, and return it.
 
     Args:
         loader: The user's argument.
-        doing: Participle for error messages, such as ``"profiled"``.
-        otherwise: Advice in the error message about objects that cannot be iterated.
+        use: Use of the loader in error messages, such as ``"profiled"``.
+        advice: Advice in the error message about objects that cannot be iterated.
 
     Raises:
         ArgumentTypeError: If ``loader`` is not a ``StreamedLoader``.
-        ArgumentError: If it can be iterated only once, or if an open iterator would end.
+        ArgumentError: If the wrapped loader can be iterated only once, or if an open iterator would end.
     """
     if not isinstance(loader, StreamedLoader):
-        way_out = "Wrap it: gpuaug.StreamedLoader(loader)." if hasattr(loader, "__iter__") else otherwise
+        way_out = "Wrap it: gpuaug.StreamedLoader(loader)." if hasattr(loader, "__iter__") else advice
         raise ArgumentTypeError(f"loader must be a StreamedLoader, got {type(loader).__name__}. {way_out}")
     if isinstance(loader.loader, Iterator):
-        raise read_once(loader.loader)  # before a batch is read: it could not be restored
+        raise single_pass_error(loader.loader)  # before a batch is read, because it would be lost to the user's loop
     if has_persistent_workers(loader.loader) and any(feed.is_open for feed in loader._feed_iterators):
         raise ArgumentError(
-            f"loader must have no iterator open on persistent workers while it is {doing}, got one, which would end. "
+            f"loader must have no iterator open on persistent workers while it is {use}, got an open one, which would end. "
             "Finish its loop first, or close() the loader."
         )
     return loader
@@ -102,15 +103,15 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
     generators = (getattr(part, "generator", None) for part in parts(loader.loader).values())
     states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
     dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]
-    no_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
+    stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
     try:
         with shared.progress.restored_at_end(), _generators_restored_at_end(loader.device):
             yield
     finally:
         shared.stats = stats
-        if no_workers:
-            loader.close()  # workers draw their seeds when they start, so the user's loop must start them
+        if stop_workers:
+            loader.close()  # workers draw their seeds when they start, so the user's loop must start new workers
         for generator, state in states:
             generator.set_state(state)
         for dataset, state_dict in dataset_states:
@@ -133,11 +134,11 @@ def _generators_restored_at_end(device: torch.device) -> Iterator[None]:
                 module.set_rng_state(states[1], *arguments)
 
 
-def read_once(source: object) -> ArgumentError:
-    """Error for a source that can be iterated only once."""
+def single_pass_error(source: object) -> ArgumentError:
+    """Return the error about a wrapped loader that can be iterated only once."""
     return ArgumentError(
-        f"loader must wrap what can be iterated again and again, got {type(source).__name__}, which can be read once. "
-        "Wrap a list, a DataLoader, or an object whose __iter__ begins anew."
+        f"loader must wrap an iterable that can be iterated repeatedly, got {type(source).__name__}, which can be read once. "
+        "Wrap a list, a DataLoader, or an object whose __iter__ returns a new iterator."
     )
 
 

@@ -1,4 +1,4 @@
-"""``PipelinedIterator``: pulls, submits and launches batches ahead of the training loop, and hands them over."""
+"""``PipelinedIterator``: pulls batches from the wrapped loader, submits them to decoding, launches them, hands them over."""
 
 import os
 import time
@@ -33,9 +33,9 @@ class PipelinedIterator:
     Args:
         shared: State that the loader's iterators share.
         feed_iterator: Iterator over the wrapped loader.
-        bound: Stages, bound to their lanes.
-        begun: Position of the training loop before the first batch.
-        first_position: Random-number position of the first batch.
+        bound_stages: Stages, each with its lane (CUDA stream).
+        start: Position of the training loop before the first batch.
+        first_position: Random-number position (seed, epoch, rank, batch index) of the first batch.
         depth: Number of batches launched ahead of the batch that is handed over. May be set between two batches.
     """
 
@@ -43,32 +43,34 @@ class PipelinedIterator:
         self,
         shared: LoaderState,
         feed_iterator: FeedIterator,
-        bound: Sequence[BoundStage],
-        begun: Snapshot,
+        bound_stages: Sequence[BoundStage],
+        start: Snapshot,
         first_position: Position,
         depth: int,
     ) -> None:
         self._shared = shared
         self._lanes = shared.lanes
         self._copier = shared.device_setup.copier
-        self._bound = bound
+        self._bound_stages = bound_stages
         self.feed_iterator = feed_iterator
         self._launch_position = first_position
-        self._handed_over = begun
+        self._handed_over = start
         self._ended = False
         self._state_at_end: Any = None
         self._memory: dict[str, Any] = {}
+        """Data that stages keep for the duration of this iterator, by their own keys."""
         self._submitted: deque[Submitted] = deque()
-        self._ahead = max((stage.ahead for stage in bound), default=0)
-        self._side_by_side = sum(stage.reads_only for stage in bound) > 1
-        # True until the first batch, whose stages run in sequence: a module may create and cache tensors in its first call,
-        # and two stages may share a module.
-        self._first = True
+        self._ahead = max((stage.ahead for stage in bound_stages), default=0)
+        """Number of batches that stages decode in addition to the launched batches."""
+        self._concurrent = sum(stage.reads_only for stage in bound_stages) > 1
+        # The stages of the first batch run in sequence: a module may create and cache tensors in its first call, and two stages
+        # may share a module.
+        self._is_first_batch = True
         self.waiting: deque[Launched] = deque()
         self.depth = depth
         self._process = os.getpid()
-        # Also runs when the interpreter ends, before it unloads modules.
-        self._end_threads = weakref.finalize(self, _end_threads, self._process, self._submitted, bound, self._memory)
+        # A finalizer also runs when the interpreter ends, before modules are unloaded.
+        self._end_threads = weakref.finalize(self, _end_threads, self._process, self._submitted, bound_stages, self._memory)
 
     @property
     def position(self) -> Position:
@@ -100,22 +102,22 @@ class PipelinedIterator:
         """
         stats = self._shared.stats
         hooks = self._shared.hooks
-        hooks.asked(consumer)
-        done = consumer.record_event()
+        hooks.on_next(consumer)
+        step_event = consumer.record_event()  # after all work of the training step
         depth = self.depth
         stats.depth = 0 if self._lanes.in_line else depth
-        waited_s = self._shared.run_ahead_limit.keep(done, ahead=depth + 2)
+        waited_s = self._shared.run_ahead_limit.add(step_event, ahead=depth + 2)
         if waited_s is not None:
             stats.held_back += 1
             stats.held_back_ms += waited_s * 1e3
-            hooks.held_back(self._handed_over.batch, waited_s)
+            hooks.on_hold_back(self._handed_over.batch, waited_s)
         # In line nothing overlaps: launching ahead would only delay the next batch.
         max_launched = 1 if self._lanes.in_line else depth + 1
         ahead = min(depth, self._ahead)
-        consumer_event: Event | None = done
+        event_to_wait_for: Event | None = step_event
         while (action := self._next_action(max_launched, ahead)) is not None:
-            self._shared.launching.run(partial(self._run, action, consumer, consumer_event))
-            consumer_event = None
+            self._shared.launch_lock.run(partial(self._run, action, consumer, event_to_wait_for))
+            event_to_wait_for = None
 
     def pop(self, consumer: Lane) -> Batch:
         """Return the next batch, for which ``consumer`` waits on the device, or raise the error that occurred in its place."""
@@ -136,13 +138,13 @@ class PipelinedIterator:
             self._lanes.hand_over(launched.ready, consumer)
         for tensor in launched.resident:
             consumer.reads(tensor)
-        if launched.source is not None:
-            launched.source.wait(launched.ready)
+        if launched.source_lane is not None:
+            launched.source_lane.wait(launched.ready)
         stats.batches += 1
         stats.ready = len(self.waiting)
         self._set_position(Snapshot(self._handed_over.epoch, batch_index + 1, False, self._handed_over.chosen, launched.state))
         self.feed_iterator.refill()
-        hooks.handed_over(batch_index, consumer)
+        hooks.on_hand_over(batch_index, consumer)
         return batch
 
     def _unpacked(self, launched: Launched, batch_index: int) -> Batch:
@@ -154,7 +156,7 @@ class PipelinedIterator:
         return unpack_targets(batch)
 
     def _settled(self, batch: Batch, event: Event, batch_index: int) -> Batch:
-        """Return the batch without pending rows, for which the host waits until the device has passed ``event``."""
+        """Wait on the host for ``event``, and return the batch without the rows of targets that stages have removed."""
         with self._shared.hooks.span("gpuaug/wait for boxes", batch_index, waits=True):
             event.synchronize()
         return settle_targets(batch)
@@ -166,21 +168,21 @@ class PipelinedIterator:
     def close(self) -> None:
         """End the iteration over the wrapped loader, and drop batches that were not handed over."""
         if not self._end_threads.alive:
-            return  # closed before, or the interpreter is ending: threads have ended, and modules may be unloaded
+            return  # closed earlier, or the interpreter is ending: threads have ended, and modules may be unloaded
         if os.getpid() != self._process:
             _iterators_of_parent.append(self)
             return
         self.feed_iterator.close()
         self._end_threads()
-        for launched in self.waiting:  # lanes may still be reading the batches that are dropped here
-            if launched.source is not None and launched.ready is not None:
-                launched.source.wait(launched.ready)
+        for launched in self.waiting:  # lanes may still be reading these batches
+            if launched.source_lane is not None and launched.ready is not None:
+                launched.source_lane.wait(launched.ready)
         self.waiting.clear()
-        self._shared.progress.leave()
+        self._shared.progress.record_close()
         self._shared.reclaim()
 
     def release(self) -> None:
-        """End the work of other threads on submitted batches. ``next`` then raises in place of these batches.
+        """End the work of other threads on submitted batches. Later calls of ``next`` raise an error instead of returning them.
 
         The feed must have been closed. May be called while another thread is inside ``fill``: waits for the end of its launch.
         """
@@ -189,35 +191,36 @@ class PipelinedIterator:
             for submitted in self._submitted:
                 submitted.error = submitted.error or self.feed_iterator.ended_error()
                 submitted.abandon()
-            for bound in self._bound:
-                bound.close(self._memory)
+            for stage in self._bound_stages:
+                stage.close(self._memory)
 
         if self._ahead and self._process == os.getpid():
-            self._shared.launching.try_run(abandon, STOP_S)
+            self._shared.launch_lock.try_run(abandon, STOP_S)
 
-    def _run(self, action: Callable[[], None], consumer: Lane, done: Event | None) -> None:
-        """Call ``action``, which makes lanes current; afterwards ``consumer`` is current again.
+    def _run(self, action: Callable[[], None], consumer: Lane, step_event: Event | None) -> None:
+        """Call ``action``, which makes lanes current, and make ``consumer`` current again.
 
         Args:
             action: The next action.
             consumer: The stream that trains.
-            done: Event of ``consumer`` for which the copy lane has to wait, with the first action of a ``fill``; else ``None``.
+            step_event: Event of ``consumer`` that the copy lane waits for before the first action of ``fill``; ``None`` for
+                later actions.
         """
-        if done is not None:
+        if step_event is not None:
             self._shared.feed.free_read_slots()
-            self._lanes.wait_for_consumers(consumer, done)
-        block = self._lanes.launching(consumer)
+            self._lanes.wait_for_consumers(consumer, step_event)
+        launch_context = self._lanes.launching(consumer)
         try:
-            with block:
+            with launch_context:
                 action()
         except BaseException:  # an interrupt: __exit__ may not have run, and a launch may have recorded no event
-            block.__exit__(None, None, None)
+            launch_context.__exit__(None, None, None)
             self._lanes.settle()
             raise
 
     def _set_position(self, position: Snapshot) -> None:
         self._handed_over = position
-        self._shared.progress.reach(position)
+        self._shared.progress.set_position(position)
 
     def _add_note(self, error: BaseException, where: str, batch: int) -> None:
         """Add the position of the batch to an error, and advice to an error about memory."""
@@ -230,10 +233,11 @@ class PipelinedIterator:
             add_note(error, f"gpuaug: up to {at_once}. {way_out}", replaces="gpuaug: up to ")
 
     def _next_action(self, max_launched: int, ahead: int) -> Callable[[], None] | None:
-        """Return the next action, or ``None`` if there is no action that need not wait.
+        """Return the next action, or ``None`` if every remaining action would wait.
 
-        Launch the oldest submitted batch if its decoding is done; else pull a batch, while fewer than ``max_launched + ahead``
-        are launched or submitted; else, if none is launched, launch the oldest submitted batch and wait for its decoding.
+        The first of these actions that is possible: launch the oldest submitted batch, if its decoding is done; pull a batch,
+        if fewer than ``max_launched + ahead`` are launched or submitted; if no batch is launched, launch the oldest submitted
+        batch, which waits for its decoding.
         """
         submitted = self._submitted
         if submitted and len(self.waiting) < max_launched and submitted[0].done():
@@ -246,7 +250,7 @@ class PipelinedIterator:
         return self._launch_next if submitted and not self.waiting else None
 
     def _pull(self) -> Pulled | None:
-        """Pull the next batch of the wrapped loader; ``None`` if it has none ready while others are launched or submitted."""
+        """Pull the next batch of the wrapped loader; ``None`` if no batch is ready and another is launched or submitted."""
         stats = self._shared.stats
         hooks = self._shared.hooks
         pulled = self.feed_iterator.get(block=False)
@@ -258,7 +262,7 @@ class PipelinedIterator:
                 pulled = self.feed_iterator.get(block=True)
             waited_s = time.perf_counter() - start
             stats.starved += 1
-            stats.starved_ms += waited_s * 1e3  # without a call in the expression: another thread may change the counter
+            stats.starved_ms += waited_s * 1e3  # no call in the expression, where another thread could change the counter
             assert pulled is not None
         self._ended = pulled.ended
         self._state_at_end = pulled.state
@@ -271,24 +275,25 @@ class PipelinedIterator:
             explain(pulled.error)
             self._add_note(pulled.error, "by the wrapped loader", batch_index)
         else:
-            self._shared.hooks.pulled(batch_index, *pulled.took_s)
+            self._shared.hooks.on_pull(batch_index, *pulled.took_s)
         if not self._ahead:
             self._launch_next()  # no stage works on other threads
         elif pulled.error is None:
             submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, batch_index)
 
     def _begin_stages(self, submitted: Submitted, batch_index: int) -> Exception | None:
-        """Begin the stages' work on other threads. Return the error that a stage raised, or ``None``."""
+        """Begin the work of stages on other threads, such as decoding. Return the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
         position = self._launch_position._replace(batch=batch_index)
-        for bound in self._bound:
+        for stage in self._bound_stages:
             try:
-                submitted.pulled.batch, pending = bound.submit(submitted.pulled.batch, self._memory, position, self._bound)
+                batch, pending = stage.submit(submitted.pulled.batch, self._memory, position, self._bound_stages)
             except Exception as error:
-                self._add_note(error, f"in stage {bound.name!r}", batch_index)
+                self._add_note(error, f"in stage {stage.name!r}", batch_index)
                 return error
-            submitted.pending += [(bound.name, pending)] if pending is not None else []
+            submitted.pulled.batch = batch
+            submitted.pending += [(stage.name, pending)] if pending is not None else []
         return None
 
     def _launch_next(self) -> None:
@@ -308,7 +313,7 @@ class PipelinedIterator:
 
     @contextmanager
     def _decode_wait(self, batch: int) -> Iterator[None]:
-        """Context manager around a wait of the training thread for the decoding of ``batch``: counts it and opens a span."""
+        """Context manager around a wait of the training thread for the decoding of ``batch``. Counts the wait, opens a span."""
         stats = self._shared.stats
         start = time.perf_counter()
         try:
@@ -327,19 +332,19 @@ class PipelinedIterator:
         batch_index = self._launch_position.batch
         read_by_stages: list[Any] = []
         lane = self._lanes.copy
-        part = "its copy"
-        source = None
-        end = None
+        current_work = "its copy"  # for the note on an error
+        source_lane = None
+        end_event = None
         branches = None
         try:
             self._lanes.reclaim()
             lane.make_current()
             for name, work in submitted.pending:
-                part = f"stage {name!r}"
+                current_work = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
                 stats.replaced += work.replaced
                 stats.undecoded_pixels += work.undecoded
-            part = "its copy"
+            current_work = "its copy"
             feed.prepare(pulled)
             if pulled.slot is not None:
                 stats.slot_batches += 1
@@ -348,51 +353,51 @@ class PipelinedIterator:
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
             if copied.resident or copied.resident_objects:
-                source_lane = self._lanes.follow(pulled.stream)
-                source = source_lane if copied.resident_objects else None
+                loader_lane = self._lanes.follow(pulled.stream)
+                source_lane = loader_lane if copied.resident_objects else None
             batch = copied.batch
             ready = lane.record_event()
             feed.read_until(pulled, ready)
-            branches = Branches(ready, side_by_side=self._side_by_side and not self._first)
-            for bound in self._bound:
-                part = f"stage {bound.name!r}"
-                if copied.packed and bound.reads_pending(batch):
+            branches = Branches(ready, concurrent=self._concurrent and not self._is_first_batch)
+            for stage in self._bound_stages:
+                current_work = f"stage {stage.name!r}"
+                if copied.packed and stage.reads_pending(batch):
                     batch = self._settled(batch, lane.record_event(), batch_index)
-                values = bound.read(batch)
+                values = stage.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))
-                ready = branches.wait(bound, batch, values)
-                lane = bound.lane
-                with hooks.span(bound.range_name, batch_index, lane):
+                ready = branches.wait(stage, batch, values)
+                lane = stage.lane
+                with hooks.span(stage.range_name, batch_index, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)
-                    result = bound.run(values, ready, self._launch_position, self._memory)
-                    branches.ran(lane)
-                    batch = bound.write(batch, result)
-                runs = bound.encoder_runs()
+                    result = stage.run(values, ready, self._launch_position, self._memory)
+                    branches.record_stage(lane)
+                    batch = stage.write(batch, result)
+                runs = stage.encoder_runs()
                 stats.captured += runs.captured
                 stats.replayed += runs.replayed
                 stats.eager += runs.eager
             ready = branches.join(lane)
-            self._first = False
+            self._is_first_batch = False
             stats.copied_bytes += copied.num_bytes
-            end = ready
-            self.waiting.append(Launched(batch, ready, copied.packed, copied.resident, source, state=pulled.state))
+            end_event = ready
+            self.waiting.append(Launched(batch, ready, copied.packed, copied.resident, source_lane, state=pulled.state))
         except Exception as error:
-            self._add_note(error, f"in {part}", batch_index)
+            self._add_note(error, f"in {current_work}", batch_index)
             self._fail(error)
         finally:
-            if end is None:  # after an error or an interrupt the lane may hold work without an event
+            if end_event is None:  # after an error or an interrupt the lane may hold work without an event
                 submitted.abandon()  # otherwise threads could read from the slot after it was freed
-                end = lane.record_event() if branches is None else branches.join(lane, again=True)
-                feed.read_until(pulled, end)
-                if source is not None:
-                    source.wait(end)
+                end_event = lane.record_event() if branches is None else branches.join(lane, new_event=True)
+                feed.read_until(pulled, end_event)
+                if source_lane is not None:
+                    source_lane.wait(end_event)
             if read_by_stages:
-                self._lanes.retire(read_by_stages, end)
+                self._lanes.retire(read_by_stages, end_event)
 
 
 _iterators_of_parent: list[PipelinedIterator] = []
-"""Iterators of the parent process, kept alive: destroying their events would abort a process that cannot reach the device."""
+"""Iterators of the parent process. Referenced forever, because destroying their events would abort this forked process."""
 
 
 def _abandon(submitted: deque[Submitted]) -> None:
@@ -400,9 +405,9 @@ def _abandon(submitted: deque[Submitted]) -> None:
         submitted.popleft().abandon()
 
 
-def _end_threads(process: int, submitted: deque[Submitted], bound: Sequence[BoundStage], memory: dict[str, Any]) -> None:
+def _end_threads(process: int, submitted: deque[Submitted], bound_stages: Sequence[BoundStage], memory: dict[str, Any]) -> None:
     if os.getpid() != process:
         return  # the threads do not exist in a forked process
     _abandon(submitted)
-    for stage in bound:
+    for stage in bound_stages:
         stage.close(memory)

@@ -7,30 +7,30 @@ from torch import distributed
 from torch.utils.data import DataLoader, Subset
 
 _SHARDING_ATTRIBUTES = {"rank", "num_processes", "num_replicas", "num_shards", "process_index", "world_size"}
-"""Names of attributes of datasets that give each rank a part of the samples."""
+"""Attribute names of datasets that hold only one rank's part of the samples."""
 
 
 def count_ranks() -> int:
-    """Number of processes in ``torch.distributed``, or 1 if that is not initialized."""
+    """Number of processes in ``torch.distributed``, or 1 if it is not initialized."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:
     """Whether it is certain that every rank reads the whole dataset.
 
-    That is so with the samplers that ``DataLoader`` itself creates. Samplers of users and frameworks, subclasses that override
+    Certain only for the samplers that ``DataLoader`` itself creates. Samplers of users and frameworks, subclasses that override
     iteration, and datasets may take the rank into account.
     """
-    if not isinstance(loader, DataLoader) or not _is_torchs(type(loader).__iter__):
+    if not isinstance(loader, DataLoader) or not _is_of_torch(type(loader).__iter__):
         return False
     sampler: Any = loader.sampler
     batch_sampler = loader.batch_sampler
     dataset = loader.dataset
     if batch_sampler is not None:
-        if not (_is_torchs(type(batch_sampler)) and type(batch_sampler).__name__ == "BatchSampler"):
+        if not (_is_of_torch(type(batch_sampler)) and type(batch_sampler).__name__ == "BatchSampler"):
             return False
         sampler = getattr(batch_sampler, "sampler", None)
-    if not (_is_torchs(type(sampler)) and type(sampler).__name__ in ("SequentialSampler", "RandomSampler")):
+    if not (_is_of_torch(type(sampler)) and type(sampler).__name__ in ("SequentialSampler", "RandomSampler")):
         return False
     if getattr(sampler, "replacement", False) or sampler.data_source is not dataset or len(sampler) != len(dataset):
         return False
@@ -39,6 +39,6 @@ def reads_whole_dataset(loader: Any, ranks: int) -> bool:
     return not any(name.lstrip("_") in _SHARDING_ATTRIBUTES for name in getattr(dataset, "__dict__", ()))
 
 
-def _is_torchs(class_or_function: Any) -> bool:
-    # torchdata's loaders use samplers of torchdata.
+def _is_of_torch(class_or_function: Any) -> bool:
+    # torchdata's loaders create torchdata's versions of torch's samplers.
     return class_or_function.__module__.split(".")[0] in ("torch", "torchdata")

@@ -42,18 +42,18 @@ class LaunchLock:
         Returns:
             Whether ``work`` was called.
         """
-        # Not ``with self._lock``: an interrupt may arrive at the first line of __exit__, and the lock would not be released.
-        this = threading.get_ident()
-        if self._holder == this:
+        # Not ``with self._lock``: an interrupt at the first line of its __exit__ would leave the lock held.
+        this_thread = threading.get_ident()
+        if self._holder == this_thread:
             return False
         try:
             if not self._lock.acquire(timeout=timeout_s):
                 return False
-            self._holder = this
+            self._holder = this_thread
             work()
             return True
         finally:
-            if self._holder == this:
+            if self._holder == this_thread:
                 self._holder = None
             try:  # noqa: SIM105 - suppress() too has an __exit__ in Python
                 self._lock.release()
@@ -70,12 +70,12 @@ class RunAheadLimit:
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
 
-    def keep(self, event: Event, ahead: int) -> float | None:
+    def add(self, event: Event, ahead: int) -> float | None:
         """Append the consumer's event. If more than ``ahead`` events are stored, remove the oldest and wait for it.
 
         Returns:
-            Seconds waited, or ``None`` without a wait. Counted by the caller: ``torch.cuda.set_sync_debug_mode`` does not see
-            it.
+            Seconds waited, or ``None`` without a wait. The caller counts the wait, because
+            ``torch.cuda.set_sync_debug_mode`` does not detect waits for events.
         """
         self._events.append(event)
         oldest = None
@@ -98,7 +98,7 @@ class LoaderState:
     stats: Stats = field(default_factory=Stats)
     run_ahead_limit: RunAheadLimit = field(default_factory=RunAheadLimit)
     hooks: Hooks = field(default_factory=Hooks)
-    launching: LaunchLock = field(default_factory=LaunchLock)
+    launch_lock: LaunchLock = field(default_factory=LaunchLock)
 
     @property
     def lanes(self) -> Lanes:
@@ -106,15 +106,15 @@ class LoaderState:
         return self.device_setup.lanes
 
     def reclaim(self) -> None:
-        """Drop intermediate tensors and free slots that have been read, unless a launch is under way."""
+        """Drop intermediate tensors, and free slots (page-locked memory) that have been read, unless a launch is under way."""
 
-        def reclaim() -> None:
+        def free() -> None:
             self.lanes.reclaim(keep=0)
             self.feed.free_read_slots()
 
         # The garbage collector may close an abandoned iterator in the middle of a launch, whose lane has not yet waited for the
         # readers of the tensors that would be dropped here.
-        self.launching.try_run(reclaim, 0)
+        self.launch_lock.try_run(free, 0)
 
 
 class OneThreadIterator(Iterator[Batch]):
@@ -134,7 +134,7 @@ class OneThreadIterator(Iterator[Batch]):
         try:
             return next(self._batches)
         except ValueError as error:
-            if _is_of_a_stage(error):
+            if _raised_by_stage(error):
                 raise
         except BaseException:
             if not nested:
@@ -155,7 +155,7 @@ class OneThreadIterator(Iterator[Batch]):
             self._batches.close()
             return
         except ValueError as error:
-            if _is_of_a_stage(error):
+            if _raised_by_stage(error):
                 raise
         raise GpuAugError(
             "close() cannot run, because a call of next() of this iterator has not returned. "
@@ -163,6 +163,6 @@ class OneThreadIterator(Iterator[Batch]):
         )
 
 
-def _is_of_a_stage(error: ValueError) -> bool:
-    """Whether a stage raised the error. Otherwise the generator raised it, because another call of it is running."""
+def _raised_by_stage(error: ValueError) -> bool:
+    """Whether a stage raised the error. Otherwise the generator raised it, because another ``next`` on it is running."""
     return error.__traceback__ is None or error.__traceback__.tb_next is not None

@@ -12,7 +12,7 @@ class Stats:
     copied_bytes: int = 0
     """Number of bytes copied to the device."""
     depth: int = 0
-    """Current limit of batches launched ahead. 0: in line."""
+    """Current limit of batches launched ahead. 0: no batches ahead and no separate CUDA streams."""
     ready: int = 0
     """Number of batches launched ahead when the last batch was handed over. 0 on a CPU."""
     starved: int = 0
@@ -20,7 +20,7 @@ class Stats:
     starved_ms: float = 0.0
     """Total time of the waits counted by ``starved``, in milliseconds."""
     slot_batches: int = 0
-    """Number of batches that came through a page-locked slot."""
+    """Number of batches that came through a slot: page-locked memory for one batch."""
     other_batches: int = 0
     """Number of batches that came without a slot."""
     held_back: int = 0
@@ -38,7 +38,7 @@ class Stats:
     pinned_bytes: int = 0
     """Bytes of page-locked memory in slots, images being decoded and decoders, when ``stats()`` was called."""
     decode_bytes: int = 0
-    """Bytes of device memory of decoded pixels that were not freed, and of decoders, when ``stats()`` was called."""
+    """Bytes of device memory for decoded pixels and decoders, when ``stats()`` was called."""
     captured: int = 0
     """Number of captured CUDA graphs of encoders, summed over all encoders."""
     replayed: int = 0

@@ -32,34 +32,34 @@ DEFAULT_DEPTH = 2
 class StreamedLoader:
     """Iterate over a loader's batches on the device, copied, transformed and encoded ahead of the training loop.
 
-    Copies run on a copy lane and each stage on a lane of its own, up to ``depth`` batches ahead of the training loop. A batch
-    is ready on the stream that is current when it is handed over. Batches are equal, bit for bit, to those of ``depth=0``,
-    which runs the same work in line.
+    Copies and each stage run on separate lanes (CUDA streams), up to ``depth`` batches ahead of the training loop. A batch is
+    ready on the stream that is current when ``next`` returns it. Batches are equal, bit for bit, to the batches with
+    ``depth=0``, where the same work runs within ``next``, on the current stream.
 
     If ``loader`` is a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``
     such as torchdata's ``StatefulDataLoader``, the ``StreamedLoader`` has these two methods too. They are documented at
     ``gpuaug.loader.checkpoint.Progress``.
 
-    It can be pickled, for instance for a spawned process, if the wrapped loader and the stages can. The copy continues from the
-    same position.
+    A ``StreamedLoader`` can be pickled, for instance for a spawned process, if the wrapped loader and the stages can. The
+    unpickled loader continues from the same position.
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator. A batch is any nesting of tuples, lists,
-            mappings, named tuples and dataclasses with tensors. An iterator that can be read only once, such as a generator,
-            loses the batches that were read ahead when a loop ends early.
+            mappings, named tuples and dataclasses with tensors. If an iterator that can be read only once, such as a generator,
+            is wrapped, a loop that ends early loses the batches that were read ahead.
         stages: Stages that run after the copy, in order: ``TransformStage``, ``FeatureStage``, or any callable on the images.
             May be replaced between epochs.
-        device: Device to copy batches to. Default: the device of Accelerate for a loader that it has prepared, else the
+        device: Device to copy batches to. Default: for a loader that Accelerate has prepared, its device; else the
             machine's accelerator, or the CPU. ``"cuda"`` without an index is the GPU that is current at the first ``next``.
         depth: Number of batches to work on ahead of the batch that is handed over. ``"auto"`` is deprecated and means 2.
         seed: Seed of the stages' random numbers. Default: the seed of a loaded state, else ``torch.initial_seed()``, which
             advances no generator.
         rank: Data-parallel rank. Ranks draw different random numbers. Default: the rank in ``torch.distributed``, or 0; the
             first iterator then warns if every rank reads the whole dataset.
-        feed: How batches travel from the loader. ``"auto"``: for a GPU, workers of a ``DataLoader`` collate into page-locked
+        feed: Transfer of batches to the GPU. ``"auto"``: for a GPU, workers of a ``DataLoader`` collate into page-locked
             slots, and batches of other sources are copied into slots in the background. ``"ring"`` raises if slots cannot be
             used, ``"plain"`` uses none. ``repr(loader)`` shows the choice and its reason.
-        feed_bytes: Limit of the memory of all slots. At most the memory of the machine or the container, divided by the number
+        feed_bytes: Limit of the bytes of all slots. At most the memory of the machine or the container, divided by the number
             of ranks on this machine (``LOCAL_WORLD_SIZE``). Default: an eighth of that.
 
     Raises:
@@ -92,7 +92,7 @@ class StreamedLoader:
         self._settings = {"device": device, "rank": rank, "feed": feed, "feed_bytes": feed_bytes}
         self._depth = _depth(depth)
         seed = None if seed is None else _seed(seed)
-        way_out = "Leave it out for torch.distributed's."
+        way_out = "Leave it out to use the rank in torch.distributed."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MAX_COUNT)
         self._warned_of_ranks = False
         prepared = as_prepared(loader)
@@ -100,9 +100,9 @@ class StreamedLoader:
         requested = devices.requested(device)
         budget = None if feed_bytes is None else _budget(feed_bytes)
         source = loader if prepared is None else prepared.dataloader
-        begin_with = None if prepared is None else prepared.open
-        batch_feed = Feed(source, feed, budget, requested, begin_with)
-        device_setup = DeviceSetup(device, warns=bool(batch_feed.reason))
+        open_prepared = None if prepared is None else prepared.open
+        batch_feed = Feed(source, feed, budget, requested, open_prepared)
+        device_setup = DeviceSetup(device, warn_pageable=bool(batch_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
         end_iterations = partial(_close_all, self._feed_iterators)
@@ -140,9 +140,9 @@ class StreamedLoader:
         return f"StreamedLoader({type(self.loader).__name__}, {settings})"
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """Settings and position, from which another process continues with the same batches. No threads, workers or memory."""
+        """Return the settings and the position, without threads, workers and memory, which an unpickled loader creates anew."""
         settings = {**self._settings, "loader": without_workers(self._loader), "stages": self.stages, "depth": self.depth}
-        user_attributes = {name: vars(self)[name] for name in vars(self).keys() - _OWN_ATTRIBUTES}
+        user_attributes = {name: vars(self)[name] for name in vars(self).keys() - _INTERNAL_ATTRIBUTES}
         return settings, self._shared.progress.position_state, user_attributes
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -164,14 +164,14 @@ class StreamedLoader:
 
     @loader.setter
     def loader(self, value: object) -> None:
-        """Raise: the wrapped loader cannot be replaced, because feed, slots and state belong to it.
+        """Raise an error: the wrapped loader cannot be replaced, because feed, slots and state belong to it.
 
         Raises:
             ArgumentError: Always.
         """
         raise ArgumentError(
-            f"loader must stay the {type(self._loader).__name__} that was wrapped, got another {type(value).__name__}. "
-            "Wrap it by itself: gpuaug.StreamedLoader(other, loader.stages)."
+            f"loader must stay the {type(self._loader).__name__} that was wrapped, got a new {type(value).__name__}. "
+            "Wrap the new loader: gpuaug.StreamedLoader(new_loader, loader.stages)."
         )
 
     @property
@@ -183,7 +183,7 @@ class StreamedLoader:
     def depth(self) -> int:
         """Number of batches to work on ahead.
 
-        Assign between epochs to change it: the next iterator uses the new depth, and the ring has slots for it.
+        Assign a number between epochs: the next iterator uses the new depth, and memory for more batches is page-locked.
         """
         return self._depth
 
@@ -237,8 +237,8 @@ class StreamedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator, here and in the wrapped loader.
 
-        Calls ``set_epoch`` of the wrapped loader if it has that method; otherwise of its sampler, its batch sampler, the batch
-        sampler's sampler and its dataset, as far as they have it. If ``set_epoch`` is not called, the epoch increases by one
+        Calls ``set_epoch`` of the wrapped loader if it has this method; otherwise of its sampler, its batch sampler, the batch
+        sampler's sampler and its dataset, if they have the method. If ``set_epoch`` is not called, the epoch increases by one
         per iterator, or to the epoch of one of these objects if that is later.
 
         Args:
@@ -247,7 +247,7 @@ class StreamedLoader:
         Raises:
             ArgumentError, ArgumentTypeError: If ``epoch`` is not a whole number, negative, or 2**63 or more.
         """
-        self._shared.progress.choose(whole_number("epoch", epoch, "Count epochs from 0.", most=MAX_COUNT))
+        self._shared.progress.set_epoch(whole_number("epoch", epoch, "Count epochs from 0.", most=MAX_COUNT))
 
     def skip(self, batches: int) -> None:
         """Skip the first batches of the next iterator, with their random numbers.
@@ -261,11 +261,11 @@ class StreamedLoader:
         Raises:
             ArgumentError, ArgumentTypeError: If ``batches`` is not a whole number, or negative.
         """
-        self._shared.progress.skip(whole_number("batches", batches, "Count those that are left out.", most=MAX_COUNT))
+        self._shared.progress.skip(whole_number("batches", batches, "Pass the number of batches to leave out.", most=MAX_COUNT))
 
     @property
     def multiprocessing_context(self) -> Any:
-        """Raise: frameworks that read this attribute would create a ``DataLoader`` without the stages.
+        """Raise an error: frameworks that read this attribute would create a ``DataLoader`` without the stages.
 
         Raises:
             ArgumentError: Always.
@@ -278,7 +278,10 @@ class StreamedLoader:
         )
 
     def stats(self) -> Stats:
-        """Return the counters. Later batches change the returned object, except its numbers of bytes: copy values to keep."""
+        """Return the counters.
+
+        Later batches change the counters of the returned object. Its numbers of bytes change only at the next ``stats()``.
+        """
         stats = self._shared.stats
         stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.device_setup.pinned_bytes
         stats.decode_bytes = self._shared.device_setup.decode_bytes
@@ -296,25 +299,25 @@ class StreamedLoader:
         self._shared.feed.close()
         self._shared.reclaim()
 
-    def _begin(self, depth: int | None = None, bound: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+    def _begin(self, depth: int | None = None, bound_stages: Sequence[BoundStage] | None = None) -> PipelinedIterator:
         self._warn_if_ranks_read_the_same()
         warn_if_never_stepped(self.loader)
         shared = self._shared
-        # One thread at a time, because iterators share lanes, a ring, workers and the epoch counter; and not while another
-        # thread is in a stage, because a DataLoader draws the seed of its workers from the user's generator.
+        # One thread at a time, because iterators share lanes, slots, workers and the epoch counter. Not while another thread is
+        # in a stage, which seeds the global generators: a DataLoader draws the seed of its workers from them.
         with rng.generator_lock:
-            shared.device_setup.settle()
-            bound = shared.device_setup.bound if bound is None else bound
-            ahead = max((stage.ahead for stage in bound), default=0)
+            shared.device_setup.fix_device_index()
+            bound_stages = shared.device_setup.bound_stages if bound_stages is None else bound_stages
+            ahead = max((stage.ahead for stage in bound_stages), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
             resume = shared.progress.resume(rank)
             feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth + ahead, resume)
             self._feed_iterators.add(feed_iterator)
-            begun = shared.progress.begin(feed_iterator.state_at_start)
-            first = Position(self.seed, begun.epoch, rank, begun.batch)
+            start = shared.progress.begin(feed_iterator.state_at_start)
+            first_position = Position(self.seed, start.epoch, rank, start.batch)
             depth = self._depth if depth is None else depth
-            pipelined = PipelinedIterator(shared, feed_iterator, bound, begun, first, depth)
+            pipelined = PipelinedIterator(shared, feed_iterator, bound_stages, start, first_position, depth)
             self._iterators.add(pipelined)
         return pipelined
 
@@ -326,10 +329,10 @@ class StreamedLoader:
         warnings.warn(
             f"Each of {ranks} ranks reads all {len(self.dataset)} samples, because the DataLoader has a "
             f"{type(self.sampler).__name__} and no DistributedSampler. Give the DataLoader "
-            "sampler=DistributedSampler(dataset) in place of shuffle. If each rank has a dataset of its own, or is meant to "
-            "read all of it, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank.",
+            "sampler=DistributedSampler(dataset) instead of shuffle. If each rank has a separate dataset, or is meant to "
+            "read all samples, give the StreamedLoader rank=torch.distributed.get_rank(), or its data-parallel rank.",
             GpuAugWarning,
-            stacklevel=5,  # the user's loop, beyond next() of the iterator and of its generator, and _begin()
+            stacklevel=5,  # the user's loop: the frames between are _begin(), the generator and next() of the iterator
         )
 
 
@@ -339,10 +342,10 @@ def _depth(value: int | Literal["auto"]) -> int:
             f"depth='auto' is deprecated and works as depth={DEFAULT_DEPTH}, because timing both depths made no measured loop "
             "faster. Leave depth out: the next release refuses 'auto'.",
             GpuAugWarning,
-            stacklevel=3,  # the user's call or assignment, beyond __init__ or the setter
+            stacklevel=3,  # the user's call or assignment: the frame between is __init__ or the setter
         )
         return DEFAULT_DEPTH
-    return whole_number("depth", value, "Use 0 for the in-line reference, 2 to overlap.")
+    return whole_number("depth", value, "Use 0 to run without overlap, 2 to overlap.")
 
 
 def _budget(feed_bytes: int) -> int:
@@ -352,10 +355,10 @@ def _budget(feed_bytes: int) -> int:
 
 
 def _seed(value: int) -> int:
-    return whole_number("seed", value, "Leave it out for torch's own.", most=MAX_SEED)
+    return whole_number("seed", value, "Leave it out for the initial seed of torch.", most=MAX_SEED)
 
 
-_OWN_ATTRIBUTES = {
+_INTERNAL_ATTRIBUTES = {
     *("_loader", "_settings", "_depth", "_rank", "_warned_of_ranks", "_feed_iterators", "_iterators", "_shared"),
     *("state_dict", "load_state_dict"),
 }

@@ -1,4 +1,4 @@
-"""Times of the parts of the work on a batch, measured one by one: the copy, each stage, and the training step."""
+"""Times of the copy, of each stage and of the training step, each measured alone."""
 
 import copy
 from collections import deque
@@ -20,7 +20,7 @@ from gpuaug.loader.inspection import Inspection
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.profiler.measure import Work, can_trace, synchronize, time_alone, trace_device_work, waits_at
 from gpuaug.profiler.repeated_batch import RepeatedBatch
-from gpuaug.profiler.report import BESIDE_ENGINES, COPY, DECODERS, STEP, Part
+from gpuaug.profiler.report import COPY, DECODERS, SLOWER_THAN_ENGINES, STEP, Part
 from gpuaug.stages.base import BoundStage, Stage, TransformStage
 from gpuaug.stages.feature import FeatureStage
 
@@ -33,7 +33,7 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
 
     Args:
         loader: The loader whose copy and stages are measured.
-        host_batch: A batch in the same kind of memory, page-locked or pageable, as the wrapped loader's batches.
+        host_batch: A batch in page-locked or pageable memory, whichever the wrapped loader's batches use.
         step: One training step, on a batch that is on the device.
     """
     inspection = Inspection(loader)
@@ -50,10 +50,10 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
 
     repeated_decoding = _RepeatedDecoding(inspection, host_batch, _positions(loader.seed))
     with closing(repeated_decoding):
-        for number, (bound, stage) in enumerate(inspection.stages):
+        for index, (bound, stage) in enumerate(inspection.stages):
             if isinstance(stage, DecodeStage):
                 assert isinstance(bound, BoundDecode)
-                yield _decoding_part(bound, on_lane(partial(repeated_decoding.next, number)), device)
+                yield _decoding_part(bound, on_lane(partial(repeated_decoding.next, index)), device)
         host_batch = on_lane(repeated_decoding.whole_images)()
 
     def copy_batch() -> Batch:
@@ -61,8 +61,8 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
         return inspection.copy(host_batch)
 
     copy_work = on_lane(copy_batch)
-    traces = can_trace(device)
-    yield _part(COPY, copy_work, device, traces)
+    tracing = can_trace(device)
+    yield _part(COPY, copy_work, device, tracing)
     batch = copy_work()
     synchronize(device)
     for bound, stage in inspection.stages:
@@ -74,34 +74,38 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
         for _ in range(3):  # a CUDA graph is captured when a shape occurs for the second time
             result = work()
         synchronize(device)
-        part = _part(f"stage/{bound.name}", work, device, traces, kind=_kind(stage), runs=_runs(stage))
+        part = _part(f"stage/{bound.name}", work, device, tracing, kind=_kind(stage), runs=_transform_name(stage))
         if isinstance(stage, FeatureStage) and stage.captures and not lanes.in_line:
             if bound.encoder_runs().replayed:
-                eager = on_lane(partial(_run, _eager(stage, bound.name, lanes), repeated, _positions(loader.seed), {}))
-                part = replace(part, eager=_part(part.name, eager, device, traces, kind="eager encoder"))
+                eager = on_lane(
+                    partial(_run, _bound_without_graphs(stage, bound.name, lanes), repeated, _positions(loader.seed), {})
+                )
+                part = replace(part, eager=_part(part.name, eager, device, tracing, kind="eager encoder"))
             else:
                 part = replace(part, kind="eager encoder")
-        bound.encoder_runs()  # resets the counters, so that the runs here are not counted
+        bound.encoder_runs()  # resets the counters: measurements are not counted in stats()
         yield part
         batch = settle_targets(bound.write(batch, result))
-    yield _part(STEP, step, device, traces)
+    yield _part(STEP, step, device, tracing)
 
 
 class _RepeatedDecoding:
-    """Repeated decoding of one batch, ahead as in the loader: further batches are submitted before the oldest is collected."""
+    """Repeated decoding of one batch. As in the loader, further batches are submitted before the oldest is collected."""
 
     def __init__(self, inspection: Inspection, host_batch: Batch, positions: Iterator[Position]) -> None:
-        self._lanes, self._batch = inspection.lanes, host_batch
+        self._lanes = inspection.lanes
+        self._batch = host_batch
         self._stages = [bound for bound, _ in inspection.stages]
         self._memory: dict[str, Any] = {}
         self._positions = positions
         self._submitted: deque[tuple[Batch, Any]] = deque()
 
-    def next(self, number: int) -> None:
-        """Submit the batch to stage ``number``, then wait for the oldest submitted batch."""
+    def next(self, stage_index: int) -> None:
+        """Submit the batch to the stage at ``stage_index``, then wait for the oldest submitted batch."""
         self._lanes.copy.make_current()
         while len(self._submitted) <= BoundDecode.ahead:
-            self._submitted.append(self._stages[number].submit(self._batch, self._memory, next(self._positions), self._stages))
+            stage = self._stages[stage_index]
+            self._submitted.append(stage.submit(self._batch, self._memory, next(self._positions), self._stages))
         batch, pending = self._submitted.popleft()
         pending.collect(batch)
 
@@ -129,13 +133,13 @@ def _decoding_part(bound: BoundDecode, work: Work, device: torch.device) -> Part
     wall, _ = time_alone(work, device, REPEATS)
     names = [file_decoder.name for file_decoder in decoder.all_decoders]
     longest = max(names, key=lambda name: decoder.waited_s[name])
-    kind = BESIDE_ENGINES if "engines" in names and longest in ("hybrid", "cpu") else DECODERS[longest]
+    kind = SLOWER_THAN_ENGINES if "engines" in names and longest in ("hybrid", "cpu") else DECODERS[longest]
     return Part(f"stage/{bound.name}", wall, kind=kind)
 
 
-def _part(name: str, work: Work, device: torch.device, traces: bool, **fields: Any) -> Part:
+def _part(name: str, work: Work, device: torch.device, tracing: bool, **fields: Any) -> Part:
     wall, host = time_alone(work, device, REPEATS)
-    device_work = trace_device_work(work, device) if traces else None
+    device_work = trace_device_work(work, device) if tracing else None
     sync_line = None if name == COPY else waits_at(work, device)
     if device_work is not None:
         return Part(name, wall, host, device_work.busy_ms, device_work.launches, sync_line, **fields)
@@ -157,11 +161,11 @@ def _positions(seed: int) -> Iterator[Position]:
         position = position.after()
 
 
-def _eager(stage: FeatureStage, name: str, lanes: Lanes) -> BoundStage:
-    """The stage on the same lane, without graphs."""
-    twin = copy.copy(stage)
-    twin.captures = False
-    return twin.bind(name, lanes)
+def _bound_without_graphs(stage: FeatureStage, name: str, lanes: Lanes) -> BoundStage:
+    """The stage on the same lane (CUDA stream), without CUDA graphs."""
+    eager_stage = copy.copy(stage)
+    eager_stage.captures = False
+    return eager_stage.bind(name, lanes)
 
 
 def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager encoder"]:
@@ -174,8 +178,8 @@ def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager enc
     return "kornia" if any(type(module).__module__.startswith("kornia.") for module in modules) else ""
 
 
-def _runs(stage: Stage) -> str:
-    """Name of the transform of a stage without a name; else an empty string."""
+def _transform_name(stage: Stage) -> str:
+    """Name of the transform of a stage to which the user gave no name; else an empty string."""
     transform = stage.transform if isinstance(stage, TransformStage) and stage.name is None else None
     name = getattr(transform, "__name__", type(transform).__name__)
     return "" if transform is None or name == "<lambda>" else name

@@ -20,15 +20,16 @@ from gpuaug.core.streams import Lanes, ms_between
 Work = Callable[[], Any]
 """Function that queues the work of one batch on the device."""
 
-_LINK_BYTES, _LINK_COPIES = 64_000_000, 12
+_LINK_BYTES = 64_000_000  # per copy that measures the bandwidth from host to device
+_LINK_COPIES = 12
 _TRACED_CALLS = 3
 _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 _LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
-"""Prefixes of the file names of library code."""
+"""Prefixes of the file names of code that is not the user's: torch, this package, warnings, and generated code."""
 
 
-def figure(value: float) -> str:
-    """Text of a number with three significant digits."""
+def figure_text(value: float) -> str:
+    """Format a number with three significant digits."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
@@ -36,7 +37,7 @@ def figure(value: float) -> str:
 class Spread:
     """Median, minimum and maximum of several measurements, in milliseconds per batch.
 
-    A measurement is the mean over the batches of a window, or one call of a part on the host. It is not the spread of single
+    A measurement is the mean over the batches of a window, or one call of a part on the host. This is not the spread of single
     batches.
     """
 
@@ -53,7 +54,7 @@ class Spread:
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:
-        return f"{figure(self.median)} ({figure(self.low)}-{figure(self.high)})"
+        return f"{figure_text(self.median)} ({figure_text(self.low)}-{figure_text(self.high)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def time_alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, 
 
 
 def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
-    """Trace the device's work for one call; ``None`` for other devices than a GPU, or if another profiler is running."""
+    """Trace the device's work for one call; ``None`` if the device is not a GPU, or if another profiler is running."""
     if device.type != "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     synchronize(device)
@@ -113,14 +114,15 @@ def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
 
 
 def can_trace(device: torch.device) -> bool:
-    """Whether ``torch.profiler`` can trace the device. Another profiler, or settings of the driver, may prevent that."""
+    """Whether ``torch.profiler`` can trace the device. Another profiler, or settings of the driver, may prevent tracing."""
     device_work = trace_device_work(lambda: torch.ones(1, device=device), device)
     return device_work is not None and device_work.busy_ms > 0
 
 
 def read_trace(events: list[dict[str, Any]], calls: int) -> DeviceWork:
     """Work of the device per call, from the events of a Chrome trace of ``calls`` calls."""
-    busy_us, end = 0.0, 0.0
+    busy_us = 0.0
+    end = 0.0  # of the events so far
     categories = {"kernel", "gpu_memcpy", "gpu_memset"}
     for event in sorted((event for event in events if event.get("cat") in categories), key=lambda event: float(event["ts"])):
         event_end = event["ts"] + event["dur"]
@@ -146,7 +148,7 @@ def waits_at(work: Work, device: torch.device) -> str | None:
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("warn")  # raises a warning that the mode is a prototype
         warnings.filterwarnings("always", message="called a synchronizing CUDA operation")
-        # Called within the operation that waits, so the stack shows the user's line.
+        # PyTorch calls showwarning within the operation that waits, so the stack shows the user's line.
         warnings.showwarning = lambda *_args, **_kwargs: lines.append(user_line(traceback.extract_stack()[:-1]))
         try:
             work()

@@ -1,7 +1,8 @@
 """``profile``: measures real training steps to find their bound.
 
-All measurements are made in one run: alternating windows of the wrapped loader alone, of the loop streamed and in line, and of
-the step on a batch that is on the device already; then each part alone. Nothing is synchronised inside a window.
+All measurements are made in one run. First, windows of batches alternate between four loops: the wrapped loader alone, the loop
+with batches ahead (*streamed*), the loop with ``depth=0`` (*in line*), and the step on a batch that is on the device. Then each
+part is measured alone. Nothing is synchronised inside a window.
 """
 
 import sys
@@ -20,14 +21,14 @@ from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_placed
-from gpuaug.loader.inspection import Inspection, check, restored_at_end
+from gpuaug.loader.inspection import Inspection, checked_loader, restored_at_end
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.loader.streamed_loader import DEFAULT_DEPTH, StreamedLoader
 from gpuaug.profiler.isolated import measure_parts
 from gpuaug.profiler.measure import Spread, link_gb_per_s, synchronize
 from gpuaug.profiler.recorder import THREAD, Recorder
 from gpuaug.profiler.repeated_batch import RepeatedBatch
-from gpuaug.profiler.report import ANOTHER_ITERATOR, LOAD, STEP, Part, Report
+from gpuaug.profiler.report import LOAD, PLAIN_BESIDE_ITERATOR, STEP, Part, Report
 from gpuaug.profiler.steady_state import EndlessBatches
 from gpuaug.profiler.timeline import Span, Timeline
 from gpuaug.profiler.verdict import verdict
@@ -36,8 +37,11 @@ from gpuaug.stages.copy import PAGEABLE_WARN_BYTES
 Step = Callable[[Batch], Any]
 """One training step, called with a batch of the loader."""
 
-TIMELINE_BATCHES, MIN_WINDOW_BATCHES = 10, 8
-"""Number of batches in the timeline, and smallest number in a window."""
+TIMELINE_BATCHES = 10
+"""Number of batches in the timeline."""
+
+MIN_WINDOW_BATCHES = 8
+"""Smallest number of batches in a window."""
 
 WINDOW_S = 5.0
 """Seconds after which a window ends, once it has ``MIN_WINDOW_BATCHES``."""
@@ -56,7 +60,7 @@ def profile(
         loader: The loader that the training loop iterates over.
         step: One training step, called with a batch of the loader: ``lambda batch: train_step(*batch)``.
         batches: Number of batches per window.
-        rounds: Number of windows per measure_parts loop. The report shows their median and range.
+        rounds: Number of windows per measured loop. The report shows their median and range.
         show: Whether to print the report, with rich if it is installed.
 
     Returns:
@@ -77,13 +81,13 @@ def profile(
         >>> [part.name for part in report.parts]
         ['load', 'copy', 'step']
     """
-    check(loader, "profiled", "Pass the loader first, then the step.")
+    checked_loader(loader, "profiled", "The loader is the first argument, the step the second.")
     if not callable(step):
         raise ArgumentTypeError(f"step must be callable, got {type(step).__name__}. Pass a function of one batch.")
-    way_out = "Leave it out for 40: fewer say little about a steady loop."
+    way_out = "Leave it out for 40: fewer batches do not represent a steady loop."
     batches = whole_number("batches", batches, way_out, least=MIN_WINDOW_BATCHES)
-    rounds = whole_number("rounds", rounds, "Leave it out for 3, which show how much windows differ.", least=1)
-    show = flag("show", show, "False returns the report alone.")
+    rounds = whole_number("rounds", rounds, "Leave it out for 3 windows, which show how much windows differ.", least=1)
+    show = flag("show", show, "False returns the report without printing it.")
     with restored_at_end(loader):
         report = _Profile(loader, _with_note(step), batches, rounds).run()
     if show:
@@ -95,16 +99,19 @@ class _Profile:
     """Measurements of one call of ``profile``."""
 
     def __init__(self, loader: StreamedLoader, step: Step, count: int, rounds: int) -> None:
-        self._loader, self._step, self._count, self._rounds = loader, step, count, rounds
+        self._loader = loader
+        self._step = step
+        self._count = count
+        self._rounds = rounds
         self._inspection = Inspection(loader)
         self._lanes = self._inspection.lanes
         self._device = loader.device
         depth = loader.depth
         self._ahead = depth or DEFAULT_DEPTH
-        self._depth_text = self._ahead if depth == self._ahead else f"{self._ahead} (set: {depth})"
-        self._done = 1
-        """Number of batches of the last window."""
-        self._starting_ms: list[float] = []
+        self._depth_text = self._ahead if depth == self._ahead else f"{self._ahead} (loader: {depth})"
+        self._window_batches = 1
+        """Number of batches in the last window."""
+        self._epoch_start_ms: list[float] = []
         """For each streamed window, the time of beginning epochs in milliseconds per batch."""
         self._waits_ms: list[float] = []
         """For each batch of the streamed windows, the wait of the training thread for the loader, in milliseconds."""
@@ -127,21 +134,19 @@ class _Profile:
         synchronize(self._device)
         isolated = measure_parts(self._loader, host_batch, lambda: self._step(repeated()))
         parts = [Part(LOAD, Spread.of(windows["load"])), *isolated]
-        # The step was also measure_parts in whole windows, which are more accurate than some calls.
+        # The step was also measured in whole windows, which are more accurate than a few calls.
         step = Spread.of(windows["cached"])
         parts[-1] = replace(parts[-1], wall=step, host=step if self._lanes.in_line else parts[-1].host)
-        first = spans[0].batch if spans else 0
-        shown = tuple(
-            span for span in spans if first + self._ahead + 2 <= span.batch < first + self._ahead + 2 + TIMELINE_BATCHES
-        )
+        first_shown = (spans[0].batch if spans else 0) + self._ahead + 2  # without the batches that fill the pipeline
+        shown_spans = tuple(span for span in spans if first_shown <= span.batch < first_shown + TIMELINE_BATCHES)
         name = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else self._device.type.upper()
         report = Report(
             parts=tuple(parts),
             in_line=Spread.of(windows["in line"]),
             streamed=Spread.of(windows["streamed"]),
             cached=step,
-            epoch_ms=fmean(self._starting_ms),
-            thread_ms=_by_part(spans),
+            epoch_ms=fmean(self._epoch_start_ms),
+            thread_ms=_thread_ms_by_part(spans),
             waits_for_loader_ms=tuple(self._waits_ms),
             batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_placed(tensor)),
             pageable_bytes=pageable,
@@ -155,7 +160,7 @@ class _Profile:
                 "batches": self._count,
                 "rounds": self._rounds,
             },
-            timeline=Timeline(shown, name, 0 if self._lanes.in_line else self._ahead),
+            timeline=Timeline(shown_spans, name, 0 if self._lanes.in_line else self._ahead),
             plain_torch=plain_torch_reason(self._device),
         )
         return replace(report, verdict=tuple(verdict(report)))
@@ -174,19 +179,19 @@ class _Profile:
     def _loop(self, depth: int) -> float:
         """Time of the loop in milliseconds per batch."""
         self._warm_up(depth)
-        before_s = self._batches.starting_s
-        took_ms = self._time_on_device(self._streamed_step if depth else lambda: self._step(self._batches.next(0)))
+        before_s = self._batches.epoch_start_s
+        batch_ms = self._time_on_device(self._streamed_step if depth else lambda: self._step(self._batches.next(0)))
         if depth:
-            self._starting_ms.append((self._batches.starting_s - before_s) * 1e3 / self._done)
-        return took_ms
+            self._epoch_start_ms.append((self._batches.epoch_start_s - before_s) * 1e3 / self._window_batches)
+        return batch_ms
 
     def _streamed_step(self) -> None:
-        """Run a step of the streamed loop, and store the wait for its batch, unless the batch began an epoch."""
+        """Run a step of the streamed loop, and store the wait for its batch, unless it is the first batch of an epoch."""
         stats = self._loader.stats()
         starved_ms = stats.starved_ms
-        starting_s = self._batches.starting_s
+        epoch_start_s = self._batches.epoch_start_s
         batch = self._batches.next(self._ahead)
-        if self._batches.starting_s == starting_s:
+        if self._batches.epoch_start_s == epoch_start_s:
             self._waits_ms.append(stats.starved_ms - starved_ms)
         self._step(batch)
 
@@ -194,90 +199,92 @@ class _Profile:
         """Time of the wrapped loader alone, within epochs and after its queue was emptied, in milliseconds per batch."""
         for _ in range(self._queued):
             self._batches.pull()
-        before_s = self._batches.starting_s
-        took_ms = self._time_on_host(self._batches.pull)
-        return took_ms - (self._batches.starting_s - before_s) * 1e3 / self._done
+        before_s = self._batches.epoch_start_s
+        batch_ms = self._time_on_host(self._batches.pull)
+        return batch_ms - (self._batches.epoch_start_s - before_s) * 1e3 / self._window_batches
 
-    def _time_on_device(self, once: Callable[[], Any]) -> float:
+    def _time_on_device(self, run_batch: Callable[[], Any]) -> float:
         """Time of a window on the stream that trains, in milliseconds per batch.
 
         Measured between events, so that the loop is in a steady state: the number of batches ahead is the same at the beginning
-        and the end of the window. Synchronising there would drain the pipeline, and the time would include filling it again.
+        and the end of the window. A synchronisation would drain the pipeline, and the time would include filling it again.
         """
         if self._lanes.in_line:
-            return self._time_on_host(once)
+            return self._time_on_host(run_batch)
         consumer = self._lanes.consumer()
         first = consumer.record_event(timed=True)
-        self._repeat(once)
+        self._repeat(run_batch)
         last = consumer.record_event(timed=True)
         synchronize(self._device)
-        return ms_between(first, last) / self._done
+        return ms_between(first, last) / self._window_batches
 
-    def _time_on_host(self, once: Callable[[], Any]) -> float:
+    def _time_on_host(self, run_batch: Callable[[], Any]) -> float:
         """Time of a window by the host's clock, with the device synchronised at both ends, in milliseconds per batch."""
         synchronize(self._device)
         start = time.perf_counter()
-        self._repeat(once)
+        self._repeat(run_batch)
         synchronize(self._device)
-        return (time.perf_counter() - start) * 1e3 / self._done
+        return (time.perf_counter() - start) * 1e3 / self._window_batches
 
-    def _repeat(self, once: Callable[[], Any]) -> None:
-        """Call ``once`` for each batch of a window, until the window has all its batches or its time is over."""
+    def _repeat(self, run_batch: Callable[[], Any]) -> None:
+        """Call ``run_batch`` for each batch of a window, until the window has all its batches or its time is over."""
         # Ranks wait for one another in every step, so all must run the same number of steps: no limit of time.
         limit_s = WINDOW_S if count_ranks() == 1 else float("inf")
         start = time.perf_counter()
-        self._done = 0
-        while self._done < self._count and (self._done < MIN_WINDOW_BATCHES or time.perf_counter() - start < limit_s):
-            once()
-            self._done += 1
+        self._window_batches = 0
+        while self._window_batches < self._count and (
+            self._window_batches < MIN_WINDOW_BATCHES or time.perf_counter() - start < limit_s
+        ):
+            run_batch()
+            self._window_batches += 1
 
     def _cloned_host_batch(self) -> tuple[Batch, int]:
-        """(clone of a host batch, its pageable bytes). Tensors are page-locked if those of the batch are."""
+        """(clone of a host batch, its pageable bytes). The clone of a page-locked tensor is page-locked."""
         pulled = self._batches.pull()
         on_gpu = self._device.type == "cuda"
         slot = pulled.slot
-        locked = 0
+        pinned_bytes = 0
 
         def cloned(leaf: Any) -> Any:
-            nonlocal locked
+            nonlocal pinned_bytes
             if not can_be_placed(leaf):
                 return leaf
             if on_gpu and (slot is not None or leaf.is_pinned()):
-                locked += leaf.nbytes
+                pinned_bytes += leaf.nbytes
                 return leaf.clone().pin_memory()
             return leaf.clone()
 
         clone = batches.map_leaves(batches.cached_by_id(cloned), pulled.batch)
         num_bytes = sum(tensor.nbytes for tensor in batches.tensors(clone) if can_be_placed(tensor)) if on_gpu else 0
-        pageable = num_bytes - locked
+        pageable = num_bytes - pinned_bytes
         return clone, pageable if pageable > PAGEABLE_WARN_BYTES else 0
 
     def _feed(self) -> str:
-        """Text about the feed. It differs from the loader's ``repr`` while another iterator uses the slots."""
+        """Text about the feed. Differs from the loader's ``repr`` while another iterator uses the page-locked slots."""
         feed = self._inspection.feed
         stats = self._loader.stats()
         if not feed.reason and feed.workers and not stats.slot_batches:
-            return ANOTHER_ITERATOR
+            return PLAIN_BESIDE_ITERATOR
         return repr(feed)
 
     def _record_spans(self) -> tuple[Span, ...]:
-        """Spans of a streamed window whose time does not enter the report."""
+        """Spans of an additional streamed window, which is instrumented, so its time is not reported."""
         self._warm_up(self._ahead)
         recorder = Recorder(self._lanes)
-        with self._inspection.watched_by(recorder):
+        with self._inspection.with_hooks(recorder):
             for _ in range(2 * (self._ahead + 2) + TIMELINE_BATCHES):
                 self._step(self._batches.next(self._ahead))
         synchronize(self._device)
         return recorder.spans()
 
 
-def _by_part(spans: tuple[Span, ...]) -> dict[str, float]:
-    """Part → time of the training thread, in milliseconds per batch."""
-    counted = {span.batch for span in spans if span.lane == THREAD and span.name == STEP}
+def _thread_ms_by_part(spans: tuple[Span, ...]) -> dict[str, float]:
+    """Name of a part → time of the training thread, in milliseconds per batch."""
+    complete = {span.batch for span in spans if span.lane == THREAD and span.name == STEP}  # batches with a full step
     thread_ms: dict[str, float] = {}
     for span in spans:
-        if span.lane == THREAD and span.batch in counted:
-            thread_ms[span.name] = thread_ms.get(span.name, 0.0) + (span.end_ms - span.start_ms) / len(counted)
+        if span.lane == THREAD and span.batch in complete:
+            thread_ms[span.name] = thread_ms.get(span.name, 0.0) + (span.end_ms - span.start_ms) / len(complete)
     return thread_ms
 
 
@@ -296,8 +303,8 @@ def _with_note(step: Step) -> Step:
         except Exception as error:
             add_note(
                 error,
-                "gpuaug: raised by the step, which is called with one batch as the loader yields it. "
-                "One of two arguments is lambda batch: step(*batch).",
+                "gpuaug: raised by the step, which is called with one argument: a batch as the loader yields it. "
+                "For a step of two arguments, pass lambda batch: step(*batch).",
             )
             raise
 
@@ -310,5 +317,5 @@ def _print(report: Report) -> None:
     except ImportError:
         sys.stdout.write(f"{report}\n")
     else:
-        # A pipe or a file has no width.
+        # A pipe or a file has no terminal width.
         Console(width=None if sys.stdout.isatty() else 140).print(report)

@@ -16,7 +16,7 @@ LOADER, THREAD, CONSUMER = "loader", "thread", "consumer"
 
 
 class Recorder(Hooks):
-    """Hooks that record the parts of every batch. For consecutive iterators, not for two at once.
+    """Hooks that record the parts of every batch. At most one iterator may be open at a time.
 
     Args:
         lanes: Lanes of the watched loader.
@@ -28,30 +28,30 @@ class Recorder(Hooks):
     def __init__(self, lanes: Lanes) -> None:
         self._on_device = not lanes.in_line
         self._host: list[Span] = []
-        self._device: list[tuple[str, str, int, Event, Event, bool]] = []
-        self._step: tuple[int, float, Event | None] | None = None
-        self._before = 0
+        self._device: list[tuple[str, str, int, Event, Event, bool]] = []  # lane, name, batch, first and last event, waits
+        self._step: tuple[int, float, Event | None] | None = None  # batch, start and first event of the current step
+        self._earlier_batches = 0
         """Number of batches of earlier iterators."""
-        self._last = -1
-        """Index of the last batch that was handed over by the current iterator."""
-        self._base: Event = lanes.consumer().record_event(timed=True)
-        self._base.synchronize()
+        self._last_batch = -1
+        """Index of the last batch that the current iterator returned."""
+        self._origin: Event = lanes.consumer().record_event(timed=True)
+        self._origin.synchronize()
         self._began_s = time.perf_counter()
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
         """Context manager of ``Hooks``, which is also recorded as a span."""
         return _RecordedSpan(self, super().span(name, batch), name, self._running_index(batch), lane, waits)
 
-    def pulled(self, batch: int, began_s: float, ended_s: float) -> None:
+    def on_pull(self, batch: int, began_s: float, ended_s: float) -> None:
         """Record the time of the wrapped loader's ``next``."""
         self._record(LOADER, "load", self._running_index(batch), began_s, ended_s)
 
-    def held_back(self, batch: int, waited_s: float) -> None:
+    def on_hold_back(self, batch: int, waited_s: float) -> None:
         """Record the wait of the training thread for the device."""
         now_s = time.perf_counter()
         self._record(THREAD, "hold back", self._running_index(batch), now_s - waited_s, now_s, waits=True)
 
-    def asked(self, consumer: Lane) -> None:
+    def on_next(self, consumer: Lane) -> None:
         """Record the end of the training step."""
         if self._step is None:
             return
@@ -61,16 +61,16 @@ class Recorder(Hooks):
         if event is not None:
             self._device.append((CONSUMER, "step", batch, event, consumer.record_event(timed=True), False))
 
-    def handed_over(self, batch: int, consumer: Lane) -> None:
+    def on_hand_over(self, batch: int, consumer: Lane) -> None:
         """Record the beginning of the training step."""
         event = consumer.record_event(timed=True) if self._on_device else None
         self._step = self._running_index(batch), time.perf_counter(), event
-        self._last = batch
+        self._last_batch = batch
 
     def spans(self) -> tuple[Span, ...]:
         """All spans, in milliseconds since the recorder was created. The device must have passed all events."""
         device_spans = [
-            Span(lane, name, batch, ms_between(self._base, first), ms_between(self._base, last), waits)
+            Span(lane, name, batch, ms_between(self._origin, first), ms_between(self._origin, last), waits)
             for lane, name, batch, first, last, waits in self._device
         ]
         return tuple(sorted([*self._host, *device_spans], key=lambda span: span.start_ms))
@@ -78,10 +78,10 @@ class Recorder(Hooks):
     def _running_index(self, batch: int) -> int:
         """Index of a batch, counted over all iterators of the recording."""
         # All spans of a batch precede its step, and an iterator begins after the last batch of the previous iterator.
-        if batch <= self._last:
-            self._before = self._before + self._last + 1
-            self._last = -1
-        return self._before + batch
+        if batch <= self._last_batch:
+            self._earlier_batches = self._earlier_batches + self._last_batch + 1
+            self._last_batch = -1
+        return self._earlier_batches + batch
 
     def _record(self, lane: str, name: str, batch: int, began_s: float, ended_s: float, *, waits: bool = False) -> None:
         start_ms, end_ms = (began_s - self._began_s) * 1e3, (ended_s - self._began_s) * 1e3
@@ -92,7 +92,11 @@ class _RecordedSpan:
     """Context manager that records a span."""
 
     def __init__(self, recorder: Recorder, named_range: Any, name: str, batch: int, lane: Lane | None, waits: bool) -> None:
-        self._recorder, self._range, self._batch, self._lane, self._waits = recorder, named_range, batch, lane, waits
+        self._recorder = recorder
+        self._range = named_range
+        self._batch = batch
+        self._lane = lane
+        self._waits = waits
         self._name = name.removeprefix("gpuaug/")
 
     def __enter__(self) -> None:
@@ -102,7 +106,7 @@ class _RecordedSpan:
 
     def __exit__(self, *exc: Any) -> None:
         recorder = self._recorder
-        # With a lane, the device waits and not this thread.
+        # If a lane is passed, the device waits, not this thread.
         on_thread = self._waits and self._lane is None
         recorder._record(THREAD, self._name, self._batch, self._began_s, time.perf_counter(), waits=on_thread)
         if self._lane is not None and self._event is not None:

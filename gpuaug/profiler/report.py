@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.core.plotting import html_lines, html_table
-from gpuaug.profiler.measure import Spread, figure
+from gpuaug.profiler.measure import Spread, figure_text
 from gpuaug.profiler.timeline import Timeline
 
 LOAD, COPY, STEP = "load", "copy", "step"
@@ -19,20 +19,20 @@ DECODERS: Final[Mapping[str, DecodeKind]] = {
     "nvdec": "video engines",
     "pyav": "clip decoder",
 }
-"""Name of the decoder for which batches wait longest → ``Part.kind``."""
+"""Name of the decoder that takes longest per batch → ``Part.kind``."""
 
-BESIDE_ENGINES: Final = "beside engines"
-"""``Part.kind`` of a decoding stage that uses engines and whose batches wait longest for another decoder."""
-DECODING = (*DECODERS.values(), BESIDE_ENGINES)
+SLOWER_THAN_ENGINES: Final = "beside engines"
+"""``Part.kind`` of a decoding stage that uses the JPEG engines, but in which another decoder takes longest per batch."""
+DECODING = (*DECODERS.values(), SLOWER_THAN_ENGINES)
 """Values of ``Part.kind`` of decoding stages."""
-ANOTHER_ITERATOR = "plain (another iterator has the slots)"
-"""Feed of a loader that is profiled while another iterator of it is open."""
+PLAIN_BESIDE_ITERATOR = "plain (another iterator has the slots)"
+"""Text for the feed of a loader of which another iterator is open, so that the profiled iterator gets no slots."""
 
-_WAITS = {
+_WAIT_TEXTS = {
     "wait for loader": "for the loader",
     "wait for decoding": "for images to be decoded",
     "wait for boxes": "for the number of boxes",
-    "hold back": "for the device, to which it was ahead",
+    "hold back": "for the device, because depth + 2 batches were queued",
 }
 """Name of a span in which the training thread waits → text for the report."""
 
@@ -52,7 +52,7 @@ class Part:
     launches: int | None = None
     """Number of launches. ``None``: not measured."""
     waits_at: str | None = None
-    """``file:line`` at which the part makes the training thread wait for the device; ``None`` if it does not."""
+    """``file:line`` at which the part makes the training thread wait for the device; ``None`` without such a wait."""
     kind: Literal[
         "",
         "fused",
@@ -66,9 +66,9 @@ class Part:
         "video engines",
         "clip decoder",
     ] = ""
-    """Kind of the stage, on which the advice depends."""
+    """Kind of the stage, which selects the advice in the verdict."""
     runs: str = ""
-    """Name of the transform of a stage without a name."""
+    """Name of the transform, if the user gave the stage no name."""
     eager: "Part | None" = None
     """Times of the same encoder without its CUDA graph, if it has a graph."""
 
@@ -94,7 +94,7 @@ class Report:
     link_gb_per_s: float | None
     """Bandwidth of the link from host to device, in GB/s; ``None`` without a GPU."""
     lanes: bool
-    """Whether the device has lanes. Without lanes, as on a CPU, all work runs in line on the training thread."""
+    """Whether the device has lanes (CUDA streams). Without lanes, as on a CPU, the training thread does all work."""
     settings: dict[str, Any]
     """``device``, ``depth``, ``feed``, ``workers``, ``batches``, ``rounds``."""
     timeline: Timeline = field(repr=False)
@@ -106,7 +106,7 @@ class Report:
     waits_for_loader_ms: tuple[float, ...] = field(default=(), repr=False)
     """Wait of the training thread for the loader, per batch of the streamed windows, without the first batch of an epoch."""
     plain_torch: str | None = None
-    """Why ``gpuaug.fuse`` runs without Triton on the device, which is slow, and what to install; ``None`` if it uses Triton."""
+    """Reason why ``gpuaug.fuse`` runs without Triton on the device, with what to install; ``None`` if it uses Triton."""
 
     def part(self, name: str) -> Part:
         """Return the part with a given name.
@@ -123,7 +123,7 @@ class Report:
         matches = [part for part in self.parts if isinstance(name, str) and part.name == name]
         if not matches:
             names = ", ".join(part.name for part in self.parts)
-            raise ArgumentError(f"name must be that of a part, got {shown(name)}. This report has {names}.")
+            raise ArgumentError(f"name must be the name of a part, got {shown(name)}. This report has {names}.")
         return matches[0]
 
     @property
@@ -160,19 +160,19 @@ class Report:
     def bound_ms(self) -> float:
         """``T_bound``: maximum of the times of the loader, link, decoders, training thread, and of each part on the device.
 
-        A lower limit, whatever overlaps.
+        A lower limit for the time per batch, however much overlaps.
         """
         devices = (part.device_ms or 0.0 for part in self.parts)
         return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, *devices)
 
     @property
     def full_ms(self) -> float:
-        """``T_full``: ``T_bound`` if each stage and the step fill the device, so that their times add up."""
+        """``T_full``: ``T_bound`` under the assumption that stages and step fill the device, so that their times add up."""
         return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, self.device_ms)
 
     @property
     def overlap_efficiency(self) -> float | None:
-        """Time saved by overlap as a fraction, in [0, 1], of the time that it can save; ``None`` if that is less than 2 %."""
+        """Saved fraction, in [0, 1], of the time that overlap can save; ``None`` if overlap can save less than 2 %."""
         possible = self.serial_ms - self.bound_ms
         if possible < 0.02 * self.serial_ms:
             return None
@@ -180,12 +180,12 @@ class Report:
 
     @property
     def exposed_ms(self) -> float:
-        """Time of the streamed loop beyond that of the step alone, which is not hidden behind training."""
+        """Time of the streamed loop minus the time of the step alone: the time that is not hidden behind training."""
         return max(0.0, self.streamed.median - self.cached.median)
 
     @property
     def headspace(self) -> float:
-        """Ratio of the time of the streamed loop to that of the step alone. 1 is the optimum."""
+        """Time of the streamed loop divided by the time of the step alone. 1 is the optimum."""
         return self.streamed.median / self.cached.median
 
     @property
@@ -194,7 +194,7 @@ class Report:
         return self.batch_bytes / self.copy_ms / 1e6 if self.copy_ms and self.batch_bytes else None
 
     def figures(self) -> dict[str, float | None]:
-        """Name, with its unit → figure of the whole loop."""
+        """Name with unit, such as ``streamed_ms`` → value for the whole loop; ``None`` if it was not measured."""
         return {
             "streamed_ms": self.streamed.median,
             "in_line_ms": self.in_line.median,
@@ -233,16 +233,16 @@ class Report:
         return ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """Lines of the table, heading first: part or loop, time with its spread, and times of thread and device."""
-        yield ("ms a batch", "alone", "thread", "device", "launches", "in loop")
+        """Lines of the table, heading first: name, time alone with its spread, times of thread and device, launches."""
+        yield ("ms per batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
             yield (
                 part.name,
                 str(part.wall),
-                "" if part.host is None else figure(part.host.median),
-                "" if part.device_ms is None else figure(part.device_ms),
+                "" if part.host is None else figure_text(part.host.median),
+                "" if part.device_ms is None else figure_text(part.device_ms),
                 "" if part.launches is None else str(part.launches),
-                figure(self.thread_ms[part.name]) if part.name in self.thread_ms else "",
+                figure_text(self.thread_ms[part.name]) if part.name in self.thread_ms else "",
             )
         for name, loop in self._loops():
             yield (name, str(loop), "", "", "", "")
@@ -250,19 +250,19 @@ class Report:
     def summary(self) -> Iterator[str]:
         """Lines of text with the figures of the whole loop."""
         yield (
-            f"bounds: {figure(self.bound_ms)} ms if all overlaps, {figure(self.full_ms)} if stages and step fill the device, "
-            f"{figure(self.serial_ms)} one after the other"
+            f"bounds: {figure_text(self.bound_ms)} ms if everything overlaps, {figure_text(self.full_ms)} ms if stages and "
+            f"step fill the device, {figure_text(self.serial_ms)} ms without overlap"
         )
         efficiency = self.overlap_efficiency
-        hidden = "nothing to overlap" if efficiency is None else f"overlap {efficiency:.0%} of what it could be"
-        yield f"{hidden}; {figure(self.exposed_ms)} ms exposed beside the step; headspace {self.headspace:.2f}"
+        overlap = "nothing to overlap" if efficiency is None else f"overlap saves {efficiency:.0%} of the time that it can save"
+        yield f"{overlap}; exposed: {figure_text(self.exposed_ms)} ms beyond the step; headspace: {self.headspace:.2f}"
         if self.copy_gb_per_s is not None and self.link_gb_per_s is not None:
-            rates = f"{figure(self.copy_gb_per_s)} GB/s, of the {figure(self.link_gb_per_s)} that the link does by itself"
-            yield f"copy: {size_of(self.batch_bytes)} a batch at {rates}"
-        for name, reason in _WAITS.items():
+            copy_rate, link_rate = figure_text(self.copy_gb_per_s), figure_text(self.link_gb_per_s)
+            yield f"copy: {size_of(self.batch_bytes)} per batch at {copy_rate} GB/s; 64 MB copies reach {link_rate} GB/s"
+        for name, reason in _WAIT_TEXTS.items():
             ms = self.thread_ms.get(name)
             if ms is not None and ms >= 0.005 * self.streamed.median:
-                yield f"the training thread waited {figure(ms)} ms a batch {reason}"
+                yield f"the training thread waited {figure_text(ms)} ms per batch {reason}"
         yield ", ".join(f"{key}: {value}" for key, value in self.settings.items())
 
     def __str__(self) -> str:
@@ -290,8 +290,8 @@ class Report:
 
 
 def size_of(num_bytes: float) -> str:
-    """Text of a number of bytes, in GB, MB, kB or bytes."""
+    """Format a number of bytes, in GB, MB, kB or bytes."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
-            return f"{figure(num_bytes / size)} {unit}"
+            return f"{figure_text(num_bytes / size)} {unit}"
     return f"{num_bytes:.0f} bytes"

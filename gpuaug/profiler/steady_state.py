@@ -1,6 +1,6 @@
 """Endless iteration over a loader, restarted at the end of each epoch, so that the profiler can time windows of batches.
 
-Batches come streamed, in line (``depth=0``), or from the wrapped loader alone.
+Batches are launched ahead (*streamed*), run without overlap (*in line*, ``depth=0``), or come from the wrapped loader alone.
 """
 
 import time
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, add_note
 from gpuaug.feed.mailbox import Pulled
-from gpuaug.loader.inspection import Inspection, read_once
+from gpuaug.loader.inspection import Inspection, single_pass_error
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.streamed_loader import StreamedLoader
 
@@ -21,9 +21,9 @@ class EndlessBatches:
     def __init__(self, loader: StreamedLoader) -> None:
         self._inspection = Inspection(loader)
         self._iterator: PipelinedIterator | None = None
-        self._had_any = False
-        self.starting_s = 0.0
-        """Seconds spent on beginning epochs, until the first batch was ready."""
+        self._has_yielded = False
+        self.epoch_start_s = 0.0
+        """Total time from the beginning of each epoch to its first batch, in seconds."""
 
     def __enter__(self) -> None:
         self._begin()
@@ -38,41 +38,41 @@ class EndlessBatches:
         self._current().depth = depth
         self._current().fill(consumer)
         if not self._current().waiting:
-            with self._starting():
+            with self._timed_epoch_start():
                 self._begin(depth)
                 self._current().fill(consumer)
             if not self._current().waiting:
                 raise self._no_batches()
-        self._had_any = True
+        self._has_yielded = True
         return self._current().pop(consumer)
 
     def pull(self) -> Pulled:
         """Return the next batch of the wrapped loader, without copy and stages."""
-        # If the end of the epoch was read ahead, there are no more batches.
-        pulled = None if self._current().ended else self._pulled()
+        # If the end of the epoch has been read ahead, this iterator has no more batches.
+        pulled = None if self._current().ended else self._pull_or_end()
         if pulled is None:
-            with self._starting():
+            with self._timed_epoch_start():
                 self._begin()
-                pulled = self._pulled()
+                pulled = self._pull_or_end()
             if pulled is None:
                 raise self._no_batches()
         return pulled
 
-    def _pulled(self) -> Pulled | None:
+    def _pull_or_end(self) -> Pulled | None:
         feed = self._current().feed_iterator
         pulled = feed.get(block=True)
         feed.refill()
         assert pulled is not None
         if pulled.error is not None:
-            add_note(pulled.error, "gpuaug: raised by the wrapped loader, while it was measured by itself.")
+            add_note(pulled.error, "gpuaug: raised by the wrapped loader, while it was measured alone.")
             raise pulled.error
         return None if pulled.ended else pulled
 
     @contextmanager
-    def _starting(self) -> Iterator[None]:
+    def _timed_epoch_start(self) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self.starting_s += time.perf_counter() - start
+        self.epoch_start_s += time.perf_counter() - start
 
     def _current(self) -> PipelinedIterator:
         assert self._iterator is not None
@@ -84,6 +84,6 @@ class EndlessBatches:
         self._iterator = self._inspection.begin(depth)
 
     def _no_batches(self) -> ArgumentError:
-        if self._had_any:
-            return read_once(self._inspection.loader.loader)
-        return ArgumentError("loader must have batches to be profiled, got one without any. See whether its dataset is empty.")
+        if self._has_yielded:
+            return single_pass_error(self._inspection.loader.loader)
+        return ArgumentError("loader must have batches to be profiled, got no batch. Check whether its dataset is empty.")

@@ -1,7 +1,7 @@
-"""Timeline of a profiled run: the work on each batch, by lane, against time.
+"""``Timeline`` of a profiled run: the work on each batch against time, one row per lane (CUDA stream or host thread).
 
-A timeline is drawn with one row per lane, or written as a trace that Perfetto and ``chrome://tracing`` open. It depends on
-neither loaders nor devices: it is created from spans.
+A timeline is drawn as a picture, or written as a trace that Perfetto and ``chrome://tracing`` open. It is created from spans,
+and depends on neither loaders nor devices.
 """
 
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpuaug.core.figure import Figure
 
-_PICTURES = (".png", ".svg", ".pdf")
+_PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 _MIN_WIDTH_IN = 6.0  # the longest labels and titles fit into this width
 _MAX_WIDTH_IN = 400.0  # matplotlib draws at most 2**16 pixels
 _MAX_LABEL = 24  # characters of a label
@@ -35,7 +35,7 @@ _COLOURS = ("#3f90da", "#a96b59", "#ffa90e", "#94a4a2", "#bd1f01", "#832db6", "#
 
 # With a fixed salt and without dates, the same picture gives the same file.
 _STYLE = {"svg.hashsalt": "gpuaug", "hatch.linewidth": 0.6}
-_UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_METADATA_WITHOUT_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of a run, for pictures and traces. Times may count from any moment: a picture begins at the first span."""
+    """Spans of a run, for pictures and traces. Times may have any origin: a picture begins at the first span."""
 
-    SUFFIXES: ClassVar[tuple[str, ...]] = (*_PICTURES, ".json")
+    SUFFIXES: ClassVar[tuple[str, ...]] = (*_PICTURE_SUFFIXES, ".json")
     """File suffixes that ``save`` accepts: pictures, and a trace."""
 
     spans: tuple[Span, ...]
@@ -87,7 +87,7 @@ class Timeline:
         is_number = isinstance(width_in, Real) and not isinstance(width_in, bool)
         if not is_number or not _MIN_WIDTH_IN <= width_in <= _MAX_WIDTH_IN:
             rule = f"a number from {_MIN_WIDTH_IN:g} to {_MAX_WIDTH_IN:g}"
-            raise ArgumentError(f"width_in must be {rule}, got {shown(width_in)}. Names of lanes need room.")
+            raise ArgumentError(f"width_in must be {rule}, got {shown(width_in)}. Lane names need this width.")
         with _drawing():
             return _figure(self, width_in)
 
@@ -98,7 +98,7 @@ class Timeline:
         used = 0
         for lane, spans in self.lanes().items():
             first = used + 1
-            for span, track in _nested(spans):
+            for span, track in _spans_with_tracks(spans):
                 thread = first + track
                 if thread > used:
                     used = thread
@@ -129,8 +129,8 @@ class Timeline:
         path = Path(path)
         suffix = path.suffix.lower()
         if suffix not in self.SUFFIXES:
-            rule = f"a name that ends with {', '.join(_PICTURES)} or .json"
-            raise ArgumentError(f"path must be {rule}, got {shown(str(path))}. The end says what is written.")
+            rule = f"a name that ends with {', '.join(_PICTURE_SUFFIXES)} or .json"
+            raise ArgumentError(f"path must be {rule}, got {shown(str(path))}. The suffix selects the format.")
         if suffix == ".json":
             text = json.dumps(self.chrome_trace(), allow_nan=False)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class Timeline:
         figure = self.figure(width_in)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _drawing():
-            figure.savefig(path, format=suffix[1:], dpi=150, metadata=_UNDATED.get(suffix))
+            figure.savefig(path, format=suffix[1:], dpi=150, metadata=_METADATA_WITHOUT_DATE.get(suffix))
 
     def title(self) -> str:
         """Title with the number of batches, the device and the depth."""
@@ -173,8 +173,8 @@ def _metadata(name: str, thread: int, /, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": 1, "tid": thread, "args": args}
 
 
-def _nested(spans: list[Span]) -> Iterator[tuple[Span, int]]:
-    """(span, track) for each span of a lane. The track is the first on which the span overlaps no span, or is nested in all.
+def _spans_with_tracks(spans: list[Span]) -> Iterator[tuple[Span, int]]:
+    """Yield (span, track) for each span of a lane, sorted by start. Within a track, spans are nested or do not overlap.
 
     Viewers drop a span that overlaps another span of its thread without being nested in it.
     """
@@ -188,8 +188,8 @@ def _nested(spans: list[Span]) -> Iterator[tuple[Span, int]]:
         yield span, track
 
 
-def _levels(spans: list[Span], slack_ms: float) -> list[int]:
-    """Sub-row of each span of a lane: the first free one. Overlaps of at most ``slack_ms``, which are invisible, may remain."""
+def _sub_rows(spans: list[Span], slack_ms: float) -> list[int]:
+    """First free sub-row for each span of a lane. Spans in a sub-row may overlap by ``slack_ms``, which is invisible."""
     ends: list[float] = []
     levels = []
     for span in spans:
@@ -200,7 +200,7 @@ def _levels(spans: list[Span], slack_ms: float) -> list[int]:
 
 
 def _drawing() -> AbstractContextManager[None]:
-    return drawing("a timeline", ", or save as .json, which needs nothing", _STYLE)
+    return drawing("a timeline", ", or save as .json, which does not need it", _STYLE)
 
 
 def _figure(timeline: Timeline, width_in: float) -> "Figure":
@@ -216,7 +216,7 @@ def _figure(timeline: Timeline, width_in: float) -> "Figure":
     extent_ms = max((span.end_ms for span in timeline.spans), default=origin) - origin
     unit, scale = ("s", 1e-3) if extent_ms >= 2000 else ("µs", 1e3) if 0 < extent_ms < 1 else ("ms", 1.0)
     end = extent_ms * scale or 1.0
-    levels = [_levels(spans, extent_ms / 2000) for spans in lanes.values()]
+    levels = [_sub_rows(spans, extent_ms / 2000) for spans in lanes.values()]
     heights = [1 + _NESTED * max(lane_levels) for lane_levels in levels]
     tops = [sum(heights[:index]) for index in range(len(heights))]
     rows = max(sum(heights), 2.0)
@@ -278,7 +278,7 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level:
     axes.add_patch(Rectangle((left, top), width, height, zorder=2, snap=False, **style))
     number = str(span.batch)
     name = span.name.removeprefix("stage/")
-    # The name is left out if it is that of the lane.
+    # The name is left out if it equals the name of the lane.
     candidates = (number,) if span.name == span.lane else (f"{name} {number}", number)
     text = next((text for text in candidates if text_width_in(text, size) + 0.5 * size / 72 <= room_in), None)
     if text is None:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from statistics import fmean
 
-from gpuaug.profiler.measure import figure
-from gpuaug.profiler.report import ANOTHER_ITERATOR, BESIDE_ENGINES, COPY, DECODING, LOAD, STEP, Part, Report, size_of
+from gpuaug.profiler.measure import figure_text
+from gpuaug.profiler.report import COPY, DECODING, LOAD, PLAIN_BESIDE_ITERATOR, SLOWER_THAN_ENGINES, STEP, Part, Report, size_of
 
-SLACK = 0.1
-"""Relative difference below which two times count as equal, because windows of one loop differ by as much."""
-ENCODERS = ("captured", "eager encoder")
-"""Values of ``Part.kind`` of encoders."""
+TOLERANCE = 0.1
+"""Relative difference below which two times count as equal, because windows of the same loop differ by as much."""
+ENCODER_KINDS = ("captured", "eager encoder")
+"""Values of ``Part.kind`` for encoders."""
 MIN_MS = 0.5
 """Shortest time, in milliseconds, that is reported in a sentence."""
 
@@ -18,23 +18,23 @@ def verdict(report: Report) -> Iterator[str]:
     """Sentences about a report, the most important first."""
     if report.plain_torch is not None:
         yield report.plain_torch
-    yield _bound(report)
-    yield from _obstacles(report)
-    yield from _overlap(report)
-    yield from _encoders(report)
-    took = report.streamed.median
-    waited = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
-    unexplained = took - report.full_ms - report.epoch_ms - waited
-    if unexplained > max(2 * SLACK * took, MIN_MS):
-        fewer = report.settings["workers"] > 1 and _longest(report) != LOAD
+    yield _bound_sentence(report)
+    yield from _obstacle_sentences(report)
+    yield from _overlap_sentences(report)
+    yield from _encoder_sentences(report)
+    streamed_ms = report.streamed.median
+    waited_ms = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
+    unexplained_ms = streamed_ms - report.full_ms - report.epoch_ms - waited_ms
+    if unexplained_ms > max(2 * TOLERANCE * streamed_ms, MIN_MS):
+        advice = " Try fewer workers." if report.settings["workers"] > 1 and _longest_name(report) != LOAD else ""
         yield (
-            f"{figure(unexplained)} of the {figure(took)} ms are in none of the parts alone: together they slow each other "
-            "down, as threads do that share Python's interpreter, and workers that share the cores"
-            f"{': try fewer' if fewer else ''}."
+            f"{figure_text(unexplained_ms)} of the {figure_text(streamed_ms)} ms are not in the times of the parts: in the "
+            "loop, parts slow each other down, because threads share Python's interpreter and workers share the cores."
+            f"{advice}"
         )
 
 
-def _longest(report: Report) -> str:
+def _longest_name(report: Report) -> str:
     times_ms = {
         LOAD: report.load_ms,
         COPY: report.copy_ms,
@@ -48,59 +48,62 @@ def _longest(report: Report) -> str:
 
 def _long_waits(report: Report) -> list[float]:
     """Waits for the loader that are longer than a step, in milliseconds. Empty if the loader is the bound on average."""
-    if _longest(report) in (LOAD, "epoch"):
+    if _longest_name(report) in (LOAD, "epoch"):
         return []
     return [ms for ms in report.waits_for_loader_ms if ms > max(report.cached.median, MIN_MS)]
 
 
-def _bound(report: Report) -> str:
-    longest = _longest(report)
+def _bound_sentence(report: Report) -> str:
+    longest = _longest_name(report)
     if longest == "epoch":
-        return f"Bounded by the beginning of epochs, {_epochs(report)}"
+        return f"Bounded by the beginning of epochs: {_epoch_text(report)}"
     if longest == LOAD:
         return _by_loader(report)
     if longest == "decode":
         return _by_decoder(report)
     if longest == COPY:
         if report.copy_gb_per_s is None:
-            took = f"the copy of a batch takes {figure(report.copy_ms)} ms"
+            copy_text = f"the copy of a batch takes {figure_text(report.copy_ms)} ms"
         else:
-            size, rate = size_of(report.batch_bytes), figure(report.copy_gb_per_s)
-            took = f"{size} a batch take {figure(report.copy_ms)} ms at {rate} GB/s"
-        return f"Bounded by the link: {took}. Send less: uint8 images, and what can be computed on the device computed there."
+            size, rate = size_of(report.batch_bytes), figure_text(report.copy_gb_per_s)
+            copy_text = f"{size} per batch take {figure_text(report.copy_ms)} ms at {rate} GB/s"
+        return f"Bounded by the link: {copy_text}. Copy fewer bytes: uint8 images, and no values that the device can compute."
     return _by_thread(report) if longest == "host" else _by_device(report)
 
 
 def _by_device(report: Report) -> str:
-    takes = f"a batch takes {figure(report.streamed.median)}"
-    most = max((part for part in report.parts if part.name != COPY), key=lambda part: part.device_ms or 0.0)
-    longest, step = most.device_ms or 0.0, report.part(STEP).device_ms or 0.0
-    stages = report.device_ms - step
-    if stages <= SLACK * step:
-        advice = "A faster loader cannot speed it up further; only a faster step can."
+    loop_text = f"a batch takes {figure_text(report.streamed.median)} ms"
+    longest = max((part for part in report.parts if part.name != COPY), key=lambda part: part.device_ms or 0.0)
+    step_ms = report.part(STEP).device_ms or 0.0
+    stages_ms = report.device_ms - step_ms
+    if stages_ms <= TOLERANCE * step_ms:
+        advice = "A faster loader cannot speed up the loop further; only a faster step can."
         if _long_waits(report):
             advice = "A faster step would help."
-        return f"Bounded by the training step: it takes {figure(step)} ms of the device, and {takes}. {advice}"
-    if report.streamed.median < (1 - SLACK) * report.device_ms:
         return (
-            f"Bounded by {_named(most)} on the device: it takes {figure(longest)} ms of it, and {takes}; "
-            "the rest of the device's work runs beside it."
+            f"Bounded by the training step: it keeps the device busy for {figure_text(step_ms)} ms, and {loop_text}. {advice}"
+        )
+    if report.streamed.median < (1 - TOLERANCE) * report.device_ms:
+        return (
+            f"Bounded by {_description(longest)}: it keeps the device busy for {figure_text(longest.device_ms or 0.0)} ms, and "
+            f"{loop_text}; other work of the device runs at the same time."
         )
     return (
-        f"GPU saturated: stages ({figure(stages)} ms) and the step ({figure(step)} ms) need {figure(report.device_ms)} ms "
-        f"of the device, and {takes}. Streams cannot speed it up further; only cheaper kernels can."
+        f"GPU saturated: stages ({figure_text(stages_ms)} ms) and the step ({figure_text(step_ms)} ms) keep the device busy "
+        f"for {figure_text(report.device_ms)} ms, and {loop_text}. Streams cannot speed up the loop further; only cheaper "
+        "kernels can."
     )
 
 
 def _by_loader(report: Report) -> str:
-    others = max(report.copy_ms, report.decode_ms, report.host_ms, report.device_ms)
+    other_ms = max(report.copy_ms, report.decode_ms, report.host_ms, report.device_ms)
     workers = report.settings["workers"]
     rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s, " if report.batch_bytes else ""
-    who = f"{workers} worker{'s' * (workers != 1)} give{'s' * (workers == 1)}" if workers else "it gives, without workers,"
-    way_out = "Give it more workers, or less to decode" if workers else "Give the DataLoader num_workers"
+    loading = f"{workers} worker{'s' * (workers != 1)} load{'s' * (workers == 1)}" if workers else "without workers it loads"
+    way_out = "Use more workers, decode less in them" if workers else "Pass num_workers to the DataLoader"
     return (
-        f"Bounded by the loader: {who} {rate}a batch every {figure(report.load_ms)} ms; all else needs "
-        f"{figure(others)} ms. {way_out}, or cache what does not change."
+        f"Bounded by the loader: {loading} {rate}a batch every {figure_text(report.load_ms)} ms; the rest of the loop needs "
+        f"{figure_text(other_ms)} ms. {way_out}, or cache results that do not change."
     )
 
 
@@ -109,132 +112,135 @@ def _by_decoder(report: Report) -> str:
         (part for part in report.parts if part.kind in DECODING),
         key=lambda part: part.wall.median,
     )
-    others = figure(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
-    takes = f"a batch takes them {figure(part.wall.median)} ms; all else needs {others} ms"
+    other_ms = figure_text(max(report.load_ms, report.copy_ms, report.host_ms, report.device_ms))
+    times = f"for {figure_text(part.wall.median)} ms per batch; the rest of the loop needs {other_ms} ms"
     if part.kind == "engines":
-        return f"Bounded by decoding: the JPEG engines are full, {takes}. Shrink the files once on disk, or decode them before."
+        return f"Bounded by decoding: the JPEG engines are busy {times}. Store smaller files, or store decoded images."
     if part.kind == "video engines":
-        return f"Bounded by decoding: the video engines are full, {takes}. Make videos smaller, or with more key frames."
+        return f"Bounded by decoding: the video engines are busy {times}. Store smaller videos, or videos with more key frames."
     way_out = {
-        BESIDE_ENGINES: "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores.",
+        SLOWER_THAN_ENGINES: "Convert files that the JPEG engines refuse to baseline JPEG, or give the process more cores.",
         "hybrid decoder": "Use a card with JPEG engines, or give the process more cores.",
-        "clip decoder": "Have a GPU decode H.264, HEVC or VP9 of 8 bits, or give the process more cores.",
+        "clip decoder": "Use videos that a GPU decodes (H.264, HEVC or VP9 of 8 bits), or give the process more cores.",
         "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
     }[part.kind]
-    return f"Bounded by decoding: the host's cores are full, {takes}. {way_out}"
+    return f"Bounded by decoding: the host's cores are busy {times}. {way_out}"
 
 
 def _by_thread(report: Report) -> str:
     parts = [part for part in report.parts if part.host is not None]
-    most = max(parts, key=lambda part: part.host.median if part.host else 0.0)
-    assert most.host is not None
-    share = f"{figure(most.host.median)} of {figure(report.host_ms)} ms"
-    if most.waits_at is not None and most.kind != "kornia":
-        return f"Bounded by the training thread, which waits for the device in {_named(most)} ({share}), at {most.waits_at}."
+    longest = max(parts, key=lambda part: part.host.median if part.host else 0.0)
+    assert longest.host is not None
+    where = f"{_description(longest)} ({figure_text(longest.host.median)} of {figure_text(report.host_ms)} ms)"
+    if longest.waits_at is not None and longest.kind != "kornia":
+        return f"Bounded by the training thread, which waits for the device in {where}, at {longest.waits_at}."
     if not report.lanes:
-        way_out = _cheaper_on_cpu(most, report)
-        return f"Bounded by the training thread, most of all by {_named(most)} ({share}). {way_out}".rstrip()
-    count = "" if most.launches is None else f"{most.launches} of them "
-    return f"Bounded by launches on the training thread: {count}in {_named(most)} ({share}). {_cheaper(most)}"
+        way_out = _cpu_advice(longest, report)
+        return f"Bounded by the training thread, most of all by {where}. {way_out}".rstrip()
+    count = "" if longest.launches is None else f"{longest.launches} of them "
+    return f"Bounded by launches on the training thread: {count}in {where}. {_launch_advice(longest)}"
 
 
-def _epochs(report: Report) -> str:
-    persist = "pass persistent_workers=True to the DataLoader; if it has that, " if report.settings["workers"] else ""
-    share = f"{figure(report.epoch_ms)} of the {figure(report.streamed.median)} ms a batch"
-    return f"which takes {share} in epochs as short as these: {persist}make them longer."
+def _epoch_text(report: Report) -> str:
+    way_out = "Pass persistent_workers=True to the DataLoader, or make" if report.settings["workers"] else "Make"
+    times = f"{figure_text(report.epoch_ms)} of the {figure_text(report.streamed.median)} ms per batch"
+    return f"{times} are spent on starting epochs. {way_out} epochs longer."
 
 
-def _obstacles(report: Report) -> Iterator[str]:
+def _obstacle_sentences(report: Report) -> Iterator[str]:
     if waits := _long_waits(report):
-        every = round(len(report.waits_for_loader_ms) / len(waits))
-        who = f"One batch in {every}" if every > 1 else "Most batches"
-        way_out = "raise prefetch_factor" if report.settings["workers"] else "give the DataLoader num_workers"
+        interval = round(len(report.waits_for_loader_ms) / len(waits))
+        which = f"one batch in {interval}" if interval > 1 else "most batches"
+        way_out = "raise prefetch_factor" if report.settings["workers"] else "pass num_workers to the DataLoader"
         yield (
-            f"{who} waited {figure(min(waits))} ms or more for the loader, which gives one every {figure(report.load_ms)} ms "
-            f"on average: look for slow samples, or {way_out}."
+            f"The training thread waited {figure_text(min(waits))} ms or more for {which}, although the loader loads a batch "
+            f"every {figure_text(report.load_ms)} ms on average. Look for slow samples, or {way_out}."
         )
-    if report.epoch_ms > max(SLACK * report.streamed.median, MIN_MS) and _longest(report) != "epoch":
-        yield f"Short epochs: a new one begins again and again, {_epochs(report)}"
+    if report.epoch_ms > max(TOLERANCE * report.streamed.median, MIN_MS) and _longest_name(report) != "epoch":
+        yield f"Short epochs: {_epoch_text(report)}"
     for part in report.parts:
         if part.waits_at is not None and part.host is not None:
-            what = "" if part.name == STEP else " Keep it on the device: streams cannot overlap what the host waits for."
-            took = figure(part.host.median)
-            yield f"Host synchronisation inside {_named(part)}, at {part.waits_at}: {took} ms a batch.{what}"
+            advice = (
+                "" if part.name == STEP else " Keep values on the device: streams cannot overlap work that the host waits for."
+            )
+            host_ms = figure_text(part.host.median)
+            yield f"Host synchronisation inside {_description(part)}, at {part.waits_at}: {host_ms} ms per batch.{advice}"
     if report.pageable_bytes:
-        busy = report.settings["feed"] == ANOTHER_ITERATOR
         way_out = "Pass pin_memory=True to the DataLoader, or leave feed='auto'."
+        if report.settings["feed"] == PLAIN_BESIDE_ITERATOR:
+            way_out = "Profile the loader while none of its iterators is open."
         yield (
-            f"Pageable source: {size_of(report.pageable_bytes)} a batch are not page-locked, so their copy holds the "
-            f"training thread up. {'Profile the loader while no iterator of it is open.' if busy else way_out}"
+            f"Pageable source: {size_of(report.pageable_bytes)} per batch are not page-locked, so the training thread waits "
+            f"for the copy. {way_out}"
         )
 
 
-def _overlap(report: Report) -> Iterator[str]:
+def _overlap_sentences(report: Report) -> Iterator[str]:
     if not report.lanes:
-        return  # everything is in line
+        return  # without lanes nothing overlaps
     in_line, streamed = report.in_line, report.streamed
-    took = f"{figure(in_line.median)} ms a batch in line, {figure(streamed.median)} streamed"
-    # Where windows differ by more than the two loops do, they say nothing about these.
-    if streamed.high < in_line.low and in_line.median >= (1 + SLACK / 2) * streamed.median:
-        yield f"Overlap pays here: {took}, {in_line.median / streamed.median:.2f}x."
-    elif in_line.high < streamed.low and in_line.median <= (1 - SLACK / 2) * streamed.median:
-        yield f"Overlap costs here: {took}. Use depth=0."
+    times = f"{figure_text(in_line.median)} ms per batch in line, {figure_text(streamed.median)} ms streamed"
+    # If windows of one loop differ by more than the two loops, the loops cannot be told apart.
+    if streamed.high < in_line.low and in_line.median >= (1 + TOLERANCE / 2) * streamed.median:
+        yield f"Overlap pays here: {times}, {in_line.median / streamed.median:.2f}x."
+    elif in_line.high < streamed.low and in_line.median <= (1 - TOLERANCE / 2) * streamed.median:
+        yield f"Overlap costs here: {times}. Use depth=0."
     else:
-        yield f"Overlap makes no difference here, as far as windows agree: {took}."
+        yield f"Overlap makes no measurable difference here: {times}."
 
 
-def _encoders(report: Report) -> Iterator[str]:
-    """Whether encoders run beside the step, and the gain of their graphs."""
-    encoders = [part for part in report.parts if part.kind in ENCODERS]
+def _encoder_sentences(report: Report) -> Iterator[str]:
+    """Sentences on whether encoders run at the same time as the step, and on the gain of their CUDA graphs."""
+    encoders = [part for part in report.parts if part.kind in ENCODER_KINDS]
     if not report.lanes or not encoders:
         return
     streamed = report.streamed.median
-    encoding = sum(part.wall.median for part in encoders)
-    step = report.cached.median
-    shorter = min(encoding, step)
-    if _longest(report) not in (LOAD, COPY, "decode", "epoch") and shorter >= MIN_MS:
-        who = " and ".join(part.name.removeprefix("stage/").join("''") for part in encoders)
-        hidden = min(1.0, (report.in_line.median - streamed) / shorter)
-        took = f"{figure(encoding)} and {figure(step)} ms alone"
-        if hidden >= SLACK:
-            yield f"Encoding ({who}) and the step overlap by {hidden:.0%} of the shorter: {took}."
+    encoding_ms = sum(part.wall.median for part in encoders)
+    step_ms = report.cached.median
+    shorter = min(encoding_ms, step_ms)
+    if _longest_name(report) not in (LOAD, COPY, "decode", "epoch") and shorter >= MIN_MS:
+        names = " and ".join(part.name.removeprefix("stage/").join("''") for part in encoders)
+        overlap = min(1.0, (report.in_line.median - streamed) / shorter)
+        times = f"alone, they take {figure_text(encoding_ms)} and {figure_text(step_ms)} ms"
+        if overlap >= TOLERANCE:
+            yield f"Encoding ({names}) and the step overlap by {overlap:.0%} of the shorter time: {times}."
         else:
-            full = report.device_ms >= (1 - 2 * SLACK) * streamed
-            why = "the device is full" if full else "the training thread queues both"
-            yield f"Encoding ({who}) and the step do not overlap, because {why}: {took}."
+            is_full = report.device_ms >= (1 - 2 * TOLERANCE) * streamed
+            reason = "the device is busy all the time" if is_full else "the training thread queues both"
+            yield f"Encoding ({names}) and the step do not overlap, because {reason}: {times}."
     for part in encoders:
         if part.eager is None or part.eager.host is None or part.host is None:
             continue
         yield (
-            f"The graph of {_named(part)} takes {figure(part.host.median)} ms of the training thread, its kernels launched one "
-            f"by one {figure(part.eager.host.median)}: a batch takes {figure(part.wall.median)} ms alone, and "
-            f"{figure(part.eager.wall.median)} without it."
+            f"The CUDA graph of {_description(part)} takes {figure_text(part.wall.median)} ms per batch, "
+            f"{figure_text(part.host.median)} ms of them on the training thread; without the graph it takes "
+            f"{figure_text(part.eager.wall.median)} ms, {figure_text(part.eager.host.median)} ms on the training thread."
         )
 
 
-def _named(part: Part) -> str:
+def _description(part: Part) -> str:
     if part.name == STEP:
         return "the training step"
     if part.name == COPY:
         return "the copy"
-    kind = "encoder" if part.kind in ENCODERS else "transform"
+    kind = "encoder" if part.kind in ENCODER_KINDS else "transform"
     runs = f" ({part.runs})" if part.runs else ""
     return f"{kind} {part.name.removeprefix('stage/')!r}{runs}"
 
 
-def _cheaper(part: Part) -> str:
+def _launch_advice(part: Part) -> str:
     if part.kind == "kornia":
-        return "gpuaug.fuse runs a Kornia pipeline in a handful: use it."
+        return "gpuaug.fuse runs a Kornia pipeline in a few launches."
     if part.kind == "eager encoder":
-        return "Have it captured in a graph: capture='auto', and what a warning says stands in its way."
+        return "Run the encoder from a CUDA graph: pass capture='auto'; a warning names what prevents the capture."
     if part.name == STEP:
-        return "torch.compile with mode='reduce-overhead', larger batches and fused optimizers launch less."
-    return "Write it with fewer and larger operations, or compile it."
+        return "torch.compile with mode='reduce-overhead', larger batches and fused optimizers need fewer launches."
+    return "Use fewer and larger operations in the transform, or compile it with torch.compile."
 
 
-def _cheaper_on_cpu(part: Part, report: Report) -> str:
+def _cpu_advice(part: Part, report: Report) -> str:
     if part.kind == "kornia":
-        return "gpuaug.fuse makes a Kornia pipeline cheaper; workers of the DataLoader could run it beside the step."
+        return "gpuaug.fuse runs a Kornia pipeline faster; workers of the DataLoader could run it during the step."
     if part.name == STEP:
-        return "" if _long_waits(report) else "A faster loader cannot speed it up further."
-    return "Workers of the DataLoader could run it beside the step."
+        return "" if _long_waits(report) else "A faster loader cannot speed up the loop further."
+    return "Workers of the DataLoader could do this work during the step."

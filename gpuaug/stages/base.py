@@ -1,4 +1,4 @@
-"""Stages: work on a batch on the device, between its copy and the training loop."""
+"""Stages: work on a batch on the device, after its copy and before the training loop, each on a lane (CUDA stream)."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -101,20 +101,20 @@ class BoundStage(ABC):
         self.name = name
         self.lane = lanes.lane(f"stage/{name}")
         self.range_name = f"gpuaug/stage/{name}"
-        self.others: Sequence[Selection] = ()
-        """Selections of the other stages of the loader."""
+        self.other_selections: Sequence[Selection] = ()
+        """``on`` and ``into`` of the other stages of the loader."""
         self._selection = selection
 
     ahead: ClassVar[int] = 0
-    """Number of batches that are submitted in addition to those that are launched."""
+    """Number of batches that are submitted (begun on other threads) in addition to the launched batches."""
     reads_only: ClassVar[bool] = False
     """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Decoders on which the last bits of the results depend, each with its libraries and versions, by key of a state.
+        """Return key in a checkpoint → decoder and versions of its libraries, on which the last bits of results depend.
 
         Args:
-            required_keys: Keys of a state. Decoders of these keys are included before a batch has needed them.
+            required_keys: Keys in a checkpoint. Their decoders are included even if no batch has used them yet.
         """
         return {}
 
@@ -183,11 +183,11 @@ class BoundStage(ABC):
         return tuple(map(unpack_targets, self._values(batch)))
 
     def reads_pending(self, batch: Batch) -> bool:
-        """Whether the stage reads target dicts of which a stage has removed rows, and whose lengths the host does not know."""
+        """Whether the stage reads target dicts whose lengths the host does not know, because a stage has removed boxes."""
         return has_pending_targets(self._values(batch))
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
-        """``read``, with ``PackedTargets`` as they are in the batch."""
+        """Values as in ``read``, but without unpacking ``PackedTargets``."""
         return self._selection.read(batch)
 
     def write(self, batch: Batch, result: Any) -> Batch:
@@ -220,14 +220,14 @@ class TransformStage(Stage):
         on: Members to read: a selector, a tuple or mapping of selectors, or ``None`` for the whole batch. Default: the batch if
             it is a tensor or a ``Ragged``, index 0 if it is a tuple or list. A fused pipeline also gets the members that
             contain torchvision's ``Mask``, ``BoundingBoxes`` or ``KeyPoints``, unless ``into`` is passed.
-        into: Members to write the result to. Default: those of ``on``.
+        into: Members to write the result to. Default: the members that ``on`` names.
         name: Name of the stage in errors and traces. Its random numbers depend on the name.
 
     Raises:
         ArgumentTypeError: If ``transform`` is not callable.
 
     Warns:
-        GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch. At the
+        GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch; at the
             first batch, if it moves pixels of images, but does not receive their boxes, masks or keypoints.
 
     Cost:
@@ -257,9 +257,9 @@ class TransformStage(Stage):
         names = drawn_once(transform)
         if names:
             warnings.warn(
-                f"All images get one draw, because torchvision's {', '.join(names)} draws once for the whole batch. "
-                "Pass gpuaug.fuse(transform), which draws for each image, or keep it in the dataset. If one draw for all is "
-                "meant, pass lambda images: transform(images).",
+                f"All images get the same random parameters, because torchvision's {', '.join(names)} draws once for the whole "
+                "batch. Pass gpuaug.fuse(transform), which draws for each image, or keep the transform in the dataset. To keep "
+                "one draw per batch without this warning, pass lambda images: transform(images).",
                 GpuAugWarning,
                 stacklevel=2,
             )
@@ -279,28 +279,28 @@ class _BoundTransform(BoundStage):
         self._transform = stage.transform
         draws_by_itself = _attribute(stage.transform, "draws_by_itself")
         self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
-        # With ``into`` the images stay in the batch, and its targets still belong to them.
+        # With ``into`` the original images stay in the batch, and the targets still belong to the original images.
         self._follows_types = getattr(stage.transform, "follows_types", False) and stage.selection.into is ...
         self._takes_packed = _attribute(stage.transform, "takes_packed")
-        self._typed: list[Any] = []
+        self._typed_names: list[Any] = []
         """Names of members that the stage reads because they contain torchvision's tensors."""
-        self._is_first = True
+        self._is_first_batch = True
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        if self._is_first:
+        if self._is_first_batch:
             unpacked = unpack_targets(batch)
-            hints.check_first(self._transform, unpacked, self._values(unpacked), self._selection, self.others)
-            self._is_first = False
+            hints.check_first(self._transform, unpacked, self._values(unpacked), self._selection, self.other_selections)
+            self._is_first_batch = False
         values = self._values(batch)
         return tuple(value if self._takes_packed and is_packed(value) else unpack_targets(value) for value in values)
 
     def reads_pending(self, batch: Batch) -> bool:
-        return has_pending_targets(batch if self._is_first else self._values(batch))
+        return has_pending_targets(batch if self._is_first_batch else self._values(batch))
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
         values = self._selection.read(batch)
-        self._typed = self._members_by_type(batch) if self._follows_types else []
-        return (*values, *(batches.member(batch, name) for name in self._typed))
+        self._typed_names = self._members_by_type(batch) if self._follows_types else []
+        return (*values, *(batches.member(batch, name) for name in self._typed_names))
 
     def _members_by_type(self, batch: Batch) -> list[Any]:
         if self._selection.on is None or not batches.is_container(batch):
@@ -325,11 +325,11 @@ class _BoundTransform(BoundStage):
         return windows._replace(may_downsample=windows.may_downsample and not has_targets)
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        if not self._typed:
+        if not self._typed_names:
             return self._selection.write(batch, result)
-        count = len(result) - len(self._typed)
-        written = self._selection.write(batch, result[0] if count == 1 else result[:count])
-        return batches.replace(written, dict(zip(self._typed, result[count:], strict=True)))
+        count = len(result) - len(self._typed_names)
+        new_batch = self._selection.write(batch, result[0] if count == 1 else result[:count])
+        return batches.replace(new_batch, dict(zip(self._typed_names, result[count:], strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         self.lane.make_current()
@@ -344,7 +344,7 @@ class _BoundTransform(BoundStage):
                 keys = self._selection.data_keys
                 if keys is None:
                     return self._transform(*values)
-                return self._transform(*values, data_keys=[*keys, *("tv_tensors" for _ in self._typed)])
+                return self._transform(*values, data_keys=[*keys, *("tv_tensors" for _ in self._typed_names)])
             except Exception as error:
                 hints.explain(error, values)
                 raise
@@ -371,29 +371,31 @@ def as_stages(stages: Any) -> list[Stage]:
     for name in user_names:
         if user_names.count(name) > 1:
             raise ArgumentError(
-                f"The names of stages must differ, got {name!r} twice. Their draws are keyed by name: give each its own."
+                f"The names of stages must differ, got {name!r} twice. Pass another name=, on which its random numbers depend."
             )
     return wrapped
 
 
 def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
     """Bind each stage to a lane, under its name in the loader."""
-    all_bound = [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
-    for bound in all_bound:
-        bound.others = [stage.selection for stage, other in zip(stages, all_bound, strict=True) if other is not bound]
-    return all_bound
+    bound_stages = [stage.bind(name, lanes) for name, stage in zip(names_of(stages), stages, strict=True)]
+    for bound_stage in bound_stages:
+        bound_stage.other_selections = [
+            stage.selection for stage, other in zip(stages, bound_stages, strict=True) if other is not bound_stage
+        ]
+    return bound_stages
 
 
 def names_of(stages: Sequence[Stage]) -> list[str]:
-    """Name of each stage in the loader: the user's, or ``transform``, ``transform_2``, … after the stage's ``kind``."""
-    taken = {stage.name for stage in stages if stage.name is not None}
+    """Name of each stage in the loader: the user's name, or ``transform``, ``transform_2``, … from the stage's ``kind``."""
+    used_names = {stage.name for stage in stages if stage.name is not None}
     names = []
     for stage in stages:
         name = stage.name or stage.kind
         count = 1
-        while stage.name is None and name in taken:
+        while stage.name is None and name in used_names:
             count += 1
             name = f"{stage.kind}_{count}"
-        taken.add(name)
+        used_names.add(name)
         names.append(name)
     return names

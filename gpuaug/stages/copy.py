@@ -19,10 +19,10 @@ from gpuaug.core.packed_targets import TargetsLayout, pack_targets, unpack_targe
 from gpuaug.core.ragged import Shapes
 
 SMALL_BYTES = 32 * 1024
-"""Largest size of a packed leaf. For a larger leaf, a copy of its own costs less than packing on the host."""
+"""Largest size of a packed leaf. For a larger leaf, a separate copy costs less than packing on the host."""
 
 MIN_PACKED_LEAVES = 8
-"""Smallest number of leaves that are packed. For twelve, packing costs the training thread as much as single copies."""
+"""Smallest number of leaves that are packed. For twelve leaves, packing costs the training thread as much as single copies."""
 
 ALIGN_BYTES = 256
 """Alignment of each dtype's tensors in a packed buffer."""
@@ -30,8 +30,8 @@ ALIGN_BYTES = 256
 PAGEABLE_WARN_BYTES = 64 * 1024
 """Pageable bytes per batch above which a warning is raised. The driver stages smaller copies without waiting."""
 
-MAX_NAMED = 8
-"""Largest number of leaves that a log line names; further ones are counted."""
+MAX_LOGGED_LEAVES = 8
+"""Largest number of leaves that a log line lists. Further leaves are only counted."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -43,11 +43,13 @@ class Copied:
     batch: Batch
     """The batch. Lists of target dicts are ``PackedTargets`` if ``packed`` is true."""
     packed: bool = False
+    """Whether the batch holds ``PackedTargets``: target dicts whose tensors are concatenated per key."""
     num_bytes: int = 0
+    """Bytes that were copied to the device."""
     resident: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that were on the device already. Their memory was allocated on another stream."""
+    """Tensors that were on the device before the copy. Their memory was allocated on another stream."""
     resident_objects: bool = False
-    """Whether an object with a ``to`` method was on the device already, or may have been."""
+    """Whether an object with a ``to`` method was on the device before the copy, or may have been."""
 
 
 class Copier:
@@ -58,7 +60,7 @@ class Copier:
 
     Args:
         device: The target device.
-        warns: Whether to warn about batches in pageable memory.
+        warn_pageable: Whether to warn about batches in pageable memory.
 
     Cost:
         One asynchronous copy per tensor (``bench run handover``). Eight or more small tensors share one copy, as do the tensors
@@ -66,11 +68,11 @@ class Copier:
         once.
     """
 
-    def __init__(self, device: torch.device, *, warns: bool = True) -> None:
+    def __init__(self, device: torch.device, *, warn_pageable: bool = True) -> None:
         self._device = device
         self._non_blocking = device.type == "cuda"
         self._checked_first = False
-        self._warns = warns
+        self._warn_pageable = warn_pageable
         self._takes_non_blocking: dict[type, bool] = {}
 
     def copy(self, batch: Batch) -> Copied:
@@ -85,8 +87,8 @@ class Copier:
         # Masks are large: copying them one by one costs less than packing them on this thread.
         batch = pack_targets(batch, _page_locked, masks=False) if self._non_blocking else batch
         copied = Copied(None)
-        # A tensor that occurs twice in a batch stays one tensor. The leaf is stored beside its copy: some mappings create their
-        # values when they are read, and a later object may get the id of one that was freed.
+        # id of a leaf → (leaf, its copy), so that a tensor that occurs twice in a batch stays one tensor. The leaf is
+        # referenced, because some mappings create values on each access, and a later object may get the id of a freed value.
         moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
 
         def move(leaf: Any) -> Any:
@@ -109,7 +111,7 @@ class Copier:
                 if leaf.device.type not in {"cpu", "meta"}:
                     raise DeviceError(
                         f"A batch cannot be moved to {self._device}, because it has a tensor on {leaf.device}. "
-                        f"Give the loader device={str(leaf.device)!r}, or leave the batch on the CPU."
+                        f"Pass device={str(leaf.device)!r} to the StreamedLoader, or leave the batch on the CPU."
                     )
             copied.num_bytes += _num_bytes(leaf)
             return leaf.to(self._device, non_blocking=self._non_blocking)
@@ -143,19 +145,22 @@ class Copier:
         packed = layout.pack(pin=True)
         copied.num_bytes += packed.nbytes
         parts = layout.unpack(packed.to(self._device, non_blocking=True))
-        return {number: (leaf, parts[number]) for number, leaf in small.items()}
+        return {leaf_id: (leaf, parts[leaf_id]) for leaf_id, leaf in small.items()}
 
     def _check_first(self, batch: Batch) -> None:
-        """Log the leaves of the first batch that stay on the host, and warn about pageable memory, for which the host waits."""
-        staying = [
+        """Log the leaves of the first batch that stay on the host, and warn about pageable memory: its copy blocks the host."""
+        host_leaves = [
             f"{path or 'the batch'} ({type(leaf).__name__})"
             for path, leaf in batches.named_leaves(batch)
-            if not isinstance(leaf, torch.Tensor | Shapes) and not batches.moves_itself(leaf)  # sizes are meant for the host
+            if not isinstance(leaf, torch.Tensor | Shapes)
+            and not batches.moves_itself(leaf)  # sizes of a Ragged belong on the host
         ]
-        if staying:
-            more = f" and {len(staying) - MAX_NAMED} more" if len(staying) > MAX_NAMED else ""
-            _log.info("These leaves of a batch stay on the host, as they are: %s%s", ", ".join(staying[:MAX_NAMED]), more)
-        if self._device.type != "cuda" or not self._warns:
+        if host_leaves:
+            more = f" and {len(host_leaves) - MAX_LOGGED_LEAVES} more" if len(host_leaves) > MAX_LOGGED_LEAVES else ""
+            _log.info(
+                "These leaves of a batch stay on the host, unchanged: %s%s", ", ".join(host_leaves[:MAX_LOGGED_LEAVES]), more
+            )
+        if self._device.type != "cuda" or not self._warn_pageable:
             return
         pageable = sum(
             _num_bytes(leaf)
@@ -206,10 +211,11 @@ class Layout:
         return buffer
 
     def unpack(self, buffer: torch.Tensor) -> dict[int, torch.Tensor]:
-        """``id`` of a leaf → its tensor in ``buffer``, a copy of the packed buffer on the device.
+        """Return ``id`` of a leaf → its tensor in ``buffer``, a copy of the packed buffer on the device.
 
-        The tensors share the memory of the buffer, but not its version counter: ``data`` gives each one of its own. Otherwise,
-        changing labels in place would make autograd refuse a backward pass that has saved sample weights.
+        The tensors share the memory of the buffer, but not its version counter: ``data`` gives each tensor a separate counter.
+        With a common counter, changing labels in place would make autograd refuse a backward pass that has saved sample
+        weights.
         """
         parts: dict[int, torch.Tensor] = {}
         for dtype, start, end, members in self._groups:

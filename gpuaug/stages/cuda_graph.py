@@ -2,8 +2,9 @@
 
 A graph replays fixed kernels on fixed addresses. So there is one graph per *signature*: shapes, dtypes, strides,
 arithmetic settings and weight addresses, which determine the kernels and the addresses. A batch runs from a graph if its
-signature has occurred earlier in the same iterator and its graph fits into the memory limit, and eager otherwise. This depends
-only on the sequence of batches, so it is the same at every depth. A smaller last batch of an epoch runs eager.
+signature has occurred earlier in the same iterator and its graph fits into the memory limit; otherwise it runs eager, that is,
+its kernels are launched one by one. The choice depends only on the sequence of batches, so it is the same for every ``depth``
+of the loader. A smaller last batch of an epoch runs eager.
 """
 
 import gc
@@ -25,26 +26,27 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
-from gpuaug.stages.encoders import EncoderCall, tables
+from gpuaug.stages.encoders import EncoderCall, tables_of
 from gpuaug.stages.graph_memory import (
-    MOST_GRAPHS,
-    MOST_SIGNATURES,
-    Need,
+    MAX_GRAPHS,
+    MAX_SIGNATURES,
+    MemoryNeed,
     PeakAllocation,
     Pool,
     Signature,
     Signatures,
-    held_bytes,
+    count_storage_bytes,
     total_bytes,
 )
 
-_COPIED_OUT = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
-_CONSTANTS = (int, float, bool, str, type(None))
-"""Types of inputs that are part of a signature."""
+_OUTPUT_TYPES = (torch.Tensor, int, float, str, type(None), torch.dtype, torch.device)
+"""Types of leaves that the result of a captured encoder may contain."""
 
+_CONSTANT_TYPES = (int, float, bool, str, type(None))
+"""Types of inputs whose values, not only their types, are part of a signature."""
 
-_PARTS_OF_FORWARD = ("torch.nn.utils.", "transformers.utils.output_capturing")
-"""Python modules with forward hooks that only compute or store tensors: weight norms, and requested hidden states."""
+_HARMLESS_HOOK_MODULES = ("torch.nn.utils.", "transformers.utils.output_capturing")
+"""Python modules whose forward hooks only compute or store tensors: weight norms, and requested hidden states."""
 
 
 class CaptureError(Exception):
@@ -55,29 +57,29 @@ class _Graph(NamedTuple):
     graph: Any
     inputs: tuple[Any, ...]
     outputs: Any
-    need: Need
+    need: MemoryNeed
     tables: list[torch.Tensor]
-    """Tensors in plain attributes of modules, such as position tables. Kept alive, because another batch may replace them."""
+    """Tensors in plain attributes of modules, such as position tables. Referenced, because the module may replace them."""
 
 
 class GraphRunner:
-    """Runs an encoder on one lane, eager or from CUDA graphs.
+    """Runs an encoder on one lane (CUDA stream), eager or from CUDA graphs.
 
     Args:
         encode: Call of the encoder, without autograd.
         lane: Lane of the encoder. It must be current in calls of ``run``.
-        memory_format: Memory format of four-dimensional static inputs.
-        most_bytes: Maximum bytes of device memory of the graphs.
+        memory_format: Memory format of the four-dimensional tensors from which graphs read their inputs.
+        max_bytes: Maximum bytes of device memory of the graphs.
     """
 
-    def __init__(self, encode: EncoderCall, lane: Lane, memory_format: torch.memory_format | None, most_bytes: int) -> None:
+    def __init__(self, encode: EncoderCall, lane: Lane, memory_format: torch.memory_format | None, max_bytes: int) -> None:
         self._encode = encode
         self._lane = lane
         self._memory_format = memory_format
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self._pool: Pool | None = None
         self._graphs: OrderedDict[Signature, _Graph] = OrderedDict()
-        self._needs: dict[Signature, Need] = {}
+        self._needs: dict[Signature, MemoryNeed] = {}
         self._weights: list[torch.Tensor] = []
         self._addresses: tuple[int, ...] = ()
         self.captured = 0
@@ -86,9 +88,9 @@ class GraphRunner:
         """Number of runs from a graph."""
         self.num_bytes = 0
         """Bytes of device memory of the graphs' pool and inputs."""
-        self.without_room: Need | None = None
-        """Memory of the graph of the last repeated signature that did not fit."""
-        self.reason = why_not_capturable(encode.module)
+        self.rejected_need: MemoryNeed | None = None
+        """Memory of the last graph that was not captured because it exceeds a limit; ``None`` if all graphs fitted."""
+        self.eager_reason = why_not_capturable(encode.module)
         """Reason why all batches run eager, or ``None`` if the encoder can be captured."""
         self.refresh()
 
@@ -105,55 +107,55 @@ class GraphRunner:
         Raises:
             CaptureError: If a capture failed. No work was queued.
         """
-        signature = self._signature(inputs) if self.reason is None else None
+        signature = self._signature(inputs) if self.eager_reason is None else None
         if signature is None:
             return self._encode.run_eagerly(*inputs)
         if signature not in signatures.needs:
-            if len(signatures.needs) == MOST_SIGNATURES:
+            if len(signatures.needs) == MAX_SIGNATURES:
                 return self._encode.run_eagerly(*inputs)
             if signature in self._needs:
-                self.reason = why_not_capturable(self._encode.module)  # hooks may have been added since the last iterator
+                self.eager_reason = why_not_capturable(self._encode.module)  # hooks may have been added since the last iterator
                 result = self._encode.run_eagerly(*inputs)
             else:
                 result = self._inspect(inputs, signature)
             signatures.needs[signature] = self._needs[signature]
             return result
-        if not signatures.has_room(signature, self.most_bytes):
-            self.without_room = signatures.needs[signature]
+        if not signatures.has_room(signature, self.max_bytes):
+            self.rejected_need = signatures.needs[signature]
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
             self._add(signature, inputs, signatures.needs[signature])
         self._graphs.move_to_end(signature)
-        graph, static, outputs, *_ = self._graphs[signature]
+        graph, static_inputs, outputs, *_ = self._graphs[signature]
         with torch.no_grad():  # an input that requires grad would connect the copies of all batches in one autograd graph
-            for static_value, value in zip(static, inputs, strict=True):
+            for static_value, value in zip(static_inputs, inputs, strict=True):
                 if isinstance(static_value, torch.Tensor):
                     static_value.copy_(value)
         graph.replay()
         self.replayed += 1
 
-        def copied(leaf: Any) -> Any:
+        def cloned(leaf: Any) -> Any:
             return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
-        # The next replay overwrites these addresses, but the user may keep the result.
-        return batches.map_leaves(batches.cached_by_id(copied), outputs)
+        # The next replay overwrites the graph's outputs, but the user may keep the result.
+        return batches.map_leaves(batches.cached_by_id(cloned), outputs)
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
-        """Capture a graph for the signature of ``inputs``, if it has none, can be captured, and fits into the memory limit.
+        """Capture a graph for the signature of ``inputs``, unless there is one, capture is impossible, or memory is exhausted.
 
         Raises:
             CaptureError: If a capture failed.
         """
-        signature = self._signature(inputs) if self.reason is None else None
+        signature = self._signature(inputs) if self.eager_reason is None else None
         if signature is None or signature in self._graphs:
             return
         if signature not in self._needs:
             self._inspect(inputs, signature)
         need = self._needs[signature]
-        fits = total_bytes([need, *(graph.need for graph in self._graphs.values())]) <= self.most_bytes
+        fits = total_bytes([need, *(graph.need for graph in self._graphs.values())]) <= self.max_bytes
         if not fits:
-            self.without_room = need
-        elif self.reason is None and len(self._graphs) < MOST_GRAPHS:
+            self.rejected_need = need
+        elif self.eager_reason is None and len(self._graphs) < MAX_GRAPHS:
             self._add(signature, inputs, need)
 
     def refresh(self) -> None:
@@ -162,17 +164,17 @@ class GraphRunner:
         self._weights = [*module.parameters(), *module.buffers()]
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:  # the storage of a weight may be replaced
-            self._drop()
+            self._delete_graphs()
             self._needs.clear()
         self._addresses = addresses
 
     def _signature(self, inputs: tuple[Any, ...]) -> Signature | None:
-        """Return the signature of ``inputs``, or ``None`` if an input cannot be an input of a graph."""
+        """Return the signature of ``inputs``, or ``None`` if a graph cannot read one of the inputs."""
         keys: list[Any] = []
         for value in inputs:
-            if _is_on_card(value):
+            if _is_on_gpu(value):
                 keys.append((value.shape, value.dtype, value.stride()))
-            elif type(value) in _CONSTANTS:
+            elif type(value) in _CONSTANT_TYPES:
                 keys.append((type(value), value))
             else:
                 return None
@@ -180,32 +182,34 @@ class GraphRunner:
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:
             self._addresses = addresses  # one tuple for all signatures
-        return (tuple(keys), _math_state(), self._addresses)
+        return (tuple(keys), _arithmetic_settings(), self._addresses)
 
-    def _add(self, signature: Signature, inputs: tuple[Any, ...], need: Need) -> None:
-        """Capture a graph. Delete the least recently used graphs if it does not fit into the memory limit otherwise."""
+    def _add(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
+        """Capture a graph. Delete the least recently used graphs as far as the memory limit requires."""
         needs = [graph.need for graph in self._graphs.values()]
-        surplus = 0
-        while surplus < len(needs) and (
-            total_bytes([need, *needs[surplus:]]) > self.most_bytes or len(needs) - surplus >= MOST_GRAPHS
+        num_deleted = 0
+        while num_deleted < len(needs) and (
+            total_bytes([need, *needs[num_deleted:]]) > self.max_bytes or len(needs) - num_deleted >= MAX_GRAPHS
         ):
-            surplus += 1
-        if surplus:
+            num_deleted += 1
+        if num_deleted:
             self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
-            for _ in range(surplus):
+            for _ in range(num_deleted):
                 self._graphs.popitem(last=False)
             self._measure()
-            if not self._graphs or self.num_bytes > self.most_bytes:  # a pool does not shrink, and may be fragmented
-                self._drop()
+            if (
+                not self._graphs or self.num_bytes > self.max_bytes
+            ):  # the memory of a pool does not shrink, and may be fragmented
+                self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
         self.captured += 1
         self._measure()
 
     def _measure(self) -> None:
-        static = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
-        self.num_bytes = sum(value.nbytes for value in static) + (self._pool.num_bytes if self._pool is not None else 0)
+        inputs = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
+        self.num_bytes = sum(value.nbytes for value in inputs) + (self._pool.num_bytes if self._pool is not None else 0)
 
-    def _drop(self) -> None:
+    def _delete_graphs(self) -> None:
         if self._graphs:
             self._lane.record_event().synchronize()  # a graph in flight must not be destroyed
             self._graphs.clear()
@@ -219,10 +223,10 @@ class GraphRunner:
         undo its side effects.
         """
         outputs = self._run_observed(inputs, signature)
-        if self.reason is not None:
-            # transformers reads a mask on the host to choose a kernel, but not in a capture. This second run only determines
-            # the reason: its outputs are not used.
-            self.reason = None
+        if self.eager_reason is not None:
+            # Outside a capture, transformers reads a mask on the host to choose a kernel. The second run shows whether a
+            # capture would fail too. Its outputs are not used.
+            self.eager_reason = None
             with _as_in_a_capture():
                 self._run_observed(inputs, signature)
         return outputs
@@ -230,32 +234,34 @@ class GraphRunner:
     def _run_observed(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, record the memory of the graph, and set ``reason`` if a capture would fail."""
         states = _host_generator_states()
-        watch = _Watch()
+        observer = _Observer()
         try:
-            with _host_waits() as waits, watch:
+            with _host_waits() as waits, observer:
                 outputs = self._encode.run_eagerly(*inputs)
         finally:
-            watch.remove()
+            observer.remove()
         if _host_generator_states() != states:
-            self.reason = "its forward draws random numbers on the host, which a replay would repeat"
+            self.eager_reason = "its forward draws random numbers on the host, which a replay would repeat"
         elif waits:
-            self.reason = f"its forward makes the host wait for the device ({waits[0]})"
-        elif watch.crossing is not None:
-            self.reason = f"its forward copies a tensor {watch.crossing}"
+            self.eager_reason = f"its forward makes the host wait for the device ({waits[0]})"
+        elif observer.copy_direction is not None:
+            self.eager_reason = f"its forward copies a tensor {observer.copy_direction}"
         for leaf in batches.leaves(outputs):
-            if not isinstance(leaf, _COPIED_OUT):
-                self.reason = (
+            if not isinstance(leaf, _OUTPUT_TYPES):
+                self.eager_reason = (
                     f"it returns a {type(leaf).__name__}, whose tensors cannot be copied out of a graph (output= selects some)"
                 )
-        self.reason = self.reason or why_not_capturable(self._encode.module)
+        self.eager_reason = self.eager_reason or why_not_capturable(self._encode.module)
         inputs_bytes = sum(value.nbytes for value in inputs if isinstance(value, torch.Tensor))
-        if len(self._needs) == MOST_SIGNATURES:
+        if len(self._needs) == MAX_SIGNATURES:
             self._needs.clear()
-        self._needs[signature] = Need(watch.allocated.peak_bytes, inputs_bytes + held_bytes(batches.leaves(outputs)))
+        self._needs[signature] = MemoryNeed(
+            observer.allocated.peak_bytes, inputs_bytes + count_storage_bytes(batches.leaves(outputs))
+        )
         return outputs
 
-    def _capture(self, inputs: tuple[Any, ...], need: Need) -> _Graph:
-        static = tuple(self._static_like(value) for value in inputs)
+    def _capture(self, inputs: tuple[Any, ...], need: MemoryNeed) -> _Graph:
+        static_inputs = tuple(self._static_like(value) for value in inputs)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None or not self._graphs:  # PyTorch releases a pool with its last graph, and cannot use it again
             self._pool = Pool()
@@ -266,18 +272,18 @@ class GraphRunner:
             try:
                 # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
                 graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
-                outputs = self._encode(*static)
+                outputs = self._encode(*static_inputs)
                 graph.capture_end()
             except BaseException as error:  # also an interrupt, because no other work may run on a capturing stream
                 self._abandon(graph, error)
                 raise
         except Exception as error:
-            self.reason = f"its capture failed: {error}"
-            raise CaptureError(self.reason) from error
+            self.eager_reason = f"its capture failed: {error}"
+            raise CaptureError(self.eager_reason) from error
         finally:
             if gc_enabled:
                 gc.enable()
-        return _Graph(graph, static, outputs, need, tables(self._encode.module))
+        return _Graph(graph, static_inputs, outputs, need, tables_of(self._encode.module))
 
     def _static_like(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -287,7 +293,7 @@ class GraphRunner:
         return torch.empty_like(value)
 
     def _abandon(self, graph: Any, error: BaseException) -> None:
-        """End the capture that ``error`` has ended early."""
+        """End the capture that ``error`` has interrupted."""
         if torch.cuda.is_current_stream_capturing():
             try:
                 graph.capture_end()
@@ -298,33 +304,33 @@ class GraphRunner:
         # Else an interrupt has arrived before the capture began, or after it ended: PyTorch is not in capture mode.
 
     def _release_pool(self) -> None:
-        """Clean up after a ``capture_begin`` or ``capture_end`` that raises, which leaves the allocator in capture mode.
+        """Clean up after ``capture_begin`` or ``capture_end`` has raised, which leaves the allocator in capture mode.
 
-        In this mode, blocks with ``record_stream`` are never reused.
+        In capture mode, blocks with ``record_stream`` are never reused.
         """
         assert self._pool is not None
         device = torch.cuda.current_device()
         with suppress(RuntimeError, AttributeError):
             torch._C._cuda_endAllocateToPool(device, self._pool.handle)
             torch._C._cuda_releasePool(device, self._pool.handle)
-        self._drop()
+        self._delete_graphs()
 
 
-def _is_on_card(value: Any) -> bool:
+def _is_on_gpu(value: Any) -> bool:
     return type(value) is torch.Tensor and value.is_cuda
 
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
     """Return the reason why ``encoder`` cannot be captured, as far as it is known without a run; else ``None``."""
-    dynamo: Any = sys.modules.get("torch._dynamo")  # not imported here, which takes a second: torch.compile has imported it
+    dynamo: Any = sys.modules.get("torch._dynamo")  # an import takes a second, and torch.compile has imported it if used
     for name, module in encoder.named_modules():
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:
-            return "it is compiled, and may be running from graphs of its own"
+            return "it is compiled, and may run from its own CUDA graphs"
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        calls = any(not str(getattr(hook, "__module__", "")).startswith(_PARTS_OF_FORWARD) for hook in hooks)
-        # Accelerate's hooks, which move weights between devices, wrap forward.
-        if calls or hasattr(module, "_hf_hook"):
+        has_user_hook = any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS_HOOK_MODULES) for hook in hooks)
+        # Accelerate's hooks, which move weights between devices, are not in the list of hooks: they wrap forward.
+        if has_user_hook or hasattr(module, "_hf_hook"):
             return f"it has forward hooks (on {name or 'the encoder itself'}), which a replay would not call"
     if _global_hooks._global_forward_hooks or _global_hooks._global_forward_pre_hooks:
         return "all modules have forward hooks (register_module_forward_hook), which a replay would not call"
@@ -359,13 +365,13 @@ def _host_waits() -> Iterator[list[str]]:
     try:
         with recording as caught:
             warnings.simplefilter("always")
-            if mode == 0:  # a mode that the user has set is kept
+            if mode == 0:  # a mode that the user has set stays
                 torch.cuda.set_sync_debug_mode("warn")
             yield locations
             torch.cuda.set_sync_debug_mode(mode)
     except BaseException:  # also an interrupt, which may have arrived while the mode or the warnings were restored
         torch.cuda.set_sync_debug_mode(mode)
-        with suppress(RuntimeError, AttributeError):  # it had not been entered
+        with suppress(RuntimeError, AttributeError):  # the context manager had not been entered
             recording.__exit__(None, None, None)
         raise
     for warning in caught:
@@ -375,12 +381,12 @@ def _host_waits() -> Iterator[list[str]]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records allocations, and copies between host and device, which sync debug mode misses if they are asynchronous."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.crossing: str | None = None
+        self.copy_direction: str | None = None
         self.allocated = PeakAllocation()
 
     def remove(self) -> None:
@@ -390,15 +396,15 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.allocated.note()
+        self.allocated.update()
         if func._schema.name in {"aten::_to_copy", "aten::copy_"} and isinstance(result, torch.Tensor):
             source = args[-1] if func._schema.name == "aten::_to_copy" else args[1]
             if isinstance(source, torch.Tensor) and source.device != result.device:
-                self.crossing = self.crossing or f"from {source.device} to {result.device}"
+                self.copy_direction = self.copy_direction or f"from {source.device} to {result.device}"
         return result
 
 
-def _math_state() -> tuple[Any, ...]:
+def _arithmetic_settings() -> tuple[Any, ...]:
     """Return the global settings of torch that determine which kernels run."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (
@@ -421,6 +427,6 @@ def _math_state() -> tuple[Any, ...]:
 
 def _float32_precision() -> tuple[Any, ...]:
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    if hasattr(cudnn, "conv"):  # PyTorch 2.9 on; the older switches raise once the newer have been used
+    if hasattr(cudnn, "conv"):  # PyTorch 2.9 on; the older settings raise after the newer ones were used
         return cuda.matmul.fp32_precision, cudnn.conv.fp32_precision  # type: ignore[attr-defined]
     return cuda.matmul.allow_tf32, cudnn.allow_tf32

@@ -12,12 +12,12 @@ from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, SelectionError
 
 Encoder = Callable[..., Any]
-"""A module, a bound method of one, or a ``functools.partial`` of either."""
+"""A module, a bound method of a module, or a ``functools.partial`` of one of these."""
 
 Output = str | int | Callable[[Any], Any] | None
 """Part of an encoder's result: a key or attribute, an index, or a function of the result. ``None``: the whole result."""
 
-_MOST_SHAPES = 4096
+_MAX_SHAPES = 4096
 """Maximum number of input shapes in the cache of ``EncoderCall``."""
 
 
@@ -38,7 +38,7 @@ def fixed_arguments(encoder: object) -> Iterator[Any]:
 
 
 def name_of(encoder: Encoder) -> str:
-    """Return the name of an encoder for messages: the class of its module, and the method if it is one."""
+    """Return the name of an encoder for messages: the class of its module, followed by the method for a bound method."""
     while isinstance(encoder, functools.partial):
         encoder = encoder.func
     module = type(module_of(encoder)).__name__
@@ -50,8 +50,8 @@ class EncoderCall:
 
     Args:
         encoder: The encoder.
-        output: Part of its result to return.
-        names: Parameters to which the inputs are passed. ``None``: they are passed by position.
+        output: Part of the encoder's result to return.
+        parameters: Parameters to which the inputs are passed. ``None``: they are passed by position.
         device: Type of the encoder's device.
         autocast: Dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread.
         memory_format: Memory format of four-dimensional inputs. ``None``: unchanged.
@@ -62,7 +62,7 @@ class EncoderCall:
         encoder: Encoder,
         *,
         output: Output,
-        names: list[str] | None,
+        parameters: list[str] | None,
         device: str,
         autocast: torch.dtype | None,
         memory_format: torch.memory_format | None,
@@ -70,11 +70,11 @@ class EncoderCall:
         module = module_of(encoder)
         assert module is not None
         self.module = module
-        self._of_module: dict[tuple[Any, ...], set[int]] = {}
-        """Cache of ``_kept_by_module``, keyed by the shapes of the inputs and the number of tensors in the result."""
+        self._module_tensor_indices: dict[tuple[Any, ...], set[int]] = {}
+        """Cache of ``_indices_of_module_tensors``, keyed by the input shapes and the number of tensors in the result."""
         self._encoder = encoder
         self._output = output
-        self._names = names
+        self._parameters = parameters
         self._device = device
         self._autocast = autocast
         self._memory_format = memory_format
@@ -88,13 +88,13 @@ class EncoderCall:
         if any(module.training for module in self.module.modules()):
             self.module.eval()
         values = tuple(_formatted(value, self._memory_format) for value in values)
-        # No cache: autocast would keep converted weights that lie in the private memory of a graph.
-        cast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
-        with torch.no_grad(), cast:
-            if self._names is None:
+        # No cache: autocast would keep converted weights in the private memory of a graph.
+        autocast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
+        with torch.no_grad(), autocast:
+            if self._parameters is None:
                 result = self._encoder(*values)
             else:
-                result = self._encoder(**dict(zip(self._names, values, strict=True)))
+                result = self._encoder(**dict(zip(self._parameters, values, strict=True)))
             part = _part(result, self._output)
         # detach() returns a new tensor without a gradient, so every container of tensors is rebuilt.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
@@ -111,13 +111,13 @@ class EncoderCall:
         result = self(*values)
         if versions != [_version(tensor) for tensor in inputs]:
             raise ArgumentError(
-                f"encoder must leave its input as it is, which others may read, got {name_of(self._encoder)}, which writes "
-                "to it. Have its forward begin with x = x.clone()."
+                f"encoder must not write to its input, which other stages may read, got {name_of(self._encoder)}, which does. "
+                "Begin its forward with x = x.clone()."
             )
         tensors = list(batches.tensors(result))
         input_addresses = {_address(tensor) for tensor in inputs} - {None}
-        of_module = self._kept_by_module(inputs, tensors)
-        shared = {id(leaf) for index, leaf in enumerate(tensors) if index in of_module or _address(leaf) in input_addresses}
+        indices = self._indices_of_module_tensors(inputs, tensors)
+        shared = {id(leaf) for index, leaf in enumerate(tensors) if index in indices or _address(leaf) in input_addresses}
 
         def copied_if_shared(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -128,21 +128,21 @@ class EncoderCall:
 
         return batches.map_leaves(batches.cached_by_id(copied_if_shared), result)
 
-    def _kept_by_module(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
+    def _indices_of_module_tensors(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
         """Return the indices of result tensors that share memory with the module or the fixed arguments: weights, tables."""
         key = (tuple(tensor.shape for tensor in inputs), len(result))
-        if key not in self._of_module:  # a search of all modules takes as long as tens of launches
-            if len(self._of_module) == _MOST_SHAPES:
-                self._of_module.clear()
-            kept = [*self.module.parameters(), *self.module.buffers(), *tables(self.module)]
-            kept += batches.tensors(list(fixed_arguments(self._encoder)))
-            addresses = {_address(tensor) for tensor in kept} - {None}
-            self._of_module[key] = {index for index, leaf in enumerate(result) if _address(leaf) in addresses}
-        return self._of_module[key]
+        if key not in self._module_tensor_indices:  # a search of all modules takes as long as tens of launches
+            if len(self._module_tensor_indices) == _MAX_SHAPES:
+                self._module_tensor_indices.clear()
+            module_tensors = [*self.module.parameters(), *self.module.buffers(), *tables_of(self.module)]
+            module_tensors += batches.tensors(list(fixed_arguments(self._encoder)))
+            addresses = {_address(tensor) for tensor in module_tensors} - {None}
+            self._module_tensor_indices[key] = {index for index, leaf in enumerate(result) if _address(leaf) in addresses}
+        return self._module_tensor_indices[key]
 
 
-def tables(encoder: nn.Module) -> list[torch.Tensor]:
-    """Return the tensors in attributes of modules that are neither parameters nor buffers."""
+def tables_of(encoder: nn.Module) -> list[torch.Tensor]:
+    """Return the tensors in plain attributes of modules, such as position tables, without parameters and buffers."""
     ignored = {"_parameters", "_buffers", "_modules"}
     tensors: list[torch.Tensor] = []
     for module in encoder.modules():

@@ -1,4 +1,4 @@
-"""Stage that runs a frozen encoder."""
+"""``FeatureStage``: a stage that runs a frozen encoder, on a separate lane (CUDA stream)."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
 from gpuaug.stages.encoders import Encoder, EncoderCall, fixed_arguments, module_of, name_of
-from gpuaug.stages.graph_memory import MOST_GRAPHS, Signatures, default_bytes, total_bytes
+from gpuaug.stages.graph_memory import MAX_GRAPHS, Signatures, default_max_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
 
 
@@ -36,16 +36,16 @@ class FeatureStage(Stage):
     of them writes a member that another uses.
 
     Args:
-        encoder: A module, a bound method of a module (``vae.encode``), or a ``functools.partial`` of either with further
+        encoder: A module, a bound method of a module (``vae.encode``), or a ``functools.partial`` of one of these with further
             arguments. The module must be on the loader's device, and its parameters must not require grad. A mapping of names
-            to encoders runs them in parallel on the same input, each on its lane, and returns a mapping of results. Encoders
-            must not write to their input.
-        on: Members of the batch to encode. By default the batch if it is a tensor, index 0 of a tuple or list. A tuple passes
-            several members in order, a mapping ``{member: parameter}`` by keyword. Several members require ``into``, unless the
-            encoder returns a tuple of equal length.
+            to encoders runs the encoders in parallel on the same input, each on a separate lane, and returns a mapping of
+            results. Encoders must not write to their input.
+        on: Members of the batch to encode. By default the batch if it is a tensor, or index 0 of a tuple or list. A tuple
+            passes several members in order, a mapping ``{member: parameter}`` by keyword. Several members require ``into``,
+            unless the encoder returns a tuple of equal length.
         into: Member to write the result to. By default the input is replaced.
         output: Part of the result to keep: a key, attribute or index, or a function of the result, such as
-            ``lambda encoded: encoded.latent_dist.sample()``, whose random numbers are keyed by the batch like those of the
+            ``lambda encoded: encoded.latent_dist.sample()``, whose random numbers are keyed by the batch, as for the
             encoder. By default the whole result.
         autocast: dtype of ``torch.autocast``. By default autocast is set as on the training thread at ``next()``.
         memory_format: Memory format to which the weights, in place, and four-dimensional inputs are converted.
@@ -91,12 +91,12 @@ class FeatureStage(Stage):
         name: str | None = None,
     ) -> None:
         super().__init__(on=on, into=into, name=name)
-        capture = one_of("capture", capture, ("auto", "never"), "Leave it out to capture where it can be.")
+        capture = one_of("capture", capture, ("auto", "never"), "Leave it out to capture graphs if possible.")
         if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
             raise ArgumentError(f"autocast must be a floating dtype, got {shown(autocast)}. Write autocast=torch.bfloat16.")
         if memory_format is not None:
             formats = (torch.contiguous_format, torch.channels_last)
-            memory_format = one_of("memory_format", memory_format, formats, "Leave it out for the encoder's own.")
+            memory_format = one_of("memory_format", memory_format, formats, "Leave it out to keep the encoder's format.")
         if graph_bytes is not None:
             graph_bytes = whole_number("graph_bytes", graph_bytes, "Leave it out for a quarter of the device's memory.")
         if (
@@ -114,8 +114,8 @@ class FeatureStage(Stage):
         self.memory_format = memory_format
         self.graph_bytes = graph_bytes
         self.captures = capture == "auto"
-        self._running: WeakSet[_BoundFeature] = WeakSet()
-        self._ahead: list[tuple[torch.Tensor, ...]] = []
+        self._bound_features: WeakSet[_BoundFeature] = WeakSet()
+        self._inputs_to_capture: list[tuple[torch.Tensor, ...]] = []
         self._freeze()
         if memory_format is not None:
             for module in self.branches.values():
@@ -125,14 +125,14 @@ class FeatureStage(Stage):
         return f"FeatureStage({', '.join(map(name_of, self._encoders.values()))})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_running"}  # not valid in another process
+        return {name: value for name, value in vars(self).items() if name != "_bound_features"}  # not valid in another process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _running=WeakSet())
+        vars(self).update(state, _bound_features=WeakSet())
 
     @property
     def branches(self) -> dict[str | None, nn.Module]:
-        """The encoders' modules by name; a single one has none.
+        """Modules of the encoders, by name. A single encoder has the name ``None``.
 
         Raises:
             ArgumentTypeError: If ``encoder`` is neither an encoder nor a mapping of encoders.
@@ -147,54 +147,54 @@ class FeatureStage(Stage):
             encoders = dict(self.encoder.items())
         if encoders and all(module_of(encoder) is not None for encoder in encoders.values()):
             fixed = batches.leaves([list(fixed_arguments(encoder)) for encoder in encoders.values()])
-            others = [argument for argument in fixed if module_of(argument) is not None]
-            if others:
+            modules = [argument for argument in fixed if module_of(argument) is not None]
+            if modules:
                 raise ArgumentTypeError(
-                    f"Fixed arguments of an encoder must not be modules, got {name_of(others[0])}. Make it a part of the "
-                    "encoder's module: the stage puts that into evaluation mode."
+                    f"Fixed arguments of an encoder must not be modules, got {name_of(modules[0])}. Make it a submodule of the "
+                    "encoder, so that the stage puts it into evaluation mode."
                 )
             return encoders
         raise ArgumentTypeError(
             "encoder must be an nn.Module, a bound method of one, or a mapping of names to such encoders, got "
-            f"{type(self.encoder).__name__}. A function of tensors goes into a TransformStage."
+            f"{type(self.encoder).__name__}. Pass a function of tensors to a TransformStage."
         )
 
     @contextmanager
     def update(self) -> Iterator[None]:
         """Change the encoder's weights within the block, in place or to new storage.
 
-        The block's device work starts after the batches that are being encoded, and later batches are encoded after it. If
-        weights have moved, later batches are captured again.
+        The block's device work starts after the batches that are being encoded, and later batches are encoded after that work.
+        If weights were moved to new storage, later batches are captured again.
 
         Raises:
             ArgumentError: On leaving, if a parameter requires grad.
 
         Cost:
-            Two events and waits per loader, and one read of the address of each weight. The host waits only if weights moved.
+            Two events and waits per loader, and one read of each weight's address. The host waits only if weights were moved.
 
         Examples:
             >>> stage = FeatureStage(nn.Linear(4, 2).requires_grad_(False))
             >>> with stage.update():
             ...     _ = stage.encoder.weight.mul_(0.5)
         """
-        for bound in self._running:
+        for bound in self._bound_features:
             bound.before_update()
         try:
             yield
         finally:
-            for bound in self._running:
+            for bound in self._bound_features:
                 bound.after_update()
         self._freeze()
 
     def capture(self, shapes: Iterable[Any]) -> None:
         """Capture graphs before the first epoch, in current and later loaders of the stage.
 
-        The batches that run from graphs do not change: the first batch of a shape in an epoch runs eager, later ones from the
-        graph, within ``graph_bytes``. Call this with the same autocast and arithmetic settings as the loop.
+        Which batches run from graphs does not change: the first batch of a shape in an epoch runs eager, later batches from
+        the graph, within ``graph_bytes``. Call ``capture`` with the same autocast and arithmetic settings as the loop.
 
         Args:
-            shapes: Per graph the shape of its float32 input; or a tensor with the shape, dtype and strides of the input, on any
-                device, including ``"meta"``; or a tuple of such tensors, in the order of ``on``. The encoder is
+            shapes: Per graph, the shape of its float32 input; or a tensor with the shape, dtype and strides of the input, on
+                any device, including ``"meta"``; or a tuple of such tensors, in the order of ``on``. The encoder is
                 captured on zeros; values of the tensors are ignored.
 
         Raises:
@@ -213,10 +213,10 @@ class FeatureStage(Stage):
             raise ArgumentTypeError(
                 f"shapes must be a list of shapes or tensors, got {shown(shapes)}. Put it into a list: […]."
             )
-        inputs = [_example(shape) for shape in shapes]
-        for bound in self._running:
+        inputs = [_meta_inputs(shape) for shape in shapes]
+        for bound in self._bound_features:
             bound.capture(inputs)
-        self._ahead += inputs
+        self._inputs_to_capture += inputs
 
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
         """Prepare to run on the lanes of one loader.
@@ -228,8 +228,8 @@ class FeatureStage(Stage):
         self._freeze()
         check_device(self, lanes.device)
         bound = _BoundFeature(name, self, lanes)
-        self._running.add(bound)
-        bound.capture(self._ahead)
+        self._bound_features.add(bound)
+        bound.capture(self._inputs_to_capture)
         return bound
 
     def _freeze(self) -> None:
@@ -238,8 +238,8 @@ class FeatureStage(Stage):
             trainable = [key for key, parameter in module.named_parameters() if parameter.requires_grad]
             if trainable:
                 raise ArgumentError(
-                    f"The parameters of a frozen encoder must not require grad, got {len(trainable)} that do, {trainable[0]} "
-                    "first. Freeze it with encoder.requires_grad_(False)."
+                    f"The parameters of a frozen encoder must not require grad, got {len(trainable)} that do: {trainable[0]} "
+                    "is the first. Freeze the encoder with encoder.requires_grad_(False)."
                 )
             module.eval()
 
@@ -257,7 +257,7 @@ def check_device(stage: Stage, device: torch.device) -> None:
                 label = "encoder" if branch is None else f"encoder {branch!r}"
                 raise DeviceError(
                     f"The {label} must be on the loader's device, {device}, got {key} on {tensor.device}. "
-                    f"Move it with encoder.to({str(device)!r})."
+                    f"Move the encoder with encoder.to({str(device)!r})."
                 )
 
 
@@ -307,21 +307,23 @@ class _BoundFeature(BoundStage):
         if self._lanes.in_line or not inputs:
             return
         consumer = self._lanes.consumer()
-        written = consumer.record_event()
+        weights_written = consumer.record_event()
         with self._lanes.launching(consumer):
             for branch in self._branches.values():
-                branch.lane.wait(written)
+                branch.lane.wait(weights_written)
                 branch.capture(inputs)
 
     def before_update(self) -> None:
+        """Make the current stream, which will change the weights, wait for all encoding that is queued."""
         consumer = self._lanes.consumer()
         for branch in self._branches.values():
             consumer.wait(branch.lane.record_event())
 
     def after_update(self) -> None:
-        changed = self._lanes.consumer().record_event()
+        """Make later encoding wait for the changes of the weights."""
+        weights_changed = self._lanes.consumer().record_event()
         for branch in self._branches.values():
-            branch.lane.wait(changed)
+            branch.lane.wait(weights_changed)
             branch.refresh()
 
 
@@ -332,11 +334,11 @@ class _Branch:
         self.lane = lane
         self._name = name
         self._device = lanes.device
-        # Not a method of this object: the reference cycle with the runner would keep its graphs until a garbage collection.
+        # Not a method of this object: the runner would hold this object, a cycle that keeps graphs until a garbage collection.
         self._encode = EncoderCall(
             encoder,
             output=stage.output,
-            names=stage.selection.data_keys,
+            parameters=stage.selection.data_keys,
             device=lanes.device.type,
             autocast=stage.autocast,
             memory_format=stage.memory_format,
@@ -344,8 +346,8 @@ class _Branch:
         self._generators = Generators(lanes.device, libraries=True)
         self._runner: GraphRunner | None = None
         if stage.captures and not lanes.in_line:
-            most_bytes = default_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
-            self._runner = GraphRunner(self._encode, lane, stage.memory_format, most_bytes)
+            max_bytes = default_max_bytes(lanes.device) if stage.graph_bytes is None else stage.graph_bytes
+            self._runner = GraphRunner(self._encode, lane, stage.memory_format, max_bytes)
         self._runs = 0
         self._reported = EncoderRuns()
         self._warned: set[str] = set()
@@ -401,7 +403,7 @@ class _Branch:
                 raise
 
     def _renew_generators(self) -> None:
-        """Replace generators that no graph draws from: a capture that failed may have left the device's in capture mode."""
+        """Replace the generators if no graph uses them: a failed capture may leave the device's generator in capture mode."""
         if not self._runner:
             self._generators = Generators(self._device, libraries=True)
 
@@ -412,32 +414,32 @@ class _Branch:
     def _warn_if_eager(self) -> None:
         runner = self._runner
         assert runner is not None
-        if runner.reason is not None and "reason" not in self._warned:
+        if runner.eager_reason is not None and "reason" not in self._warned:
             self._warned.add("reason")
             warnings.warn(
                 f"The kernels of stage {self._name!r} are launched one by one, because a CUDA graph cannot hold its encoder: "
-                f"{runner.reason}. Remove that, or pass capture='never' to run the encoder so without this warning.",
+                f"{runner.eager_reason}. Change that, or pass capture='never', which keeps the launches without this warning.",
                 GpuAugWarning,
                 stacklevel=2,
             )
-        if runner.without_room is not None and "room" not in self._warned:
+        if runner.rejected_need is not None and "room" not in self._warned:
             self._warned.add("room")
-            needed = total_bytes([runner.without_room])
+            needed = total_bytes([runner.rejected_need])
             warnings.warn(
-                f"Some shapes of stage {self._name!r} run without CUDA graphs, because one of {needed / 1e6:,.1f} MB finds "
-                f"no room among {runner.most_bytes / 1e6:,.1f} MB of graphs, {MOST_GRAPHS} at most. Pass a larger "
-                "graph_bytes=, or make batches of fewer shapes.",
+                f"Some shapes of stage {self._name!r} run without CUDA graphs, because a graph of {needed / 1e6:,.1f} MB "
+                f"exceeds the limit for all graphs, {runner.max_bytes / 1e6:,.1f} MB and {MAX_GRAPHS} graphs. Pass a larger "
+                "graph_bytes=, or use fewer shapes of batches.",
                 GpuAugWarning,
                 stacklevel=2,
             )
 
 
-def _example(shape: Any) -> tuple[torch.Tensor, ...]:
+def _meta_inputs(shape: Any) -> tuple[torch.Tensor, ...]:
     """Return meta tensors with the shape, dtype and strides of an entry of ``FeatureStage.capture``."""
     parts = (shape,) if isinstance(shape, torch.Tensor) else tuple(shape) if isinstance(shape, Iterable) else ()
     if parts and all(isinstance(part, torch.Tensor) for part in parts):
         return tuple(torch.empty_like(part, device="meta") for part in parts)
-    way_out = "Write the shape with its batch: (8, 3, 512, 512)."
+    way_out = "Write the shape with its batch size: (8, 3, 512, 512)."
     if parts and not isinstance(shape, str | bytes | Mapping):
         sizes = [whole_number("shapes", size, way_out) for size in parts]
         return (torch.empty(sizes, dtype=torch.float32, device="meta"),)

@@ -1,9 +1,9 @@
 """Memory of an encoder's CUDA graphs: the pool that they share, and the choice of the input shapes to capture.
 
-Whether a batch is captured or runs eagerly is the same at every depth. So the choice depends only on the sequence of batches of
-one iterator: not on graphs of earlier iterators, nor on the current size of the pool. The memory of a shape is measured at its
-first batch, which runs eagerly. The bytes of the pool are measured too, and decide when graphs of earlier iterators are
-deleted.
+Whether a batch runs from a graph must not depend on the loader's ``depth``. So the choice depends only on the sequence of
+batches of one iterator: not on graphs of earlier iterators, nor on the current size of the pool. The memory of a shape is
+measured at its first batch, which runs eagerly. The measured size of the pool determines only when graphs of earlier iterators
+are deleted.
 """
 
 from collections.abc import Iterable
@@ -13,34 +13,34 @@ from typing import Any, NamedTuple
 import torch
 
 Signature = tuple[Any, ...]
-"""Shapes, dtypes, strides, arithmetic settings and weight addresses."""
+"""Key of a graph: shapes, dtypes and strides of the inputs, arithmetic settings of torch, addresses of the weights."""
 
-MOST_GRAPHS = 64
-"""Maximum number of graphs per encoder and lane. Each takes memory of the driver that PyTorch does not count."""
-MOST_SIGNATURES = 4096
-"""Maximum number of signatures that an iterator remembers. Batches with further signatures run eagerly."""
+MAX_GRAPHS = 64
+"""Maximum number of graphs per encoder and lane. A graph takes driver memory that PyTorch does not count."""
+MAX_SIGNATURES = 4096
+"""Maximum number of signatures that an iterator stores. Batches with further signatures run eagerly."""
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """Device memory of one graph."""
 
     peak_bytes: int
-    """Peak of the allocated bytes during a run. Graphs that run one after another share them."""
-    kept_bytes: int
-    """Bytes of the inputs and outputs, which are not shared."""
+    """Peak of the allocated bytes during a run. Graphs run one after another, so they share this memory."""
+    io_bytes: int
+    """Bytes of the inputs and outputs, which graphs do not share."""
 
 
-def total_bytes(needs: Iterable[Need]) -> int:
+def total_bytes(needs: Iterable[MemoryNeed]) -> int:
     """Return the bytes of graphs that share a pool."""
-    peak = 0
-    kept = 0
+    peak_bytes = 0
+    io_bytes = 0
     for need in needs:
-        peak = max(peak, need.peak_bytes)
-        kept += need.kept_bytes
-    return peak + kept
+        peak_bytes = max(peak_bytes, need.peak_bytes)
+        io_bytes += need.io_bytes
+    return peak_bytes + io_bytes
 
 
-def held_bytes(leaves: Iterable[Any]) -> int:
+def count_storage_bytes(leaves: Iterable[Any]) -> int:
     """Return the bytes of the storages of the tensors among ``leaves``. A view keeps the whole storage of its base."""
     storage_bytes: dict[int, int] = {}
     for leaf in leaves:
@@ -55,38 +55,38 @@ class Signatures:
     """Signatures of the batches of one iterator, and the choice of the signatures to capture."""
 
     def __init__(self) -> None:
-        self.needs: dict[Signature, Need] = {}
+        self.needs: dict[Signature, MemoryNeed] = {}
         self._captured: dict[Signature, bool] = {}
 
-    def has_room(self, signature: Signature, most_bytes: int) -> bool:
-        """Return whether to capture a signature that occurs again: first come, first served, while there is room."""
+    def has_room(self, signature: Signature, max_bytes: int) -> bool:
+        """Return whether to capture a signature at its second occurrence. Signatures are accepted until memory is used up."""
         if signature not in self._captured:
             needs = [self.needs[other] for other, captured in self._captured.items() if captured]
-            fits = len(needs) < MOST_GRAPHS and total_bytes([*needs, self.needs[signature]]) <= most_bytes
+            fits = len(needs) < MAX_GRAPHS and total_bytes([*needs, self.needs[signature]]) <= max_bytes
             self._captured[signature] = fits
         return self._captured[signature]
 
 
 class Pool:
-    """Device memory of one runner's graphs.
+    """Device memory that the graphs of one ``GraphRunner`` share.
 
-    After its last graph is deleted, PyTorch keeps the memory of a pool reserved and unused until the cache is emptied. Emptying
-    the cache waits for the device, so it is postponed until the next pool is created.
+    After the last graph of a pool is deleted, PyTorch's cache keeps the memory of the pool reserved and unused. Emptying the
+    cache waits for the device, so it is postponed until the next pool is created.
     """
 
-    was_deleted = False
-    """Whether a pool was deleted since the cache was emptied."""
+    is_cached_after_deletion = False
+    """Whether the cache holds memory of a deleted pool."""
 
     def __init__(self) -> None:
-        if Pool.was_deleted:
-            Pool.was_deleted = False
+        if Pool.is_cached_after_deletion:
+            Pool.is_cached_after_deletion = False
             with suppress(RuntimeError):  # another thread may be capturing a graph
                 torch.cuda.synchronize()  # expandable segments wait for the allocating stream only, not for streams that read
                 torch.cuda.empty_cache()
         self.handle = torch.cuda.graph_pool_handle()
 
     def __del__(self) -> None:
-        Pool.was_deleted = True
+        Pool.is_cached_after_deletion = True
 
     @property
     def num_bytes(self) -> int:
@@ -103,7 +103,7 @@ class Pool:
 class PeakAllocation:
     """Peak of the bytes that a call allocates, read from PyTorch's counters after each of its operations.
 
-    The user's peak counters are not reset. Everything that an operation allocates, workspaces included, counts as still
+    PyTorch's own peak counters are not reset. All bytes that an operation allocates, workspaces included, count as still
     allocated at its end.
     """
 
@@ -112,7 +112,7 @@ class PeakAllocation:
         self._current = self._start
         self.peak_bytes = 0
 
-    def note(self) -> None:
+    def update(self) -> None:
         """Update the peak. Call after each operation."""
         current, total = self._read()
         self.peak_bytes = max(self.peak_bytes, self._current - self._start + total - self._total)
@@ -122,10 +122,10 @@ class PeakAllocation:
     @staticmethod
     def _read() -> tuple[int, int]:
         # Requested bytes, because the sizes of blocks depend on earlier deallocations.
-        counted = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {}).get("all", {})
-        return counted.get("current", 0), counted.get("allocated", 0)
+        requested = torch.cuda.memory_stats_as_nested_dict().get("requested_bytes", {}).get("all", {})
+        return requested.get("current", 0), requested.get("allocated", 0)
 
 
-def default_bytes(device: torch.device) -> int:
+def default_max_bytes(device: torch.device) -> int:
     """Return a quarter of the device's memory, in bytes."""
     return int(torch.cuda.get_device_properties(device).total_memory) // 4

@@ -19,28 +19,28 @@ from gpuaug.stages.selection import Selection
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
 """Key of a target that is moved along with its image → Kornia's data key."""
 
-_GEOMETRY = (
+_GEOMETRIC_PREFIXES = (
     "kornia.augmentation._2d.geometric",
     "torchvision.transforms.v2._geometry",
     "torchvision.transforms.v2._auto_augment",
 )
-"""Python modules of transforms that move pixels."""
+"""Qualified names of modules whose transforms move pixels."""
 
-_MIXES_LABELS = (
+_LABEL_MIXING_PREFIXES = (
     "kornia.augmentation._2d.mix.mixup",
     "kornia.augmentation._2d.mix.cutmix",
     "torchvision.transforms.v2._augment._BaseMixUpCutMix",
 )
-"""Python modules and classes of transforms that mix images and their labels."""
+"""Beginnings of the qualified names of transforms that mix images and their labels."""
 
-_MIXES = ("kornia.augmentation._2d.mix", "torchvision.transforms.v2._augment._BaseMixUpCutMix")
-"""Python modules and classes of transforms that move pixels within or between images, but no boxes, masks or keypoints."""
+_PIXEL_MIXING_PREFIXES = ("kornia.augmentation._2d.mix", "torchvision.transforms.v2._augment._BaseMixUpCutMix")
+"""Beginnings of the qualified names of transforms that move pixels between images, but no boxes, masks or keypoints."""
 
-_MEANT = "If that is meant, pass lambda images: transform(images)."
+_WITHOUT_WARNING = "If this is intended, pass lambda images: transform(images), which is not checked."
 
 
 def check_first(
-    transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection, others: Iterable[Selection] = ()
+    transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection, other_selections: Iterable[Selection] = ()
 ) -> None:
     """Check the first batch of a stage.
 
@@ -49,7 +49,8 @@ def check_first(
         batch: The whole batch.
         values: Arguments of ``transform``.
         selection: The stage's ``on`` and ``into``.
-        others: Selections of the loader's other stages. Members that they read as images, or write, are not targets.
+        other_selections: ``on`` and ``into`` of the loader's other stages. Members that other stages read as images, or write,
+            are not targets.
 
     Raises:
         ArgumentTypeError: If the images differ in size and ``transform`` cannot take such images.
@@ -67,11 +68,11 @@ def check_first(
         _warn_of_layout(images)
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # the images stay in the batch, and targets still belong to them
-    names = _names(parts, _GEOMETRY), _names(parts, _MIXES), _names(parts, _MIXES_LABELS)
+    names = _names(parts, _GEOMETRIC_PREFIXES), _names(parts, _PIXEL_MIXING_PREFIXES), _names(parts, _LABEL_MIXING_PREFIXES)
     moving, mixing, mixing_labels = names
     if not any(names):
         return
-    images = {name for other in others for name in other.image_names(batch)}
+    images = {name for other in other_selections for name in other.image_names(batch)}
     members = {name: batches.member(batch, name) for name in batches.member_names(batch) if name not in images}
     if moving or mixing:
         _warn_of_targets(transform, moving, mixing, members, values, selection)
@@ -80,7 +81,7 @@ def check_first(
 
 
 def _warn_of_layout(images: Any) -> None:
-    """Warn if the axis that is read as channels seems to be another axis."""
+    """Warn if the axis that a fused pipeline reads as channels seems to be the height or width."""
     if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4) or images.shape[-3] <= 4:
         return
     last = images.shape[-1] in (3, 4)
@@ -91,8 +92,8 @@ def _warn_of_layout(images: Any) -> None:
     else:
         return
     warnings.warn(
-        f"Images of {tuple(images.shape)} are taken for {images.shape[-3]} channels, because images are (B, C, H, W) or one "
-        f"(C, H, W). If they have others, put lambda images: {way_out} before this stage. {_MEANT}",
+        f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
+        f"or (C, H, W) for one image. For another layout, put lambda images: {way_out} before this stage. {_WITHOUT_WARNING}",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -104,42 +105,42 @@ def _warn_of_targets(
     passed = {id(leaf) for leaf in batches.leaves(values)}
     images = next((value for value in values if isinstance(value, torch.Tensor | Ragged)), None)
     search = _Search(images)
-    remaining: dict[str, None] = {}
+    labels: dict[str, None] = {}  # in order, without repetitions
     on: dict[Any, str] = {}
-    unnamed: dict[Any, None] = {}
+    without_key: dict[Any, None] = {}
     is_typed = False
     for name, member in members.items():
         targets = [target for target in search.targets(member, name) if id(target.value) not in passed]
-        remaining.update(dict.fromkeys(target.label for target in targets))
+        labels.update(dict.fromkeys(target.label for target in targets))
         is_typed |= any(type_name(target.value) for target in targets)
         keys = {target.data_key(member) for target in targets if not type_name(target.value)}
         if len(keys) == 1 and None not in keys:
             on[name] = str(keys.pop())
         elif keys:
-            unnamed[name] = None
-    if not remaining:
+            without_key[name] = None
+    if not labels:
         return
-    listed_targets = ", ".join(remaining)
+    listed_targets = ", ".join(labels)
     if mixing:
         warnings.warn(
-            f"{listed_targets} beside images no longer belong to the pixels, because {mixing} mixes the images alone. Leave "
-            f"{mixing} out where batches have {listed_targets}, or mix both in the dataset. {_MEANT}",
+            f"{listed_targets} no longer match the images, because {mixing} mixes the images only. Leave {mixing} out for "
+            f"batches with {listed_targets}, or mix images and {listed_targets} in the dataset. {_WITHOUT_WARNING}",
             GpuAugWarning,
             stacklevel=3,
         )
         return
-    lines = [_line(transform, on, selection)] if on else []
+    lines = [_advice(transform, on, selection)] if on else []
     if is_typed:
-        lines.append("Pass gpuaug.fuse(transform), in which torchvision's tensors follow by their type.")
-    if unnamed:
-        listed = ", ".join(map(repr, unnamed))
+        lines.append("Pass gpuaug.fuse(transform), which also transforms torchvision's Mask, BoundingBoxes and KeyPoints.")
+    if without_key:
+        listed = ", ".join(map(repr, without_key))
         lines.append(
-            f"Make tensors in {listed} torchvision's, tv_tensors.Mask or tv_tensors.BoundingBoxes, in collate_fn: these "
-            "follow in gpuaug.fuse(…) by their type."
+            f"In collate_fn, convert the tensors in {listed} to tv_tensors.Mask or tv_tensors.BoundingBoxes, which "
+            "gpuaug.fuse(…) transforms along with the images."
         )
     warnings.warn(
-        f"{listed_targets} beside images stay where they were, because {moving} is given images alone. {' '.join(lines)} "
-        f"{_MEANT}",
+        f"{listed_targets} no longer match the images, because {moving} receives the images only. {' '.join(lines)} "
+        f"{_WITHOUT_WARNING}",
         GpuAugWarning,
         stacklevel=3,
     )
@@ -153,8 +154,8 @@ def _warn_of_labels(
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
     if labels and not any(id(member) in passed for member in labels.values()):
         warnings.warn(
-            f"labels beside images stay as they were, because {mixing} is given images alone. "
-            f"{_line(transform, {next(iter(labels)): 'class'}, selection)} {_MEANT}",
+            f"labels no longer match the images, because {mixing} receives the images only. "
+            f"{_advice(transform, {next(iter(labels)): 'class'}, selection)} {_WITHOUT_WARNING}",
             GpuAugWarning,
             stacklevel=3,
         )
@@ -172,7 +173,7 @@ def _are_labels(value: Any, batch_size: int | None) -> bool:
     return is_tensor and (value.ndim == 1 or (value.ndim == 2 and value.is_floating_point()))
 
 
-def _line(transform: Any, on: Mapping[Any, str], selection: Selection) -> str:
+def _advice(transform: Any, on: Mapping[Any, str], selection: Selection) -> str:
     """Advice to pass the members of ``on`` to the transform too, as a line of code."""
     current = 0 if selection.on is ... else selection.on
     on = {**(current if isinstance(current, Mapping) else {current: "input"}), **on}
@@ -185,8 +186,8 @@ def explain(error: Exception, values: tuple[Any, ...]) -> None:
     if any(isinstance(value, Ragged) for value in values) and not isinstance(error, GpuAugError):
         add_note(
             error,
-            "The transform was given a gpuaug.Ragged, images of different sizes. gpuaug.fuse(…, ragged=True) gives them one: "
-            "put it before this stage, or around the transform.",
+            "The transform received a gpuaug.Ragged, images of different sizes. Put gpuaug.fuse(…, ragged=True), which makes "
+            "images of one size, before this stage or around the transform.",
         )
     _explain_integers(error, values)
 
@@ -196,8 +197,8 @@ def _refuse_ragged(transform: Any) -> None:
     first = transform[0] if type(transform) is nn.Sequential and len(transform) else transform
     if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
         raise ArgumentTypeError(
-            f"transform must take images of different sizes, which the batch has, got {type(first).__name__}, which takes a "
-            "tensor (B, C, H, W). Pass gpuaug.fuse(transform, ragged=True), whose first crop or resize gives them one size."
+            f"transform must accept images of different sizes, which the batch has, got {type(first).__name__}, which takes a "
+            "tensor (B, C, H, W). Pass gpuaug.fuse(transform, ragged=True), whose first crop or resize equalises the sizes."
         )
 
 
@@ -268,7 +269,7 @@ class _Search:
     def _by_name(self, value: Any, name: Any) -> str | None:
         if name not in _DATA_KEYS or value.ndim < 2:
             return None
-        if name in ("masks", "mask"):  # a mask of other size may be one of a model's patches
+        if name in ("masks", "mask"):  # a mask of another size may mark a model's patches, not pixels
             return name if not self._sizes or tuple(value.shape[-2:]) in self._sizes else None
         return name if value.shape[-1] in ((2, 3) if name == "keypoints" else (4,)) else None
 
@@ -291,12 +292,12 @@ def _explain_integers(error: Exception, values: tuple[Any, ...]) -> None:
             way_out = "divide them by the largest value that they may have"
             if tensor.dtype is torch.uint8:
                 way_out = (
-                    "scale them first: TransformStage(lambda images: transform(images.float() / 255)). A pipeline of Kornia's "
-                    "gets them so from gpuaug.fuse(transform)"
+                    "scale them first: TransformStage(lambda images: transform(images.float() / 255)). For a pipeline of "
+                    "Kornia, gpuaug.fuse(transform) scales them"
                 )
             add_note(
                 error,
-                f"The transform was given {dtype} images, as they were loaded. If it wants floating images in [0, 1], "
+                f"The transform received {dtype} images, as the wrapped loader yields them. If it needs floats in [0, 1], "
                 f"{way_out}.",
             )
             return
@@ -316,7 +317,7 @@ def _is_about(error: Exception, dtype: torch.dtype) -> bool:
     """Whether the message of an error of torch, torchvision or Kornia is about an integer dtype."""
     if isinstance(error, GpuAugError) or dtype not in _DTYPE_NAMES:
         return False
-    if isinstance(error, TypeError):  # with "got": messages that list a function's signatures name other dtypes too
+    if isinstance(error, TypeError):  # only after "got", because messages list all signatures of a function with other dtypes
         return bool(re.search(rf"\b[Gg]ot {dtype}\b", str(error)))
     name, in_cpp = _DTYPE_NAMES[dtype]
     pattern = rf"\b{name}\b|[(:=] ?{in_cpp}\b|\bfloating point\b|\bfloat or double\b"

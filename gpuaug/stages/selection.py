@@ -29,10 +29,10 @@ class Selection:
 
     Args:
         on: Members to read. ``...`` (default): a tensor or ``Ragged`` batch itself, or index 0 of a tuple or list. A selector:
-            one member. A tuple of selectors: several members, in order. A mapping ``{selector: name}``: several members, with
-            Kornia's data key of each, or the encoder's parameter for each. ``None``: the whole batch.
-        into: Members to write results to. ``...`` (default): those of ``on``.
-        kind: Class name of the stage, for the code in error messages.
+            one member. A tuple of selectors: several members, in order. A mapping ``{selector: name}``: several members, each
+            with its data key of Kornia, or with the encoder's parameter for it. ``None``: the whole batch.
+        into: Members to write results to. ``...`` (default): the members that ``on`` names.
+        kind: Class name of the stage, such as ``TransformStage``, for the code in error messages.
 
     Raises:
         ArgumentError: If ``on`` or ``into`` is empty or names no possible member, or ``into`` is passed with ``on=None``.
@@ -41,8 +41,8 @@ class Selection:
     def __init__(self, on: On, into: Into, *, kind: str) -> None:
         if on is None and into is not ...:
             raise ArgumentError(
-                f"into must be left out when on=None hands over the whole batch, got {shown(into)}. "
-                "Put the result where it belongs in the transform itself."
+                f"into must be left out with on=None, which passes the whole batch, got {shown(into)}. "
+                "Let the transform return the whole batch with the result in it."
             )
         for argument, value in {"on": on, "into": into}.items():
             names = tuple(value) if isinstance(value, tuple) or (argument == "on" and isinstance(value, Mapping)) else (value,)
@@ -53,18 +53,18 @@ class Selection:
             if not all(isinstance(name, Hashable) and not isinstance(name, torch.Tensor) for name in names):
                 raise ArgumentError(
                     f"{argument} must be a key, an index or a tuple of them, got {shown(value)}. "
-                    "Name several in a tuple: (0, 1)."
+                    "Pass several members as a tuple: (0, 1)."
                 )
             if isinstance(value, tuple) and len(set(value)) < len(value):
-                raise ArgumentError(f"{argument} must name each member once, got {shown(value)}. Leave the repeated one out.")
+                raise ArgumentError(f"{argument} must name each member once, got {shown(value)}. Remove the repetition.")
         if isinstance(on, Mapping) and not all(isinstance(key, str | Enum) for key in on.values()):
             raise ArgumentError(
-                f"on must map members to names, got {shown(on)}. Write Kornia's data keys, {{0: 'input', 1: 'mask'}}, or an "
+                f"on must map members to names, got {shown(on)}. Pass Kornia's data keys, {{0: 'input', 1: 'mask'}}, or an "
                 "encoder's parameters, {'ids': 'input_ids'}."
             )
         self.on = on
         self.into = into
-        self._several = tuple(on) if isinstance(on, tuple | Mapping) else None
+        self._selectors = tuple(on) if isinstance(on, tuple | Mapping) else None
         self._kind = kind
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
@@ -75,8 +75,8 @@ class Selection:
         """
         if self.on is None:
             return (batch,)
-        if self._several is not None:
-            return tuple(self._get(batch, selector) for selector in self._several)
+        if self._selectors is not None:
+            return tuple(self._get(batch, selector) for selector in self._selectors)
         return (self._get(batch, self.on),)
 
     def names(self, batch: Batch) -> list[Any]:
@@ -85,13 +85,13 @@ class Selection:
             return []
         if self.on is ...:
             return [0]
-        selectors = list(self._several or (self.on,))
+        selectors = list(self._selectors or (self.on,))
         return [selector % len(batch) if _form(batch) == "sequence" else selector for selector in selectors]
 
     def image_names(self, batch: Batch) -> list[Any]:
-        """Names of the members that the stage reads as images, or, with ``into``, of those that it writes.
+        """Names of the members that the stage reads as images, or, with ``into``, names of the members that it writes.
 
-        A stage without data keys reads its only member as images; a stage with data keys those with the key ``"input"``.
+        A stage without data keys reads its only member as images; a stage with data keys, the members with key ``"input"``.
         """
         if self.into is not ...:
             return list(self.into) if isinstance(self.into, tuple) else [self.into]
@@ -126,7 +126,7 @@ class Selection:
             got = f"{len(result)} in a {type(result).__name__}" if isinstance(result, tuple | list) else type(result).__name__
             raise ArgumentError(
                 f"The transform must return {len(names)} values, one for each of {_listed(names)}, got {got}. "
-                "Return a tuple in that order, or name with into= the one member that the whole result is written to."
+                "Return a tuple in that order, or pass into= with the one member to which the whole result is written."
             )
         return self._put(batch, dict(zip(names, result, strict=True)))
 
@@ -139,10 +139,10 @@ class Selection:
                 selector = 0
             else:
                 members = _members(batch)
-                line = f": write {self._kind}(…, on={members[0]!r})" if members else ", so there is nothing to work on"
+                advice = f": write {self._kind}(…, on={members[0]!r})" if members else ""
                 raise SelectionError(
-                    f"on must name what the stage works on in a {type(batch).__name__}, got nothing. "
-                    f"It has {_listed(members)}{line}."
+                    f"on must be passed for a batch that is a {type(batch).__name__}, got no on. "
+                    f"The batch has {_listed(members)}{advice}."
                 )
         if form == "leaf":
             raise SelectionError(
@@ -153,7 +153,7 @@ class Selection:
             if not _is_index(selector) or not -len(batch) <= selector < len(batch):
                 raise SelectionError(
                     f"on must be an index of a {type(batch).__name__} of {len(batch)}, got {selector!r}. "
-                    + (f"Give one from 0 to {len(batch) - 1}." if batch else "Say on=None for batches that may be empty.")
+                    + (f"Pass an index from 0 to {len(batch) - 1}." if batch else "Pass on=None for batches that may be empty.")
                 )
             return batch[selector]
         if selector not in _members(batch):
@@ -168,16 +168,16 @@ class Selection:
             if form == "leaf":
                 raise SelectionError(
                     f"into must be left out for a batch that is a single {type(batch).__name__}, got {name!r}. "
-                    "Return a tuple or dict from collate_fn to have room for another member."
+                    "To add a member, return a tuple or dict from collate_fn."
                 )
             if form == "sequence" and not (_is_index(name) and -len(batch) <= name < len(batch) + len(values)):
                 raise SelectionError(
-                    f"into must be an index of a {type(batch).__name__} of {len(batch)} or the one past its end, "
-                    f"got {name!r}. Give one from 0 to {len(batch)}."
+                    f"into must be an index of a {type(batch).__name__} of {len(batch)}, or the index after its end, "
+                    f"got {name!r}. Pass an index from 0 to {len(batch)}."
                 )
             if form == "record" and name not in _fields(batch):
                 raise SelectionError(
-                    f"into must be a field of {type(batch).__name__}, which cannot grow, got {name!r}. "
+                    f"into must be a field of {type(batch).__name__}, which has a fixed set of fields, got {name!r}. "
                     f"It has {_listed(_fields(batch))}."
                 )
         if form == "sequence":
@@ -185,19 +185,20 @@ class Selection:
             if len(from_start) < len(values):
                 raise SelectionError(
                     f"into must name each member of a {type(batch).__name__} of {len(batch)} once, got {tuple(values)}. "
-                    "Count all from the start."
+                    "Count all indices from the start."
                 )
             values = from_start
-            past = sorted(index for index in values if index >= len(batch))
-            if past != list(range(len(batch), len(batch) + len(past))):
+            new_indices = sorted(index for index in values if index >= len(batch))
+            if new_indices != list(range(len(batch), len(batch) + len(new_indices))):
                 raise SelectionError(
-                    f"into must leave no gap past the end of a {type(batch).__name__} of {len(batch)}, got {past}. "
-                    f"Start at {len(batch)}."
+                    f"into must leave no gap after the end of a {type(batch).__name__} of {len(batch)}, got {new_indices}. "
+                    f"Number new members from {len(batch)} on."
                 )
         return batches.replace(batch, values)
 
 
 def _form(batch: Batch) -> str:
+    """Access to the members: ``sequence`` by index, ``mapping`` by key, ``record`` by attribute; ``leaf`` has no members."""
     cls = type(batch)
     if cls is tuple or cls is list:
         return "sequence"

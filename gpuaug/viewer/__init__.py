@@ -1,1 +1,1 @@
-"""``gpuaug.show``: draws samples of a loader before and after its stages."""
+"""``gpuaug.show``: draws samples of a loader before and after its stages (transforms on the device)."""

@@ -29,8 +29,9 @@ class Box:
     corners: Array
     """(4, 2) corners as (x, y), clockwise from the top left."""
     text: str
+    """Label; empty if there is none."""
     number: int
-    """Index of the colour; less than 0 for an object to ignore."""
+    """Index of the object, which selects the colour; less than 0 for an object to ignore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Mask:
     covers: Array
     """(H, W) bool, true for the pixels of the object."""
     number: int
+    """Index of the object, which selects the colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Points:
     xy: Array
     """(K, 2) positions as (x, y)."""
     number: int
+    """Index of the object, which selects the colour."""
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Annotations:
     points: list[Points] = field(default_factory=list)
 
 
-def beside(parts: Sequence[Annotations], width: int) -> Annotations:
+def joined_horizontally(parts: Sequence[Annotations], width: int) -> Annotations:
     """Return the annotations of images of one size that are drawn side by side, each ``width`` pixels wide."""
     annotations = Annotations()
     for index, part in enumerate(parts):
@@ -73,44 +76,44 @@ def beside(parts: Sequence[Annotations], width: int) -> Annotations:
 
 
 def overlay(
-    row: Row, sample: int, shape: tuple[int, int], form: str, name: Callable[[Any], str], frame: int | None = None
+    row: Row, sample: int, shape: tuple[int, int], box_format: str, name_of: Callable[[Any], str], frame: int | None = None
 ) -> Annotations:
     """Annotations of one image of a row, or of one frame of a clip.
 
     Args:
-        row: The row.
-        sample: Index of the image. Views of a sample share annotations if there is only one entry per sample.
+        row: Images in one member of the batch, with their targets.
+        sample: Index of the image. Views of a sample share annotations if a target has only one entry per sample.
         shape: Height and width of the image.
-        form: Format of the boxes in target dicts, a value of ``gpuaug.fusion.options.Options.boxes``.
-        name: Function that returns the name of a class.
+        box_format: Format of the boxes in target dicts, a value of ``gpuaug.fusion.options.Options.boxes``.
+        name_of: Function that returns the name of a class.
         frame: Index of the frame in its clip; ``None`` for an image.
 
     Raises:
         ArgumentError: If the format of boxes cannot be drawn.
     """
     annotations = Annotations()
-    valid = next((_entry(value, sample, frame, 1).astype(bool) for value in row.under("valid")), None)
-    tensors = [value for value in row.under("class") if isinstance(value, Tensor)]
+    valid = next((_entry(value, sample, frame, 1).astype(bool) for value in row.targets_with("valid")), None)
+    tensors = [value for value in row.targets_with("class") if isinstance(value, Tensor)]
     classes = next((_entry(value, sample) for value in tensors if value.ndim == 2 and not value.is_floating_point()), None)
     for key in ("bbox", "bbox_xyxy", "bbox_xywh"):
-        for value in row.under(key):
+        for value in row.targets_with(key):
             corners = _kornia_corners(_entry(value, sample, frame, 3 if key == "bbox" else 2), key)
-            named = classes is not None and len(classes) == len(corners)
-            names = [name(index) for index in classes] if classes is not None and named else None
+            has_classes = classes is not None and len(classes) == len(corners)
+            names = [name_of(index) for index in classes] if classes is not None and has_classes else None
             annotations.boxes += _boxes(corners, names, valid)
-    for value in row.under("keypoints"):
+    for value in row.targets_with("keypoints"):
         points = _entry(value, sample, frame, 2)
         annotations.points += [Points(point[None, :2] + 0.5, number) for number, point in enumerate(points)]
-    for value in row.under("mask"):
+    for value in row.targets_with("mask"):
         annotations.masks += _masks(_entry(value, sample, frame, 2 if frame is not None and value[0].ndim == 3 else 3))
-    for value in row.under("targets"):
+    for value in row.targets_with("targets"):
         target = value[sample % len(value)]
-        _add_target(annotations, target if isinstance(target, Mapping) else target[frame or 0], shape, form, name)
+        _add_target(annotations, target if isinstance(target, Mapping) else target[frame or 0], shape, box_format, name_of)
     return annotations
 
 
 def _entry(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> Array:
-    """Entry of image ``sample``. If there are fewer entries than images, the views of a sample share an entry.
+    """Entry of ``value`` for image ``sample``. If there are fewer entries than images, the views of a sample share an entry.
 
     If the entry belongs to a clip and has more than ``axes`` axes, return the part of ``frame``.
     """
@@ -119,15 +122,19 @@ def _entry(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> 
 
 
 def _add_target(
-    annotations: Annotations, target: Mapping[str, Any], shape: tuple[int, int], form: str, name: Callable[[Any], str]
+    annotations: Annotations,
+    target: Mapping[str, Any],
+    shape: tuple[int, int],
+    default_format: str,
+    name_of: Callable[[Any], str],
 ) -> None:
     valid = _array_or_none(target.get("valid"))
     labels = _labels(target.get("labels", target.get("class_labels")))
-    names = None if labels is None else [name(class_label) for class_label in labels]
+    names = None if labels is None else [name_of(class_label) for class_label in labels]
     for key in ("boxes", "bbox"):
         if key in target:
-            # A bbox has the format of COCO: a corner and the sides.
-            box_format = getattr(target[key], "format", None) or ("xywh" if key == "bbox" else form)
+            # The key bbox means COCO's format: the top left corner and the sides.
+            box_format = getattr(target[key], "format", None) or ("xywh" if key == "bbox" else default_format)
             corners = _upright_corners(_array(target[key]), str(getattr(box_format, "value", box_format)).lower(), shape)
             annotations.boxes += _boxes(corners, names, valid)
     if "keypoints" in target:
@@ -138,8 +145,8 @@ def _add_target(
     if "masks" in target:
         masks = _array(target["masks"])
         masks = masks[None] if masks.ndim == 2 else masks
-        drawn = valid if valid is not None and len(valid) == len(masks) else np.ones(len(masks), bool)
-        annotations.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if drawn[number]]
+        is_drawn = valid if valid is not None and len(valid) == len(masks) else np.ones(len(masks), bool)
+        annotations.masks += [Mask(mask > 0.5, number) for number, mask in enumerate(masks) if is_drawn[number]]
 
 
 def _labels(value: Any) -> list[Any] | None:
@@ -163,9 +170,9 @@ def _array(value: Any) -> Array:
 
 
 def _boxes(corners: Array, names: Sequence[str] | None, valid: Array | None) -> Iterator[Box]:
-    fits = valid is not None and len(valid) == len(corners)
+    has_valid = valid is not None and len(valid) == len(corners)
     for number, box_corners in enumerate(corners):
-        if not fits or valid[number]:  # type: ignore[index]
+        if not has_valid or valid[number]:  # type: ignore[index]
             yield Box(box_corners, names[number] if names is not None and number < len(names) else "", number)
 
 
@@ -178,26 +185,27 @@ def _kornia_corners(boxes: Array, key: str) -> Array:
     return _corners(first, boxes[:, 2:] + 1 if key == "bbox_xyxy" else first + boxes[:, 2:])
 
 
-def _upright_corners(boxes: Array, form: str, shape: tuple[int, int]) -> Array:
-    """(N, 4, 2) corners in coordinates of pixel edges, from the upright boxes of a target dict."""
-    if form == "cxcywh_share":
+def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> Array:
+    """(N, 4, 2) corners in coordinates of pixel edges, from the axis-aligned boxes of a target dict."""
+    if box_format == "cxcywh_share":
         boxes = boxes * np.array([shape[1], shape[0]] * 2)
-        form = "cxcywh"
-    first, last = boxes[:, :2], boxes[:, 2:]
-    if form == "xyxy":
-        return _corners(first, last)
-    if form == "xywh":
-        return _corners(first, first + last)
-    if form == "cxcywh":
-        return _corners(first - last / 2, first + last / 2)
+        box_format = "cxcywh"
+    # Corners, or a corner and the sides, or the centre and the sides.
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if box_format == "xyxy":
+        return _corners(first, second)
+    if box_format == "xywh":
+        return _corners(first, first + second)
+    if box_format == "cxcywh":
+        return _corners(first - second / 2, first + second / 2)
     raise ArgumentError(
-        f"boxes must be upright to be drawn, got {form.upper()}. Pass the boxes around their corners, (n, 4, 2): "
-        "torch.cat((corners.amin(1), corners.amax(1)), 1)."
+        f"boxes must be axis-aligned to be drawn, got {box_format.upper()}. Pass the enclosing boxes, computed from the "
+        "corners (n, 4, 2): torch.cat((corners.amin(1), corners.amax(1)), 1)."
     )
 
 
-def _corners(first: Array, last: Array) -> Array:
-    (left, top), (right, bottom) = first.T, last.T
+def _corners(top_left: Array, bottom_right: Array) -> Array:
+    (left, top), (right, bottom) = top_left.T, bottom_right.T
     return np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(-1, 4, 2)
 
 

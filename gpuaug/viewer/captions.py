@@ -1,4 +1,4 @@
-"""Text of the label and the draws of a sample."""
+"""Text of the label and the draws (random parameters) of a sample."""
 
 import math
 import re
@@ -8,21 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CONSTANT = ("Normalize", "Denormalize", "CenterCrop", "PadTo", "Resize")
-"""Names of modules without random parameters, which are omitted."""
+_WITHOUT_DRAWS = ("Normalize", "Denormalize", "CenterCrop", "PadTo", "Resize")
+"""Names of modules without random parameters, which captions omit."""
 
 _MIN_SHARE = 0.005
 """Smallest probability of a class in a mixed label at which the class is shown."""
 
 _PAIRS = (("shift", "shift", 0.0), ("translate", "shift", 0.0), ("shear", "shear", 0.0), ("scale", "scale", 1.0))
+"""(beginning of the names of a parameter for x and y, its word in a caption, value without effect)."""
+
 _RECTANGLES = (("width", "height", "x", "y"), ("widths", "heights", "xs", "ys"), ("sides_x", "sides_y", "start_x", "start_y"))
+"""Names of the parameters of rectangles: width, height, left and top."""
+
 _NEUTRAL = {"additions": 0.0, "gain": 1.0}
+"""Parameter → value without effect, at which captions omit it."""
 
 
-def drawn(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """One line per module that was applied to the sample, without the modules of ``_CONSTANT``."""
-    lines = [_line(_short_name(name), dict(numbers)) for name, numbers in draws.items() if _short_name(name) not in _CONSTANT]
-    return lines or ["as it was"]
+def draw_lines(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """One line per module that was applied to the sample, without the modules of ``_WITHOUT_DRAWS``."""
+    lines = [
+        _module_text(_short_name(name), dict(numbers))
+        for name, numbers in draws.items()
+        if _short_name(name) not in _WITHOUT_DRAWS
+    ]
+    return lines or ["unchanged"]
 
 
 Label = tuple[tuple[str, str], ...]
@@ -37,7 +46,7 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_samp
             lambda.
         name: Function that returns the name of a class.
         mixed: Whether ``value`` is Kornia's label of a mixed image.
-        lam_is_sample: Whether Kornia's lambda is the fraction of the sample itself, not of its partner.
+        lam_is_sample: Whether Kornia's lambda is the weight of the sample, not the weight of its partner.
     """
     if value.ndim == 0:
         return ((name(value.item()), ""),)
@@ -55,7 +64,7 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_samp
 
 
 def class_namer(classes: Sequence[Any] | None, unnamed_format: str = "{}") -> Callable[[Any], str]:
-    """Function that returns the name of a class: its entry in ``classes``, else its index formatted by ``unnamed_format``.
+    """Return a function from a class index to a name: the entry in ``classes``, else the index in ``unnamed_format``.
 
     A class that is a string is returned unchanged.
     """
@@ -77,23 +86,23 @@ def is_labels(value: Any, count: int) -> bool:
         return False
     if value.ndim == 1:
         return not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
-    shares = value.ndim == 2 and value.shape[1] > 1 and value.is_floating_point()
-    return shares and bool((value >= 0).all()) and bool(((value.float().sum(1) - 1).abs() < 0.02).all())
+    has_classes = value.ndim == 2 and value.shape[1] > 1 and value.is_floating_point()
+    return has_classes and bool((value >= 0).all()) and bool(((value.float().sum(1) - 1).abs() < 0.02).all())
 
 
 def are_class_names(value: Any, count: int) -> bool:
     """Whether a value is a list of strings whose length is a multiple of ``count`` samples."""
-    fits = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
-    return fits and all(isinstance(item, str) for item in value)
+    has_length = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
+    return has_length and all(isinstance(item, str) for item in value)
 
 
 def _short_name(name: str) -> str:
-    """Name of a module without its path, its number, ``Random`` and ``V2``."""
-    bare = re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1])
-    return bare.removeprefix("Random").removesuffix("V2")
+    """Name of a module without its path, its index, ``Random`` and ``V2``."""
+    class_name = re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1])
+    return class_name.removeprefix("Random").removesuffix("V2")
 
 
-def _line(module: str, numbers: dict[str, float]) -> str:
+def _module_text(module: str, numbers: dict[str, float]) -> str:
     """Text of the random parameters of one module: its short name ``module``, then the numbers."""
     parts = []
     for names in _RECTANGLES:

@@ -1,4 +1,4 @@
-"""Cells of the picture: one line per batch of images, with one cell per sample."""
+"""Cells of the picture of ``show``: one line per batch of images or per view, with one cell per sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_weighs_sample, normalized_by
 from gpuaug.viewer import captions
-from gpuaug.viewer.annotations import Annotations, beside, overlay
+from gpuaug.viewer.annotations import Annotations, joined_horizontally, overlay
 from gpuaug.viewer.follow import Followed, Images, MemberPath, Row, count_of, get, sample_of, walk
-from gpuaug.viewer.pixels import frames_shown, shown, strip
+from gpuaug.viewer.pixels import shown_frames, strip, to_pixels
 from gpuaug.viewer.trace import StageTrace, Trace
 
-_LABELS = ("label", "labels", "class", "classes", "target", "targets", "y")
+_LABEL_NAMES = ("label", "labels", "class", "classes", "target", "targets", "y")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Cell:
     note: str
     """Size of the image, and changes of values or channels that were needed to draw it."""
     draws: tuple[str, ...]
-    """Lines of text on the draws of the sample."""
+    """Lines of text on the draws (random parameters) of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,20 @@ def lines_of(trace: Trace, followed: Followed, count: int, classes: Any) -> list
         classes: Names of the classes, or ``None``.
 
     Raises:
-        ArgumentError: If the batch has no samples, or the number of images after a stage is no multiple of theirs.
+        ArgumentError: If the batch has no samples, or the number of images after a stage is no multiple of their number.
     """
     before = followed.before
-    size = count_of(before.images[0])
-    if not size:
-        raise ArgumentError("The batch must hold samples to be shown, got none. See what the loader yields first.")
-    line_maker = _LineMaker(trace, before, size, min(count, size), classes)
+    batch_size = count_of(before.images[0])
+    if not batch_size:
+        raise ArgumentError("The batch must have samples to be shown, got none. Check the first batch of the loader.")
+    line_maker = _LineMaker(trace, before, batch_size, min(count, batch_size), classes)
     first = "before" if followed.after else "as loaded"
     lines = [
         line_maker.line(before, images, 0, first if len(before.images) == 1 else f"{first} {number}")
         for number, images in enumerate(before.images, 1)
     ]
     for row in followed.after:
-        views = [(images, view) for images in row.images for view in range(_views(images, size))]
+        views = [(images, view) for images in row.images for view in range(_views(images, batch_size))]
         name = "after" if len(followed.after) == 1 else _row_name(row)
         for number, (images, view) in enumerate(views, 1):
             lines.append(line_maker.line(row, images, view, name if len(views) == 1 else _view_name(name, number)))
@@ -79,36 +79,39 @@ def lines_of(trace: Trace, followed: Followed, count: int, classes: Any) -> list
 class _LineMaker:
     """Creates the lines of one picture."""
 
-    def __init__(self, trace: Trace, before: Row, size: int, count: int, classes: Any) -> None:
-        self._before, self._size, self._count, self._classes = before, size, count, classes
-        self._name = captions.class_namer(classes)
-        self._labels = _path_of_labels(before, size)
+    def __init__(self, trace: Trace, before: Row, batch_size: int, count: int, classes: Any) -> None:
+        self._before = before
+        self._batch_size = batch_size
+        self._count = count
+        self._classes = classes
+        self._name_of = captions.class_namer(classes)
+        self._labels_path = _path_of_labels(before, batch_size)
         self._draws: dict[int, Draws] = {}
-        keyed = (stage.transform for stage in trace.ran if "targets" in (stage.selection.data_keys or ()))
+        target_stages = (stage.transform for stage in trace.ran if "targets" in (stage.selection.data_keys or ()))
         fused_stages = (stage.transform for stage in trace.ran if isinstance(stage.transform, Fused))
         self._channels_first = any(fused.clips.channels_first for fused in fused_stages)
-        self._form = next((fused.options.boxes for fused in keyed if isinstance(fused, Fused)), "xyxy")
+        self._box_format = next((fused.options.boxes for fused in target_stages if isinstance(fused, Fused)), "xyxy")
 
     def line(self, row: Row, images: Images, view: int, name: str) -> Line:
         normalized = normalized_by([stage.transform for stage, _ in row.through])
         cells = []
         for sample in range(self._count):
-            index = view * self._size + sample
+            index = view * self._batch_size + sample
             image = sample_of(images, index)
             height, width = image.shape[-2:]
-            of_frames = ""
+            frames_note = ""
             if image.ndim == 4:
                 clip = image.transpose(0, 1) if self._channels_first else image
-                chosen = frames_shown(len(clip))
-                parts = [overlay(row, index, (height, width), self._form, self._name, frame) for frame in chosen]
-                annotations = beside(parts, width)
-                of_frames = f"{len(chosen)} of {len(clip)} frames"
+                frames = shown_frames(len(clip))
+                parts = [overlay(row, index, (height, width), self._box_format, self._name_of, frame) for frame in frames]
+                annotations = joined_horizontally(parts, width)
+                frames_note = f"{len(frames)} of {len(clip)} frames"
                 image = strip(clip)
             else:
-                annotations = overlay(row, index, (height, width), self._form, self._name)
-            pixels, note = shown(image, normalized)
-            note = ", ".join(filter(None, (of_frames, note)))
-            draws = tuple(text for stage, inputs in row.through for text in self._drawn(stage, inputs, index))
+                annotations = overlay(row, index, (height, width), self._box_format, self._name_of)
+            pixels, note = to_pixels(image, normalized)
+            note = ", ".join(filter(None, (frames_note, note)))
+            draws = tuple(text for stage, inputs in row.through for text in self._draw_lines(stage, inputs, index))
             label = self._label(row, index)
             is_first = row is self._before
             label = label if is_first or label != self._label(self._before, sample) else ()
@@ -117,24 +120,24 @@ class _LineMaker:
             cells.append(Cell(pixels, annotations, sample if is_first else -1, label, note, draws))
         return Line(name, tuple(cells))
 
-    def _drawn(self, stage: StageTrace, inputs: Images, index: int) -> list[str]:
+    def _draw_lines(self, stage: StageTrace, inputs: Images, index: int) -> list[str]:
         """Lines of text on the draws of a fused pipeline for a sample; empty if they are unknown or differ between frames."""
         if not isinstance(stage.transform, Fused) or stage.transform.clips.draws_per_frame:
             return []
         if id(stage) not in self._draws:
             self._draws[id(stage)] = _draws(stage.transform, inputs, stage.seed)
         draws = self._draws[id(stage)]
-        # A stage before the stage that creates views draws once for all views of a sample.
-        return captions.drawn(draws.of(index % len(draws)))
+        # A stage that precedes the stage that creates views draws once for all views of a sample.
+        return captions.draw_lines(draws.of(index % len(draws)))
 
     def _label(self, row: Row, index: int) -> captions.Label:
-        candidates = row.under("class")
-        usable = (item for item in candidates if isinstance(item, Tensor) or captions.are_class_names(item, self._size))
-        value = next(usable, None)
-        if value is None and self._labels is not None:
-            labels = get(row.batch, self._labels)
-            count = len(labels) if isinstance(labels, Tensor) and labels.ndim else 0
-            value = labels if count and count % self._size == 0 and captions.is_labels(labels, count) else None
+        candidates = row.targets_with("class")
+        labels = (item for item in candidates if isinstance(item, Tensor) or captions.are_class_names(item, self._batch_size))
+        value = next(labels, None)
+        if value is None and self._labels_path is not None:
+            member = get(row.batch, self._labels_path)
+            count = len(member) if isinstance(member, Tensor) and member.ndim else 0
+            value = member if count and count % self._batch_size == 0 and captions.is_labels(member, count) else None
         if value is None:
             return ()
         if not isinstance(value, Tensor):
@@ -143,11 +146,11 @@ class _LineMaker:
             value = value[0]  # (mixes, B, 3) of Kornia, with one mix
         if value.ndim == 2 and not value.is_floating_point():
             return ()  # classes of boxes
-        keyed = [stage.transform for stage, _ in row.through if "class" in _keys(stage)]
-        fused = bool(keyed) and isinstance(keyed[-1], Fused) and keyed[-1].options.num_classes is not None
-        mixed = bool(keyed) and not fused and value.ndim == 2 and value.shape[1] == 3
-        name = captions.class_namer(self._classes, "class {}")
-        return captions.label(value[index % len(value)], name, mixed=mixed, lam_is_sample=lam_weighs_sample(keyed))
+        mixers = [stage.transform for stage, _ in row.through if "class" in _keys(stage)]
+        has_probabilities = bool(mixers) and isinstance(mixers[-1], Fused) and mixers[-1].options.num_classes is not None
+        mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3
+        name_of = captions.class_namer(self._classes, "class {}")
+        return captions.label(value[index % len(value)], name_of, mixed=mixed, lam_is_sample=lam_weighs_sample(mixers))
 
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:
@@ -156,14 +159,15 @@ def _draws(fused: Fused, images: Images, seed: int) -> Draws:
     return fused.draw(shape, seed)
 
 
-def _views(images: Images, size: int) -> int:
+def _views(images: Images, batch_size: int) -> int:
+    """Number of views per sample."""
     count = count_of(images)
-    if count % size or not count:
+    if count % batch_size or not count:
         raise ArgumentError(
-            f"Stages must give as many images for each of the {size} samples, got {count}. "
-            "Views of a batch have to lie behind one another: (views · B, C, H, W)."
+            f"Stages must return equally many images for each of the {batch_size} samples, got {count} images. "
+            "Concatenate views along the batch axis: (views · B, C, H, W)."
         )
-    return count // size
+    return count // batch_size
 
 
 def _row_name(row: Row) -> str:
@@ -181,15 +185,15 @@ def _keys(stage: StageTrace) -> Sequence[str]:
 
 
 def _path_of_labels(before: Row, size: int) -> MemberPath | None:
-    """Path of the member that seems to hold the labels: one with a usual name such as ``label``, else the first."""
+    """Path of the member that seems to hold the labels: a member with a usual name such as ``label``, else the first."""
     members = list(walk(before.batch))
-    # Lists of mappings, such as target dicts, are not searched: a mapping's tensor may happen to have as many entries as
-    # samples.
+    # Lists of mappings, such as target dicts, are not searched: the length of a tensor in a mapping may equal the batch size by
+    # chance.
     excluded = [path for path, value in members if _are_mappings(value) and before.path[: len(path)] != path]
     labels = [path for path, value in members if captions.is_labels(value, size) and path != before.path]
     candidates = [path for path in labels if not any(path[: len(prefix)] == prefix for prefix in excluded)]
-    named = [path for path in candidates if path and str(path[-1]).lower() in _LABELS]
-    return next(iter(named or candidates), None)
+    usual = [path for path in candidates if path and str(path[-1]).lower() in _LABEL_NAMES]
+    return next(iter(usual or candidates), None)
 
 
 def _are_mappings(value: Any) -> bool:

@@ -15,7 +15,7 @@ COLOURS = ("#e69f00", "#56b4e9", "#d55e00", "#009e73", "#f0e442", "#cc79a7", "#0
 _IGNORED = "#9aa0a6"
 
 _LINE_PT, _HALO_PT, _POINT_PT, _TEXT_PT = 1.3, 2.6, 4.0, 6.0
-_ALPHA = 0.35
+_ALPHA = 0.35  # of the fill of masks
 _MAX_LABEL = 18  # characters of a class name
 
 
@@ -75,13 +75,13 @@ def _outline(axes: "Axes", mask: Mask) -> None:
 
 
 def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_in: float) -> None:
-    """Write the label of each box next to its visible part, within the picture and, if possible, over no other label."""
+    """Write the label of each box next to the visible part of the box, within the picture, if possible over no other label."""
     from matplotlib.colors import to_rgb
 
     height, width = shape
     inch = width / width_in  # pixels per inch
     label_height = 1.5 * _TEXT_PT / 72 * inch
-    drawn: list[tuple[float, float, float, float]] = []
+    drawn_labels: list[tuple[float, float, float, float]] = []
     for box in boxes:
         left, top = np.maximum(box.corners.min(0), 0)
         right, bottom = np.minimum(box.corners.max(0), (width, height))
@@ -93,9 +93,9 @@ def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_i
         rows = (top - label_height, top, bottom, bottom - label_height)
         labels = [(x, y, label_width, label_height) for y in rows if 0 <= y <= height - label_height]
         labels = labels or [(x, top, label_width, label_height)]
-        label = next((label for label in labels if not any(_overlap(label, other) for other in drawn)), labels[0])
+        label = next((label for label in labels if not any(_overlap(label, other) for other in drawn_labels)), labels[0])
         x, y, *_ = label
-        drawn.append(label)
+        drawn_labels.append(label)
         red, green, blue = to_rgb(colour(box.number))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
         axes.text(x + label_width / 2, y + label_height / 2, text, ha="center", va="center_baseline", fontsize=_TEXT_PT,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuaug.core.errors import whole_number
 from gpuaug.core.plotting import INK, drawing, shortened, text_width_in
-from gpuaug.loader.inspection import check
+from gpuaug.loader.inspection import checked_loader
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.viewer.cells import Cell, Line, lines_of
 from gpuaug.viewer.draw_annotations import draw_annotations
@@ -20,22 +20,24 @@ _CELL_IN = {1: 3.6, 2: 3.0, 3: 2.6, 4: 2.3, 5: 2.0, 6: 1.9}
 _MIN_CELL_IN = 1.75
 _MAX_ASPECT = 1.5  # largest ratio of the height of a picture to the width of a cell
 _MIN_HEIGHT_IN = 0.6  # the name of a line fits into this height
-_GAP_IN, _BETWEEN_IN, _MARGIN_IN = 0.12, 0.22, 0.12
-_TITLE_PT, _ABOVE_PT, _TEXT_PT = 9.5, 8.0, 6.8
+_GAP_IN = 0.12  # between pictures
+_BLOCK_GAP_IN = 0.22  # additional gap between blocks of columns
+_MARGIN_IN = 0.12
+_TITLE_PT, _LABEL_PT, _TEXT_PT = 9.5, 8.0, 6.8
 _LINE = 1.32  # distance between lines of text, in font sizes
 _SPACE = 0.32  # width of a space, in font sizes
-_MAX_LINES = 8
+_MAX_LINES = 8  # of text on the draws below a picture
 _GREY = "#6b7280"
 
 
 def show(loader: StreamedLoader, n: int = 8) -> "Figure":
     """Draw samples of a loader before and after its stages, with their annotations and random draws.
 
-    A column shows one sample. Its first picture is the sample from the wrapped loader. The pictures below are the images that
-    the training loop will get, one line per view and per member of the batch to which stages write images. Labels, boxes, masks
-    and keypoints are drawn over the pictures if a stage names them by Kornia's data keys, or if they are in lists of target
-    dicts. Below each picture are the random draws of ``gpuaug.fuse``. The batch is the first of the next iterator. Afterwards
-    the loader is restored, as by ``gpuaug.profile``.
+    A column shows one sample. The first picture is the sample from the wrapped loader. The pictures below it are the images
+    that the training loop will get, one line per view and per member of the batch to which stages write images. Labels, boxes,
+    masks and keypoints are drawn over the pictures if a stage has them in ``on`` with Kornia's data keys, or if they are in
+    lists of target dicts. Below each picture are the random draws of ``gpuaug.fuse``. The batch is the first batch of the next
+    iterator. Afterwards the loader is restored, as by ``gpuaug.profile``.
 
     Images are shown in [0, 1]: a ``Normalize`` in a fused or Kornia pipeline is undone. Other images outside [0, 1] are
     rescaled to the range between their 0.5 and 99.5 percentiles, with a note. Feature stages, and stages after them, do not
@@ -61,7 +63,7 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
         >>> len(show(loader, n=2).axes)
         4
     """
-    loader = check(loader, "shown", "Pass what the training loop iterates over.")
+    loader = checked_loader(loader, "shown", "The argument is the loader that the training loop iterates over.")
     count = whole_number("n", n, "Leave it out for eight samples.", least=1)
     with drawing("samples"):
         trace = trace_batch(loader)
@@ -82,10 +84,10 @@ def _title(trace: Trace, followed: Followed, count: int) -> str:
     position = trace.position
     size = count_of(followed.before.images[0])
     title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
-    missing = (*followed.ends, *trace.left_out)
-    through = [stage.name for stage in trace.ran if stage.name not in missing]
-    title += f", through {', '.join(through)}" if through else ""
-    return f"{title}; left out: {', '.join(missing)}" if missing else title
+    not_shown = (*followed.ends, *trace.left_out)
+    shown_stages = [stage.name for stage in trace.ran if stage.name not in not_shown]
+    title += f", through {', '.join(shown_stages)}" if shown_stages else ""
+    return f"{title}; left out: {', '.join(not_shown)}" if not_shown else title
 
 
 def _figure(lines: Sequence[Line], title: str) -> "Figure":
@@ -107,8 +109,8 @@ def _figure(lines: Sequence[Line], title: str) -> "Figure":
             row = _CellRow(line, range(start, min(start + columns, count)), cell_in)
             rows.append((row, top))
             top += row.height_in + _GAP_IN
-        top += _BETWEEN_IN
-    height_in = top - _BETWEEN_IN - _GAP_IN + _MARGIN_IN
+        top += _BLOCK_GAP_IN
+    height_in = top - _BLOCK_GAP_IN - _GAP_IN + _MARGIN_IN
     figure = Figure(figsize=(width_in, height_in))
     figure.text(_MARGIN_IN / width_in, 1 - _MARGIN_IN / height_in, "\n".join(heading), va="top", fontsize=_TITLE_PT, color=INK,
                 linespacing=_LINE, parse_math=False)  # fmt: skip
@@ -124,21 +126,21 @@ class _CellRow:
         self._name = line.name
         self._cells = [line.cells[sample] for sample in samples]
         self._cell_in = cell_in
-        # A note that is equal for all cells is written once.
+        # If the notes of all cells are equal, the note is written once.
         notes = {cell.note for cell in line.cells}
         self._note = notes.pop() if len(notes) == 1 else ""
         self._notes = [[] if self._note else wrapped(cell.note, _TEXT_PT, cell_in) for cell in self._cells]
         self._draws = [_wrapped_draws(cell.draws, cell_in) for cell in self._cells]
         self._labels = [_label_text(cell, cell_in) for cell in self._cells]
-        self._above_in = _LINE * _ABOVE_PT / 72 if any(self._labels) else 0.0
-        self._shapes_in = [self._shape_in(cell) for cell in self._cells]
-        self._beside_in = max(_MIN_HEIGHT_IN, *(height for _, height in self._shapes_in))
+        self._label_height_in = _LINE * _LABEL_PT / 72 if any(self._labels) else 0.0
+        self._sizes_in = [self._size_in(cell) for cell in self._cells]
+        self._picture_height_in = max(_MIN_HEIGHT_IN, *(height for _, height in self._sizes_in))
         texts = [len(notes) + len(draws) for notes, draws in zip(self._notes, self._draws, strict=True)]
-        heights = (height for _, height in self._shapes_in)
+        heights = (height for _, height in self._sizes_in)
         with_text = [height + (lines * _LINE + 0.4) * _TEXT_PT / 72 for height, lines in zip(heights, texts, strict=True)]
-        self.height_in = self._above_in + max(self._beside_in, *with_text)
+        self.height_in = self._label_height_in + max(self._picture_height_in, *with_text)
 
-    def _shape_in(self, cell: Cell) -> tuple[float, float]:
+    def _size_in(self, cell: Cell) -> tuple[float, float]:
         """(width, height) of a cell's picture in inches."""
         height, width = cell.pixels.shape[:2]
         scale = self._cell_in * min(1 / width, _MAX_ASPECT / height)
@@ -152,19 +154,19 @@ class _CellRow:
             figure.text(x / width_in, 1 - y / height_in, text, fontsize=size, linespacing=_LINE, parse_math=False,
                         **{"color": INK, "va": "top", **style})  # fmt: skip
 
-        top_in += self._above_in
-        middle_in = top_in + self._beside_in / 2
+        top_in += self._label_height_in
+        middle_in = top_in + self._picture_height_in / 2
         line_in = _LINE * _TEXT_PT / 72
         centred: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "center"}
-        name = fitted(self._name, _TEXT_PT + 0.7, 0.9 * self._beside_in)  # bold is wider
+        name = shortened_to(self._name, _TEXT_PT + 0.7, 0.9 * self._picture_height_in)  # bold is wider
         write(_MARGIN_IN + line_in / 2, middle_in, name, _TEXT_PT + 0.7, weight="bold", **centred)
         if self._note:
-            note = fitted(self._note, _TEXT_PT, self._beside_in)
+            note = shortened_to(self._note, _TEXT_PT, self._picture_height_in)
             write(_MARGIN_IN + 1.6 * line_in, middle_in, note, _TEXT_PT, **{**centred, "color": _GREY})
-        for number, (cell, (across, down)) in enumerate(zip(self._cells, self._shapes_in, strict=True)):
+        for number, (cell, (across, down)) in enumerate(zip(self._cells, self._sizes_in, strict=True)):
             x = left_in + number * (self._cell_in + _GAP_IN)
             if self._labels[number]:
-                write(x, top_in - 0.35 * _ABOVE_PT / 72, self._labels[number], _ABOVE_PT, va="baseline")
+                write(x, top_in - 0.35 * _LABEL_PT / 72, self._labels[number], _LABEL_PT, va="baseline")
             axes = figure.add_axes((x / width_in, 1 - (top_in + down) / height_in, across / width_in, down / height_in))
             height, width = cell.pixels.shape[:2]
             axes.imshow(cell.pixels, cmap="gray", vmin=0, vmax=1, extent=(0, width, height, 0), aspect="auto")
@@ -182,10 +184,10 @@ class _CellRow:
 def _label_text(cell: Cell, room_in: float) -> str:
     """Text above a cell: index and label of the sample, with class names shortened to fit into ``room_in`` inches."""
     text = number = str(cell.number) if cell.number >= 0 else ""
-    for longest in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
-        label = ", ".join(f"{shortened(name, longest)}{share}" for name, share in cell.label)
+    for max_length in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
+        label = ", ".join(f"{shortened(name, max_length)}{share}" for name, share in cell.label)
         text = ": ".join(filter(None, (number, label)))
-        if text_width_in(text, _ABOVE_PT) <= room_in:
+        if text_width_in(text, _LABEL_PT) <= room_in:
             break
     return text
 
@@ -206,11 +208,11 @@ def wrapped(text: str, size: float, room_in: float, indent: int = 0) -> list[str
             lines[-1] = longer
             continue
         room = room_in - indent * _SPACE * size / 72 if lines else room_in
-        lines.append(" " * (indent if lines else 0) + fitted(word, size, room))
+        lines.append(" " * (indent if lines else 0) + shortened_to(word, size, room))
     return lines
 
 
-def fitted(text: str, size: float, room_in: float) -> str:
+def shortened_to(text: str, size: float, room_in: float) -> str:
     """Shorten ``text`` in the middle until it is at most ``room_in`` inches wide."""
     for length in range(len(text), 1, -1):
         shorter = shortened(text, length)

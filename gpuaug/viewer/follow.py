@@ -1,4 +1,4 @@
-"""Search for the images and targets in a batch, which are then followed from stage to stage."""
+"""Search for the images and targets (boxes, masks, keypoints, labels) in a batch, before and after each stage."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,9 +22,15 @@ Images = Tensor | Ragged | Sequence[Tensor]
 """A tensor (B, C, H, W), clips (B, T, C, H, W), or B images (C, h, w) of different sizes."""
 
 _TARGET_KEYS = ("boxes", "bbox", "masks", "keypoints")
-_NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
-_KEYS = {"image": "input", "label": "class"}
-_NOT_PIXELS = (torch.bool, torch.int64, torch.complex64, torch.complex128)
+"""Keys by which target dicts are recognised."""
+
+_IMAGE_NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
+"""Usual names of members that hold images."""
+
+_KEY_ALIASES = {"image": "input", "label": "class"}
+"""Alias of a data key → data key."""
+
+_NON_IMAGE_DTYPES = (torch.bool, torch.int64, torch.complex64, torch.complex128)
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,8 @@ class Row:
         """Batches of images in the member: one, or several views."""
         return images_of(get(self.batch, self.path))
 
-    def under(self, key: str) -> list[Any]:
-        """Targets with the given data key of Kornia."""
+    def targets_with(self, key: str) -> list[Any]:
+        """Targets that have the data key ``key`` of Kornia."""
         values = (get(self.batch, path) for path, data_key in self.keys.items() if data_key == key)
         return [value for value in values if value is not None]
 
@@ -73,7 +79,7 @@ def follow(trace: Trace) -> Followed:
     for index, stage in enumerate(trace.ran):
         inputs, outputs = trace.states[index : index + 2]
         moves = list(_moves(stage.selection, inputs, outputs))
-        image_moves = ((a, b) for a, b, key in moves if key in (None, "input") and images_of(get(inputs, a)))
+        image_moves = ((old, new) for old, new, key in moves if key in (None, "input") and images_of(get(inputs, old)))
         source, target = next(image_moves, (None, None))
         if source is None or target is None:
             continue
@@ -84,9 +90,10 @@ def follow(trace: Trace) -> Followed:
         if not images_of(get(outputs, target)):
             ends.append(stage.name)
             continue
-        others = [(a, b, key) for a, b, key in moves if key not in (None, "input")]
-        before = replace(before, keys={**before.keys, **{a: key for a, _, key in others if get(before.batch, a) is not None}})
-        keys = {**row.keys, **{b: key for _, b, key in others}}
+        target_moves = [(old, new, key) for old, new, key in moves if key not in (None, "input")]
+        first_keys = {old: key for old, _, key in target_moves if get(before.batch, old) is not None}
+        before = replace(before, keys={**before.keys, **first_keys})
+        keys = {**row.keys, **{new: key for _, new, key in target_moves}}
         images = images_of(get(inputs, source))[0]
         rows[target] = Row(target, outputs, keys, (*row.through, (stage, images)))
     if before is None:
@@ -94,7 +101,7 @@ def follow(trace: Trace) -> Followed:
         if path is None:
             raise ArgumentError(
                 "loader must yield images to be shown, (B, C, H, W) of uint8 or floating, got none in a "
-                f"{type(trace.states[0]).__name__}. Name them with on= of the first stage, or see what the loader yields."
+                f"{type(trace.states[0]).__name__}. Pass on= with the member of the images to the first stage."
             )
         before = Row(path, trace.states[0])
     # Targets are read from the batch after the last stage.
@@ -117,7 +124,7 @@ def sample_of(images: Images, index: int) -> Tensor:
 
 
 def get(batch: Batch, path: MemberPath) -> Any:
-    """Member of a batch at ``path``, or ``None`` if there is none."""
+    """Member of a batch at ``path``, or ``None`` if the batch has no such member."""
     for name in path:
         try:
             batch = batch[name] if isinstance(batch, Mapping) or not isinstance(name, str) else getattr(batch, name)
@@ -144,25 +151,25 @@ def walk(value: Any, path: MemberPath = ()) -> Iterator[tuple[MemberPath, Any]]:
 
 
 def images_of(value: Any) -> list[Images]:
-    """Batches of images in a member: one, or several views in a list; empty if the member is no images that can be drawn."""
+    """Batches of images in a member: one, or several views in a list; empty if the member does not hold images."""
     if isinstance(value, Tensor):
         single = value.ndim == 3 and value.shape[0] in (1, 3)
-        fits = value.dtype not in _NOT_PIXELS and (value.ndim in (4, 5) or single) and 0 not in value.shape[-3:]
-        return [value[None] if single else value] if fits else []
+        are_images = value.dtype not in _NON_IMAGE_DTYPES and (value.ndim in (4, 5) or single) and 0 not in value.shape[-3:]
+        return [value[None] if single else value] if are_images else []
     if isinstance(value, Ragged):
         return [value]
     if not isinstance(value, list | tuple) or not all(isinstance(item, Tensor) for item in value):
         return []
     if value and all(item.ndim == 3 and images_of(item) for item in value):
         return [value]
-    # Views have equal numbers of channels. A list of images and masks has not.
+    # Views have equal numbers of channels, unlike images and masks.
     are_views = len({item.shape[1] for item in value if item.ndim == 4}) == 1 and all(item.ndim == 4 for item in value)
     views = [images_of(item) for item in value] if are_views else []
     return [view[0] for view in views] if all(views) else []
 
 
 def _with_targets(row: Row) -> Row:
-    """Add target dicts to a row if no stage names targets. They are recognised by their keys."""
+    """Add target dicts, recognised by their keys, to a row, unless a stage has targets in ``on``."""
     if "targets" in row.keys.values():
         return row
     return replace(row, keys={**row.keys, **{path: "targets" for path, value in walk(row.batch) if _is_targets(value)}})
@@ -171,15 +178,15 @@ def _with_targets(row: Row) -> Row:
 def _is_targets(value: Any) -> bool:
     if isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, list | tuple) for item in value):
         return all(map(_is_targets, value))  # one list per clip
-    dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, Mapping) for item in value)
-    return dicts and any(key in item for item in value for key in _TARGET_KEYS)
+    is_list_of_dicts = isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, Mapping) for item in value)
+    return is_list_of_dicts and any(key in item for item in value for key in _TARGET_KEYS)
 
 
 def _search(batch: Batch) -> MemberPath | None:
     """Path of the images: the first member of images with a usual name such as ``image``, else the first member of images."""
     paths = [path for path, value in walk(batch) if images_of(value)]
-    named = [path for path in paths if path and str(path[-1]).lower() in _NAMES]
-    return next(iter(named or paths), None)
+    usual = [path for path in paths if path and str(path[-1]).lower() in _IMAGE_NAMES]
+    return next(iter(usual or paths), None)
 
 
 def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tuple[MemberPath, MemberPath, str | None]]:
@@ -197,7 +204,7 @@ def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tupl
             same_path = bool(images_of(get(outputs, source)))
             yield source, source if same_path else _search(outputs) or source, None
         return
-    keys = [_KEYS.get(key.lower(), key.lower()) for key in selection.data_keys or ()]
+    keys = [_KEY_ALIASES.get(key.lower(), key.lower()) for key in selection.data_keys or ()]
     selectors = tuple(on) if isinstance(on, tuple | Mapping) else (on,)
     if into is ...:
         targets = [_path(inputs, selector) for selector in selectors]
@@ -208,7 +215,7 @@ def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tupl
 
 
 def _path(batch: Batch, selector: Any) -> MemberPath:
-    sequence = isinstance(batch, tuple | list) and not batches.is_namedtuple(batch)
+    is_sequence = isinstance(batch, tuple | list) and not batches.is_namedtuple(batch)
     if selector is ...:
-        return (0,) if sequence else ()
-    return (selector % len(batch),) if sequence else (selector,)
+        return (0,) if is_sequence else ()
+    return (selector % len(batch),) if is_sequence else (selector,)

@@ -7,19 +7,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_OUTSIDE = 1 / 255
+_CLAMP_MARGIN = 1 / 255
 """Distance from [0, 1] up to which values are clamped instead of rescaled."""
 
 _QUANTILES = (0.005, 0.995)
 
 
-MOST_FRAMES = 4
-"""Frames of a clip that are shown: the first, the last and others at equal distances."""
+MAX_FRAMES = 4
+"""Number of frames of a clip that are shown: the first, the last, and frames at equal distances between them."""
 
 
-def frames_shown(count: int) -> list[int]:
-    """Indices of the frames that are shown of a clip of ``count`` frames."""
-    return sorted({round(place * (count - 1) / (MOST_FRAMES - 1)) for place in range(MOST_FRAMES)})
+def shown_frames(count: int) -> list[int]:
+    """Indices of the shown frames of a clip of ``count`` frames."""
+    return sorted({round(step * (count - 1) / (MAX_FRAMES - 1)) for step in range(MAX_FRAMES)})
 
 
 def strip(clip: Tensor) -> Tensor:
@@ -29,11 +29,11 @@ def strip(clip: Tensor) -> Tensor:
         - clip: (T, C, H, W)
         - returns: (C, H, n · W)
     """
-    return torch.cat([clip[frame] for frame in frames_shown(len(clip))], -1)
+    return torch.cat([clip[frame] for frame in shown_frames(len(clip))], -1)
 
 
-def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
-    """(pixels to draw, note on changes of values or channels).
+def to_pixels(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> tuple[NDArray[np.float32], str]:
+    """Return (pixels to draw, note on changes of values or channels).
 
     Args:
         image: An image on the host.
@@ -53,8 +53,8 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
         if normalized_by is not None and all(len(parameter) in (1, count) for parameter in normalized_by):
             mean, deviation = normalized_by
             values = values * deviation + mean
-        values, stretched = _in_range(values)
-        notes += ["stretched"] if stretched else []
+        values, is_rescaled = _in_range(values)
+        notes += ["stretched"] if is_rescaled else []
     values = values.nan_to_num(0.0).clamp(0, 1)  # rescaling a constant image gives NaN
     if count not in (1, 3):
         drawn_count = 3 if count > 3 else 1
@@ -67,7 +67,7 @@ def shown(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None) -> 
 def _in_range(values: Tensor) -> tuple[Tensor, bool]:
     """(values, whether they were rescaled). Values outside [0, 1] are rescaled by their 0.5 and 99.5 percentiles."""
     finite = values[values.isfinite()].numpy()
-    if not finite.size or (finite.min() >= -_OUTSIDE and finite.max() <= 1 + _OUTSIDE):
+    if not finite.size or (finite.min() >= -_CLAMP_MARGIN and finite.max() <= 1 + _CLAMP_MARGIN):
         return values, False
     low, high = (float(quantile) for quantile in np.quantile(finite, _QUANTILES))
     return (values - low) / (high - low), True

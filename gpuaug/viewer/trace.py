@@ -1,4 +1,4 @@
-"""One batch of a loader on the host, before its stages and after each of them."""
+"""Copies of one batch of a loader on the host, before the stages and after each stage."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -63,30 +63,34 @@ def trace_batch(loader: StreamedLoader) -> Trace:
     states: list[Batch] = []
     inspection = Inspection(loader)
     # Decode stages are not watched, so the first state is the decoded batch.
-    watched = [bound if bound.ahead else _WatchedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
-    with restored_at_end(loader), closing(inspection.begin(0, watched)) as pipelined:
+    stages = [bound if bound.ahead else _RecordedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
+    with restored_at_end(loader), closing(inspection.begin(0, stages)) as pipelined:
         position = pipelined.position
         consumer = inspection.lanes.consumer()
         pipelined.fill(consumer)
         if not pipelined.waiting:
-            raise ArgumentError("loader must have a batch to be shown, got one without any. See whether its dataset is empty.")
+            raise ArgumentError("loader must have a batch to be shown, got no batch. Check whether its dataset is empty.")
         batch = pipelined.pop(consumer)
         if not states:
             states.append(_on_host(batch, loader))
     ran = [
         StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), Calls(position, bound.name).next())
-        for bound, stage in zip(watched, loader.stages, strict=False)
+        for bound, stage in zip(stages, loader.stages, strict=False)
         if not bound.ahead
     ]
     return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound, _ in inspection.stages[count:]))
 
 
-class _WatchedStage(BoundStage):
+class _RecordedStage(BoundStage):
     """Wrapper of a stage that appends host copies of the first stage's input and of each stage's output to ``states``."""
 
     def __init__(self, inner: BoundStage, states: list[Batch], loader: StreamedLoader) -> None:
-        self.name, self.lane, self.range_name = inner.name, inner.lane, inner.range_name
-        self._inner, self._states, self._loader = inner, states, loader
+        self.name = inner.name
+        self.lane = inner.lane
+        self.range_name = inner.range_name
+        self._inner = inner
+        self._states = states
+        self._loader = loader
 
     def selected(self, batch: Batch) -> tuple[Any, ...]:
         return self._inner.selected(batch)
@@ -97,19 +101,19 @@ class _WatchedStage(BoundStage):
         return self._inner.read(batch)
 
     def reads_pending(self, batch: Batch) -> bool:
-        return True  # the batch is copied to the host
+        return True  # write() copies the batch to the host, which needs the lengths of target dicts
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
         return self._inner.run(values, ready, position, memory)
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        written = self._inner.write(batch, result)
-        self._states.append(_on_host(written, self._loader))
-        return written
+        new_batch = self._inner.write(batch, result)
+        self._states.append(_on_host(new_batch, self._loader))
+        return new_batch
 
 
 def _on_host(batch: Batch, loader: StreamedLoader) -> Batch:
-    """Copy a batch to the host. Always a copy, since a transform may write to its input."""
+    """Copy a batch to the host, also from the host: a transform may write to its input later."""
     synchronize(loader.device)  # the batch may have been written on any lane
     batch = unpack_targets(settle_targets(batch))
 

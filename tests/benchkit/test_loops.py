@@ -115,7 +115,7 @@ def test_training_on_a_cpu_leaves_cores_to_the_workers(class_folder, monkeypatch
     monkeypatch.setattr(loops, "allowed_cores", lambda: 2)
     setup = loops.setup_for(CPU, class_folders(class_folder, None), batch_size=4, workers=1)
     torch.set_num_threads(2)
-    with suppress(KeyboardInterrupt), loops.cores_shared(setup):
+    with suppress(KeyboardInterrupt), loops.reserved_cores(setup):
         assert torch.get_num_threads() == 1
         raise KeyboardInterrupt
     assert torch.get_num_threads() == 2
@@ -130,25 +130,34 @@ def rows_of(rounds):
 @pytest.mark.parametrize(
     ("ours", "text"),
     [
-        ([300, 600], "train: 'StreamedLoader' is faster than 'serial': 1.50x (2 rounds: 1.50 to 1.50). It reaches 75% of"),
-        ([500, 600], "train: 'StreamedLoader' is faster than 'serial': 2.00x (2 rounds: 1.50 to 2.50). It differs by less"),
-        ([100, 200], "train: 'StreamedLoader' is slower than 'serial': 0.50x (2 rounds: 0.50 to 0.50). It reaches 25% of"),
-        ([180, 480], "train: 'StreamedLoader' and 'serial' differ by less than rounds do: 1.05x (2 rounds: 0.90 to 1.20)."),
+        (
+            [300, 600],
+            "train: 'StreamedLoader' is faster than 'serial': 1.50x (2 rounds: 1.50 to 1.50). 'StreamedLoader' reaches 75% of",
+        ),
+        (
+            [500, 600],
+            "train: 'StreamedLoader' is faster than 'serial': 2.00x (2 rounds: 1.50 to 2.50). 'StreamedLoader' differs by less",
+        ),
+        (
+            [100, 200],
+            "train: 'StreamedLoader' is slower than 'serial': 0.50x (2 rounds: 0.50 to 0.50). 'StreamedLoader' reaches 25% of",
+        ),
+        ([180, 480], "train: 'StreamedLoader' and 'serial' differ by less than the rounds: 1.05x (2 rounds: 0.90 to 1.20)."),
     ],
 )
 def test_verdict_compares_the_best_with_and_without_within_rounds(ours, text):
-    rows = rows_of({"serial": [200, 400], "StreamedLoader": ours, "workers": [50, 50], uses._CEILING: [400, 800]})
+    rows = rows_of({"serial": [200, 400], "StreamedLoader": ours, "workers": [50, 50], uses._STEP_ALONE: [400, 800]})
     first, *more = uses.verdict(rows, torch.device("cuda"))
     assert first.startswith(text)
-    assert more[-1] == "What bounds your own loop, and what to do about it: gpuaug profile train.py:make."
+    assert more[-1] == "To find the bound of your own loop, run: gpuaug profile train.py:make."
     assert not [sentence for sentence in more if "in line" in sentence]
 
 
 def test_verdict_explains_a_ratio_that_the_rates_beside_it_contradict():
     rows = rows_of({"serial": [200, 300, 250], "StreamedLoader": [240, 270, 200]})  # 0.9 within rounds, 240 to 250 by rates
     said = list(uses.verdict(rows, CPU))
-    assert said[1].startswith("This machine's speed changed from round to round. Where a ratio differs from that of the two")
-    assert said[2].startswith("On cpu stages run in line, on the processor that trains, so nothing overlaps")
+    assert said[1].startswith("This machine's speed changed from round to round. If a ratio differs from the ratio of the two")
+    assert said[2].startswith("On cpu stages run on the processor that trains, so nothing overlaps")
 
 
 def test_verdict_is_silent_on_ratios_that_agree():

@@ -72,8 +72,8 @@ def _row(**values):
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (_without("settings"), r"keys of a result must be \['env.*\], got \['env.*\]. See 'settings'."),
-        (lambda made: made.update(extra=1), "See 'extra'"),
+        (_without("settings"), r"keys of a result must be \['env.*\], got \['env.*\]. The difference is 'settings'."),
+        (lambda made: made.update(extra=1), "The difference is 'extra'"),
         (lambda made: made.update(schema=0), "schema must be 1, got 0. Make results with gpuaug.benchkit.results.result."),
         (lambda made: made.update(suite=""), "suite must be a name, got ''"),
         (lambda made: made.update(rows=[]), r"rows must be a list that is not empty, got \[\]"),

@@ -136,7 +136,7 @@ def test_iterators_are_closed_after_a_run_and_need_not_be_generators(clock):
 
 
 def test_a_variant_that_ends_is_an_error_with_its_name(clock):
-    with pytest.raises(ArgumentError, match=r"steps of variant 'short' must be endless, got an end after 2\. Start over"):
+    with pytest.raises(ArgumentError, match=r"steps of variant 'short' must be endless, got an end after 2\. Restart the data"):
         interleave([Variant("short", lambda: iter([1, 1]))], device=CPU, warmup=3)
 
 

@@ -175,10 +175,10 @@ def test_graphs_go_with_their_loader():
     loader = loader_of()
     list(loader)
     stage = loader.stages[0]
-    assert len(stage._running) == 1
+    assert len(stage._bound_features) == 1
     del loader
     gc.collect()
-    assert len(stage._running) == 0
+    assert len(stage._bound_features) == 0
 
 
 # 9 and 10. Randomness is keyed, and resume is exact

@@ -308,7 +308,7 @@ def test_waits_for_decoding_are_counted_where_the_training_thread_blocks(monkeyp
         batches.pop(consumer)
         counted.append(loader.stats().decode_waits)
 
-    with inspection.watched_by(hooks), closing(inspection.begin(2)) as batches:
+    with inspection.with_hooks(hooks), closing(inspection.begin(2)) as batches:
         take()
         hooks.held = False
         until(lambda: len(batches._submitted) == 2 and all(submitted.done() for submitted in batches._submitted))

@@ -280,7 +280,7 @@ def test_ragged_sizes_on_host_log_nothing(caplog):
     assert type(images) is Ragged
     assert names == ["a"]
     said = [record.getMessage() for record in caplog.records if "stay on the host" in record.getMessage()]
-    assert said == ["These leaves of a batch stay on the host, as they are: [1][0] (str)"]
+    assert said == ["These leaves of a batch stay on the host, unchanged: [1][0] (str)"]
 
 
 def test_target_form_does_not_depend_on_values():

@@ -66,7 +66,7 @@ def test_ragged_batches_move_with_to():
 
 def test_small_tensors_of_each_key_beside_ragged_images_share_a_copy():
     batch = gpuaug.collate_ragged([Photos()[index] for index in (4, 9, 14, 19)])
-    copied = unpack_targets(Copier(torch.device("cuda"), warns=False).copy(batch).batch)
+    copied = unpack_targets(Copier(torch.device("cuda"), warn_pageable=False).copy(batch).batch)
     torch.cuda.synchronize()
     for name in ("boxes", "labels"):
         assert len({target[name].untyped_storage().data_ptr() for target in copied[1]}) == 1

@@ -224,7 +224,9 @@ def test_branches_have_their_own_lanes_and_graphs():
         for name, features in got.items():
             assert_values(features, expected[name])
     assert graphs_of(loader) == [1, 1]
-    assert len({branch.lane.stream.cuda_stream for branch in loader._shared.device_setup.bound[0]._branches.values()}) == 2
+    assert (
+        len({branch.lane.stream.cuda_stream for branch in loader._shared.device_setup.bound_stages[0]._branches.values()}) == 2
+    )
 
 
 def test_capture_beside_a_live_pin_thread():

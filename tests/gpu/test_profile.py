@@ -121,7 +121,7 @@ def test_stages_and_a_step_that_each_fill_the_device_saturate_it():
 
 @pytest.mark.usefixtures("clock")
 def test_a_step_that_fills_the_device_has_nothing_to_gain(profiled):
-    assert profiled({"quick": 0.2}, 6).verdict[0].startswith("Bounded by the training step: it takes ")
+    assert profiled({"quick": 0.2}, 6).verdict[0].startswith("Bounded by the training step: it keeps the device busy for ")
 
 
 def test_a_transform_of_many_launches_is_named_with_their_number():
@@ -136,7 +136,9 @@ def test_a_transform_of_many_launches_is_named_with_their_number():
     assert part.launches == 300
     assert part.device_ms < part.host.median
     assert report.verdict[0].startswith("Bounded by launches on the training thread: 300 of them in transform 'many' (")
-    assert report.verdict[0].endswith(" ms). Write it with fewer and larger operations, or compile it.")
+    assert report.verdict[0].endswith(
+        " ms). Use fewer and larger operations in the transform, or compile it with torch.compile."
+    )
     assert report.thread_ms["stage/many"] > report.thread_ms["stage/few"]
 
 
@@ -207,7 +209,7 @@ def test_large_batches_before_a_small_step_are_bounded_by_the_link():
     source = [torch.ones(64 * MB, dtype=torch.uint8).pin_memory()] * 8
     report = gpuaug.profile(StreamedLoader(source), lambda batch: batch[:64].sum(), **SHORT)
     assert report.batch_bytes == 64 * MB
-    assert report.verdict[0].startswith("Bounded by the link: 64 MB a batch take ")
+    assert report.verdict[0].startswith("Bounded by the link: 64 MB per batch take ")
     assert report.bound_ms == report.copy_ms
     assert report.streamed.low >= 0.9 * report.bound_ms
     assert 0.5 * report.link_gb_per_s < report.copy_gb_per_s < 1.5 * report.link_gb_per_s
@@ -230,7 +232,7 @@ class Decoded(Numbers):
 def test_slow_dataset_bounds_the_loop(clock):
     loader = StreamedLoader(DataLoader(Decoded(clock), batch_size=4), [lambda x: x + 1])
     report = gpuaug.profile(loader, lambda batch: batch[0].sum(), **SHORT)
-    assert report.verdict[0].startswith("Bounded by the loader: it gives, without workers, ")
+    assert report.verdict[0].startswith("Bounded by the loader: without workers it loads ")
     assert report.bound_ms == report.load_ms == pytest.approx(12)
     assert report.settings["feed"] == "staged"
     assert report.thread_ms["wait for loader"] > 0, "the training thread waits for it"
@@ -288,7 +290,7 @@ def test_a_captured_stage_is_profiled_captured_and_left_as_it_was():
     stage = FeatureStage(encoder.cuda().requires_grad_(False), name="encode")
     noisy = TransformStage(lambda x: x + torch.rand_like(x), name="noisy")
     loader = StreamedLoader(images(8), [noisy, stage], seed=1)
-    runner = loader._shared.device_setup.bound[1]._branches[None]._runner
+    runner = loader._shared.device_setup.bound_stages[1]._branches[None]._runner
 
     def epoch(number):
         loader.set_epoch(number)
@@ -306,7 +308,7 @@ def test_a_captured_stage_is_profiled_captured_and_left_as_it_was():
     assert part.kind == "captured"
     assert part.launches <= 6, "the input's copy, the graph, a copy of what it gives, and two for its draws"
     assert part.waits_at is None
-    assert runner.reason is None
+    assert runner.eager_reason is None
     assert {key: graph.graph for key, graph in runner._graphs.items()} == {key: graph.graph for key, graph in graphs.items()}
     assert loader.stats().batches == counted
     following = [tuple(part.clone() for part in batch) for batch in loader]
@@ -326,4 +328,6 @@ def test_an_eager_encoder_is_told_to_be_captured():
     assert report.verdict[0].startswith(
         f"Bounded by launches on the training thread: {part.launches} of them in encoder 'encode' ("
     )
-    assert report.verdict[0].endswith("Have it captured in a graph: capture='auto', and what a warning says stands in its way.")
+    assert report.verdict[0].endswith(
+        "Run the encoder from a CUDA graph: pass capture='auto'; a warning names what prevents the capture."
+    )

@@ -180,7 +180,7 @@ def test_inputs_that_require_grad_are_not_tied_together():
     for features, batch in zip(loader, data, strict=True):
         assert not features["value"].requires_grad
         assert_values(features["value"], batch.cuda() * 2)
-    runner = loader._shared.device_setup.bound[1]._branches[None]._runner
+    runner = loader._shared.device_setup.bound_stages[1]._branches[None]._runner
     assert [tensor.requires_grad for graph in runner._graphs.values() for tensor in graph.inputs] == [False]
 
 
@@ -239,7 +239,7 @@ def test_graphs_captured_ahead_are_those_that_are_replayed_and_draw_nothing_of_t
 
 
 def test_bytes_of_graphs_are_those_of_the_device_and_shared(monkeypatch):
-    monkeypatch.setattr(Pool, "was_deleted", False)  # or the first capture would empty the cache
+    monkeypatch.setattr(Pool, "is_cached_after_deletion", False)  # or the first capture would empty the cache
     encoder = Vae(width=64).cuda().requires_grad_(False)
     shapes = [(8, 3, 256, 256), (8, 3, 192, 256), (8, 3, 256, 192), (4, 3, 256, 256)]
     data = [torch.rand(shape).pin_memory() for shape in shapes]
@@ -254,7 +254,7 @@ def test_bytes_of_graphs_are_those_of_the_device_and_shared(monkeypatch):
         found.append(loader.stats().graph_bytes)
         inputs = sum(image.nbytes for image in data[: len(found)])
         assert abs(torch.cuda.memory_reserved() - reserved - (found[-1] - inputs)) <= inputs + 32 * MB
-    runner = loader._shared.device_setup.bound[0]._branches[None]._runner
+    runner = loader._shared.device_setup.bound_stages[0]._branches[None]._runner
     needs = [graph.need for graph in runner._graphs.values()]
     activations = 8 * 64 * 256 * 256 * 4
     assert needs[0].peak_bytes >= 2 * activations
@@ -272,9 +272,9 @@ def test_shapes_without_room_run_eager_and_nothing_grows(depth):
     loader = StreamedLoader(data, [FeatureStage(encoder)])
     want = [batch.clone() for batch in loader]
     assert graphs_of(loader) == [9]
-    needs = list(loader._shared.device_setup.bound[0]._branches[None]._runner._needs.values())
+    needs = list(loader._shared.device_setup.bound_stages[0]._branches[None]._runner._needs.values())
     bounded = StreamedLoader(data, [FeatureStage(encoder, graph_bytes=total_bytes(needs[:4]))], depth=depth)
-    with pytest.warns(gpuaug.GpuAugWarning, match="finds no room among") as caught:
+    with pytest.warns(gpuaug.GpuAugWarning, match="exceeds the limit for all graphs") as caught:
         list(bounded)
     assert len(caught) == 1
     torch.cuda.synchronize()
@@ -308,7 +308,7 @@ def test_stages_of_other_members_run_beside_one_another():
     next(received)  # at the first batch they run one after another
     torch.cuda.synchronize()
     got = next(received)
-    slow, fast, _ = (bound.lane for bound in loader._shared.device_setup.bound)
+    slow, fast, _ = (bound.lane for bound in loader._shared.device_setup.bound_stages)
     slow_done, fast_done = slow.record_event(), fast.record_event()
     fast_done.synchronize()
     assert not slow_done.query(), "the second stage waited for the first"

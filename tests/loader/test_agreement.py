@@ -16,7 +16,7 @@ from gpuaug import ArgumentError, DecodeStage, FeatureStage, GpuAugWarning, Stre
 from gpuaug.core.errors import shown
 from gpuaug.loader.definition import definition
 
-STRICT = "To go on with other batches, pass strict=False to load_state_dict."
+STRICT = "To resume with different batches, pass strict=False to load_state_dict."
 
 
 def brighter(images, by=0.1):
@@ -119,7 +119,7 @@ def test_other_names_of_stages_are_refused(names, others):
         loader(others).load_state_dict(loader(names).state_dict())
     assert str(raised.value) == (
         f"The names of stages must be {', '.join(names) or 'none'}, as in the state, got {', '.join(others)}. "
-        f"Random numbers are keyed by the name of the stage: pass the stages of the saved run. {STRICT}"
+        f"Pass the stages of the saved run: the random numbers of a stage depend on its name. {STRICT}"
     )
 
 
@@ -150,7 +150,7 @@ def test_other_number_of_ranks_goes_on_after_the_samples_that_were_had(then, now
             resumed.load_state_dict(state, strict=False)
         text = str(warned[0].message)
         assert f"because the number of ranks was {then[0]} in the state and is {now[0]}" in text
-        assert text.startswith(f"Batches from {batch} on are not those of an uninterrupted run")
+        assert text.startswith(f"Batches from {batch} on differ from an uninterrupted run")
         rest += torch.cat(list(resumed)).tolist()
     had = {value for rank in range(then[0]) for each in values(made(*then, rank))[:3] for value in each}
     assert set(rest) >= set(range(48)) - had
@@ -176,7 +176,7 @@ def test_what_differs_is_named_and_nothing_changes(text):
     expected, before = next(iterator), saved(other.state_dict())
     with pytest.raises(ArgumentError) as raised:
         other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
-    assert str(raised.value) == (f"{text} To go on with other batches, pass strict=False to load_state_dict.")
+    assert str(raised.value) == (f"{text} To resume with different batches, pass strict=False to load_state_dict.")
     assert repr(other.state_dict()) == repr(before)
     assert len(list(iterator)) == len(other) - 1, "the iterator goes on"
     assert expected is not None
@@ -217,7 +217,7 @@ def test_state_of_another_kind_of_loader_is_refused(source):
     for strict in (True, False):
         with pytest.raises(ArgumentError) as raised:
             made.load_state_dict(state, strict=strict)
-        assert f"state['source'] must be that of a DataLoader, got {shown(source)}" in str(raised.value)
+        assert f"state['source'] must be the state of a DataLoader, got {shown(source)}" in str(raised.value)
     assert repr(made.state_dict()) == before
 
 

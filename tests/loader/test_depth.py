@@ -53,7 +53,7 @@ def test_invalid_depth_is_refused_and_changes_nothing(given, kind, rule):
     loader = StreamedLoader([torch.zeros(1)], device="cpu", depth=3)
     with pytest.raises(kind) as caught:
         loader.depth = given
-    assert str(caught.value) == f"depth must be {rule}, got {given!r}. Use 0 for the in-line reference, 2 to overlap."
+    assert str(caught.value) == f"depth must be {rule}, got {given!r}. Use 0 to run without overlap, 2 to overlap."
     assert loader.depth == 3
     with pytest.raises(kind):
         StreamedLoader([], device="cpu", depth=given)

@@ -49,8 +49,8 @@ ORDERS = {
     f"`WeightedRandomSampler` {SEEDED}": lambda: {"sampler": WeightedRandomSampler(WEIGHTS, 14, generator=generator())},
     "`SubsetRandomSampler`": lambda: {"sampler": SubsetRandomSampler(range(2, 14))},
     f"`SubsetRandomSampler` {SEEDED}": lambda: {"sampler": SubsetRandomSampler(range(2, 14), generator=generator())},
-    "`DistributedSampler`, told each epoch": lambda: distributed(DistributedSampler),
-    "a sampler that draws from a generator of its own under another name": lambda: {"sampler": Hidden()},
+    "`DistributedSampler`, `set_epoch` each epoch": lambda: distributed(DistributedSampler),
+    "a sampler whose generator is not its attribute `generator`": lambda: {"sampler": Hidden()},
 }
 
 
@@ -173,7 +173,7 @@ MADE = {
     ("a list of batches", "in order"): lambda **_: list(torch.arange(14).split(3)),
     ("a generator", "in order"): lambda **_: iter(torch.arange(14).split(3)),
     ("an iterable with `state_dict`", "its own"): lambda **_: Counter(),
-    (STATEFUL, "torchdata's `StatefulDistributedSampler`, told each epoch"): of(
+    (STATEFUL, "torchdata's `StatefulDistributedSampler`, `set_epoch` each epoch"): of(
         StatefulDataLoader, Loaded, lambda: distributed(StatefulDistributedSampler)
     ),
     (STATEFUL, f"`RandomSampler` {SEEDED}, a dataset with `state_dict`"): of(
@@ -183,7 +183,7 @@ MADE = {
     (STATEFUL, "a stream with `state_dict`"): lambda **options: StatefulDataLoader(Tape(), 3, **options),
     (STATEFUL, "a stream with `state_dict`, persistent workers"): lambda **_: StatefulDataLoader(Tape(), 3, **PERSISTENT),
     (STATEFUL, "a stream of Hugging Face's"): of_hugging_faces(),
-    (STATEFUL, "a stream of Hugging Face's, shuffled, told each epoch"): of_hugging_faces(buffer_size=6),
+    (STATEFUL, "a stream of Hugging Face's, shuffled, `set_epoch` each epoch"): of_hugging_faces(buffer_size=6),
     ("`Loader` of torchdata's nodes", f"`RandomSampler` {SEEDED}"): lambda **_: node(),
 }
 """Loaders, by the first two columns of the table."""
@@ -193,7 +193,7 @@ QUICK = [
     for order in (
         f"`WeightedRandomSampler` {SEEDED}",
         "a stream without a state",
-        "a stream of Hugging Face's, shuffled, told each epoch",
+        "a stream of Hugging Face's, shuffled, `set_epoch` each epoch",
     )
 ]
 

@@ -16,7 +16,7 @@ def test_run_ahead_limit_waits_for_the_newest_event_beyond_a_smaller_depth():
 
     waited, run_ahead_limit = [], RunAheadLimit()
     for number in range(5):
-        run_ahead_limit.keep(Counted(number), ahead=4)
-    run_ahead_limit.keep(Counted(5), ahead=1)
-    run_ahead_limit.keep(Counted(6), ahead=1)
+        run_ahead_limit.add(Counted(number), ahead=4)
+    run_ahead_limit.add(Counted(5), ahead=1)
+    run_ahead_limit.add(Counted(6), ahead=1)
     assert waited == [0, 4, 5]

@@ -39,7 +39,7 @@ from gpuaug import (
 )
 from gpuaug.decode.decoders import cpu, registry
 from gpuaug.decode.decoders.pyav import PyAv
-from gpuaug.loader.checkpoint import _READ_BY, VERSION
+from gpuaug.loader.checkpoint import _RELEASE_OF_VERSION, VERSION
 
 
 def test_state_dict_of_any_stateful_iterable():
@@ -105,7 +105,7 @@ STATE = {
     "source": {}, "ranks": 1, "stages": {},
 }  # fmt: skip
 NAMES = "version, seed, epoch, batch, ended, chosen, source, ranks, stages"
-STRICT = "To go on with other batches, pass strict=False to load_state_dict."
+STRICT = "To resume with different batches, pass strict=False to load_state_dict."
 WRONG = [
     ({**STATE, "seed": "x"}, ArgumentTypeError, "state['seed'] must be a whole number, got 'x'."),
     ({**STATE, "epoch": 1.5}, ArgumentTypeError, "state['epoch'] must be a whole number, got 1.5."),
@@ -119,11 +119,11 @@ WRONG = [
     (None, ArgumentTypeError, "state must be a mapping, got NoneType."),
     ([1], ArgumentTypeError, "state must be a mapping, got list."),
     ({**STATE, "ranks": "2"}, ArgumentTypeError, "state['ranks'] must be a whole number, got '2'."),
-    ({}, ArgumentError, f"state must hold {NAMES}, got one without {NAMES}."),
+    ({}, ArgumentError, f"state must have the keys {NAMES}, got no {NAMES}."),
     (
         {key: value for key, value in STATE.items() if key != "ended"},
         ArgumentError,
-        f"state must hold {NAMES}, got one without ended.",
+        f"state must have the keys {NAMES}, got no ended.",
     ),
 ]
 
@@ -142,10 +142,13 @@ def test_invalid_state_dict_is_refused_and_changes_nothing(state, kind, text):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_state_of_another_version_is_refused_with_the_release_that_reads_it(strict):
-    way_out = 'Go on with the release that made it: pip install "gpuaug=={}".'
-    way_outs = {version: way_out.format(release) for version, release in _READ_BY.items()}
+    way_out = 'Resume with the release that saved it: pip install "gpuaug=={}".'
+    way_outs = {version: way_out.format(release) for version, release in _RELEASE_OF_VERSION.items()}
     assert [*way_outs, VERSION] == list(range(1, VERSION + 1)), "each older version is of a release"
-    for version, way_out in {**way_outs, VERSION + 1: "It is of a newer gpuaug: install that."}.items():
+    for version, way_out in {
+        **way_outs,
+        VERSION + 1: "A newer release of gpuaug saved this state. Install that release.",
+    }.items():
         with pytest.raises(ArgumentError) as raised:
             streamed(shuffled).load_state_dict({"version": version}, strict=strict)
         assert str(raised.value) == f"state['version'] must be {VERSION}, got {version}. {way_out}"
@@ -165,14 +168,14 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
         (
             lambda: shuffled(num_workers=1),
             stopped_at(2, streamed(SOURCES["two workers"])),
-            "num_workers must be 2, with which the state was made, got 1. A StatefulDataLoader resumes with the same "
+            "num_workers must be 2, as in the saved run, got 1. A StatefulDataLoader resumes with the same "
             "number of workers only; a plain DataLoader with any number.",
         ),
         (
             shuffled,
             stopped_at(2, streamed(lambda: plain)),
-            "state['source'] must be that of a StatefulDataLoader, got that of a plain DataLoader or a list. "
-            "Wrap a loader of that type.",
+            "state['source'] must be the state of a StatefulDataLoader, got the state of a plain DataLoader or a list. "
+            "Wrap a loader of the type that was wrapped in the saved run.",
         ),
     ]:
         loader = streamed(make)
@@ -319,7 +322,7 @@ def test_state_names_the_decoders_and_another_one_is_refused(monkeypatch, case):
     with pytest.raises(ArgumentError) as raised:
         another.load_state_dict(state)
     assert str(raised.value) == f"{text} {STRICT}"
-    with pytest.warns(GpuAugWarning, match="Batches from 1 on are not those of an uninterrupted run") as warned:
+    with pytest.warns(GpuAugWarning, match="Batches from 1 on differ from an uninterrupted run") as warned:
         another.load_state_dict(state, strict=False)
     assert len(warned) == 1
     assert "decoders" not in StreamedLoader(Counter(), device="cpu").state_dict()

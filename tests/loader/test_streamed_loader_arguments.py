@@ -30,9 +30,9 @@ def test_loader_may_be_indexable():
 
 
 WAYS_OUT = {
-    "depth": "Use 0 for the in-line reference, 2 to overlap.",
-    "seed": "Leave it out for torch's own.",
-    "rank": "Leave it out for torch.distributed's.",
+    "depth": "Use 0 to run without overlap, 2 to overlap.",
+    "seed": "Leave it out for the initial seed of torch.",
+    "rank": "Leave it out to use the rank in torch.distributed.",
 }
 
 
@@ -47,7 +47,7 @@ def test_wrapped_loader_cannot_be_exchanged():
     loader = streamed(wrapped)
     with pytest.raises(ArgumentError) as caught:
         loader.loader = (1,)
-    assert "loader must stay the list that was wrapped, got another tuple" in str(caught.value)
+    assert "loader must stay the list that was wrapped, got a new tuple" in str(caught.value)
     assert loader.loader is wrapped
 
 

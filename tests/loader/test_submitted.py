@@ -213,7 +213,7 @@ def test_closing_the_loader_ends_an_iterator_after_what_is_launched():
 
 def test_a_batch_that_arrives_as_the_loader_is_closed_is_not_submitted():
     class Closing(Hooks):
-        def pulled(self, number, began_s, ended_s):
+        def on_pull(self, number, began_s, ended_s):
             if number == 2:
                 loader.close()
 
@@ -227,7 +227,7 @@ def test_a_batch_that_arrives_as_the_loader_is_closed_is_not_submitted():
 
     stage = Submitting(finished=lambda number: True)
     loader = working_ahead(numbers(), stage)
-    loader._shared.hooks, loader._shared.launching = Closing(), NoLock()
+    loader._shared.hooks, loader._shared.launch_lock = Closing(), NoLock()
     batches = iter(loader)
     assert [next(batches).item(), next(batches).item()] == [0, 1]
     with pytest.raises(IteratorEndedError):

@@ -77,7 +77,7 @@ def test_command_prints_the_report_and_writes_json(project, tmp_path, capsys):
     path = tmp_path / "new" / "profile.json"
     assert run(f"{project}:make", "--json", str(path)) == 0
     printed = capsys.readouterr().out
-    assert printed.count("ms a batch") >= 1
+    assert printed.count("ms per batch") >= 1
     assert "stage/slow" in printed or "stage/transform" in printed
     bound = "Bounded by the training thread, most of all by transform 'transform' (slow) (2 of 3 ms)."
     assert bound in " ".join(printed.split())
@@ -120,7 +120,7 @@ def test_target_may_be_a_file(project, tmp_path, capsys, monkeypatch):
 
 def test_missing_file_is_refused(project, capsys):
     assert refused(capsys, "inner/train.py:make") == (
-        "target must name a file that is there, got 'inner/train.py'. Give its path from here."
+        "target must name an existing file, got 'inner/train.py'. Pass its path from the working directory."
     )
 
 
@@ -136,7 +136,7 @@ def test_target_without_module_or_function_is_refused(target, project, capsys):
 def test_missing_module_is_refused(module, project, capsys):
     module = module.format(project=project)
     assert refused(capsys, f"{module}:make") == (
-        f"target must be in a module that Python finds, got {module!r}. Run this where you would import it."
+        f"target must be in a module that can be imported, got {module!r}. Run the command in the module's folder."
     )
 
 
@@ -148,12 +148,14 @@ def test_import_error_of_the_module_is_raised(project, tmp_path):
 
 def test_missing_function_is_refused(project, capsys):
     assert refused(capsys, f"{project}:mak") == (
-        f"target must name a function of {project}, got 'mak'. It has: alone, fails, make, slow, step, three, turned."
+        f"target must name a function of {project}, got 'mak'. {project} has: alone, fails, make, slow, step, three, turned."
     )
 
 
 def test_target_that_is_no_function_is_refused(project, capsys):
-    assert refused(capsys, f"{project}:number").startswith(f"target must name a function of {project}, got 'number'. It has: ")
+    assert refused(capsys, f"{project}:number").startswith(
+        f"target must name a function of {project}, got 'number'. {project} has: "
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("alone", "StreamedLoader"), ("three", "3 values")])
@@ -165,7 +167,7 @@ def test_target_that_returns_no_pair_is_refused(name, kind, project, capsys):
 
 def test_step_before_loader_is_refused(project, capsys):
     assert refused(capsys, f"{project}:turned") == (
-        "loader must be a StreamedLoader, got function. Pass the loader first, then the step."
+        "loader must be a StreamedLoader, got function. The loader is the first argument, the step the second."
     )
 
 
@@ -177,7 +179,7 @@ def test_error_of_the_target_is_raised(project):
 @pytest.mark.parametrize("name", ["picture.gif", "picture", "picture.png.txt"])
 def test_timeline_suffix_is_refused_before_the_import(name, project, capsys):
     assert refused(capsys, f"{project}:make", "--timeline", name) == (
-        f"--timeline must end with one of .png, .svg, .pdf, .json, got {name!r}. The end says what is written."
+        f"--timeline must end with one of .png, .svg, .pdf, .json, got {name!r}. The suffix selects the format."
     )
     assert project not in sys.modules
 
@@ -186,7 +188,8 @@ def test_timeline_picture_without_matplotlib_is_refused(project, capsys, monkeyp
     find = cli.importlib.util.find_spec
     monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
     assert refused(capsys, f"{project}:make", "--timeline", "picture.png") == (
-        "No timeline can be drawn, because matplotlib is not installed. Run pip install matplotlib, or write a .json."
+        "No timeline can be drawn, because matplotlib is not installed. Run pip install matplotlib, or pass a file "
+        "that ends with .json."
     )
 
 

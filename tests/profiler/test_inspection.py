@@ -230,8 +230,9 @@ def test_open_iterator_on_persistent_workers_is_refused_and_goes_on():
         iterator, _ = taken(loader, 3)
         with pytest.raises(ArgumentError) as caught:
             gpuaug.profile(loader, lambda batch: None, **SHORT)
-        assert "loader must have no iterator open on persistent workers while it is profiled, got one, which would end" in str(
-            caught.value
+        assert (
+            "loader must have no iterator open on persistent workers while it is profiled, got an open one, which would end"
+            in str(caught.value)
         )
         assert len(list(iterator)) > 0, "it goes on"
         gpuaug.profile(loader, lambda batch: None, **SHORT)

@@ -14,7 +14,7 @@ from gpuaug.profiler import measure
 from gpuaug.profiler.measure import (
     DeviceWork,
     Spread,
-    figure,
+    figure_text,
     link_gb_per_s,
     read_trace,
     time_alone,
@@ -130,7 +130,7 @@ def test_spread_has_median_low_and_high():
     ("value", "text"), [(0.0, "0"), (0.01234, "0.0123"), (12.34, "12.3"), (999.4, "999"), (1234.5, "1,234"), (1e6, "1,000,000")]
 )
 def test_figure_has_three_digits_and_no_exponent(value, text):
-    assert figure(value) == text
+    assert figure_text(value) == text
 
 
 def test_device_probes_on_a_cpu_give_none():

@@ -17,7 +17,7 @@ from gpuaug.benchkit import results
 from gpuaug.core import devices
 from gpuaug.feed.ring import why_not_here
 from gpuaug.profiler import profile
-from gpuaug.profiler.report import ANOTHER_ITERATOR
+from gpuaug.profiler.report import PLAIN_BESIDE_ITERATOR
 
 
 def streamed(source, *stages, **options):
@@ -149,7 +149,7 @@ def test_feed_setting_is_the_feed_that_was_measured():
         assert gpuaug.profile(loader, nothing, **SHORT).settings["feed"] == "ring"
         iterator = iter(loader)
         next(iterator)
-        assert gpuaug.profile(loader, nothing, **SHORT).settings["feed"] == ANOTHER_ITERATOR
+        assert gpuaug.profile(loader, nothing, **SHORT).settings["feed"] == PLAIN_BESIDE_ITERATOR
 
 
 def test_batches_and_rounds_set_the_number_of_steps():

@@ -27,9 +27,7 @@ ONE = [torch.ones(1)]
 
 @pytest.mark.parametrize("source", [[], DataLoader([], batch_size=2)], ids=["list", "loader"])
 def test_loader_without_batches_is_refused(source):
-    assert "loader must have batches to be profiled, got one without any" in str(
-        failure(gpuaug.ArgumentError, streamed(source))
-    )
+    assert "loader must have batches to be profiled, got no batch" in str(failure(gpuaug.ArgumentError, streamed(source)))
 
 
 class Once:
@@ -43,7 +41,7 @@ class Once:
 
 
 def read_once(kind):
-    return f"loader must wrap what can be iterated again and again, got {kind}, which can be read once"
+    return f"loader must wrap an iterable that can be iterated repeatedly, got {kind}, which can be read once"
 
 
 def test_a_generator_is_refused_before_it_is_read():
@@ -64,7 +62,7 @@ def test_source_that_can_be_read_once_is_refused(count):
     ("sample", "note"),
     [
         (6, "gpuaug: raised by the wrapped loader, at batch 3 of epoch 0."),
-        (26, "gpuaug: raised by the wrapped loader, while it was measured by itself."),
+        (26, "gpuaug: raised by the wrapped loader, while it was measured alone."),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
@@ -108,8 +106,8 @@ def test_step_with_two_arguments_has_a_note():
     with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
         gpuaug.profile(streamed(DataLoader(Labelled(), batch_size=4)), lambda images, labels: None, **SHORT)
     assert caught.value.__notes__ == [
-        "gpuaug: raised by the step, which is called with one batch as the loader yields it. "
-        "One of two arguments is lambda batch: step(*batch)."
+        "gpuaug: raised by the step, which is called with one argument: a batch as the loader yields it. "
+        "For a step of two arguments, pass lambda batch: step(*batch)."
     ]
 
 

@@ -26,13 +26,13 @@ def clock(monkeypatch):
 @pytest.fixture
 def recorded(monkeypatch):
     """All spans of the last report's recording. Its timeline shows ten batches of them."""
-    found, by_part = [], profile._by_part
+    found, by_part = [], profile._thread_ms_by_part
 
     def kept(spans):
         found[:] = spans
         return by_part(spans)
 
-    monkeypatch.setattr(profile, "_by_part", kept)
+    monkeypatch.setattr(profile, "_thread_ms_by_part", kept)
     return found
 
 
@@ -85,7 +85,7 @@ PLANTED = {
 @pytest.mark.parametrize("longest", PLANTED)
 def test_planted_times_are_found(longest, workers, clock, recorded):
     load_ms, stage_ms, step_ms, bound = PLANTED[longest]
-    who = {0: "it gives, without workers,", 1: "1 worker gives", 2: "2 workers give"}[workers]
+    who = {0: "without workers it loads", 1: "1 worker loads", 2: "2 workers load"}[workers]
     loader = StreamedLoader(
         loading(clock, load_ms, workers), [TransformStage(clock.working(stage_ms), name="planted")], device="cpu"
     )
@@ -111,7 +111,7 @@ def test_planted_times_are_found(longest, workers, clock, recorded):
         assert 0 < waited_ms < load_ms - on_thread
     else:
         assert waited_ms == approx(max(0, load_ms - on_thread))
-    assert (" ms a batch for the loader\n" in str(report)) == (longest == "loader")
+    assert (" ms per batch for the loader\n" in str(report)) == (longest == "loader")
     assert report.settings == {
         "device": "CPU",
         "depth": "in line",
@@ -137,8 +137,9 @@ def test_a_slow_batch_in_eight_is_found(clock):
     assert waits_ms == [approx(8 * (report.streamed.median - 10))] * 4
     assert report.verdict == (
         "Bounded by the training thread, most of all by the training step (10 of 10 ms).",
-        f"One batch in 8 waited {waits_ms[0]:.0f} ms or more for the loader, which gives one every 7.5 ms on average: "
-        "look for slow samples, or give the DataLoader num_workers.",
+        f"The training thread waited {waits_ms[0]:.0f} ms or more for one batch in 8, although the loader loads a "
+        "batch every 7.5 ms on average. "
+        "Look for slow samples, or pass num_workers to the DataLoader.",
     )
 
 
@@ -161,7 +162,7 @@ def test_a_window_ends_after_five_seconds_if_it_has_eight_batches(step_ms, count
 
     def counting(self, once):
         repeat(self, once)
-        done.append(self._done)
+        done.append(self._window_batches)
 
     monkeypatch.setattr(profile._Profile, "_repeat", counting)
     loader = StreamedLoader(loading(clock, 0, 0), device="cpu")
@@ -179,8 +180,8 @@ def test_epoch_start_is_told_apart_from_loading(clock):
     assert report.load_ms == approx(6 * 10 / 9)
     assert report.streamed.median == approx(3 * (300 + 3 * 10 + STEP_MS) / 9)
     assert report.verdict[0] == (
-        "Bounded by the beginning of epochs, which takes 103 of the 110 ms a batch in epochs as short as these: "
-        "pass persistent_workers=True to the DataLoader; if it has that, make them longer."
+        "Bounded by the beginning of epochs: 103 of the 110 ms per batch are spent on starting epochs. "
+        "Pass persistent_workers=True to the DataLoader, or make epochs longer."
     )
 
 
@@ -193,11 +194,11 @@ def test_epochs_that_are_longer_than_the_profile_cost_nothing(clock):
 def test_epochs_that_began_before_a_window_are_not_counted_in_it(clock):
     loader = StreamedLoader([0] * 90, device="cpu")
     measurements = profile._Profile(loader, clock.working(STEP_MS), 8, 1)
-    measurements._batches.starting_s = 5.0
+    measurements._batches.epoch_start_s = 5.0
     with measurements._batches:
         assert measurements._loop(2) == approx(STEP_MS)
         assert measurements._loading() == approx(0)
-    assert measurements._starting_ms == [0.0]
+    assert measurements._epoch_start_ms == [0.0]
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 11])
@@ -217,7 +218,7 @@ def test_a_window_spans_short_epochs(workers, count, clock, recorded):
     assert report.streamed.median == approx(report.epoch_ms + 2 * (8 - began) / 8 + 2)
 
 
-@pytest.mark.parametrize(("depth", "ahead", "text"), [(0, 2, "2 (set: 0)"), (1, 1, 1), (5, 5, 5)])
+@pytest.mark.parametrize(("depth", "ahead", "text"), [(0, 2, "2 (loader: 0)"), (1, 1, 1), (5, 5, 5)])
 def test_depth_that_is_measured(depth, ahead, text, clock, recorded):
     loader = StreamedLoader([0] * 7, device="cpu", depth=depth)
     measurements = profile._Profile(loader, clock.working(STEP_MS), 8, 1)

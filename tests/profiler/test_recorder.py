@@ -37,7 +37,7 @@ def clock(monkeypatch):
 def recording(loader):
     """Let a recorder watch for the length of the block."""
     recorder = Recorder(Inspection(loader).lanes)
-    with Inspection(loader).watched_by(recorder):
+    with Inspection(loader).with_hooks(recorder):
         yield recorder
 
 

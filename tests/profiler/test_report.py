@@ -31,7 +31,7 @@ def test_bounds():
     assert found.part("stage/b") is STAGES[1]
     with pytest.raises(ArgumentError) as caught:
         found.part("stage/z")
-    assert "name must be that of a part, got 'stage/z'" in str(caught.value)
+    assert "name must be the name of a part, got 'stage/z'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ WHOLE = replace(WHOLE, verdict=tuple(verdict(WHOLE)))
 
 
 TEXT = """\
-ms a batch         alone             thread  device  launches  in loop
+ms per batch       alone             thread  device  launches  in loop
 load               1 (0.9-1.1)
 copy               2.5 (2.25-2.75)   0.25    2.5     2         0.3
 stage/augment      2 (1.8-2.2)       1       2       12        1.2
@@ -111,18 +111,18 @@ step               4 (3.6-4.4)       1.5     4       100       1.6
 loop, in line      13.8 (13.7-13.9)
 loop, streamed     9.2 (9.11-9.29)
 
-bounds: 4 ms if all overlaps, 9 if stages and step fill the device, 12.5 one after the other
-overlap 39% of what it could be; 5.2 ms exposed beside the step; headspace 2.30
-copy: 20 MB a batch at 8 GB/s, of the 54.3 that the link does by itself
-the training thread waited 0.5 ms a batch for the loader
-the training thread waited 0.75 ms a batch for images to be decoded
-the training thread waited 1.25 ms a batch for the device, to which it was ahead
+bounds: 4 ms if everything overlaps, 9 ms if stages and step fill the device, 12.5 ms without overlap
+overlap saves 39% of the time that it can save; exposed: 5.2 ms beyond the step; headspace: 2.30
+copy: 20 MB per batch at 8 GB/s; 64 MB copies reach 54.3 GB/s
+the training thread waited 0.5 ms per batch for the loader
+the training thread waited 0.75 ms per batch for images to be decoded
+the training thread waited 1.25 ms per batch for the device, because depth + 2 batches were queued
 device: NVIDIA H200, depth: 2, feed: ring, workers: 8, batches: 40, rounds: 3
 
-- GPU saturated: stages (5 ms) and the step (4 ms) need 9 ms of the device, and a batch takes 9.2. \
-Streams cannot speed it up further; only cheaper kernels can.
-- Overlap pays here: 13.8 ms a batch in line, 9.2 streamed, 1.50x.
-- Encoding ('encode') and the step overlap by 100% of the shorter: 3 and 4 ms alone."""
+- GPU saturated: stages (5 ms) and the step (4 ms) keep the device busy for 9 ms, and a batch takes 9.2 ms. \
+Streams cannot speed up the loop further; only cheaper kernels can.
+- Overlap pays here: 13.8 ms per batch in line, 9.2 ms streamed, 1.50x.
+- Encoding ('encode') and the step overlap by 100% of the shorter time: alone, they take 3 and 4 ms."""
 
 
 def words(text):

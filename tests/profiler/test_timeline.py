@@ -248,7 +248,7 @@ def test_save_refuses_other_suffixes(tmp_path, name):
         run().save(tmp_path / "new" / name)
     where = str(tmp_path / "new" / name)
     rule = "a name that ends with .png, .svg, .pdf or .json"
-    assert str(caught.value) == f"path must be {rule}, got {where!r}. The end says what is written."
+    assert str(caught.value) == f"path must be {rule}, got {where!r}. The suffix selects the format."
     assert not list(tmp_path.iterdir())
 
 
@@ -282,7 +282,7 @@ def test_figure_needs_matplotlib_and_trace_does_not(tmp_path, monkeypatch):
             draw()
         what, way_out = str(caught.value).split(", because matplotlib cannot be imported: ")
         assert what == "Drawing a timeline failed"
-        assert way_out.endswith(". Run pip install matplotlib, or save as .json, which needs nothing.")
+        assert way_out.endswith(". Run pip install matplotlib, or save as .json, which does not need it.")
         assert isinstance(caught.value.__cause__, ImportError)
     assert not list(tmp_path.iterdir())
     run().save(tmp_path / "run.json")

@@ -6,7 +6,7 @@ from support.profiler.profiler_reports import CPU, copy, load, part, report, spr
 from gpuaug.profiler.report import Part
 from gpuaug.profiler.verdict import verdict
 
-PAYS = "Overlap pays here: 6 ms a batch in line, 5 streamed, 1.20x."
+PAYS = "Overlap pays here: 6 ms per batch in line, 5 ms streamed, 1.20x."
 
 
 def said(*parts, **known):
@@ -15,56 +15,59 @@ def said(*parts, **known):
 
 def test_bounded_by_the_loader_with_workers():
     assert said(load(10), copy(), step(), streamed=10.2, in_line=14) == [
-        "Bounded by the loader: 8 workers give 2 GB/s, a batch every 10 ms; all else needs 4 ms. "
-        "Give it more workers, or less to decode, or cache what does not change.",
-        "Overlap pays here: 14 ms a batch in line, 10.2 streamed, 1.37x.",
+        "Bounded by the loader: 8 workers load 2 GB/s, a batch every 10 ms; the rest of the loop needs 4 ms. "
+        "Use more workers, decode less in them, or cache results that do not change.",
+        "Overlap pays here: 14 ms per batch in line, 10.2 ms streamed, 1.37x.",
     ]
 
 
 def test_bounded_by_the_loader_without_workers():
     assert said(load(40), copy(), step(), streamed=40.2, in_line=44, workers=0)[0] == (
-        "Bounded by the loader: it gives, without workers, 500 MB/s, a batch every 40 ms; all else needs 4 ms. "
-        "Give the DataLoader num_workers, or cache what does not change."
+        "Bounded by the loader: without workers it loads 500 MB/s, a batch every 40 ms; the rest of the loop needs 4 ms. "
+        "Pass num_workers to the DataLoader, or cache results that do not change."
     )
 
 
 def test_bounded_by_the_link():
     assert said(load(), copy(device=5), step(), streamed=5.1, in_line=9) == [
-        "Bounded by the link: 20 MB a batch take 5 ms at 4 GB/s. "
-        "Send less: uint8 images, and what can be computed on the device computed there.",
-        "Overlap pays here: 9 ms a batch in line, 5.1 streamed, 1.76x.",
+        "Bounded by the link: 20 MB per batch take 5 ms at 4 GB/s. "
+        "Copy fewer bytes: uint8 images, and no values that the device can compute.",
+        "Overlap pays here: 9 ms per batch in line, 5.1 ms streamed, 1.76x.",
     ]
 
 
 def test_bounded_by_the_engines():
     decode = Part("stage/decode", spread(6), kind="engines")
     assert said(load(), decode, copy(), step(), streamed=6.1, in_line=12)[0] == (
-        "Bounded by decoding: the JPEG engines are full, a batch takes them 6 ms; all else needs 4 ms. "
-        "Shrink the files once on disk, or decode them before."
+        "Bounded by decoding: the JPEG engines are busy for 6 ms per batch; the rest of the loop needs 4 ms. "
+        "Store smaller files, or store decoded images."
     )
 
 
 def test_bounded_by_the_video_engines():
     decode = Part("stage/decode", spread(6), kind="video engines")
     assert said(load(), decode, copy(), step(), streamed=6.1, in_line=12)[0] == (
-        "Bounded by decoding: the video engines are full, a batch takes them 6 ms; all else needs 4 ms. "
-        "Make videos smaller, or with more key frames."
+        "Bounded by decoding: the video engines are busy for 6 ms per batch; the rest of the loop needs 4 ms. "
+        "Store smaller videos, or videos with more key frames."
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "way_out"),
     [
-        ("beside engines", "Make baseline JPEGs of files that the JPEG engines do not take, or give the process more cores."),
+        (
+            "beside engines",
+            "Convert files that the JPEG engines refuse to baseline JPEG, or give the process more cores.",
+        ),
         ("hybrid decoder", "Use a card with JPEG engines, or give the process more cores."),
-        ("clip decoder", "Have a GPU decode H.264, HEVC or VP9 of 8 bits, or give the process more cores."),
+        ("clip decoder", "Use videos that a GPU decodes (H.264, HEVC or VP9 of 8 bits), or give the process more cores."),
         ("cpu decoder", "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores."),
     ],
 )
 def test_bounded_by_decoding_on_the_cpu(kind, way_out):
     decode = Part("stage/decode", spread(60), kind=kind)
     assert said(load(), decode, copy(), step(), streamed=61, in_line=66)[0] == (
-        f"Bounded by decoding: the host's cores are full, a batch takes them 60 ms; all else needs 4 ms. {way_out}"
+        f"Bounded by decoding: the host's cores are busy for 60 ms per batch; the rest of the loop needs 4 ms. {way_out}"
     )
 
 
@@ -72,7 +75,7 @@ def test_bounded_by_launches_in_a_kornia_transform():
     stage = part("stage/augment", host=6, device=1, launches=1234, kind="kornia")
     assert said(load(), copy(), stage, step(), streamed=6.7, in_line=8.04)[0] == (
         "Bounded by launches on the training thread: 1234 of them in transform 'augment' (6 of 6.6 ms). "
-        "gpuaug.fuse runs a Kornia pipeline in a handful: use it."
+        "gpuaug.fuse runs a Kornia pipeline in a few launches."
     )
 
 
@@ -81,7 +84,7 @@ def test_bounded_by_launches_in_another_transform(kind):
     stage = part("stage/noise", host=6, device=1, launches=300, kind=kind)
     assert said(load(), copy(), stage, step(), streamed=6.7)[0] == (
         "Bounded by launches on the training thread: 300 of them in transform 'noise' (6 of 6.6 ms). "
-        "Write it with fewer and larger operations, or compile it."
+        "Use fewer and larger operations in the transform, or compile it with torch.compile."
     )
 
 
@@ -89,14 +92,14 @@ def test_bounded_by_launches_in_an_eager_encoder():
     stage = part("stage/encode", host=6, device=1, launches=700, kind="eager encoder")
     assert said(load(), copy(), stage, step(), streamed=6.7)[0] == (
         "Bounded by launches on the training thread: 700 of them in encoder 'encode' (6 of 6.6 ms). "
-        "Have it captured in a graph: capture='auto', and what a warning says stands in its way."
+        "Run the encoder from a CUDA graph: pass capture='auto'; a warning names what prevents the capture."
     )
 
 
 def test_bounded_by_the_launches_of_the_step():
     assert said(load(), copy(), step(host=6, launches=900), streamed=6.2)[0] == (
         "Bounded by launches on the training thread: 900 of them in the training step (6 of 6.1 ms). "
-        "torch.compile with mode='reduce-overhead', larger batches and fused optimizers launch less."
+        "torch.compile with mode='reduce-overhead', larger batches and fused optimizers need fewer launches."
     )
 
 
@@ -114,14 +117,14 @@ def on_cpu(*parts, **known):
 def test_bounded_by_the_training_thread_on_a_cpu_in_a_stage():
     assert on_cpu(part("stage/blur", 6), part("step", 2), streamed=8.2) == [
         "Bounded by the training thread, most of all by transform 'blur' (6 of 8.1 ms). "
-        "Workers of the DataLoader could run it beside the step."
+        "Workers of the DataLoader could do this work during the step."
     ]
 
 
 def test_bounded_by_the_training_thread_on_a_cpu_in_a_kornia_stage():
     assert on_cpu(part("stage/blur", 6, kind="kornia"), part("step", 2), streamed=8.2) == [
         "Bounded by the training thread, most of all by transform 'blur' (6 of 8.1 ms). "
-        "gpuaug.fuse makes a Kornia pipeline cheaper; workers of the DataLoader could run it beside the step."
+        "gpuaug.fuse runs a Kornia pipeline faster; workers of the DataLoader could run it during the step."
     ]
 
 
@@ -134,16 +137,16 @@ def test_bounded_by_the_training_thread_on_a_cpu_in_an_encoder():
 def test_bounded_by_the_training_thread_on_a_cpu_in_the_step():
     assert on_cpu(part("stage/blur", 2), part("step", 6), streamed=8.2) == [
         "Bounded by the training thread, most of all by the training step (6 of 8.1 ms). "
-        "A faster loader cannot speed it up further."
+        "A faster loader cannot speed up the loop further."
     ]
 
 
 def test_gpu_saturated():
     stage = part("stage/encode", host=0.2, device=3)
     assert said(load(), copy(), stage, step(), streamed=7.1, in_line=7.2) == [
-        "GPU saturated: stages (3 ms) and the step (4 ms) need 7 ms of the device, and a batch takes 7.1. "
-        "Streams cannot speed it up further; only cheaper kernels can.",
-        "Overlap makes no difference here, as far as windows agree: 7.2 ms a batch in line, 7.1 streamed.",
+        "GPU saturated: stages (3 ms) and the step (4 ms) keep the device busy for 7 ms, and a batch takes 7.1 ms. "
+        "Streams cannot speed up the loop further; only cheaper kernels can.",
+        "Overlap makes no measurable difference here: 7.2 ms per batch in line, 7.1 ms streamed.",
     ]
 
 
@@ -151,16 +154,16 @@ def test_gpu_saturated():
 def test_bounded_by_the_longest_part_on_the_device(stage_ms, named, ms):
     stage = part("stage/encode", host=0.2, device=stage_ms, kind="captured")
     assert said(load(), copy(), stage, step())[0] == (
-        f"Bounded by {named} on the device: it takes {ms} ms of it, and a batch takes 5; "
-        "the rest of the device's work runs beside it."
+        f"Bounded by {named}: it keeps the device busy for {ms} ms, and a batch takes 5 ms; "
+        "other work of the device runs at the same time."
     )
 
 
 def test_bounded_by_the_training_step():
     stage = part("stage/flip", host=0.1, device=0.1)
     assert said(load(), copy(), stage, step(), streamed=4.2, in_line=4.3)[0] == (
-        "Bounded by the training step: it takes 4 ms of the device, and a batch takes 4.2. "
-        "A faster loader cannot speed it up further; only a faster step can."
+        "Bounded by the training step: it keeps the device busy for 4 ms, and a batch takes 4.2 ms. "
+        "A faster loader cannot speed up the loop further; only a faster step can."
     )
 
 
@@ -168,30 +171,35 @@ TAIL = (0.0, 0.0, 7.0, 0.0, 0.0, 5.0)
 
 
 @pytest.mark.parametrize(
-    ("workers", "way_out"), [(0, "give the DataLoader num_workers"), (1, "raise prefetch_factor"), (8, "raise prefetch_factor")]
+    ("workers", "way_out"),
+    [(0, "pass num_workers to the DataLoader"), (1, "raise prefetch_factor"), (8, "raise prefetch_factor")],
 )
 def test_slow_batches_that_the_average_hides(workers, way_out):
     assert said(load(), copy(), step(), streamed=4.2, in_line=4.2, workers=workers, waits_for_loader_ms=TAIL)[:2] == [
-        "Bounded by the training step: it takes 4 ms of the device, and a batch takes 4.2. A faster step would help.",
-        "One batch in 3 waited 5 ms or more for the loader, which gives one every 0.5 ms on average: "
-        f"look for slow samples, or {way_out}.",
+        "Bounded by the training step: it keeps the device busy for 4 ms, and a batch takes 4.2 ms. A faster step would help.",
+        "The training thread waited 5 ms or more for one batch in 3, although the loader loads a batch every 0.5 ms on "
+        "average. "
+        f"Look for slow samples, or {way_out}.",
     ]
 
 
 def test_slow_batches_on_a_cpu():
     assert on_cpu(part("step", 6), streamed=7.2, cached=6, waits_for_loader_ms=(0, 0, 7)) == [
         "Bounded by the training thread, most of all by the training step (6 of 6.1 ms).",
-        "One batch in 3 waited 7 ms or more for the loader, which gives one every 0.5 ms on average: "
-        "look for slow samples, or raise prefetch_factor.",
+        "The training thread waited 7 ms or more for one batch in 3, although the loader loads a batch every 0.5 ms on "
+        "average. "
+        "Look for slow samples, or raise prefetch_factor.",
     ]
 
 
 def test_slow_batches_explain_the_time_that_no_part_does():
-    assert "none of the parts" not in "".join(said(load(), copy(), step(), streamed=6, in_line=6, waits_for_loader_ms=TAIL))
+    assert "not in the times of the parts" not in "".join(
+        said(load(), copy(), step(), streamed=6, in_line=6, waits_for_loader_ms=TAIL)
+    )
 
 
 def test_waits_of_most_batches():
-    assert "Most batches waited 5 ms or more for the loader, " in "".join(
+    assert "The training thread waited 5 ms or more for most batches, " in "".join(
         said(load(), copy(), step(), waits_for_loader_ms=(5.0, 5.0, 6.0))
     )
 
@@ -211,9 +219,9 @@ def test_host_synchronisation_in_a_stage():
     stage = part("stage/crop", host=6, device=1, waits_at="/home/me/crop.py:12")
     assert said(load(), copy(), stage, step(), streamed=6.7, in_line=8.04) == [
         "Bounded by the training thread, which waits for the device in transform 'crop' (6 of 6.6 ms), at /home/me/crop.py:12.",
-        "Host synchronisation inside transform 'crop', at /home/me/crop.py:12: 6 ms a batch. "
-        "Keep it on the device: streams cannot overlap what the host waits for.",
-        "Overlap pays here: 8.04 ms a batch in line, 6.7 streamed, 1.20x.",
+        "Host synchronisation inside transform 'crop', at /home/me/crop.py:12: 6 ms per batch. "
+        "Keep values on the device: streams cannot overlap work that the host waits for.",
+        "Overlap pays here: 8.04 ms per batch in line, 6.7 ms streamed, 1.20x.",
     ]
 
 
@@ -222,22 +230,22 @@ def test_host_synchronisation_in_the_step():
     assert said(load(), copy(), waiting, streamed=6.2, in_line=7.44) == [
         "Bounded by the training thread, which waits for the device in the training step (6 of 6.1 ms), "
         "at /home/me/train.py:34.",
-        "Host synchronisation inside the training step, at /home/me/train.py:34: 6 ms a batch.",
-        "Overlap pays here: 7.44 ms a batch in line, 6.2 streamed, 1.20x.",
+        "Host synchronisation inside the training step, at /home/me/train.py:34: 6 ms per batch.",
+        "Overlap pays here: 7.44 ms per batch in line, 6.2 ms streamed, 1.20x.",
     ]
 
 
 def test_host_synchronisation_that_does_not_bound_the_loop():
     stage = part("stage/crop", host=0.3, device=0.1, waits_at="/home/me/crop.py:12")
     assert said(load(), copy(), stage, step(), streamed=4.2, in_line=5.04)[1] == (
-        "Host synchronisation inside transform 'crop', at /home/me/crop.py:12: 0.3 ms a batch. "
-        "Keep it on the device: streams cannot overlap what the host waits for."
+        "Host synchronisation inside transform 'crop', at /home/me/crop.py:12: 0.3 ms per batch. "
+        "Keep values on the device: streams cannot overlap work that the host waits for."
     )
 
 
 def test_pageable_source():
     assert said(load(), copy(), step(), pageable_bytes=19_500_000)[1:] == [
-        "Pageable source: 19.5 MB a batch are not page-locked, so their copy holds the training thread up. "
+        "Pageable source: 19.5 MB per batch are not page-locked, so the training thread waits for the copy. "
         "Pass pin_memory=True to the DataLoader, or leave feed='auto'.",
         PAYS,
     ]
@@ -247,11 +255,11 @@ def test_pageable_source():
     ("in_line", "text"),
     [
         (6.0, PAYS),
-        (5.25, "Overlap pays here: 5.25 ms a batch in line, 5 streamed, 1.05x."),
-        (5.2, "Overlap makes no difference here, as far as windows agree: 5.2 ms a batch in line, 5 streamed."),
-        (4.8, "Overlap makes no difference here, as far as windows agree: 4.8 ms a batch in line, 5 streamed."),
-        (4.75, "Overlap costs here: 4.75 ms a batch in line, 5 streamed. Use depth=0."),
-        (4.0, "Overlap costs here: 4 ms a batch in line, 5 streamed. Use depth=0."),
+        (5.25, "Overlap pays here: 5.25 ms per batch in line, 5 ms streamed, 1.05x."),
+        (5.2, "Overlap makes no measurable difference here: 5.2 ms per batch in line, 5 ms streamed."),
+        (4.8, "Overlap makes no measurable difference here: 4.8 ms per batch in line, 5 ms streamed."),
+        (4.75, "Overlap costs here: 4.75 ms per batch in line, 5 ms streamed. Use depth=0."),
+        (4.0, "Overlap costs here: 4 ms per batch in line, 5 ms streamed. Use depth=0."),
     ],
 )
 def test_overlap_pays_costs_or_makes_no_difference(in_line, text):
@@ -261,7 +269,7 @@ def test_overlap_pays_costs_or_makes_no_difference(in_line, text):
 @pytest.mark.parametrize(("in_line", "by"), [(6.0, 0.1), (4.0, 0.12)])
 def test_overlap_verdict_needs_windows_that_agree(in_line, by):
     assert said(load(), copy(), step(), in_line=in_line, by=by)[1] == (
-        f"Overlap makes no difference here, as far as windows agree: {in_line:g} ms a batch in line, 5 streamed."
+        f"Overlap makes no measurable difference here: {in_line:g} ms per batch in line, 5 ms streamed."
     )
 
 
@@ -271,26 +279,25 @@ def test_overlap_is_not_mentioned_on_a_cpu():
 
 def test_unexplained_time():
     assert said(load(), copy(), step(), streamed=5.2, in_line=5.2)[-1] == (
-        "1.2 of the 5.2 ms are in none of the parts alone: together they slow each other down, as threads do that share "
-        "Python's interpreter, and workers that share the cores: try fewer."
+        "1.2 of the 5.2 ms are not in the times of the parts: in the loop, parts slow each other down, because threads share "
+        "Python's interpreter and workers share the cores. Try fewer workers."
     )
     assert said(load(), copy(), step(), streamed=5.2, in_line=5.2, workers=1)[-1].endswith(" share the cores.")
     assert said(load(4.5), copy(), step(), streamed=6, in_line=6)[-1].endswith(" share the cores."), "more are asked for"
-    assert "none of the parts" not in "".join(said(load(0.1), copy(0.1), step(device=0.4), streamed=0.8)), "not worth it"
-    assert "none of the parts" not in "".join(said(load(), copy(), step(), streamed=4.9))
+    assert "not in the times of the parts" not in "".join(said(load(0.1), copy(0.1), step(device=0.4), streamed=0.8)), (
+        "not worth it"
+    )
+    assert "not in the times of the parts" not in "".join(said(load(), copy(), step(), streamed=4.9))
 
 
 def test_short_epochs():
     assert said(load(2), copy(), step(), streamed=12, in_line=12, epoch_ms=7)[0] == (
-        "Bounded by the beginning of epochs, which takes 7 of the 12 ms a batch in epochs as short as these: "
-        "pass persistent_workers=True to the DataLoader; if it has that, make them longer."
+        "Bounded by the beginning of epochs: 7 of the 12 ms per batch are spent on starting epochs. "
+        "Pass persistent_workers=True to the DataLoader, or make epochs longer."
     )
     first, second, *_ = said(load(2), copy(), step(), streamed=6, in_line=6, epoch_ms=2, workers=0)
     assert first.startswith("Bounded by the training step")
-    assert second == (
-        "Short epochs: a new one begins again and again, which takes 2 of the 6 ms a batch in epochs as short as these: "
-        "make them longer."
-    )
+    assert second == ("Short epochs: 2 of the 6 ms per batch are spent on starting epochs. Make epochs longer.")
     assert "epochs" not in "".join(said(load(2), copy(), step(), streamed=6, in_line=6, epoch_ms=0.5))
 
 
@@ -300,17 +307,21 @@ def encoder(wall=3.0, host=0.3, device=3.0, eager_host=6.0, kind="captured", nam
 
 
 GAIN = (
-    "The graph of encoder 'encode' takes 0.3 ms of the training thread, its kernels launched one by one 6: "
-    "a batch takes 3 ms alone, and 6 without it."
+    "The CUDA graph of encoder 'encode' takes 3 ms per batch, 0.3 ms of them on the training thread; "
+    "without the graph it takes 6 ms, 6 ms on the training thread."
 )
 
 
 @pytest.mark.parametrize(
     ("streamed", "sentence"),
     [
-        (4.0, "Encoding ('encode') and the step overlap by 100% of the shorter: 3 and 4 ms alone."),
-        (5.5, "Encoding ('encode') and the step overlap by 50% of the shorter: 3 and 4 ms alone."),
-        (6.9, "Encoding ('encode') and the step do not overlap, because the device is full: 3 and 4 ms alone."),
+        (4.0, "Encoding ('encode') and the step overlap by 100% of the shorter time: alone, they take 3 and 4 ms."),
+        (5.5, "Encoding ('encode') and the step overlap by 50% of the shorter time: alone, they take 3 and 4 ms."),
+        (
+            6.9,
+            "Encoding ('encode') and the step do not overlap, because the device is busy all the time: alone, they "
+            "take 3 and 4 ms.",
+        ),
     ],
 )
 def test_encoder_and_step_overlap_or_not(streamed, sentence):
@@ -322,7 +333,8 @@ def test_two_encoders_and_a_busy_thread():
     encoders = [encoder(device=0.5, kind="eager encoder", name=name, host=3.0) for name in ("vae", "text")]
     found = said(load(), copy(), *encoders, step(host=4.0, device=1.0), streamed=9.9, in_line=10)
     assert found[-1] == (
-        "Encoding ('vae' and 'text') and the step do not overlap, because the training thread queues both: 6 and 4 ms alone."
+        "Encoding ('vae' and 'text') and the step do not overlap, because the training thread queues both: alone, they "
+        "take 6 and 4 ms."
     )
 
 

@@ -150,16 +150,16 @@ def install(patch, **options):
     patch.setattr(rng, "device_generator", lambda device: None)
     patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")
     patch.setattr(cuda_graph, "torch", FakeTorch(cuda))
-    patch.setattr(cuda_graph, "_COPIED_OUT", (Buffer,))
+    patch.setattr(cuda_graph, "_OUTPUT_TYPES", (Buffer,))
     patch.setattr(graph_memory, "torch", FakeTorch(cuda))
-    patch.setattr(graph_memory.Pool, "was_deleted", False)
-    patch.setattr(feature, "default_bytes", lambda device: 1 << 30)
+    patch.setattr(graph_memory.Pool, "is_cached_after_deletion", False)
+    patch.setattr(feature, "default_max_bytes", lambda device: 1 << 30)
     return cuda
 
 
 def name_lanes(cuda, loader):
     device_setup = loader._shared.device_setup
-    assert len(device_setup.bound) == len(loader.stages), "without them there are not all lanes"
+    assert len(device_setup.bound_stages) == len(loader.stages), "without them there are not all lanes"
     for name, lane in device_setup.lanes._lanes.items():
         lane.stream.name = f"{name} lane"
 

@@ -101,9 +101,9 @@ def test_parameters_that_require_grad_are_refused_when_a_loader_is_made_and_afte
     encoder = Encoder(lambda self, x: x)
     stage = FeatureStage(CALLS[called](encoder))
     encoder.scale.requires_grad_(True)
-    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do, scale first"):
+    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do: scale is the first"):
         StreamedLoader([], [stage], device="cpu")
-    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do, scale first"), stage.update():
+    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do: scale is the first"), stage.update():
         pass
 
 
@@ -164,7 +164,7 @@ def test_tensors_that_require_grad_do_not_tie_batches_together(where):
     data = [batch.clone().requires_grad_() for batch in DATA]
     loader = loader_of(encoder, "method", where, data)
     list(loader)
-    runner = loader._shared.device_setup.bound[0]._branches[None]._runner
+    runner = loader._shared.device_setup.bound_stages[0]._branches[None]._runner
     graphs = runner._graphs.values() if runner is not None else []
     assert not any(tensor.requires_grad for graph in graphs for tensor in batches.tensors(graph.inputs))
 
@@ -315,7 +315,7 @@ WRITES = {
 @pytest.mark.parametrize("write", WRITES)
 def test_an_encoder_that_writes_to_its_input_is_refused_wherever_it_does_so(write, where):
     data = [batch.clone() for batch in DATA]
-    match = "encoder must leave its input as it is, which others may read, got Encoder"
+    match = "encoder must not write to its input, which other stages may read, got Encoder"
     with pytest.raises(ArgumentError, match=match) as caught:
         list(loader_of(Encoder(WRITES[write]), "method", where, data, output="states"))
     assert caught.value.__notes__ == ["gpuaug: raised in stage 'feature', at batch 0 of epoch 0."]
@@ -343,5 +343,5 @@ def test_an_encoder_that_writes_to_its_input_is_refused(names, stage):
     if names[0] in ("clone", "neg"):
         assert len(list(loader)) == 1
         return
-    with pytest.raises(ArgumentError, match="encoder must leave its input as it is, which others may read, got InPlace"):
+    with pytest.raises(ArgumentError, match="encoder must not write to its input, which other stages may read, got InPlace"):
         list(loader)

@@ -11,7 +11,7 @@ from gpuaug import ArgumentTypeError, DeviceError, FeatureStage, StreamedLoader,
 from gpuaug.core.streams import Lanes
 from gpuaug.stages.base import as_stages, bind_all
 
-INTEGERS = "The transform was given {} images, as they were loaded."
+INTEGERS = "The transform received {} images, as the wrapped loader yields them."
 
 
 def streamed(batch, *stages):

@@ -213,12 +213,12 @@ def said(caplog, *batches):
 def test_leaves_that_stay_on_host_are_logged_once(caplog):
     batch = {"images": torch.zeros(1), "meta": [Sample(torch.zeros(1), "a.jpg"), {"id": 3}]}
     assert said(caplog, batch, {**batch, "late": 1}) == [
-        "These leaves of a batch stay on the host, as they are: ['meta'][0].name (str), ['meta'][1]['id'] (int)"
+        "These leaves of a batch stay on the host, unchanged: ['meta'][0].name (str), ['meta'][1]['id'] (int)"
     ]
 
 
 def test_batch_without_tensor_is_logged(caplog):
-    assert said(caplog, "text") == ["These leaves of a batch stay on the host, as they are: the batch (str)"]
+    assert said(caplog, "text") == ["These leaves of a batch stay on the host, unchanged: the batch (str)"]
 
 
 def test_log_counts_many_host_leaves(caplog):

@@ -12,7 +12,7 @@ from torch import nn
 from gpuaug import ArgumentError, ArgumentTypeError, FeatureStage, GpuAugWarning, StreamedLoader
 from gpuaug.stages import cuda_graph, feature, graph_memory
 from gpuaug.stages.cuda_graph import GraphRunner, _Graph
-from gpuaug.stages.graph_memory import Need
+from gpuaug.stages.graph_memory import MemoryNeed
 
 
 class Noted(nn.Linear):
@@ -35,7 +35,7 @@ def found(monkeypatch):
 
     class WithoutGraphs(GraphRunner):
         def _inspect(self, inputs, signature):
-            self._needs[signature] = Need(peak_bytes=inputs[0].nbytes, kept_bytes=10)
+            self._needs[signature] = MemoryNeed(peak_bytes=inputs[0].nbytes, io_bytes=10)
             return self._encode(*inputs)
 
         def _capture(self, inputs, need):
@@ -43,8 +43,8 @@ def found(monkeypatch):
             return _Graph(SimpleNamespace(replay=lambda: noted.append("replayed")), inputs, inputs[0], need, [])
 
     monkeypatch.setattr(feature, "GraphRunner", WithoutGraphs)
-    monkeypatch.setattr(feature, "default_bytes", lambda device: 1 << 30)
-    monkeypatch.setattr(cuda_graph, "_is_on_card", lambda value: True)
+    monkeypatch.setattr(feature, "default_max_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(cuda_graph, "_is_on_gpu", lambda value: True)
     return noted
 
 
@@ -104,7 +104,7 @@ def test_shapes_for_which_there_is_room_are_captured_and_the_same_at_every_depth
     loader = loader_on_lanes([SHAPES[name][0] for name in names], stage, depth)
     if graph_bytes < 1 << 20:
         with pytest.warns(
-            GpuAugWarning, match=r"no room among .* MB of graphs, 64 at most. Pass a larger graph_bytes="
+            GpuAugWarning, match=r"exceeds the limit for all graphs, .* MB and 64 graphs. Pass a larger graph_bytes="
         ) as caught:
             list(loader)
         assert len(caught) == 1
@@ -119,7 +119,7 @@ def test_shapes_for_which_there_is_room_are_captured_and_the_same_at_every_depth
         forms = [form for form in found if form != "captured"]
         assert forms == want[: len(forms)]
         assert len(forms) >= given
-        assert len(loader._shared.device_setup.bound[0]._branches[None]._runner) <= max(len(captured), 1)
+        assert len(loader._shared.device_setup.bound_stages[0]._branches[None]._runner) <= max(len(captured), 1)
 
 
 def test_epochs_of_other_shapes_take_the_room_of_those_before(found):
@@ -142,7 +142,7 @@ def test_a_pool_that_has_grown_beyond_its_bytes_is_given_up_with_its_graphs(foun
     loader = loader_on_lanes((2, 2, 4, 4), stage, 2)
     list(loader)
     loader._loader[:] = [torch.rand(size, 3) for size in (4, 6, 6, 4, 4)]
-    runner = loader._shared.device_setup.bound[0]._branches[None]._runner
+    runner = loader._shared.device_setup.bound_stages[0]._branches[None]._runner
     runner._pool = SimpleNamespace(num_bytes=1000)
     found.clear()
     list(loader)
@@ -157,18 +157,18 @@ def test_shapes_that_never_repeat_are_never_captured(found):
 
 
 def test_number_of_shapes_that_are_remembered_is_bounded(found, monkeypatch):
-    monkeypatch.setattr(cuda_graph, "MOST_SIGNATURES", 3)
+    monkeypatch.setattr(cuda_graph, "MAX_SIGNATURES", 3)
     loader = loader_on_lanes((1, 2, 3, 4, 4, 3, 2, 4), FeatureStage(Noted(found)), 2)
     list(loader)
     assert found == [*["eager"] * 5, "captured", "replayed", "captured", "replayed", "eager"]
-    branch = loader._shared.device_setup.bound[0]._branches[None]
+    branch = loader._shared.device_setup.bound_stages[0]._branches[None]
     assert len(branch._runner._needs) == 3
 
 
 @pytest.mark.filterwarnings("ignore:Some shapes of stage 'feature' run without CUDA graphs")
 def test_number_of_graphs_is_bounded_in_an_epoch_and_over_epochs(found, monkeypatch):
     for module in (cuda_graph, graph_memory):
-        monkeypatch.setattr(module, "MOST_GRAPHS", 2)
+        monkeypatch.setattr(module, "MAX_GRAPHS", 2)
     loader = loader_on_lanes((1, 2, 3, 1, 2, 3, 1, 3), FeatureStage(Noted(found)), 2)
     list(loader)
     forms = [*["eager"] * 3, "captured", "replayed", "captured", "replayed", "eager", "replayed", "eager"]
@@ -176,7 +176,7 @@ def test_number_of_graphs_is_bounded_in_an_epoch_and_over_epochs(found, monkeypa
     loader._loader[:] = loader._loader[5:3:-1] * 2  # of lengths 3 and 2
     list(loader)
     assert found[len(forms) :] == ["eager", "eager", *["captured", "replayed"] * 2], "the least recently used go"
-    assert len(loader._shared.device_setup.bound[0]._branches[None]._runner) == 2
+    assert len(loader._shared.device_setup.bound_stages[0]._branches[None]._runner) == 2
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -203,7 +203,7 @@ def test_graphs_that_are_captured_ahead_keep_within_their_bytes(found):
     loader = loader_on_lanes((4, 2, 4, 2, 6), stage, 2)
     stage.capture([(2, 3), (4, 3), (6, 3), (2, 3)])
     assert found.count("captured") == 2
-    with pytest.warns(GpuAugWarning, match="finds no room"):
+    with pytest.warns(GpuAugWarning, match="exceeds the limit for all graphs"):
         list(loader)
     assert found.count("replayed") == 2
 
@@ -246,7 +246,7 @@ def test_memory_of_graphs_is_given_back_when_others_are_captured_after_them(monk
             pass
 
     calls, pools = [], iter("abc")
-    monkeypatch.setattr(graph_memory.Pool, "was_deleted", False)
+    monkeypatch.setattr(graph_memory.Pool, "is_cached_after_deletion", False)
     monkeypatch.setattr(graph_memory.Pool, "num_bytes", 0)
     monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)

@@ -252,7 +252,7 @@ def test_weights_and_mode_of_a_methods_module_are_the_stages(forms):
             encoder.scale.data = encoder.scale.data + 1
     assert found == [[3], [4], [5], [6]]
     encoder.scale.requires_grad_(True)
-    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do, scale first"):
+    with pytest.raises(ArgumentError, match="must not require grad, got 1 that do: scale is the first"):
         FeatureStage(encoder.encode)
 
 
@@ -344,8 +344,8 @@ def test_a_graph_keeps_tables_that_another_shape_replaces():
 def test_bytes_that_a_graph_keeps_are_those_of_whole_tensors(form, kept):
     loader = on_lanes([INPUTS[0]], FeatureStage(Encoder(form)))
     list(loader)
-    (need,) = loader._shared.device_setup.bound[0]._branches[None]._runner._needs.values()
-    assert need.kept_bytes == kept * INPUTS[0].nbytes
+    (need,) = loader._shared.device_setup.bound_stages[0]._branches[None]._runner._needs.values()
+    assert need.io_bytes == kept * INPUTS[0].nbytes
 
 
 # Host waits and hooks
@@ -399,7 +399,7 @@ def test_an_interrupt_while_an_encoder_is_inspected_leaves_no_dispatch_mode_acti
             TorchDispatchMode.__enter__(mode)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cuda_graph._Watch, method, interrupted)
+    monkeypatch.setattr(cuda_graph._Observer, method, interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(on_lanes(INPUTS, FeatureStage(nn.Identity())))
     assert _get_current_dispatch_mode() is None

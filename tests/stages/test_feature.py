@@ -227,7 +227,7 @@ def test_encoder_parameters_that_require_grad_are_refused():
     encoder[0].weight.requires_grad_(False)
     with pytest.raises(ArgumentError) as caught:
         FeatureStage({"good": linear(1), "bad": encoder})
-    assert "The parameters of a frozen encoder must not require grad, got 2 that do, 0.bias first" in str(caught.value)
+    assert "The parameters of a frozen encoder must not require grad, got 2 that do: 0.bias is the first" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_an_encoder_that_is_not_captured_is_warned_of_once(monkeypatch):
 
 
 def test_compiled_encoder_is_not_captured():
-    compiled = "it is compiled, and may be running from graphs of its own"
+    compiled = "it is compiled, and may run from its own CUDA graphs"
     assert why_not_capturable(torch.compile(linear(1))) == compiled
     in_place = linear(1)
     in_place.compile()

@@ -51,7 +51,7 @@ MOVING = {
 @pytest.mark.parametrize(("transform", "names", "line"), MOVING.values(), ids=MOVING)
 def test_targets_that_a_transform_leaves_behind_are_told_once(transform, names, line):
     (text,) = told((IMAGES, [target(), target()]), transform)
-    assert text.startswith(f"boxes, masks beside images stay where they were, because {names} is")
+    assert text.startswith(f"boxes, masks no longer match the images, because {names} receives the images only")
     assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'targets'}})" in text
 
 
@@ -97,7 +97,7 @@ def test_what_looks_like_a_target_is_told_of(value, key, place):
     batch["record"] = Pair(IMAGES, value)
     on = {"tuple": ..., "list": 1, "labels": "pixel_values", "record": "one"}[place]
     [text] = told(batch[place], TransformStage(fuse(FLIP), on=on))
-    assert "beside images stay where they were" in text
+    assert "no longer match the images" in text
     assert ("tv_tensors" in text) == (key is None)
     if key is not None:
         image, other = {"tuple": (0, 1), "list": (1, 0), "labels": ("pixel_values", "labels"), "record": ("one", "other")}[
@@ -165,8 +165,8 @@ MIXES = {
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 def test_targets_that_a_mix_leaves_behind_are_told_of(transform, name, targets):
     transform = transform if hasattr(transform, "modules") else transform()
-    [text] = [text for text in told((IMAGES, targets), transform) if "beside" in text]
-    assert f"because {name} mixes the images alone" in text
+    [text] = [text for text in told((IMAGES, targets), transform) if "no longer match" in text]
+    assert f"because {name} mixes the images only" in text
 
 
 PAIR = (IMAGES, [target(), target()])
@@ -213,7 +213,7 @@ def test_first_module_of_a_sequence_refuses_images_of_different_sizes():
         list(streamed([SIZES], nn.Sequential(v2.Resize(4))))
 
 
-NOTE = "The transform was given a gpuaug.Ragged, images of different sizes. gpuaug.fuse(…, ragged=True) gives them one: put it"
+NOTE = "The transform received a gpuaug.Ragged, images of different sizes. Put gpuaug.fuse(…, ragged=True)"
 
 
 @pytest.mark.parametrize("transform", [nn.Conv2d(3, 1, 1), lambda images: images / 255])
@@ -241,7 +241,7 @@ MIXING = {
 @pytest.mark.parametrize("labels", [LABELS, torch.ones(2, 3) / 3])
 def test_labels_that_a_mix_leaves_behind_are_told_once(transform, names, line, labels):
     (text,) = told((IMAGES, labels), transform)
-    assert text.startswith(f"labels beside images stay as they were, because {names} is")
+    assert text.startswith(f"labels no longer match the images, because {names} receives the images only")
     assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'class'}})" in text
 
 
@@ -251,9 +251,9 @@ def test_labels_and_boxes_beside_ragged_images_and_clips_are_told(frames):
         [torch.zeros(*frames, 3, 5, 6, dtype=torch.uint8), torch.zeros(*frames, 3, 7, 6, dtype=torch.uint8)]
     )
     (text,) = told((ragged, LABELS), fuse([K.Resize((4, 4)), K.RandomMixUpV2()], ragged=True))
-    assert text.startswith("labels beside images stay as they were, because RandomMixUpV2 is")
+    assert text.startswith("labels no longer match the images, because RandomMixUpV2 receives the images only")
     (text,) = told((ragged, torch.zeros(2, 5, 4)), fuse([FLIP, K.Resize((4, 4))], ragged=True))
-    assert text.startswith("boxes beside images stay"), text
+    assert text.startswith("boxes no longer match the images"), text
 
 
 MIX = fuse(K.RandomMixUpV2())
@@ -289,7 +289,7 @@ FORMS = {
 def test_images_that_seem_to_have_other_channels_are_told_of(shape, channels, way_out):
     images = torch.zeros(shape, dtype=torch.uint8)
     (text,) = told(images, fuse(FLIP))
-    assert text.startswith(f"Images of {shape} are taken for {channels} channels")
+    assert text.startswith(f"Images of shape {shape} are read with {channels} channels")
     assert f"put lambda images: {way_out} before" in text
     assert not told(images, eval(f"lambda images: {way_out}"), fuse(FLIP)), "the line is wrong"
 

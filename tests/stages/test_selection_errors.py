@@ -16,19 +16,19 @@ DOES_NOT_FIT = [
         FIELDS,
         ...,
         ...,
-        "on must name what the stage works on in a dict, got nothing",
+        "on must be passed for a batch that is a dict, got no on",
     ),
     (
         Pair(1, 2),
         ...,
         ...,
-        "on must name what the stage works on in a Pair, got nothing",
+        "on must be passed for a batch that is a Pair, got no on",
     ),
     (
         Record(1, 2),
         ...,
         ...,
-        "on must name what the stage works on in a Record, got nothing",
+        "on must be passed for a batch that is a Record, got no on",
     ),
     (
         TENSOR,
@@ -59,25 +59,25 @@ DOES_NOT_FIT = [
         "views",
         "into must be left out for a batch that is a single Tensor, got 'views'",
     ),
-    (PAIR, ..., 3, "into must be an index of a tuple of 2 or the one past its end, got 3"),
-    (PAIR, ..., -3, "into must be an index of a tuple of 2 or the one past its end, got -3"),
+    (PAIR, ..., 3, "into must be an index of a tuple of 2, or the index after its end, got 3"),
+    (PAIR, ..., -3, "into must be an index of a tuple of 2, or the index after its end, got -3"),
     (
         PAIR,
         ...,
         "views",
-        "into must be an index of a tuple of 2 or the one past its end, got 'views'",
+        "into must be an index of a tuple of 2, or the index after its end, got 'views'",
     ),
     (
         Pair(1, 2),
         "images",
         "views",
-        "into must be a field of Pair, which cannot grow, got 'views'",
+        "into must be a field of Pair, which has a fixed set of fields, got 'views'",
     ),
     (
         Slots(1, 2),
         "images",
         "views",
-        "into must be a field of Slots, which cannot grow, got 'views'",
+        "into must be a field of Slots, which has a fixed set of fields, got 'views'",
     ),
 ]
 
@@ -89,14 +89,14 @@ def test_on_or_into_that_does_not_fit_names_members(batch, on, into, text):
         selection.write(batch, selection.read(batch)[0])
     assert str(caught.value).startswith(text)
     if type(batch) not in (tuple, torch.Tensor):
-        assert "It has 'images', 'labels'" in str(caught.value)
+        assert "has 'images', 'labels'" in str(caught.value)
     assert isinstance(caught.value, LookupError)
 
 
 def test_into_gap_past_end_is_refused():
     with pytest.raises(SelectionError) as caught:
         Selection(..., (0, 3), kind="Kind").write(PAIR, ("a", "b"))
-    assert "into must leave no gap past the end of a tuple of 2, got [3]" in str(caught.value)
+    assert "into must leave no gap after the end of a tuple of 2, got [3]" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_target_dicts():
 
 def test_rotated_boxes_of_torchvision_are_refused():
     boxes = tv_tensors.BoundingBoxes(torch.rand(1, 5), format="CXCYWHR", canvas_size=(HEIGHT, WIDTH))
-    with pytest.raises(ArgumentError, match="boxes must be upright to be drawn, got CXCYWHR"):
+    with pytest.raises(ArgumentError, match="boxes must be axis-aligned to be drawn, got CXCYWHR"):
         targets([{"boxes": boxes}] * 2)
 
 

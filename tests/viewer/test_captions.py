@@ -9,7 +9,7 @@ from kornia.augmentation.auto import RandAugment
 from support.comparison.replay import left_to_kornia
 
 import gpuaug
-from gpuaug.viewer.captions import are_class_names, class_namer, drawn, is_labels, label
+from gpuaug.viewer.captions import are_class_names, class_namer, draw_lines, is_labels, label
 
 CASES = [
     ("RandomResizedCrop_0", {"x": 4.0, "y": 5.0, "width": 11.0, "height": 12.0}, "ResizedCrop 11x12 at 4, 5"),
@@ -50,14 +50,14 @@ CASES = [
 @pytest.mark.parametrize(("name", "numbers", "said"), CASES)
 def test_caption_line(name, numbers, said):
     before = dict(numbers)
-    assert drawn({name: numbers}) == [said]
+    assert draw_lines({name: numbers}) == [said]
     assert numbers == before
 
 
 def test_deterministic_modules_have_no_caption():
     constant = ("Normalize_3", "Denormalize", "CenterCrop_0", "PadTo_1", "Resize_2")
-    assert drawn({name: {} for name in constant} | {"RandomInvert_4": {}}) == ["Invert"]
-    assert drawn({name: {} for name in constant}) == ["as it was"]
+    assert draw_lines({name: {} for name in constant} | {"RandomInvert_4": {}}) == ["Invert"]
+    assert draw_lines({name: {} for name in constant}) == ["unchanged"]
 
 
 def test_every_lowered_module_has_a_caption():
@@ -65,8 +65,8 @@ def test_every_lowered_module_has_a_caption():
 
     for kind in LOWERED:
         name = f"{kind.__name__}_0"
-        (line,) = drawn({name: {"number": 0.5}})
-        assert line.endswith("number 0.50") or line == "as it was"
+        (line,) = draw_lines({name: {"number": 0.5}})
+        assert line.endswith("number 0.50") or line == "unchanged"
 
 
 def test_label_text():
@@ -138,6 +138,6 @@ def test_captions_of_real_draws(seed):
         [K.RandomAffine(20.0, (0.1, 0.1), (0.8, 1.2)), RandAugment(n=2, m=9), K.RandomErasing(), K.RandomChannelShuffle()],
         pick="sample",
     )
-    for line in drawn(augment.draw((2, 3, 16, 16), seed).of(1)):
-        assert line == "as it was" or line[0].isupper()
+    for line in draw_lines(augment.draw((2, 3, 16, 16), seed).of(1)):
+        assert line == "unchanged" or line[0].isupper()
         assert "_" not in line

@@ -8,13 +8,13 @@ from support.profiler.viewer import beneath, check, notes, of, rectangles
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.viewer.annotations import Annotations, Box, Mask, Points, beside
-from gpuaug.viewer.pixels import frames_shown
+from gpuaug.viewer.annotations import Annotations, Box, Mask, Points, joined_horizontally
+from gpuaug.viewer.pixels import shown_frames
 
 
 @pytest.mark.parametrize(("count", "chosen"), [(1, [0]), (2, [0, 1]), (4, [0, 1, 2, 3]), (16, [0, 5, 10, 15])])
 def test_first_and_last_frames_are_among_those_shown(count, chosen):
-    assert frames_shown(count) == chosen
+    assert shown_frames(count) == chosen
 
 
 def strips(videos, chosen):
@@ -66,7 +66,7 @@ def test_annotations_side_by_side():
         [Mask(torch.ones(2, 3, dtype=torch.bool).numpy(), 0)],
         [Points(torch.ones(1, 2).numpy(), 0)],
     )
-    made = beside([part, part], 3)
+    made = joined_horizontally([part, part], 3)
     assert [box.corners[0].tolist() for box in made.boxes] == [[0, 0], [3, 0]]
     assert [points.xy[0].tolist() for points in made.points] == [[1, 1], [4, 1]]
     assert [mask.covers.any(0).tolist() for mask in made.masks] == [[True] * 3 + [False] * 3, [False] * 3 + [True] * 3]

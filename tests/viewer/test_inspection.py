@@ -128,8 +128,9 @@ def test_open_iterator_on_persistent_workers_is_refused_and_goes_on():
         next(iterator)
         with pytest.raises(ArgumentError) as caught:
             gpuaug.show(loader)
-        assert "loader must have no iterator open on persistent workers while it is shown, got one, which would end" in str(
-            caught.value
+        assert (
+            "loader must have no iterator open on persistent workers while it is shown, got an open one, which would end"
+            in str(caught.value)
         )
         assert len(list(iterator)) == 5
         gpuaug.show(loader)

@@ -99,7 +99,7 @@ def test_captions_of_two_fused_stages_are_in_order():
 
 
 def test_caption_without_draws():
-    assert beneath(gpuaug.show(loader([gpuaug.fuse(K.RandomInvert(p=0.0))]), n=1)) == ["as it was"]
+    assert beneath(gpuaug.show(loader([gpuaug.fuse(K.RandomInvert(p=0.0))]), n=1)) == ["unchanged"]
     assert beneath(gpuaug.show(loader([lambda images: images]), n=1)) == []
 
 
@@ -175,7 +175,7 @@ def test_mixed_labels(kind, rest):
 def test_wrong_arguments_are_refused():
     for value, got in (
         ([1], "list. Wrap it: gpuaug.StreamedLoader(loader)."),
-        (3, "int. Pass what the training loop iterates over."),
+        (3, "int. The argument is the loader that the training loop iterates over."),
     ):
         with pytest.raises(ArgumentTypeError) as caught:
             gpuaug.show(value)
@@ -191,25 +191,29 @@ def test_wrong_arguments_are_refused():
 @pytest.mark.parametrize(
     ("batches", "stages", "said"),
     [
-        ([], (), "loader must have a batch to be shown, got one without any. See whether its dataset is empty."),
-        ([torch.rand(0, 3, 4, 4)], (), "The batch must hold samples to be shown, got none. See what the loader yields first."),
+        ([], (), "loader must have a batch to be shown, got no batch. Check whether its dataset is empty."),
+        (
+            [torch.rand(0, 3, 4, 4)],
+            (),
+            "The batch must have samples to be shown, got none. Check the first batch of the loader.",
+        ),
         (
             [{"x": torch.rand(2, 5), "label": torch.tensor([0, 1])}],
             (TransformStage(lambda x: x, on="x"),),
             "loader must yield images to be shown, (B, C, H, W) of uint8 or floating, got none in a dict. "
-            "Name them with on= of the first stage, or see what the loader yields.",
+            "Pass on= with the member of the images to the first stage.",
         ),
         (
             [torch.rand(4, 3, 4, 4)],
             (lambda images: images[:3],),
-            "Stages must give as many images for each of the 4 samples, got 3. "
-            "Views of a batch have to lie behind one another: (views · B, C, H, W).",
+            "Stages must return equally many images for each of the 4 samples, got 3 images. "
+            "Concatenate views along the batch axis: (views · B, C, H, W).",
         ),
         (
             iter([torch.rand(4, 3, 4, 4)]),
             (),
-            "loader must wrap what can be iterated again and again, got list_iterator, which can be read once. "
-            "Wrap a list, a DataLoader, or an object whose __iter__ begins anew.",
+            "loader must wrap an iterable that can be iterated repeatedly, got list_iterator, which can be read once. "
+            "Wrap a list, a DataLoader, or an object whose __iter__ returns a new iterator.",
         ),
     ],
 )

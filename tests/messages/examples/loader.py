@@ -23,7 +23,7 @@ def stopped(streamed):
     return streamed.state_dict()
 
 
-@example("state['source'] must be that of a …, got …. Pass what state_dict() of a StreamedLoader returned")
+@example("state['source'] must be the state of a …, got …. Pass what state_dict() of a StreamedLoader returned")
 def state_of_a_dataloader(told):
     state = stopped(loader())
     with told:
@@ -57,7 +57,7 @@ def depth_that_is_chosen_by_measurement(told):
     assert gpuaug.StreamedLoader(BATCHES, device="cpu").depth == 2
 
 
-@example("got that of a plain DataLoader or a list")
+@example("got the state of a plain DataLoader or a list")
 def state_of_another_kind_of_loader(told):
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -67,7 +67,7 @@ def state_of_another_kind_of_loader(told):
     loader().load_state_dict(state)
 
 
-@example("To go on with other batches, pass strict=False to load_state_dict")
+@example("To resume with different batches, pass strict=False to load_state_dict")
 def state_of_another_batch_size(told):
     state = stopped(loader())
     other = gpuaug.StreamedLoader(DataLoader(range(8), batch_size=4), device="cpu", seed=0)
@@ -99,7 +99,7 @@ def loader_that_a_framework_makes_again(told):
     assert callable(accelerate.skip_first_batches)
 
 
-@example("loader must wrap what can be iterated again and again")
+@example("loader must wrap an iterable that can be iterated repeatedly")
 def generator_to_be_shown(told):
     with told:
         gpuaug.show(gpuaug.StreamedLoader(iter(BATCHES), device="cpu"))
@@ -130,7 +130,7 @@ def open_iterator_on_persistent_workers(told):
         gpuaug.show(streamed, n=1)
 
 
-@example("Name them with on= of the first stage, or see what the loader yields")
+@example("Pass on= with the member of the images to the first stage")
 def images_beside_labels_to_be_shown(told):
     batches = [{"x": torch.zeros(2, 3, 4, 4, dtype=torch.int64), "name": ["a", "b"]}]
     with told:
@@ -139,7 +139,7 @@ def images_beside_labels_to_be_shown(told):
     gpuaug.show(gpuaug.StreamedLoader(batches, [gpuaug.TransformStage(torch.neg, on=1)], device="cpu"), n=1)
 
 
-@example("boxes must be upright to be drawn")
+@example("boxes must be axis-aligned to be drawn")
 def rotated_boxes_to_be_drawn(told):
     images = torch.zeros(1, 3, 8, 8)
     rotated = tv_tensors.BoundingBoxes(torch.tensor([[1.0, 2, 3, 3, 0]]), format="XYWHR", canvas_size=(8, 8))
@@ -159,7 +159,7 @@ def step_that_is_no_function(told):
     gpuaug.profile(gpuaug.StreamedLoader(BATCHES, device="cpu"), lambda batch: batch.sum(), batches=8, rounds=1, show=False)
 
 
-@example("One of two arguments is lambda batch: step(*batch)")
+@example("For a step of two arguments, pass lambda batch: step(*batch)")
 def step_of_two_arguments(told):
     def step(images, labels):
         return images.sum() + labels.sum()
@@ -209,10 +209,10 @@ untried("needs a GPU; see tests/gpu/test_faults.py", "gpuaug: up to")
 untried(
     "of a command; see tests/profiler/test_cli.py and tests/benchkit",
     "No timeline can be drawn",
-    "target must name a file that is there",
+    "target must name an existing file",
     "must return a loader and a step",
     "value must be a number of at least",
-    "device must be one that torch can use here",
+    "device must be a device that torch can use here",
     "There are no photographs to read",
     "data must be a folder of class folders",
 )

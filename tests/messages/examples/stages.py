@@ -27,7 +27,7 @@ def stage(transform=torch.negative, **options):
     return gpuaug.TransformStage(transform, **options)
 
 
-@example("into must be left out when on=None")
+@example("into must be left out with on=None")
 def into_of_a_whole_batch(told):
     def swapped(batch):
         return batch[1], batch[0]
@@ -69,7 +69,7 @@ def members_to_numbers(told):
     assert torch.equal(run((IMAGES, mask), stage(gpuaug.fuse(FLIP), on={0: "input", 1: "mask"}))[1], mask.flip(-1))
 
 
-@example("Return a tuple in that order, or name with into=")
+@example("Return a tuple in that order, or pass into=")
 def one_value_for_two(told):
     def added(one, other):
         return one + other
@@ -80,7 +80,7 @@ def one_value_for_two(told):
     assert torch.equal(run((LABELS, LABELS), stage(added, on=(0, 1), into=2))[2], 2 * LABELS)
 
 
-@example("on must name what the stage works on in a")
+@example("on must be passed for a batch that is a")
 def member_of_a_dict(told):
     batch = {"images": IMAGES, "labels": LABELS}
     with told:
@@ -96,14 +96,14 @@ def member_of_a_tensor(told):
     assert torch.equal(run((IMAGES, LABELS), stage(on=1))[1], -LABELS)
 
 
-@example("on must be an index of a … of …, got …. Give one from 0 to …")
+@example("on must be an index of a … of …, got …. Pass an index from 0 to …")
 def member_past_the_end(told):
     with told:
         run((IMAGES, LABELS), stage(on=2))
     assert torch.equal(run((IMAGES, LABELS), stage(on=1))[1], -LABELS)
 
 
-@example("Say on=None for batches that may be empty")
+@example("Pass on=None for batches that may be empty")
 def member_of_an_empty_list(told):
     with told:
         run([], stage())
@@ -117,7 +117,7 @@ def place_in_a_tensor(told):
     assert torch.equal(run((LABELS,), stage(into=1))[1], -LABELS)
 
 
-@example("or the one past its end, got")
+@example("or the index after its end, got")
 def place_far_past_the_end(told):
     with told:
         run((IMAGES, LABELS), stage(into=4))
@@ -171,7 +171,7 @@ def transform_that_draws_once(told):
     assert all(torch.equal(each, once[0]) for each in once)
 
 
-@example("transform must take images of different sizes")
+@example("transform must accept images of different sizes")
 def ragged_batch_for_a_transform(told):
     packed, transform = gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :5]]), v2.Resize((4, 4))
     with told:
@@ -179,7 +179,7 @@ def ragged_batch_for_a_transform(told):
     assert run(packed, gpuaug.fuse(transform, ragged=True)).shape == (2, 3, 4, 4)
 
 
-@example("gpuaug.fuse(…, ragged=True) gives them one")
+@example("Put gpuaug.fuse(…, ragged=True), which makes")
 def ragged_batch_for_a_function(told):
     packed, transform = gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :5]]), torch.negative
     with told:
@@ -188,7 +188,7 @@ def ragged_batch_for_a_function(told):
     assert run(packed, fused, transform).shape == (2, 3, 4, 4)
 
 
-@example("as they were loaded")
+@example("as the wrapped loader yields them")
 def whole_numbers_for_kornia(told):
     wide = IMAGES.long()
     with told:
@@ -206,7 +206,7 @@ def targets():
     return [{"boxes": torch.tensor([[1.0, 2, 4, 5]])} for _ in range(2)]
 
 
-@example("beside images stay where they were")
+@example("… no longer match the images, because … receives the images only")
 def boxes_left_behind(told):
     transform = gpuaug.fuse(FLIP)
     with told:
@@ -216,7 +216,7 @@ def boxes_left_behind(told):
     run((IMAGES, targets()), lambda images: transform(images))
 
 
-@example("labels beside images stay as they were")
+@example("labels no longer match the images")
 def labels_left_behind(told):
     transform = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
     with told:
@@ -226,7 +226,7 @@ def labels_left_behind(told):
     run((IMAGES, LABELS), lambda images: transform(images))
 
 
-@example("Images of … are taken for … channels")
+@example("Images of shape … are read with … channels")
 def channels_last(told):
     images, transform = IMAGES.permute(0, 2, 3, 1), gpuaug.fuse(FLIP)
     with told:
@@ -290,7 +290,7 @@ class OnACopy(nn.Module):
         return x.mul_(2)
 
 
-@example("encoder must leave its input as it is")
+@example("encoder must not write to its input")
 def encoder_that_writes_to_its_input(told):
     with told:
         run(FEATURES.clone(), gpuaug.FeatureStage(InPlace()))
@@ -335,7 +335,7 @@ def shapes_of_graphs(told):
     features.capture([(8, 3, 512, 512)])
 
 
-@example("Freeze it with encoder.requires_grad_(False)")
+@example("Freeze the encoder with encoder.requires_grad_(False)")
 def encoder_that_trains(told):
     encoder = Encoder()
     with told:
@@ -344,7 +344,7 @@ def encoder_that_trains(told):
     torch.testing.assert_close(run(FEATURES, gpuaug.FeatureStage(encoder)), encoder(FEATURES))
 
 
-@example("Move it with encoder.to(…)")
+@example("Move the encoder with encoder.to(…)")
 def encoder_on_another_device(told):
     encoder = Encoder().requires_grad_(False).to("meta")
     with told:
@@ -371,5 +371,5 @@ untried(
     "A batch cannot be moved to",
     "The copy of a batch does not overlap with training",
     "because a CUDA graph cannot hold its encoder",
-    "run without CUDA graphs, because one of",
+    "run without CUDA graphs, because a graph of",
 )

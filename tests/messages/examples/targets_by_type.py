@@ -104,7 +104,7 @@ def transform_left_in_a_dataset(told):
     assert torch.equal(got[0], whole[0].flip(-1))
 
 
-@example("Leave … out where batches have")
+@example("Leave … out for batches with")
 def mix_beside_boxes_in_a_stage(told):
     boxes = [{"boxes": torch.tensor([[1.0, 2, 4, 5]])}] * 2
     mix = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])

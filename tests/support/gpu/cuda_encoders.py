@@ -20,4 +20,4 @@ def host_batches(count=8, size=32, last=None):
 
 
 def graphs_of(loader):
-    return [len(branch._runner) for bound in loader._shared.device_setup.bound for branch in bound._branches.values()]
+    return [len(branch._runner) for bound in loader._shared.device_setup.bound_stages for branch in bound._branches.values()]

@@ -11,8 +11,8 @@ from gpuaug import StreamedLoader
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph, feature
 from gpuaug.stages.cuda_graph import GraphRunner, _Graph
-from gpuaug.stages.encoders import tables
-from gpuaug.stages.graph_memory import Need
+from gpuaug.stages.encoders import tables_of
+from gpuaug.stages.graph_memory import MemoryNeed
 
 MB = 1 << 20
 
@@ -25,7 +25,7 @@ class HostGraphs(GraphRunner):
 
     def _inspect(self, inputs, signature):
         result = super()._inspect(inputs, signature)
-        self._needs[signature] = Need(inputs[0].nbytes, self._needs[signature].kept_bytes)
+        self._needs[signature] = MemoryNeed(inputs[0].nbytes, self._needs[signature].io_bytes)
         return result
 
     def _capture(self, inputs, need):
@@ -44,10 +44,10 @@ class HostGraphs(GraphRunner):
                     with torch.inference_mode(kept.is_inference()):
                         kept.copy_(made)
 
-        return _Graph(SimpleNamespace(replay=replay), static, outputs, need, tables(self._encode.module))
+        return _Graph(SimpleNamespace(replay=replay), static, outputs, need, tables_of(self._encode.module))
 
     def _measure(self):
-        self.num_bytes = sum(graph.need.peak_bytes + graph.need.kept_bytes for graph in self._graphs.values())
+        self.num_bytes = sum(graph.need.peak_bytes + graph.need.io_bytes for graph in self._graphs.values())
 
 
 def install(patch):
@@ -55,8 +55,8 @@ def install(patch):
     forms: ClassVar[list] = []
     patch.setattr(HostGraphs, "forms", forms)
     patch.setattr(feature, "GraphRunner", HostGraphs)
-    patch.setattr(feature, "default_bytes", lambda device: 1 << 30)
-    patch.setattr(cuda_graph, "_is_on_card", lambda value: type(value) is torch.Tensor)
+    patch.setattr(feature, "default_max_bytes", lambda device: 1 << 30)
+    patch.setattr(cuda_graph, "_is_on_gpu", lambda value: type(value) is torch.Tensor)
     patch.setattr(cuda_graph, "_host_waits", lambda: nullcontext([]))
     host_states = cuda_graph._host_generator_states
     patch.setattr(cuda_graph, "_host_generator_states", lambda: host_states()[1:])  # without torch's generator
