@@ -211,10 +211,10 @@ def full_precision():
 
 
 def kernel_caches():
-    from gpuaug.fusion.backends.triton import gather, mix, second_pass
+    from gpuaug.fusion.backends.triton import contrast, gather, mix
     from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 
-    for module in (blur, gather, levels, mix, second_pass, sharpness, small_blur):
+    for module in (blur, gather, levels, mix, contrast, sharpness, small_blur):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()

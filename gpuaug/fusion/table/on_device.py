@@ -83,7 +83,7 @@ class DeviceCropTables:
         Cost:
             One launch; for a repeated ``index``, one copy in addition.
         """
-        from gpuaug.fusion.backends.triton.crops import fit
+        from gpuaug.fusion.backends.triton.crops import write_crop_windows
 
         assert layout is not None
         full_table = self._rows[index]
@@ -92,5 +92,5 @@ class DeviceCropTables:
             # Another thread may still use the table of the first call.
             full_table = full_table.clone()
             table_read = full_table[:, : self._end]
-        fit(*self._crop, full_table, layout, self._layout)
+        write_crop_windows(*self._crop, full_table, layout, self._layout)
         return table_read

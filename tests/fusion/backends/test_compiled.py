@@ -34,7 +34,7 @@ from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
 KERNELS = {
     "gather_kernel": backend,
     "mask_kernel": backend,
-    "rest_kernel": backend,
+    "contrast_kernel": backend,
     "channels_kernel": channels,
     "mix_kernel": mix,
     "blur_kernel": small_blur,
