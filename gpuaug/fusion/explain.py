@@ -10,7 +10,7 @@ from gpuaug.core.plotting import html_lines, html_table
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.policies.random_apply import RandomApply
-from gpuaug.fusion.program.intermediates import in_strips, types_written
+from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
 from gpuaug.fusion.program.plan import Pass
 from gpuaug.fusion.program.segments import Segment, Segments
 from gpuaug.fusion.table.on_device import device_crop
@@ -111,14 +111,14 @@ def explanation(
     run the last call on a GPU, or ``None``.
     """
     lines: list[Line] = []
-    all_segments = segments.all(size)
-    whole = segments.whole(size, masks=False, views=views)
+    all_segments = segments.all_segments(size)
+    whole = segments.whole_plan(size, masks=False, views=views)
     runs = views if whole is None else 1
     for segment in all_segments:
-        if isinstance(segment.eager, RandomApply):
-            lines.append(_choice_line(segment.eager, size, runs))
-        elif segment.eager is not None:
-            eager = segment.eager
+        if isinstance(segment.separate_op, RandomApply):
+            lines.append(_choice_line(segment.separate_op, size, runs))
+        elif segment.separate_op is not None:
+            eager = segment.separate_op
             lines.append(Line((eager.name,), "", None, None, None, eager.reason, package=eager.package))
         passes = segment.plan.passes if segment.plan is not None else ()
         read = torch.float32 if lines else source_dtype
@@ -126,8 +126,8 @@ def explanation(
         source_size: Size | None = size
         for pass_, written in zip(passes, types, strict=True):
             crops_on_device = not lines and whole is not None and device_crop(whole) is not None
-            launches = 1 if in_strips(pass_.front, read, written) else pass_.launches
-            out_size = source_size if pass_.out.ragged and not pass_.moves else None
+            launches = 1 if blurs_in_strips(pass_.front, read, written) else pass_.launches
+            out_size = source_size if pass_.out.ragged and not pass_.gather_ops else None
             lines.append(
                 _line(
                     pass_,

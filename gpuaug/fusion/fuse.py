@@ -29,7 +29,7 @@ from gpuaug.fusion.pixels import PIXELS
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
-from gpuaug.fusion.table.rows import make_table, of_all_parts
+from gpuaug.fusion.table.rows import draws_by_part, make_table
 from gpuaug.fusion.targets.box_crop import records_of
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets, joined
@@ -166,7 +166,7 @@ class Fused(nn.Module):
         """Return the program for ``dtype``. ``None``: for bytes, or for floats if the pipeline does not accept bytes."""
         if dtype is not None:
             dtype = one_of("dtype", dtype, tuple(PIXELS), "Pass images.dtype of a batch.")
-        elif self._program().refuses:
+        elif self._program().refuses_type:
             dtype = torch.float32
         return self._program(torch.uint8 if dtype is None else dtype)
 
@@ -280,16 +280,16 @@ class Fused(nn.Module):
         targets = self._targets(inputs, keys)
         size, views = targets.size, self.options.views
         program = self._program(targets.dtype)
-        program.check_type(ran=False)
+        program.check_type(has_run=False)
         program.check_sizes(size)
         _check_targets(program, targets)
         self._seen[:] = ((size, targets.device, targets.dtype),)
-        planned = program.segments.whole(size, masks=targets.has_masks, views=views)
-        if key is not None and planned is not None and not planned.needs_own_batch:
-            program.cache(key, planned, size)
+        plan = program.segments.whole_plan(size, masks=targets.has_masks, views=views)
+        if key is not None and plan is not None and not plan.needs_own_batch:
+            program.cache(key, plan, size)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
-        together = views == 1 or (len(inputs) == 1 and planned is not None)
-        draws_ahead = together and planned is not None and not planned.needs_own_batch
+        together = views == 1 or (len(inputs) == 1 and plan is not None)
+        draws_ahead = together and plan is not None and not plan.needs_own_batch
         seed = next_seed() if draws is None and not draws_ahead else None
         for _ in range(len(program.ops) + 1):
             if draws is not None:
@@ -304,10 +304,10 @@ class Fused(nn.Module):
                     cut = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
                     result = joined(view_results, targets.passed_keys, cut=cut)
-                program.check_type(ran=True)
+                program.check_type(has_run=True)
                 return result
             except Retyped as retyped:
-                returned = {**program.returned, retyped.number: retyped.dtype}
+                returned = {**program.returned_types, retyped.number: retyped.dtype}
                 program = Program(self.pipeline[0], self.options, targets.dtype, returned)
                 self._programs[targets.dtype] = program
                 targets = self._targets(inputs, keys)
@@ -320,7 +320,7 @@ class Fused(nn.Module):
         plan, size = cached
         self._seen[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, program.plain_ops, size, images.device, points=False, views=views)
+        table = self._prefetch.table(plan, program.plain_ops, size, images.device, has_points=False, views=views)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
         result = dispatch.run(plan, self.clips.images(images), table, program.dtype, self.memory_format)
@@ -362,61 +362,63 @@ class Fused(nn.Module):
             self._executor(),
             self.options.views,
             tuple(transforms_done(program.tree)),
-            source_dtype=dtype or (torch.float32 if self._program().refuses else torch.uint8),
+            source_dtype=dtype or (torch.float32 if self._program().refuses_type else torch.uint8),
             plain_torch=plain_torch_reason(self._seen[0][1]) if self._seen else None,
         )
-        crop = program.cropped_by
+        crop = program.window_crop
         note = f"{crop}: a preceding DecodeStage decodes only the window of each image that is read."
         return replace(explanation, notes=(*explanation.notes, note)) if crop else explanation
 
     def _executor(self) -> str:
         """Name of the backend of the last call; empty before the first call."""
-        return dispatch.name(self._seen[0][1]) if self._seen else ""
+        return dispatch.backend_name(self._seen[0][1]) if self._seen else ""
 
     def _run(self, program: Program, targets: Targets, draws: Draws | None) -> Any:
         """Run the pipeline on images and targets, for all views at once or for one view."""
         with torch.no_grad():
             if self._soft is not None:
                 targets.soften(self._soft, program.mixes)
-            planned = program.segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
-            if planned is not None:
-                views = None if draws is None else [of_all_parts(program.plain_ops, view._drawn) for view in draws.views]
-                table = self._table(program, planned, targets, views)
-                canvases = () if views is None else planned.canvases(targets.size, views)
-                targets.run_plan(planned, table, canvases, program.dtype, self.memory_format)
+            plan = program.segments.whole_plan(targets.size, masks=targets.has_masks, views=self.options.views)
+            if plan is not None:
+                views = None if draws is None else [draws_by_part(program.plain_ops, view._drawn) for view in draws.views]
+                table = self._table(program, plan, targets, views)
+                canvases = () if views is None else plan.canvases(targets.size, views)
+                targets.run_plan(plan, table, canvases, program.dtype, self.memory_format)
             elif draws is not None:
                 self._run_segments(program, targets, draws)
             return targets.results(keepdim=self._keepdim, views=self.options.views)
 
-    def _table(self, program: Program, planned: Plan, targets: Targets, views: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
+    def _table(self, program: Program, plan: Plan, targets: Targets, views: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
         """Return the parameter table of a plan that holds the whole pipeline, (V · B, K). ``views``: draws per op, per view."""
-        ops, size, device, points = program.plain_ops, targets.size, targets.device, targets.has_points
+        ops, size, device, has_points = program.plain_ops, targets.size, targets.device, targets.has_points
         if views is None:
-            return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
-        tables = [make_table(planned, size, drawn, device, points=points) for drawn in views]
+            return self._prefetch.table(
+                plan, ops, size, device, targets.places, has_points=has_points, views=self.options.views
+            )
+        tables = [make_table(plan, size, drawn, device, has_points=has_points) for drawn in views]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
         """Run the segments of the pipeline in order."""
-        size, points, segments = targets.size, targets.has_points, program.segments
-        parts = segments.picked(draws._drawn)
+        size, has_points, segments = targets.size, targets.has_points, program.segments
+        parts = segments.picked_ops(draws._drawn)
         for number, (ops, all_drawn) in enumerate(parts):
             start = 0
             while start < len(ops):
-                segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.chooses else None)
+                segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.has_random_apply else None)
                 drawn = all_drawn[start : segment.stop]
                 last = number == len(parts) - 1 and segment.stop == len(ops)
                 form = (program.dtype, self.memory_format) if last else ()
-                if segment.eager is not None:
-                    assert isinstance(segment.eager, EagerOp)
-                    self._warnings.when_run(segment.eager)
-                    targets.run_eager(segment.eager, drawn[0], *form)
-                    size = segment.eager.out_drawn(drawn[0], size)
+                if segment.separate_op is not None:
+                    assert isinstance(segment.separate_op, EagerOp)
+                    self._warnings.when_run(segment.separate_op)
+                    targets.run_eager(segment.separate_op, drawn[0], *form)
+                    size = segment.separate_op.out_drawn(drawn[0], size)
                     if not last:
-                        targets.check_size(segment.eager, size)
+                        targets.check_size(segment.separate_op, size)
                 elif segment.plan is not None:
-                    of_parts = of_all_parts(segment.ops, drawn)
-                    table = make_table(segment.plan, size, of_parts, targets.device, points=points)
+                    of_parts = draws_by_part(segment.ops, drawn)
+                    table = make_table(segment.plan, size, of_parts, targets.device, has_points=has_points)
                     targets.run_plan(segment.plan, table, segment.plan.canvases(size, [of_parts]), *form)
                     size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop

@@ -247,7 +247,7 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth_and_delay():
 
 
 def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
-    assert dispatch.name(torch.device("cuda")) == "triton"
+    assert dispatch.backend_name(torch.device("cuda")) == "triton"
 
     def broken(device, first):
         raise RuntimeError("no compiler")

@@ -241,7 +241,7 @@ REFUSED = {
     "references, multiscale": (
         multiscale,
         gpuaug.ArgumentError,
-        "pipeline must give images one size behind RandomShortestSize_1",
+        "pipeline must give images one size after RandomShortestSize_1",
     ),
     "references, a padding of their own": (
         lambda: v2.Compose([v2.RandomResize(26, 104), v2.RandomHorizontalFlip(), PadIfNeeded(), v2.RandomCrop(48), TO_FLOAT]),

@@ -76,7 +76,7 @@ def run_mask(
     if not masks.numel():
         shape = masks.shape[:2] if places is None else (len(places.owners), 1)
         return masks.new_zeros((*shape, *(canvas or (pass_.out.height, pass_.out.width))))
-    if isinstance(pass_, GatherPass) and pass_.moves:
+    if isinstance(pass_, GatherPass) and pass_.gather_ops:
         if masks.is_cuda and (triton := _triton(masks.device)) is not None:
             masks = triton.run_mask(pass_, masks, table, places, canvas)
         else:
@@ -102,7 +102,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     return boxes.map_boxes(values, valid, mapping, dtype)
 
 
-def name(device: torch.device) -> str:
+def backend_name(device: torch.device) -> str:
     """Executor for a device: ``"torch"`` or ``"triton"``."""
     return "triton" if device.type == "cuda" and device not in TRITON_FAILURES and _triton(device) is not None else "torch"
 

@@ -20,7 +20,7 @@ from gpuaug.fusion.backends.readers import (
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import LARGEST, share_of, unit_range
-from gpuaug.fusion.program.gather import Columns, Gather, Part
+from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
 
@@ -69,7 +69,7 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
         rows = pass_.rows_of(table)
         if isinstance(pass_.front, RowOp):
             pass_.front.spread(rows, frame, frames)
-        for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
+        for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
             op.spread(rows[:, column:], frame, frames)
     return table
 
@@ -105,7 +105,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
         values = masked(pass_.front, repeated_per_view(unit_range(images), len(table)), rows)
-    for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
         values = masked(op, values, rows[:, column:])
     return values
 
@@ -114,7 +114,7 @@ def _on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas
     """Run a pass after which images differ in size, sample by sample, into the top left corner of a canvas of zeros."""
     result = torch.zeros((len(table), pass_.out.channels, *canvas), dtype=torch.float32, device=images.device)
     for sample, row in enumerate(table):
-        height, width = (int(side) for side in pass_.rows_of(row[None])[0, pass_.columns.sides :][:2])
+        height, width = (int(side) for side in pass_.rows_of(row[None])[0, pass_.columns.out_size :][:2])
         sample_pass = replace(pass_, out=pass_.out.to(height, width))
         result[sample, :, :height, :width] = run_pass(sample_pass, image_of(images, sample % len(images)), row[None])[0]
     return result
@@ -194,8 +194,8 @@ def gather_mask(
     y = torch.arange(height, device=masks.device)[None, :, None]
     if canvas is not None:
         x, y = (
-            torch.minimum(x, parameters.integer(columns.sides + 1) - 1),
-            torch.minimum(y, parameters.integer(columns.sides) - 1),
+            torch.minimum(x, parameters.integer(columns.out_size + 1) - 1),
+            torch.minimum(y, parameters.integer(columns.out_size) - 1),
         )
     inside: Tensor | None = None
     if front.after.ops:
@@ -215,7 +215,7 @@ def gather_mask(
 
 def erased(pass_: Pass, masks: Tensor, table: Tensor, places: MaskLayout | None = None) -> Tensor:
     """Return masks, (B · T, C, H, W), with zeros where the pass erases their images, as in Kornia."""
-    for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
             rows = _rows(pass_.rows_of(table), masks, places)[:, column:]
             covered = op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0)
@@ -238,9 +238,9 @@ def as_bits(masks: Tensor) -> Tensor:
     return masks.view(_BITS.get(masks.dtype.itemsize, masks.dtype))
 
 
-def mask_fill(part: Part, dtype: torch.dtype) -> int:
+def mask_fill(maps: IndexMaps, dtype: torch.dtype) -> int:
     """Return the bits of the fill of constant padding, in masks of ``dtype``."""
-    return int(as_bits(torch.full((), part.mask_fill, dtype=torch.float32, device="cpu").to(dtype)).item())
+    return int(as_bits(torch.full((), maps.mask_fill, dtype=torch.float32, device="cpu").to(dtype)).item())
 
 
 class _Parameters:
@@ -298,15 +298,17 @@ class _Taps:
         return values
 
 
-def _mapped(part: Part, parameters: _Parameters, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _mapped(
+    maps: IndexMaps, parameters: _Parameters, column: int, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
     x = parameters.integer(column) * x + parameters.integer(column + 1)
     y = parameters.integer(column + 2) * y + parameters.integer(column + 3)
-    if not part.edge:
+    if not maps.edge:
         return x, y, None
     low_x, high_x, low_y, high_y = (parameters.integer(column + k) for k in range(4, 8))
-    if part.edge == "constant":
+    if maps.edge == "constant":
         return x, y, (x >= low_x) & (x < high_x) & (y >= low_y) & (y < high_y)
-    return _edged(part.edge, x, low_x, high_x), _edged(part.edge, y, low_y, high_y), None
+    return _edged(maps.edge, x, low_x, high_x), _edged(maps.edge, y, low_y, high_y), None
 
 
 def _edged(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -327,7 +329,7 @@ def _interpolated(
     nearest: bool,
     half_pixel_centers: bool,
 ) -> Tensor:
-    if front.kind == "resample":
+    if front.interpolation == "resample":
         centre = 0.5 if half_pixel_centers else 0.0
         at_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
         at_y = (y.float() + centre) * parameters.number(column + 3) - (0.0 if nearest else centre)
@@ -335,13 +337,13 @@ def _interpolated(
         start_y, count_y = parameters.integer(column + 4), parameters.integer(column + 5)
     else:
         at_x, at_y = _projected(front, parameters, column, x, y)
-        sizes = column + (6 if front.kind == "affine" else 9)
+        sizes = column + (6 if front.interpolation == "affine" else 9)
         start_x = start_y = torch.zeros_like(parameters.integer(column))
         count_x = parameters.integer(sizes)
         count_y = parameters.integer(sizes + 1)
     if nearest:
         # A warp rounds half to even, as ``grid_sample`` does; a resize takes the pixel whose square contains the coordinate.
-        rounded = torch.floor if front.kind == "resample" else torch.round
+        rounded = torch.floor if front.interpolation == "resample" else torch.round
         return _tap(front, taps, rounded(at_x).long(), rounded(at_y).long(), start_x, count_x, start_y, count_y)
     left, top = torch.floor(at_x), torch.floor(at_y)
     right_share, lower_share = (at_x - left)[:, None], (at_y - top)[:, None]
@@ -381,10 +383,10 @@ def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table
 
 
 def _projected(front: Gather, parameters: _Parameters, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    m = [parameters.number(column + k) for k in range(6 if front.kind == "affine" else 9)]
+    m = [parameters.number(column + k) for k in range(6 if front.interpolation == "affine" else 9)]
     at_x = m[0] * x + (m[1] * y + m[2])
     at_y = m[3] * x + (m[4] * y + m[5])
-    if front.kind == "perspective":
+    if front.interpolation == "perspective":
         depth = m[6] * x + (m[7] * y + m[8])
         at_x, at_y = at_x / depth, at_y / depth
     # Clamped, because a larger float would not convert to an integer. All such pixels are outside.
@@ -394,7 +396,7 @@ def _projected(front: Gather, parameters: _Parameters, column: int, x: Tensor, y
 
 def _share_inside(front: Gather, parameters: _Parameters, column: int, x: Tensor, y: Tensor) -> Tensor:
     """Weight of the taps of a warp that lie inside the image, (B, 1, h, w)."""
-    sizes = column + (6 if front.kind == "affine" else 9)
+    sizes = column + (6 if front.interpolation == "affine" else 9)
     shares = []
     for at, count in zip(
         _projected(front, parameters, column, x, y), (parameters.integer(sizes), parameters.integer(sizes + 1)), strict=True

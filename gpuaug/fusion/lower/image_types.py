@@ -30,12 +30,12 @@ class ImageTypes:
     Args:
         dtype: Type of the input images of the pipeline.
         scalings: Number of conversions from integers to floats in [0, 1] in the pipeline.
-        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
+        returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 
     dtype: torch.dtype
     scalings: int = 0
-    returned: Mapping[int, torch.dtype] = field(default_factory=dict)
+    returned_types: Mapping[int, torch.dtype] = field(default_factory=dict)
     fallbacks: int = 0
     """Number of torchvision's fallback modules before the next transform."""
     largest: int = field(init=False)
@@ -72,7 +72,7 @@ class ImageTypes:
         """Update the type for a module that torchvision runs, and return the index of the module among the fallbacks."""
         index = self.fallbacks
         self.fallbacks += 1
-        self.dtype = self.returned.get(index, self.dtype)
+        self.dtype = self.returned_types.get(index, self.dtype)
         self.at_most_one = self.at_most_one and keeps_range
         return index
 

@@ -39,7 +39,7 @@ def lower(
     *,
     antialias: bool = False,
     dtype: torch.dtype = torch.uint8,
-    returned: Mapping[int, torch.dtype] | None = None,
+    returned_types: Mapping[int, torch.dtype] | None = None,
 ) -> Lowered:
     """Lower a pipeline to a tree of ops.
 
@@ -48,7 +48,7 @@ def lower(
         pick: Whether Kornia's policies pick per batch, as in Kornia, or per sample.
         antialias: Whether Kornia's modules antialias when they downsample. torchvision's modules have their own setting.
         dtype: Type of the input images.
-        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
+        returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` is not a pipeline, or has a transform that cannot run on batches.
@@ -63,7 +63,7 @@ def lower(
         from gpuaug.fusion.lower.torchvision import count_scalings
 
         scalings = count_scalings(pipeline)
-    types = ImageTypes(dtype, scalings, returned or {})
+    types = ImageTypes(dtype, scalings, returned_types or {})
     tree = _Lowering(pick, types).tree("", pipeline)
     if not list(leaves(tree)):
         raise ArgumentError(

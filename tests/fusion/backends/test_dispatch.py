@@ -202,8 +202,8 @@ def test_a_required_triton_stops_the_first_call_and_nothing_that_describes_it(mo
     monkeypatch.setattr(backend, "probe", broken)
     monkeypatch.setenv("GPUAUG_REQUIRE_TRITON", "1")
     with pytest.raises(gpuaug.DeviceError, match="no driver"):
-        dispatch.name(CUDA)
-    assert dispatch.name(CUDA) == "torch"
+        dispatch.backend_name(CUDA)
+    assert dispatch.backend_name(CUDA) == "torch"
 
 
 @pytest.mark.parametrize("value", ["0", ""])
@@ -218,7 +218,7 @@ def test_triton_is_not_required_unless_asked_for(value, works, monkeypatch, tmp_
 def test_cpu_needs_no_triton(monkeypatch):
     monkeypatch.setenv("GPUAUG_REQUIRE_TRITON", "1")
     monkeypatch.setattr(backend, "probe", None)
-    assert dispatch.name(CPU) == "torch"
+    assert dispatch.backend_name(CPU) == "torch"
     gpuaug.fuse(K.RandomInvert())(photographs(2))
 
 

@@ -390,7 +390,7 @@ def ragged_batch_for_another_pipeline(told):
     assert gpuaug.fuse(v2.Resize((4, 4)), ragged=True)(packed).shape == (2, 3, 4, 4)
 
 
-@example("pipeline must give images one size …, got … as its end")
+@example("pipeline must give images one size …, got … at the end")
 def ragged_without_a_size(told):
     packed = gpuaug.collate_ragged(list(IMAGES))
     with told:

@@ -36,8 +36,8 @@ from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
-from gpuaug.fusion.program.gather import Gather, Part
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, is_clean, marked_program, may_round, types_written
+from gpuaug.fusion.program.gather import Gather, IndexMaps
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, gives_unit_range, may_round, program_with_flags, types_written
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
 # Values of kernel constants, by option: type of the interpolation, antialiasing filter, layout of ragged images, largest value
@@ -194,8 +194,8 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
     images_per_view = batch // pass_.out.each * pass_.source.each
     rgb = channels == 3
-    clean = is_clean(front, dtype_of(images))
-    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.mean else TILES[front.kind]
+    in_unit_range = gives_unit_range(front, dtype_of(images))
+    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.needs_mean else TILES[front.interpolation]
     warps = 1 if front.filter else 4
     tiles_across, tiles_down = _tiles(height, width, tile)
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples then begin at multiples of 32 bits
@@ -203,19 +203,19 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
         "VIEWS_AND_FRAMES": (images_per_view != len(images), pass_.out.each, pass_.columns.frames, pass_.source.each),
         "SOURCE_W": strides[3],
-        "ADJACENT_TAPS": clean
-        and front.kind == "resample"
+        "ADJACENT_TAPS": in_unit_range
+        and front.interpolation == "resample"
         and not front.nearest
         and not front.before.ops
         and shortest_side > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
-        "PROGRAM": marked_program(pass_, clean=clean),
+        "PROGRAM": program_with_flags(pass_, in_unit_range=in_unit_range),
         "OP_COUNT": len(pass_.program),
         "CHANNELS": channels,
         "MAX_VALUE": _MAX_VALUES.get(dtype_of(images), 0),
-        "EXACT_DIVISION": front.exact,
+        "EXACT_DIVISION": front.exact_division,
         "ROUTE_COLUMN": pass_.route_column,
         "CONTRAST_COLUMN": -1,
         "SAVE_PIXELS": False,
@@ -230,7 +230,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     sizes = (len(images), height, width)
     row_stride = table.stride(0)
     out_strides = out.stride()[:3]
-    if not pass_.mean:
+    if not pass_.needs_mean:
         integers = (*sizes, tiles_across, row_stride, tiles_across * tiles_down, 0, *strides[:3], *out_strides)
         grid = (tiles_across * tiles_down, batch, 1 if rgb else channels)
         return _GatherLaunches(None, (0, 0), False, Launch(gather_kernel, grid, integers, constants, warps=warps))
@@ -238,7 +238,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     planes = 1 if rgb else channels
     blocks = tiles * planes
     constants["SUM_COUNT"] = next_power_of_2(blocks)
-    contrast_index = next(index for index, op in enumerate(pass_.points) if op.needs_mean)
+    contrast_index = next(index for index, op in enumerate(pass_.point_ops) if op.needs_mean)
     code, mask_column, flags = constants["PROGRAM"][contrast_index]
     sum_program = (*constants["PROGRAM"][:contrast_index], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST))
     contrast_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
@@ -246,7 +246,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     # ``contrast_kernel`` would not know which samples the pass skips.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
     rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
-    saves_pixels = rgb and clean and rounds and all(op.keeps_unit_range for op in pass_.points[:contrast_index])
+    saves_pixels = rgb and in_unit_range and rounds and all(op.keeps_unit_range for op in pass_.point_ops[:contrast_index])
     sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "OP_COUNT": len(sum_program), "SUM_COUNT": 0}
     sum_constants |= {"CONTRAST_COLUMN": mask_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}
     integers = (*sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
@@ -332,7 +332,7 @@ def run_mask(
     batch, channels = masks.shape[:2] if mask_layout is None else (len(mask_layout.owners), 1)
     height, width = canvas or (pass_.out.height, pass_.out.width)
     result = torch.empty((batch, channels, height, width), dtype=masks.dtype, device=masks.device)
-    # The number of masks is not part of the key, because it differs between batches.
+    # The number of masks is not maps of the key, because it differs between batches.
     frames = 1 if is_ragged else max(batch // max(len(table), 1), 1)
     key = _mask_launch, masks.dtype, masks.stride(-1), is_ragged, frames
     mask_launch = pass_.launch_cache.get(key)
@@ -363,8 +363,8 @@ class _MaskLaunch:
 
 def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> _MaskLaunch:
     front = pass_.front
-    fill_before, fill_after = (mask_fill(part, masks.dtype) for part in (front.before, front.after))
-    tile = TILES[front.kind]
+    fill_before, fill_after = (mask_fill(maps, masks.dtype) for maps in (front.before, front.after))
+    tile = TILES[front.interpolation]
     constants = {
         **_constants(pass_),
         "HALF_PIXEL": front.mask_half_pixel_centers,
@@ -403,7 +403,7 @@ def _constants(pass_: GatherPass) -> dict[str, Any]:
     """Return the constants that are common to the gather kernels of images and of masks."""
     front, columns = pass_.front, pass_.columns
     return {
-        "INTERPOLATION": _INTERPOLATIONS[front.kind],
+        "INTERPOLATION": _INTERPOLATIONS[front.interpolation],
         "HALF_PIXEL": front.half_pixel_centers,
         "NEAREST": front.nearest,
         "ZEROS": front.zeros,
@@ -411,12 +411,12 @@ def _constants(pass_: GatherPass) -> dict[str, Any]:
         "WARP_COLUMN": max(columns.warp, 0),
         "WARP_FILL_COLUMN": columns.warp_fill,
         "MAP_BEFORE": (_padding_mode(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
-        "OUT_SIZE_COLUMN": columns.sides,
+        "OUT_SIZE_COLUMN": columns.out_size,
     }
 
 
-def _padding_mode(part: Part) -> int:
-    return _PADDING_MODES[part.edge] if part.ops else 0
+def _padding_mode(maps: IndexMaps) -> int:
+    return _PADDING_MODES[maps.edge] if maps.ops else 0
 
 
 def _tiles(height: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:

@@ -187,7 +187,7 @@ def _launch(
     out = crop.out(pass_.source)
     constants: dict[str, Any] = {
         "CROP_CANDIDATES": CROP_CANDIDATES,
-        "UNIFORMS_COLUMN": columns.numbers,
+        "UNIFORMS_COLUMN": columns.uniforms,
         "WARP_COLUMN": pass_.columns.warp,
         "MASK_WARP_COLUMN": pass_.columns.mask_warp,
         "MATRIX_COLUMN": columns.matrix,

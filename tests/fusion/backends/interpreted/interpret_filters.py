@@ -126,7 +126,7 @@ def fault_in_strips(name, channels, memory_format):
     module, shape, dtype = STRIPS[name]
     images = torch.rand(2, channels, *shape, generator=torch.Generator().manual_seed(1))
     images = (images * (255 if dtype == torch.uint8 else 65535)).to(torch.int32).to(dtype)
-    with mock.patch.object(blur, "in_strips", return_value=True):
+    with mock.patch.object(blur, "blurs_in_strips", return_value=True):
         return fault(module, images, torch.float16, memory_format, way="odd" in name, launches=1)
 
 

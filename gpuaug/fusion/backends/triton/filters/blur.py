@@ -39,7 +39,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
 )
 from gpuaug.fusion.backends.triton.taps import select_buffers
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, in_strips, is_clean, may_round
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_round
 from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
@@ -289,7 +289,7 @@ def _blur_launches(
     (down, across) = pass_.front.kernel_size
     border = BORDERS[pass_.front.border]
     constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": border}
-    if in_strips(pass_.front, source.dtype, out.dtype):
+    if blurs_in_strips(pass_.front, source.dtype, out.dtype):
         return _strips_launch(pass_, source, rows, out, constants)
     if pass_.front.launches == 1:
         return small_blur(pass_, source, rows, out, constants)
@@ -303,7 +303,7 @@ def _blur_launches(
         warps=tile["TILES"],
     )
     rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
-    rounds = is_clean(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
+    rounds = gives_unit_range(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
     return columns_launch, rows_launch, UINT16_UNIT if rounds else torch.float32
 
 
@@ -312,7 +312,7 @@ def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Ten
     constants, planes = output_constants(pass_, source, out)
     constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "ROUTE_COLUMN": pass_.route_column}
     # Images between passes begin at aligned addresses; images of users may not.
-    aligned = pass_.first > 0 and source.dtype == UINT16_UNIT
+    aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
     integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])

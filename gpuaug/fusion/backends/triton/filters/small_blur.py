@@ -176,7 +176,7 @@ def small_blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor,
     strides = (*source.stride()[:3], *out.stride()[:3])
     # Images between passes begin at aligned addresses; images of users may not. Three planes at once need too many registers.
     planar = source.stride(3) == out.stride(3) == 1 and not common["RGB"]
-    grouped = planar and pass_.first > 0 and not any(size % GROUP for size in (width, *strides))
+    grouped = planar and pass_.first_column > 0 and not any(size % GROUP for size in (width, *strides))
     group, along, lines = (GROUP, GROUP_ALONG, GROUP_LINES) if grouped else (1, ALONG, LINES.value)
     tiles_down, tiles_across = triton.cdiv(height, along), triton.cdiv(width, ACROSS)
     warps = min(TILES, triton.next_power_of_2(triton.cdiv(tiles_down * tiles_across, group))) if pass_.route_column >= 0 else 1
