@@ -54,7 +54,7 @@ class IndexMaps:
         return next((op.mask_fill for op in self.ops if op.edge == "constant"), 0.0)
 
     def accepts(self, op: IndexOp) -> bool:
-        """Return whether ``op`` composes with the index maps. Two paddings do so only if both are constant, with equal fills."""
+        """Return whether ``op`` composes with the index maps. Only constant paddings with equal fills compose."""
         if not op.edge or not self.edge:
             return True
         return op.edge == self.edge == "constant" and (op.fill, op.mask_fill) == (self.fill, self.mask_fill)

@@ -63,7 +63,7 @@ def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
 
 @left_to_kornia
 def test_a_segment_sees_the_size_that_the_one_before_it_gives():
-    first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomMedianBlur(), K.RandomInvert()).all(SIZE)
+    first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomMedianBlur(), K.RandomInvert()).all_segments(SIZE)
     assert (first.plan.source.height, first.plan.out.height, first.plan.out.width) == (32, 20, 24)
     assert (last.plan.source.height, last.plan.source.width) == (20, 24)
 

@@ -15,7 +15,7 @@ from triton import next_power_of_2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeated_per_view
+from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeat_per_view
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.channels import combine_channels
@@ -150,7 +150,7 @@ def _run(
             gather(pass_, source, rows, out)
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
-            OP_KERNELS[pass_.front.kernel](pass_, repeated_per_view(source, len(out)), rows, out)
+            OP_KERNELS[pass_.front.kernel](pass_, repeat_per_view(source, len(out)), rows, out)
         source = out
     return out
 
