@@ -1,4 +1,4 @@
-"""Types of pixels, and conversions between them. An integer represents its quotient by the largest value of its type."""
+"""Types of images, and conversions between them. An integer pixel represents its quotient by the largest value of its type."""
 
 import torch
 from torch import Tensor

@@ -163,7 +163,7 @@ def test_as_kornia_refuses_ragged_draws():
     assert draws.shape == (5, 3, None, None)
     with raises("index must be the index of a drawn image, got 5 of 5. Count them from 0."):
         draws.alone(5)
-    with raises("draws must be for images of one size in Kornia, got those of a ragged batch. Take one image: draws.alone(0)"):
+    with raises("draws must be for images of one size in Kornia, got draws for a ragged batch. Take one image: draws.alone(0)"):
         draws.as_kornia()
 
 

@@ -274,16 +274,16 @@ def test_draws_name_what_they_have_no_form_for():
     )
     with pytest.raises(gpuaug.ArgumentError) as raised:
         mixed.as_torchvision()
-    assert "draws must be of fused torchvision transforms for as_torchvision(), got RandomInvert_1, one of Kornia" in str(
+    assert "draws must be of fused torchvision transforms for as_torchvision(), got RandomInvert_1, a module of Kornia" in str(
         raised.value
     )
     with pytest.warns(gpuaug.GpuAugWarning):
         left = gpuaug.fuse(v2.RGB())
-    with pytest.raises(gpuaug.ArgumentError, match="got RGB, one that torchvision runs"):
+    with pytest.raises(gpuaug.ArgumentError, match="got RGB, which torchvision runs"):
         left.draw(images.shape).as_torchvision()
     with pytest.raises(gpuaug.ArgumentError) as raised:
         gpuaug.fuse(v2.RandomInvert(), views=2).draw(images.shape).as_torchvision()
-    text = "draws must be those of one view, got 2. Take one: draws.views[0].as_torchvision()."
+    text = "draws must be of one view, got 2 views. Take one: draws.views[0].as_torchvision()."
     assert str(raised.value) == text
 
 

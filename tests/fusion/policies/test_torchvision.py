@@ -222,7 +222,7 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
     assert (line.package, line.launches) == ("torchvision", None)
     assert reason in line.reason
     assert any("Aug" in name for name in draws.of(0))
-    with pytest.raises(gpuaug.ArgumentError, match="one that torchvision runs"):
+    with pytest.raises(gpuaug.ArgumentError, match="which torchvision runs"):
         draws.as_torchvision()
 
 
