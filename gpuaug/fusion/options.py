@@ -11,7 +11,7 @@ from gpuaug.core.ragged import MOST_ELEMENTS
 from gpuaug.fusion.policies.picking import Pick
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
-"""Format of boxes in target dicts: two corners; a corner, width and height; a centre, width and height; the same as fractions."""
+"""Format of boxes in target dicts: corners; corner, width and height; centre, width and height; the same in fractions."""
 
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 _BOXES = get_args(BoxForm)
