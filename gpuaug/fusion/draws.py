@@ -9,7 +9,7 @@ from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
-from gpuaug.fusion.lower.tree import Done, Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import ImplicitTransform, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -116,7 +116,7 @@ class Draws:
             name = f"{path}/{tree.name}" if path and tree.name else path or tree.name
             if isinstance(tree, Leaf):
                 yield from _parameters(name, tree.op, next(draws), sample)
-            elif not isinstance(tree, Done):
+            elif not isinstance(tree, ImplicitTransform):
                 for item in tree.items:
                     yield from entries(item, name)
 
@@ -156,7 +156,7 @@ class Draws:
         drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
         def kornia_form(tree: Tree) -> Any:
-            assert not isinstance(tree, Done)
+            assert not isinstance(tree, ImplicitTransform)
             if isinstance(tree, Leaf):
                 drawn, size = next(drawn_sizes)
                 # Kornia drew, because the op does not support images of this size.
@@ -230,7 +230,7 @@ def _for_frames(params: Any, size: Size) -> Any:
 
 def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the functions of torchvision, with their arguments, that repeat the draws of one sample."""
-    if isinstance(tree, Done):
+    if isinstance(tree, ImplicitTransform):
         yield from tree.calls
     elif isinstance(tree, Leaf):
         drawn, size = next(drawn_sizes)

@@ -24,7 +24,7 @@ from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_form
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
-from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
+from gpuaug.fusion.lower.tree import ending_of, implicit_transforms, leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
@@ -371,7 +371,7 @@ class Fused(nn.Module):
             program.dtype,
             self._backend(),
             self.options.views,
-            tuple(transforms_done(program.tree)),
+            tuple(implicit_transforms(program.tree)),
             source_dtype=dtype or (torch.float32 if self._program().refuses_type else torch.uint8),
             plain_torch=plain_torch_reason(self._last_call[0][1]) if self._last_call else None,
         )

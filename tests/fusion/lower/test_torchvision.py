@@ -73,7 +73,7 @@ REFUSED = {
     ),
     "means of bytes": (
         [TO_FLOAT, v2.Normalize([123.675, 0.0, 0.0], [58.395, 1.0, 1.0])],
-        "mean and std of Normalize_1 must be those of images in [0, 1], got a mean of 123.675 and a std of 58.395. Divide both "
+        "mean and std of Normalize_1 must be for images in [0, 1], got a mean of 123.675 and a std of 58.395. Divide both "
         "by 255, by 65535 for uint16 images or by 32767 for int16 ones.",
     ),
     "a threshold of bytes behind the conversion": (

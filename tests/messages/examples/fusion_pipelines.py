@@ -155,7 +155,7 @@ def normalize_of_bytes(told):
     torch.testing.assert_close(gpuaug.fuse(pipeline)(IMAGES), v2.Compose(pipeline)(IMAGES))
 
 
-@example("mean and std of … must be those of images in [0, 1]")
+@example("mean and std of … must be for images in [0, 1]")
 def means_of_bytes(told):
     mean, std = torch.tensor([124.0, 116, 104]), torch.tensor([58.0, 57, 57])
     with told:
