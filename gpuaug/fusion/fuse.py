@@ -29,7 +29,7 @@ from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
 from gpuaug.fusion.options import Options
-from gpuaug.fusion.pixels import PIXELS
+from gpuaug.fusion.pixels import IMAGE_DTYPES
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
@@ -138,6 +138,7 @@ class Fused(nn.Module):
         classes = classes_of(options.num_classes, byte_program.mixes)
         self.options = replace(options, num_classes=classes)
         self._ending = ending_of(byte_program.tree)
+        """Effect of the pipeline's transforms of targets, which are applied at its end."""
         self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
         """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
         self._soft_labels = None if classes is None else SoftLabels(classes, options.label_smoothing)
@@ -169,7 +170,7 @@ class Fused(nn.Module):
     def _program_for(self, dtype: torch.dtype | None) -> Program:
         """Return the program for images of ``dtype``. Default: bytes, or floats if the pipeline does not accept bytes."""
         if dtype is not None:
-            dtype = one_of("dtype", dtype, tuple(PIXELS), "Pass images.dtype of a batch.")
+            dtype = one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
         elif self._program().refuses_type:
             dtype = torch.float32
         return self._program(torch.uint8 if dtype is None else dtype)

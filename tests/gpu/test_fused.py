@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
-from gpuaug.fusion.pixels import PIXELS, converted
+from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
 pytestmark = pytest.mark.gpu
 
@@ -105,7 +105,7 @@ TYPED = {
 
 
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
-@pytest.mark.parametrize("dtype", sorted(PIXELS, key=str), ids=str)
+@pytest.mark.parametrize("dtype", sorted(IMAGE_DTYPES, key=str), ids=str)
 @pytest.mark.parametrize("name", TYPED)
 def test_types_are_those_of_the_cpu(name, dtype):
     images = converted(photographs(5), dtype)

@@ -36,7 +36,7 @@ def run(
 
     Args:
         plan: Plan for the size of the images.
-        images: Images of a type in ``PIXELS``.
+        images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table.
         dtype: Dtype of the result.
         memory_format: Memory format of the result.

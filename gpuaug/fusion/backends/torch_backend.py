@@ -35,7 +35,7 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
 
     Args:
         plan: Plan for the size of the images.
-        images: Images of a type in ``PIXELS``.
+        images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table, on the device of the images.
         canvases: ``Plan.canvases``, (height, width) of the canvas of each pass but the last.
 

@@ -46,7 +46,7 @@ class BasePass(ABC):
     -1 if the pass reads every sample from its source and writes it to its output.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of prepared launches, keyed by dtype, shape and strides."""
+    """Cache of kernel launches, keyed by dtype, shape and strides."""
 
     def rows_of(self, table: Rows) -> Rows:
         """Return the table (B, K) from the first column of the pass."""

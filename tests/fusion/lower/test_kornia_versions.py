@@ -63,8 +63,8 @@ def test_installed_kornia_is_a_version_compared_with():
     """CI installs the newest Kornia there is, so that a release to compare with is known at once."""
     assert kornia.untested_version() is None, (
         f"Kornia {version('kornia')} is installed, and the ops were compared with {kornia.REQUIREMENT} alone: every user "
-        "of it has all modules left to Kornia. Widen TESTED_VERSIONS in gpuaug/fusion/lower/kornia.py, run tests/fusion, make the "
-        "ops agree, and update docs/fuse.md."
+        "of it has all modules left to Kornia. Widen TESTED_VERSIONS in gpuaug/fusion/lower/kornia.py, run tests/fusion, make "
+        "the ops agree, and update docs/fuse.md."
     )
 
 

@@ -1,4 +1,4 @@
-"""Backend that runs a plan in Triton kernels: one launch per pass, plus one if a contrast needs the mean of its image.
+"""Backend that runs a plan in Triton kernels: one launch per pass, or two for some filters and for contrasts around a mean.
 
 A pass is one reading and writing of all images: a gather, which moves or interpolates pixels, a filter or a mix, and pointwise
 ops. A plan is the passes of a pipeline for images of one size.
@@ -21,7 +21,7 @@ from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.channels import combine_channels
 from gpuaug.fusion.backends.triton.contrast import contrast_kernel
 from gpuaug.fusion.backends.triton.filters.blur import blur
-from gpuaug.fusion.backends.triton.filters.levels import level
+from gpuaug.fusion.backends.triton.filters.levels import map_levels
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
 from gpuaug.fusion.backends.triton.gather import gather_kernel
 from gpuaug.fusion.backends.triton.launch import (
@@ -63,7 +63,7 @@ MOST_SAMPLES = 65535
 OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], object]] = {
     "blur": blur,
     "channels": combine_channels,
-    "levels": level,
+    "levels": map_levels,
     "mix": mix,
     "sharpness": sharpen,
 }
@@ -85,7 +85,7 @@ def run(
 
     Args:
         plan: Plan for the size of the images.
-        images: Images of a type in ``PIXELS``.
+        images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table.
         dtype: Dtype of the result.
         memory_format: Memory format of the result.
@@ -114,36 +114,36 @@ def run(
         with on_device(images.device):
             return run(plan, images, table, dtype, memory_format, canvases)
     key = types_written, dtype_of(images), dtype
-    types = plan.passes[-1].launch_cache.get(key)
-    if types is None:
-        types = types_written(plan.passes, dtype_of(images), dtype)
+    dtypes = plan.passes[-1].launch_cache.get(key)
+    if dtypes is None:
+        dtypes = types_written(plan.passes, dtype_of(images), dtype)
         with compile_in_parallel():  # compiles the kernels of all passes, and launches none
-            _run(plan, images, table, types, memory_format, canvases)
-        plan.passes[-1].launch_cache[key] = types
-    return _run(plan, images, table, types, memory_format, canvases)
+            _run_passes(plan, images, table, dtypes, memory_format, canvases)
+        plan.passes[-1].launch_cache[key] = dtypes
+    return _run_passes(plan, images, table, dtypes, memory_format, canvases)
 
 
-def _run(
+def _run_passes(
     plan: Plan,
     images: Tensor | Ragged,
     table: Tensor,
-    types: tuple[torch.dtype, ...],
+    dtypes: tuple[torch.dtype, ...],
     memory_format: torch.memory_format,
     canvases: Canvases,
 ) -> Tensor:
     source = images
-    last = len(plan.passes) - 1
+    last_index = len(plan.passes) - 1
     buffers: Tensor | None = None
     for index, pass_ in enumerate(plan.passes):
         sides = canvases[index] if pass_.out.ragged else (pass_.out.height, pass_.out.width)
         shape = table.shape[0] * pass_.out.each, pass_.out.channels, *sides
-        if index == last:
-            out = torch.empty(shape, dtype=types[index], device=images.device, memory_format=memory_format)
+        if index == last_index:
+            out = torch.empty(shape, dtype=dtypes[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].route_column < 0:
-            out = torch.empty(shape, dtype=types[index], device=images.device)
+            out = torch.empty(shape, dtype=dtypes[index], device=images.device)
         else:  # a pass reads a sample from one of two buffers, and writes it to one of them
             if buffers is None:
-                buffers = torch.empty((2, *shape), dtype=types[index], device=images.device)
+                buffers = torch.empty((2, *shape), dtype=dtypes[index], device=images.device)
             out = buffers[0]
         rows = pass_.rows_of(table)
         if isinstance(pass_, GatherPass):
@@ -197,7 +197,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     in_unit_range = gives_unit_range(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.needs_mean else TILES[front.interpolation]
     warps = 1 if front.filter else 4
-    tiles_across, tiles_down = _tiles(height, width, tile)
+    tiles_across, tiles_down = _tile_counts(height, width, tile)
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples then begin at multiples of 32 bits
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
@@ -221,12 +221,12 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "SAVE_PIXELS": False,
         "SUM_COUNT": 0,
         "TILE": tile,
-        **_constants(pass_),
+        **_gather_constants(pass_),
     }
     if on_canvas or pass_.out.ragged:  # the size of the buffer differs in every batch
-        constants |= _NOT_COMPILED_IN
+        constants |= _SIZES_AS_ARGUMENTS
     else:
-        constants |= _compiled_in(constants, strides, out, full_tiles=width % tile[1] == 0 and height % tile[0] == 0)
+        constants |= _size_constants(constants, strides, out, full_tiles=width % tile[1] == 0 and height % tile[0] == 0)
     sizes = (len(images), height, width)
     row_stride = table.stride(0)
     out_strides = out.stride()[:3]
@@ -277,12 +277,12 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
 _compiled_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}
 """Constants for the strides and sizes of the first images, keyed by all other constants of the kernel and the output dtype."""
 
-_NOT_COMPILED_IN: dict[str, Any] = {"SOURCE_STRIDES": (0, 0), "WIDTH": 0, "PIXELS": 0, "FULL_TILES": False}
+_SIZES_AS_ARGUMENTS: dict[str, Any] = {"SOURCE_STRIDES": (0, 0), "WIDTH": 0, "PIXELS": 0, "FULL_TILES": False}
 """Constants for strides and sizes of a kernel that takes all of them as arguments."""
 
 
 def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
-    """Return the layout of a ragged batch or ``""``, the strides of (B, C, H, W), 0 if images differ, and the shortest side."""
+    """Return (layout of a ragged batch or ``""``, strides of (B, C, H, W) or 0 if images differ in them, shortest side)."""
     if isinstance(images, Tensor):
         return "", images.stride(), min(images.shape[2:])
     shapes = images.shapes
@@ -290,7 +290,7 @@ def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
     return shapes.layout if shapes.windows is None else "windows", strides, shapes.least
 
 
-def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, full_tiles: bool) -> dict[str, Any]:
+def _size_constants(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, full_tiles: bool) -> dict[str, Any]:
     """Return the constants for strides and sizes: their values for the size of the first images of such a pass, else zeros.
 
     Compiled-in sizes save a third of the instructions. Images of all other sizes share a second compilation.
@@ -303,7 +303,7 @@ def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tenso
         "FULL_TILES": full_tiles,
     }
     first_sizes = _compiled_sizes.setdefault((*constants.values(), out.dtype), sizes)
-    return sizes if first_sizes == sizes else _NOT_COMPILED_IN
+    return sizes if first_sizes == sizes else _SIZES_AS_ARGUMENTS
 
 
 def run_mask(
@@ -338,7 +338,7 @@ def run_mask(
     mask_launch = pass_.launch_cache.get(key)
     if mask_launch is None:
         mask_launch = pass_.launch_cache[key] = _mask_launch(pass_, masks, is_ragged=is_ragged, frames=frames)
-    tiles_across, tiles_down = _tiles(height, width, mask_launch.tile)
+    tiles_across, tiles_down = _tile_counts(height, width, mask_launch.tile)
     strides = (0, 0, 0) if is_ragged else masks.stride()[:3]
     sizes = (height, width, tiles_across, table.stride(0))
     owners, sample_layouts = (table, table) if mask_layout is None else mask_layout
@@ -366,7 +366,7 @@ def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: i
     fill_before, fill_after = (mask_fill(maps, masks.dtype) for maps in (front.before, front.after))
     tile = TILES[front.interpolation]
     constants = {
-        **_constants(pass_),
+        **_gather_constants(pass_),
         "HALF_PIXEL": front.mask_half_pixel_centers,
         "WARP_COLUMN": max(pass_.columns.mask_warp, 0),
         "RAGGED": is_ragged,
@@ -399,7 +399,7 @@ def probe(device: torch.device, first_call: tuple[Any, ...] | None = None) -> No
         compile_and_run(launch, None if first_call is None else partial(run, *first_call))
 
 
-def _constants(pass_: GatherPass) -> dict[str, Any]:
+def _gather_constants(pass_: GatherPass) -> dict[str, Any]:
     """Return the constants that are common to the gather kernels of images and of masks."""
     front, columns = pass_.front, pass_.columns
     return {
@@ -419,6 +419,6 @@ def _padding_mode(maps: IndexMaps) -> int:
     return _PADDING_MODES[maps.edge] if maps.ops else 0
 
 
-def _tiles(height: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:
+def _tile_counts(height: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:
     """Return the number of tiles across and down."""
     return -(-width // tile[1]), -(-height // tile[0])

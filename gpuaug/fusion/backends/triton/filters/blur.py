@@ -256,9 +256,9 @@ def blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> in
 
     Args:
         pass_: The pass.
-        source: Input, of a type in ``PIXELS`` or ``UINT16_UNIT``, any strides.
+        source: Input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides.
         rows: Parameter table.
-        out: Output, of a type in ``PIXELS`` or ``UINT16_UNIT``, any strides.
+        out: Output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides.
 
     Shape:
         - source, out: (B, C, H, W)

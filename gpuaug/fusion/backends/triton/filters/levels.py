@@ -329,7 +329,7 @@ class _LevelsLaunches(NamedTuple):
     """Dtype of the tables."""
 
 
-def level(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
+def map_levels(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass whose front is equalize, CLAHE or auto contrast on the current stream, in two launches.
 
     Arguments, shapes and return value: see ``blur`` in ``blur.py``.

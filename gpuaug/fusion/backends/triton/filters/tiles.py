@@ -281,9 +281,9 @@ def storing_launch(
         kernel: Kernel whose integer arguments are the sizes, the number of tiles across, and the strides of rows, source and
             output.
         pass_: The pass.
-        source: (B, C, H, W) input, of a type in ``PIXELS`` or ``UINT16_UNIT``.
+        source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
         rows: (B, K) parameter table.
-        out: (B, C, H, W) output, of a type in ``PIXELS`` or ``UINT16_UNIT``.
+        out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
         constants: Constants of this kernel only.
         along_x: Whether the filter works along x, not along y.
     """
