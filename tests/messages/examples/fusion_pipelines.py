@@ -133,7 +133,7 @@ def empty_pipeline(told):
     gpuaug.fuse([K.RandomHorizontalFlip()])
 
 
-@example("Convert in it: image.float()")
+@example("Convert the images in the function: image.float()")
 def function_of_changing_type(told):
     calls = []
 
