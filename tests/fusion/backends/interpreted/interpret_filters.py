@@ -112,7 +112,7 @@ def fault(module, images, dtype, memory_format, *, way=False, launches=None):
     floats = images.float() / {torch.uint8: 255, UINT16_UNIT: 65535}.get(images.dtype, 1)
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
-    step = OpPass(op, (), size, size, (), first=2, route_column=op.width if way else -1)
+    step = OpPass(op, (), size, size, (), first_column=2, route_column=op.width if way else -1)
     launched = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
     if launched != (launches or op.launches):
         return f"{launched} launches"
