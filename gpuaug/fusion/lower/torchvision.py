@@ -5,6 +5,9 @@ A subclass that overrides no method of its base is lowered as its base.
 For integer images, the transforms before ``ToDtype(torch.float32, scale=True)`` have integers as input, and the transforms
 after it floats. For float images, all transforms have floats as input. Fills and thresholds have the units of the input of
 their transform. A fused pipeline computes in [0, 1] throughout.
+
+A container with a random choice makes one draw per sample. Each op in it has a *gate*: the outcomes of the draw for which the
+op runs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -139,15 +142,15 @@ class TorchvisionLowering:
         return self._leaf(name, transform)
 
     def _member(self, name: str, transform: Any) -> Tree:
-        """Lower a member of a container of torchvision, which calls functions and modules per image."""
-        taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
-        if taken_apart or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
+        """Lower a member of a container of torchvision, which calls its members once per image."""
+        is_lowered_by_module = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        if is_lowered_by_module or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
 
     def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
-        """Return a leaf for a transform that torchvision runs, on images of their type in the user's pipeline."""
+        """Return a leaf for a transform that torchvision runs, on images of the type that they have in the user's pipeline."""
         dtype = self._types.dtype
         number = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
@@ -162,10 +165,10 @@ class TorchvisionLowering:
         op, reason = self._op(name, transform, base)
         changed = _difference(transform, base)
         if changed is not None:
-            known = base is not None and (
+            is_lowered_class = base is not None and (
                 by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
             )
-            reason = changed if known else "no lowering for this type"
+            reason = changed if is_lowered_class else "no lowering for this type"
         draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
         if reason is not None and draws_size:
             raise ArgumentTypeError(
@@ -201,7 +204,7 @@ class TorchvisionLowering:
             return None, f"a subclass of {base.__name__} with other attributes: {error}"
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
-        """Lower a conversion: to part of the reading of images, or for bytes to a transform that torchvision runs."""
+        """Lower a conversion: to no op, because passes convert images when they read them, or to torchvision's transform."""
         dtype, scale = _conversion(transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
         ending = Ending(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
@@ -220,13 +223,13 @@ class TorchvisionLowering:
             return Group("", (leaf, ImplicitTransform(name, ending=ending)), is_container=False)
         advice = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
         if dtype is torch.float32:
-            advice = "Pass scale=True, and set later transforms for images in [0, 1]"
+            advice = "Pass scale=True, and give later transforms settings for images in [0, 1]"
         raise ArgumentError(
             f"{name} must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype={dtype}, scale={scale}. {advice}."
         )
 
     def _random_container(self, name: str, container: Any) -> Tree:
-        """Lower a container to its transforms, with gates that share its draw, or to a fallback that runs it image by image."""
+        """Lower a container with a random choice: to its transforms, with gates, or to a leaf that torchvision runs."""
         members = list(choices.named(container.transforms))
         if any(
             _scales(member) or class_of(member, TARGET_TRANSFORMS) for member in _in_sequence([member for _, member in members])
@@ -243,10 +246,10 @@ class TorchvisionLowering:
         trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
         end = None if resize is None else self._leaf(*resize)
-        foreign = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
-        if foreign is not None:
+        other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
+        if other_module is not None:
             raise ArgumentTypeError(
-                f"{name} must hold torchvision's transforms, got {foreign}. Replace it with one of torchvision's."
+                f"{name} must hold torchvision's transforms, got {other_module}. Replace it with a transform of torchvision."
             )
         sizing = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
         problem = choices.size_problem(all_leaves, end, self._sized_by_choice) if not reason and sizing else None
@@ -271,6 +274,7 @@ class TorchvisionLowering:
         return self._fallback(name, container, reason, *lowered, keeps_range=False)
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
+        """Lower the members of a container, and give each op a gate on the draw of the container."""
         count = len(members)
         in_order = False
         if isinstance(container, v2.RandomApply):

@@ -60,7 +60,7 @@ REFUSED = {
     "no scale": (
         [v2.RandomInvert(), v2.ToDtype(torch.float32)],
         "ToDtype_1 must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=torch.float32, scale=False. "
-        "Pass scale=True, and set later transforms for images in [0, 1].",
+        "Pass scale=True, and give later transforms settings for images in [0, 1].",
     ),
     "half": (
         v2.ConvertImageDtype(torch.bfloat16),

@@ -58,7 +58,7 @@ class Launch:
     addresses, because for a tensor the launcher queries the driver.
 
     Args:
-        kernel: A ``triton.jit`` function that takes tensors, then integers, then constants: at most ``MOST_ARGUMENTS``.
+        kernel: A ``triton.jit`` function of tensors, then integers, then constants; at most ``MOST_ARGUMENTS`` in all.
         grid: Number of blocks along three axes.
         integers: Integer arguments after the tensors, in the order of the kernel's signature.
         constants: The constants by name.
