@@ -267,7 +267,7 @@ REFUSED = {
             ]
         ),
         gpuaug.ArgumentError,
-        "pipeline must give images one size behind RandomShortestSize_0",
+        "pipeline must give images one size after RandomShortestSize_0",
     ),
 }
 """Parts of recipes that are not fused, and what is said of them."""

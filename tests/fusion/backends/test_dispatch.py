@@ -240,8 +240,8 @@ def test_a_cache_that_cannot_be_written_is_replaced(works, monkeypatch):
 
 
 def make_read_only(monkeypatch, folder):
-    why_not = cache._why_not
-    monkeypatch.setattr(cache, "_why_not", lambda path: "is read-only" if path == str(folder) else why_not(path))
+    why_not = cache._unusable_reason
+    monkeypatch.setattr(cache, "_unusable_reason", lambda path: "is read-only" if path == str(folder) else why_not(path))
 
 
 def test_what_a_read_only_cache_holds_is_used(works, monkeypatch, tmp_path):
