@@ -1,4 +1,4 @@
-"""Clips: batches with five axes, whose frames run through the passes as images, with one draw per clip."""
+"""Clips of video frames: batches with five axes. Their frames are augmented as images, with one draw of parameters per clip."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from gpuaug.fusion.ops.base import Size
 
 @dataclass(frozen=True, slots=True)
 class ClipForm:
-    """Layout of clips that a pipeline accepts: (B, T, C, H, W), unless a ``VideoSequential`` of Kornia sets another."""
+    """Layout of clips that a pipeline accepts: (B, T, C, H, W), unless a ``VideoSequential`` of Kornia sets another layout."""
 
     channels_first: bool = False
     """Whether clips are (B, C, T, H, W), Kornia's ``data_format="BCTHW"``."""
@@ -46,8 +46,8 @@ class ClipForm:
         if self.is_required:
             raise ArgumentError(
                 f"input must be {self.axes} for a VideoSequential, got "
-                f"{tuple(images.shape) if isinstance(images, Tensor) else images}. Name its modules without it for images: "
-                "AugmentationSequential(*video.children())."
+                f"{tuple(images.shape) if isinstance(images, Tensor) else images}. For images, put its modules into another "
+                "container: AugmentationSequential(*video.children())."
             )
         return 0
 
@@ -61,20 +61,20 @@ class ClipForm:
         return Size(batch, channels, height, width, frames)
 
     def images(self, clips: Tensor) -> Tensor:
-        """Return the frames of clips, clip by clip, (B · T, C, H, W). They are copied only if the clips are not contiguous."""
+        """Return the frames of clips as images, clip by clip, (B · T, C, H, W). Clips that are not contiguous are copied."""
         return (clips.transpose(1, 2) if self.channels_first else clips).flatten(0, 1)
 
     def clips(self, images: Tensor, frames: int) -> Tensor:
-        """Return the clips of ``frames`` frames, from their frames (B · T, C, H, W)."""
+        """Return the clips of ``frames`` frames each whose frames are ``images``, (B · T, C, H, W)."""
         result = images.unflatten(0, (-1, frames)) if len(images) else images.view(0, frames, *images.shape[1:])
         return result.transpose(1, 2) if self.channels_first else result
 
 
 def clip_form(pipeline: Any) -> ClipForm:
-    """Return the form in which a pipeline takes clips.
+    """Return the layout of clips that a pipeline accepts.
 
     Raises:
-        ArgumentError: If its ``VideoSequential`` modules differ in their form.
+        ArgumentError: If its ``VideoSequential`` modules have different layouts.
     """
     forms = {
         ClipForm(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)

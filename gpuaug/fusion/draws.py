@@ -9,7 +9,7 @@ from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
-from gpuaug.fusion.lower.tree import Done, Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import ImplicitTransform, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -34,9 +34,13 @@ class Draws:
     """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
 
     _tree: Tree
+    """Lowered pipeline, with an op per module."""
     _drawn: tuple[OpDraws, ...]
+    """Draws of each op, in order."""
     _sizes: tuple[Size, ...]
+    """Size of the input images of each op."""
     _more: tuple["Draws", ...] = ()
+    """Draws of the second and later views."""
 
     def __repr__(self) -> str:
         views = f", views={len(self.views)}" if self._more else ""
@@ -62,7 +66,7 @@ class Draws:
                 mixes, or modules that Kornia runs.
         """
         if self._more:
-            raise ArgumentError(f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].")
+            raise ArgumentError(f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].")
         index = whole_number("index", index, "Count images from 0.", least=None)
         if not 0 <= index < len(self):
             raise ArgumentError(f"index must be the index of a drawn image, got {index} of {len(self)}. Count them from 0.")
@@ -111,8 +115,8 @@ class Draws:
         def entries(tree: Tree, path: str) -> Iterator[tuple[str, dict[str, float]]]:
             name = f"{path}/{tree.name}" if path and tree.name else path or tree.name
             if isinstance(tree, Leaf):
-                yield from _numbers(name, tree.op, next(draws), sample)
-            elif not isinstance(tree, Done):
+                yield from _parameters(name, tree.op, next(draws), sample)
+            elif not isinstance(tree, ImplicitTransform):
                 for item in tree.items:
                     yield from entries(item, name)
 
@@ -136,35 +140,35 @@ class Draws:
         """
         if self._more:
             raise ArgumentError(
-                f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].as_kornia()."
+                f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].as_kornia()."
             )
         if self._sizes and self._sizes[0].ragged:
             raise ArgumentError(
-                "draws must be for images of one size in Kornia, got those of a ragged batch. "
+                "draws must be for images of one size in Kornia, got draws for a ragged batch. "
                 "Take one image: draws.alone(0).as_kornia()."
             )
-        foreign = next((leaf.name for leaf in leaves(self._tree) if leaf.op.package != "Kornia"), None)
-        if foreign is not None:
+        other_module = next((leaf.name for leaf in leaves(self._tree) if leaf.op.package != "Kornia"), None)
+        if other_module is not None:
             raise ArgumentError(
-                f"draws must be of Kornia's modules only for as_kornia(), got {foreign} of torchvision. "
+                f"draws must be of Kornia's modules only for as_kornia(), got {other_module} of torchvision. "
                 "Use draws.of(sample) instead."
             )
         drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
-        def form(tree: Tree) -> Any:
-            assert not isinstance(tree, Done)
+        def kornia_form(tree: Tree) -> Any:
+            assert not isinstance(tree, ImplicitTransform)
             if isinstance(tree, Leaf):
                 drawn, size = next(drawn_sizes)
-                # Kornia has drawn for an op that does not support images of this size.
+                # Kornia drew, because the op does not support images of this size.
                 if "params" in drawn:
                     return drawn["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
                 return _for_frames(tree.op.params(drawn, size), size)
             if tree.is_container:
-                return [ParamItem(item.name, form(item)) for item in tree.items]
-            return [form(item) for item in tree.items]
+                return [ParamItem(item.name, kornia_form(item)) for item in tree.items]
+            return [kornia_form(item) for item in tree.items]
 
-        return form(self._tree)
+        return kornia_form(self._tree)
 
     def as_torchvision(self) -> list[list[tuple[str, dict[str, Any]]]]:
         """Convert the draws to calls of ``torchvision.transforms.v2.functional``.
@@ -189,16 +193,16 @@ class Draws:
         """
         if self._more:
             raise ArgumentError(
-                f"draws must be those of one view, got {len(self.views)}. Take one: draws.views[0].as_torchvision()."
+                f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].as_torchvision()."
             )
         drawn_sizes = list(zip(self._drawn, self._sizes, strict=True))
         return [list(_calls(self._tree, iter(drawn_sizes), sample)) for sample in range(len(self))]
 
 
-_AS_DRAWN = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
-"""Parameters of Kornia that are not repeated per frame of a clip."""
+_NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
+"""Parameters of Kornia that have one value per clip, not one per frame."""
 
-_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
+_BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
 """Parameters that are indices into the batch."""
 
 
@@ -216,8 +220,8 @@ def _for_frames(params: Any, size: Size) -> Any:
     result = {}
     for name, value in params.items():
         axis = 1 if name in ("crop_src", "mix_pairs") else 0
-        repeated = value if name in _AS_DRAWN else value.repeat_interleave(size.frames, axis)
-        if name in _INDICES:
+        repeated = value if name in _NOT_PER_FRAME else value.repeat_interleave(size.frames, axis)
+        if name in _BATCH_INDICES:
             frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
             repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
         result[name] = repeated
@@ -226,16 +230,16 @@ def _for_frames(params: Any, size: Size) -> Any:
 
 def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the functions of torchvision, with their arguments, that repeat the draws of one sample."""
-    if isinstance(tree, Done):
+    if isinstance(tree, ImplicitTransform):
         yield from tree.calls
     elif isinstance(tree, Leaf):
         drawn, size = next(drawn_sizes)
         calls = getattr(tree.op, "calls", None)
         if calls is None or "key" in drawn:
-            kind = f"one that {tree.op.package} runs" if "key" in drawn else f"one of {tree.op.package}"
-            kind = "which mixes images" if isinstance(tree.op, MixOp) else kind
+            detail = f"which {tree.op.package} runs" if "key" in drawn else f"a module of {tree.op.package}"
+            detail = "which mixes images" if isinstance(tree.op, MixOp) else detail
             raise ArgumentError(
-                f"draws must be of fused torchvision transforms for as_torchvision(), got {tree.name}, {kind}. "
+                f"draws must be of fused torchvision transforms for as_torchvision(), got {tree.name}, {detail}. "
                 "Use draws.of(sample) instead."
             )
         if drawn["apply_mask"][sample]:
@@ -276,42 +280,43 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
     for leaf, op in zip(leaves(draws._tree), ops, strict=True):
         if type(leaf.op) is not type(op):
             raise ArgumentError(
-                f"draws must come from the same pipeline, for images of the same type, got others for {op.name}. "
+                f"draws must come from the same pipeline, for images of the same type, got draws of another op for {op.name}. "
                 "Draw with this module, for this type: draw(images.shape, dtype=images.dtype)."
             )
     if len(draws.views) != views:
         raise ArgumentError(
             f"draws must be for {views} views, got draws for {len(draws.views)}. Draw with this module, or replay one view "
-            "with the pipeline fused for one."
+            "with the pipeline fused with views=1."
         )
 
 
-def _numbers(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (name, parameters) of the module, or of the modules that were picked, for one sample."""
+def _parameters(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield (name, parameters) of the module, or of the modules that it picked, for one sample."""
     if isinstance(op, Picking) and "layers" in drawn:
         for entry in (entry for layer in drawn["layers"] for entry in layer):
             if entry.where is None or entry.where[sample]:
                 member = op.children[entry.child].members[entry.position]
-                yield from _numbers(f"{name}/{member.name}", member.op, entry.drawn, sample)
+                yield from _parameters(f"{name}/{member.name}", member.op, entry.drawn, sample)
     elif isinstance(op, OneMix):
-        for index, mix_drawn, where in drawn["parts"]:
-            if where is None or where[sample]:
+        for index, mix_drawn, mask in drawn["parts"]:
+            if mask is None or mask[sample]:
                 mix_name, mix = op.mixes[index]
-                yield from _numbers(f"{name}/{mix_name}", mix, mix_drawn, sample)
+                yield from _parameters(f"{name}/{mix_name}", mix, mix_drawn, sample)
     elif "params" in drawn:
-        yield from _of_kornia(name, drawn["params"][0].data, sample * max(drawn["frames"], 1))
+        yield from _kornia_parameters(name, drawn["params"][0].data, sample * max(drawn["frames"], 1))
     elif drawn["apply_mask"][sample]:
         yield name, op.numbers(drawn, sample) if isinstance(op, Op) and "key" not in drawn else {}
 
 
 _NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")
+"""Parameters of Kornia that ``Draws.of`` omits."""
 
 
-def _of_kornia(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+def _kornia_parameters(name: str, data: Any, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield (name, parameters) from draws of Kornia. Only parameters with one number per sample are included."""
     if not isinstance(data, dict):
         for item in data or ():
-            yield from _of_kornia(f"{name}/{item.name}", item.data, sample)
+            yield from _kornia_parameters(f"{name}/{item.name}", item.data, sample)
         return
     apply_mask = data["batch_prob"] > 0.5
     if bool(apply_mask[sample]):

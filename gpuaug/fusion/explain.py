@@ -1,4 +1,7 @@
-"""Table of the passes of a fused pipeline, for ``Fused.explain``."""
+"""Table of the passes of a fused pipeline, for ``Fused.explain``.
+
+A pass is one reading and writing of all images.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from gpuaug.core.plotting import html_lines, html_table
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.geometry import GatherOp, ResampleOp
 from gpuaug.fusion.policies.random_apply import RandomApply
-from gpuaug.fusion.program.intermediates import in_strips, types_written
+from gpuaug.fusion.program.intermediates import blurs_in_strips, types_written
 from gpuaug.fusion.program.plan import Pass
 from gpuaug.fusion.program.segments import Segment, Segments
 from gpuaug.fusion.table.on_device import device_crop
@@ -87,7 +90,7 @@ class Explanation:
             yield (
                 line.package if line.reason else str(number),
                 ", ".join(line.modules),
-                f"left to {line.package}{_calls(line, self.shape)}: {line.reason}" if line.reason else line.what,
+                f"left to {line.package}{_call_count(line, self.shape)}: {line.reason}" if line.reason else line.what,
                 "?" if line.launches is None else f"up to {line.launches}" if line.at_most else str(line.launches),
                 _megabytes(line.read_bytes),
                 _megabytes(line.written_bytes),
@@ -100,69 +103,81 @@ def explanation(
     dtype: torch.dtype,
     executor: str,
     views: int = 1,
-    done: Sequence[tuple[str, bool]] = (),
+    implicit_transforms: Sequence[tuple[str, bool]] = (),
     *,
     source_dtype: torch.dtype,
     plain_torch: str | None = None,
 ) -> Explanation:
-    """Describe the segments of a pipeline, for images of one size and of dtype ``source_dtype``.
+    """Describe the segments of a pipeline, for images of one size and dtype.
 
-    ``done``: names of the transforms without an op, and whether each changes boxes. ``plain_torch``: reason why Triton did not
-    run the last call on a GPU, or ``None``.
+    Args:
+        segments: Segments of the pipeline: plans, and ops without a plan.
+        size: Size of the images.
+        dtype: Dtype of the output images.
+        executor: Backend of the last call; empty before the first call.
+        views: Number of views per image.
+        implicit_transforms: (Name, whether it changes boxes) of each transform without an op.
+        source_dtype: Dtype of the input images.
+        plain_torch: Reason why Triton did not run the last call on a GPU, or ``None``.
     """
     lines: list[Line] = []
-    all_segments = segments.all(size)
-    whole = segments.whole(size, masks=False, views=views)
-    runs = views if whole is None else 1
+    all_segments = segments.all_segments(size)
+    whole_plan = segments.whole_plan(size, masks=False, views=views)
+    run_count = views if whole_plan is None else 1
     for segment in all_segments:
-        if isinstance(segment.eager, RandomApply):
-            lines.append(_choice_line(segment.eager, size, runs))
-        elif segment.eager is not None:
-            eager = segment.eager
-            lines.append(Line((eager.name,), "", None, None, None, eager.reason, package=eager.package))
+        if isinstance(segment.separate_op, RandomApply):
+            lines.append(_random_apply_line(segment.separate_op, size, run_count))
+        elif segment.separate_op is not None:
+            fallback = segment.separate_op
+            lines.append(Line((fallback.name,), "", None, None, None, fallback.reason, package=fallback.package))
         passes = segment.plan.passes if segment.plan is not None else ()
-        read = torch.float32 if lines else source_dtype
-        types = types_written(passes, read, dtype if segment is all_segments[-1] else torch.float32) if passes else ()
+        read_dtype = torch.float32 if lines else source_dtype
+        last_dtype = dtype if segment is all_segments[-1] else torch.float32
+        types = types_written(passes, read_dtype, last_dtype) if passes else ()
         source_size: Size | None = size
-        for pass_, written in zip(passes, types, strict=True):
-            crops_on_device = not lines and whole is not None and device_crop(whole) is not None
-            launches = 1 if in_strips(pass_.front, read, written) else pass_.launches
-            out_size = source_size if pass_.out.ragged and not pass_.moves else None
+        for pass_, written_dtype in zip(passes, types, strict=True):
+            crops_on_device = not lines and whole_plan is not None and device_crop(whole_plan) is not None
+            launches = 1 if blurs_in_strips(pass_.front, read_dtype, written_dtype) else pass_.launches
+            out_size = source_size if pass_.out.ragged and not pass_.gather_ops else None
             lines.append(
-                _line(
+                _pass_line(
                     pass_,
                     source_size,
                     out_size,
                     size.batch * views,
-                    (read.itemsize, written.itemsize),
-                    runs * (launches + crops_on_device),
+                    (read_dtype.itemsize, written_dtype.itemsize),
+                    run_count * (launches + crops_on_device),
                 )
             )
-            read, source_size = written, out_size
+            read_dtype, source_size = written_dtype, out_size
     names_by_note = {
         "nothing to compute, because passes convert images when they read and write them": [
-            name for name, of_boxes in done if not of_boxes
+            name for name, processes_boxes in implicit_transforms if not processes_boxes
         ],
-        "applied to boxes at the end of the pipeline": [name for name, of_boxes in done if of_boxes],
+        "applied to boxes at the end of the pipeline": [
+            name for name, processes_boxes in implicit_transforms if processes_boxes
+        ],
     }
-    notes = [f"{', '.join(names)}: {what}." for what, names in names_by_note.items() if names]
+    notes = [f"{', '.join(names)}: {note}." for note, names in names_by_note.items() if names]
     crops = [segment.plan.box_crop for segment in all_segments if segment.plan is not None]
     notes += [f"{crop.op.name}: about a hundred more small launches, which choose crops by boxes." for crop in crops if crop]
     if any(pass_.route_column >= 0 for pass_ in _passes(all_segments)):
         notes.append("Bytes are maxima: a pass between the first and the last skips samples to which none of its ops applies.")
-    slow = () if plain_torch is None else (plain_torch,)
-    return Explanation(tuple(lines), size.shape, executor, (*slow, *_shrinking(all_segments, size), *notes), source_dtype)
+    backend_notes = () if plain_torch is None else (plain_torch,)
+    return Explanation(
+        tuple(lines), size.shape, executor, (*backend_notes, *_downsampling_notes(all_segments, size), *notes), source_dtype
+    )
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
     return (pass_ for segment in segments if segment.plan is not None for pass_ in segment.plan.passes)
 
 
-def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
+def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
     """Return notes about crops and resizes that shrink images without antialiasing, so that pixels are skipped."""
     notes = []
     current_size = size
-    if not _known(size):
+    if not _sizes_known(size):
         return ()
     for op in (op for pass_ in _passes(segments) for op in pass_.ops):
         if isinstance(op, ResampleOp) and not op.filter and not op.nearest:
@@ -181,14 +196,14 @@ def _shrinking(segments: Sequence[Segment], size: Size) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _choice_line(choice: RandomApply, size: Size, runs: int) -> Line:
-    # Computed for the input size, because picked ops rarely change the size.
-    fallbacks, launches = choice.fallbacks(size), choice.most_launches(size)
-    description = f"{choice.describe()}{'; left to Kornia: ' if fallbacks else ''}{', '.join(fallbacks)}"
-    return Line((choice.name,), description, None if launches is None else runs * launches, None, None, at_most=True)
+def _random_apply_line(container: RandomApply, size: Size, run_count: int) -> Line:
+    # For the input size of the pipeline, although ops may change the size, because few do in such a container.
+    fallbacks, launches = container.fallbacks(size), container.most_launches(size)
+    description = f"{container.describe()}{'; left to Kornia: ' if fallbacks else ''}{', '.join(fallbacks)}"
+    return Line((container.name,), description, None if launches is None else run_count * launches, None, None, at_most=True)
 
 
-def _line(
+def _pass_line(
     pass_: Pass,
     source_size: Size | None,
     out_size: Size | None,
@@ -200,37 +215,42 @@ def _line(
 
     Args:
         pass_: The pass.
-        source_size: Size of the images that the pass reads, if they differ in size; ``None`` if it is drawn.
-        out_size: Size of the images that the pass writes, if they differ in size; ``None`` if it is drawn.
+        source_size: Size of the images that the pass reads, used if they differ in size; ``None`` if sizes are drawn.
+        out_size: Size of the images that the pass writes, used if they differ in size; ``None`` if sizes are drawn.
         samples: Number of images or clips.
         itemsizes: (bytes per value read, bytes per value written).
         launches: Number of kernel launches.
     """
     read, written = (
-        None if (values := _values(size, drawn_size, samples)) is None else values * itemsize
-        for size, drawn_size, itemsize in zip((pass_.source, pass_.out), (source_size, out_size), itemsizes, strict=True)
+        None if (count := _value_count(size, ragged_size, samples)) is None else count * itemsize
+        for size, ragged_size, itemsize in zip((pass_.source, pass_.out), (source_size, out_size), itemsizes, strict=True)
     )
     names = tuple(dict.fromkeys(op.name for op in pass_.ops))
     return Line(names, pass_.describe(), launches, read, written)
 
 
-def _values(size: Size, drawn: Size | None, samples: int) -> int | None:
-    """Return the number of values of all images; ``None`` if unknown. ``drawn``: sizes of images that differ in size."""
+def _value_count(size: Size, ragged_size: Size | None, samples: int) -> int | None:
+    """Return the number of values of all images; ``None`` if unknown. ``ragged_size``: used if images differ in size."""
     if not size.ragged:
-        values: int = samples * size.each * size.channels * size.height * size.width
-        return values
-    if drawn is None or not _known(drawn):
+        count: int = samples * size.each * size.channels * size.height * size.width
+        return count
+    if ragged_size is None or not _sizes_known(ragged_size):
         return None
-    return int(np.sum(np.multiply(drawn.height, drawn.width))) * (samples // drawn.batch) * size.each * size.channels
+    return (
+        int(np.sum(np.multiply(ragged_size.height, ragged_size.width)))
+        * (samples // ragged_size.batch)
+        * size.each
+        * size.channels
+    )
 
 
-def _known(size: Size) -> bool:
+def _sizes_known(size: Size) -> bool:
     """Return whether the size of every image is known."""
     return not size.ragged or len(size.height) == size.batch
 
 
-def _calls(line: Line, shape: tuple[int | None, ...]) -> str:
-    """Return a description of the calls of a module that is not fused."""
+def _call_count(line: Line, shape: tuple[int | None, ...]) -> str:
+    """Return a description of the number of calls of a module that is not fused; empty for one call."""
     sample = "image" if len(shape) == 4 else "clip"
     return "" if line.package == "Kornia" else f", {sample} by {sample}, {shape[0]} calls a batch"
 

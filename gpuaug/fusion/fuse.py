@@ -1,4 +1,8 @@
-"""``fuse`` and the module that it returns, which runs a batch through the passes of the pipeline."""
+"""``fuse`` and the module that it returns, which runs a batch through a fused pipeline.
+
+A fused pipeline is lowered to ops, which run in few passes over the images. A plan is the passes for images of one size; its
+parameter table has one float32 row per sample, with the random parameters (draws) of all ops.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,16 +24,16 @@ from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_form
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
-from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
+from gpuaug.fusion.lower.tree import ending_of, implicit_transforms, leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, Retyped
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
 from gpuaug.fusion.options import Options
-from gpuaug.fusion.pixels import PIXELS
+from gpuaug.fusion.pixels import IMAGE_DTYPES
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
-from gpuaug.fusion.table.rows import make_table, of_all_parts
+from gpuaug.fusion.table.rows import draws_by_part, make_table
 from gpuaug.fusion.targets.box_crop import records_of
 from gpuaug.fusion.targets.data_keys import keys_given
 from gpuaug.fusion.targets.targets import Targets, joined
@@ -115,7 +119,7 @@ class Fused(nn.Module):
     """
 
     follows_types = True
-    """Whether a stage also passes members of a batch that contain torchvision's tensors."""
+    """Whether a stage also passes the members of a batch that contain torchvision's tensors."""
     takes_packed = True
     """Whether a stage passes target dicts as ``PackedTargets``."""
 
@@ -134,25 +138,26 @@ class Fused(nn.Module):
         classes = classes_of(options.num_classes, byte_program.mixes)
         self.options = replace(options, num_classes=classes)
         self._ending = ending_of(byte_program.tree)
+        """Effect of the pipeline's transforms of targets, which are applied at its end."""
         self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
         """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
-        self._soft = None if classes is None else SoftLabels(classes, options.label_smoothing)
+        self._soft_labels = None if classes is None else SoftLabels(classes, options.label_smoothing)
         self._programs[torch.uint8] = byte_program
         self._prefetch = TablePrefetch()
         self.clips = clip_form(pipeline)
         """Layout of clips that the pipeline accepts."""
-        # Size, device and dtype of the last call. A list, because nn.Module.__setattr__ is slow.
-        self._seen: list[tuple[Size, torch.device, torch.dtype]] = []
+        # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
+        self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
         self._warnings = FallbackWarnings(byte_program.ops)
-        # Another library's module may draw from any generator.
+        # A module that its library runs may draw from any random generator.
         self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
 
     def _both_programs(self) -> list[Program]:
-        """Return the programs for bytes and for floats; the second only if the pipeline accepts floats."""
+        """Return the programs for bytes and for floats. If the pipeline does not accept floats, return the one for bytes."""
         programs = [self._program()]
         try:
             programs.append(self._program(torch.float32))
-        except GpuAugError:  # raised again for a batch of floats
+        except GpuAugError:  # a batch of floats will raise it
             return programs
         return programs
 
@@ -163,22 +168,22 @@ class Fused(nn.Module):
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
-        """Return the program for ``dtype``. ``None``: for bytes, or for floats if the pipeline does not accept bytes."""
+        """Return the program for images of ``dtype``. Default: bytes, or floats if the pipeline does not accept bytes."""
         if dtype is not None:
-            dtype = one_of("dtype", dtype, tuple(PIXELS), "Pass images.dtype of a batch.")
-        elif self._program().refuses:
+            dtype = one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
+        elif self._program().refuses_type:
             dtype = torch.float32
         return self._program(torch.uint8 if dtype is None else dtype)
 
     def extra_repr(self) -> str:
         """Names of the modules, and of the modules that are not fused."""
         ops = self._program().ops
-        words = [", ".join(op.name for op in ops)]
+        descriptions = [", ".join(op.name for op in ops)]
         for package in ("Kornia", "torchvision"):
             names = [op.name for op in ops if isinstance(op, EagerOp) and op.package == package]
-            words += [f"left to {package}: {', '.join(names)}"] if names else []
-        ran = self._executor()
-        return "; ".join([*words, f"run by {ran}"] if ran else words)
+            descriptions += [f"left to {package}: {', '.join(names)}"] if names else []
+        backend = self._backend()
+        return "; ".join([*descriptions, f"run by {backend}"] if backend else descriptions)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Fused, (self.pipeline[0], self.options), {"training": self.training, "warned": self._warnings.warned}
@@ -269,58 +274,58 @@ class Fused(nn.Module):
         return self._augmented(inputs, data_keys, draws)
 
     def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
-        alone = data_keys is None and len(inputs) == 1
-        key = image_key(inputs[0]) if alone and draws is None else None
-        inputs = inputs if alone or self.options.views == 1 else tuple(map(unpack_targets, inputs))
-        if key is not None and (known_program := self._programs.get(inputs[0].dtype)) is not None:
-            cached = known_program.cached.get(key)
-            if cached is not None:
-                return self._run_cached(known_program, cached, inputs[0])
-        keys = ("input",) if alone else self._keys_of(inputs) if data_keys is None else keys_given(data_keys)
+        images_only = data_keys is None and len(inputs) == 1
+        key = image_key(inputs[0]) if images_only and draws is None else None
+        inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
+        if key is not None and (cached_program := self._programs.get(inputs[0].dtype)) is not None:
+            cached_plan = cached_program.cached.get(key)
+            if cached_plan is not None:
+                return self._run_cached(cached_program, cached_plan, inputs[0])
+        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else keys_given(data_keys)
         targets = self._targets(inputs, keys)
         size, views = targets.size, self.options.views
         program = self._program(targets.dtype)
-        program.check_type(ran=False)
+        program.check_type(has_run=False)
         program.check_sizes(size)
         _check_targets(program, targets)
-        self._seen[:] = ((size, targets.device, targets.dtype),)
-        planned = program.segments.whole(size, masks=targets.has_masks, views=views)
-        if key is not None and planned is not None and not planned.needs_own_batch:
-            program.cache(key, planned, size)
+        self._last_call[:] = ((size, targets.device, targets.dtype),)
+        plan = program.segments.whole_plan(size, masks=targets.has_masks, views=views)
+        if key is not None and plan is not None and not plan.needs_own_batch:
+            program.cache(key, plan, size)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
-        together = views == 1 or (len(inputs) == 1 and planned is not None)
-        draws_ahead = together and planned is not None and not planned.needs_own_batch
+        views_together = views == 1 or (len(inputs) == 1 and plan is not None)
+        draws_ahead = views_together and plan is not None and not plan.needs_own_batch
         seed = next_seed() if draws is None and not draws_ahead else None
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
             view_draws = program.draw(size, seed) if seed is not None else draws
             try:
-                if together:
+                if views_together:
                     result = self._run(program, targets, view_draws)
                 else:
                     assert view_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
-                    cut = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
+                    has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
-                    result = joined(view_results, targets.passed_keys, cut=cut)
-                program.check_type(ran=True)
+                    result = joined(view_results, targets.passed_keys, cut=has_cut_mix)
+                program.check_type(has_run=True)
                 return result
             except Retyped as retyped:
-                returned = {**program.returned, retyped.number: retyped.dtype}
-                program = Program(self.pipeline[0], self.options, targets.dtype, returned)
+                returned_types = {**program.returned_types, retyped.number: retyped.dtype}
+                program = Program(self.pipeline[0], self.options, targets.dtype, returned_types)
                 self._programs[targets.dtype] = program
                 targets = self._targets(inputs, keys)
         raise ArgumentTypeError(
-            "pipeline must hold functions that give images of one type for images of one type, got one that changes it from "
-            "call to call. Convert in it: image.float()."
+            "pipeline must hold functions that return images of one type for images of one type, got a function that returns "
+            "another type from call to call. Convert the images in the function: image.float()."
         )
 
-    def _run_cached(self, program: Program, cached: CachedPlan, images: Tensor) -> Tensor:
-        plan, size = cached
-        self._seen[:] = ((size, images.device, images.dtype),)
+    def _run_cached(self, program: Program, cached_plan: CachedPlan, images: Tensor) -> Tensor:
+        plan, size = cached_plan
+        self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, program.plain_ops, size, images.device, points=False, views=views)
+        table = self._prefetch.table(plan, program.plain_ops, size, images.device, has_points=False, views=views)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
         result = dispatch.run(plan, self.clips.images(images), table, program.dtype, self.memory_format)
@@ -328,8 +333,8 @@ class Fused(nn.Module):
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         """Return the default data keys: keys of the pipeline, then ``"tv_tensors"`` for inputs with torchvision's tensors."""
-        further = inputs[len(self._data_keys) :]
-        return (*self._data_keys, *("tv_tensors" for value in further if holds_targets(value)))
+        other_inputs = inputs[len(self._data_keys) :]
+        return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
         return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending, self.clips)
@@ -352,72 +357,83 @@ class Fused(nn.Module):
             ArgumentError, ArgumentTypeError: If ``shape`` is not the shape of a batch of images, or ``dtype`` is not supported.
         """
         default_size = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
-        size = size_of_shape(shape, self.clips) if shape is not None else self._seen[0][0] if self._seen else default_size
-        dtype = self._seen[0][2] if dtype is None and self._seen else dtype
+        size = (
+            size_of_shape(shape, self.clips)
+            if shape is not None
+            else self._last_call[0][0]
+            if self._last_call
+            else default_size
+        )
+        dtype = self._last_call[0][2] if dtype is None and self._last_call else dtype
         program = self._program_for(dtype)
         explanation = explain.explanation(
             program.segments,
             size,
             program.dtype,
-            self._executor(),
+            self._backend(),
             self.options.views,
-            tuple(transforms_done(program.tree)),
-            source_dtype=dtype or (torch.float32 if self._program().refuses else torch.uint8),
-            plain_torch=plain_torch_reason(self._seen[0][1]) if self._seen else None,
+            tuple(implicit_transforms(program.tree)),
+            source_dtype=dtype or (torch.float32 if self._program().refuses_type else torch.uint8),
+            plain_torch=plain_torch_reason(self._last_call[0][1]) if self._last_call else None,
         )
-        crop = program.cropped_by
+        crop = program.window_crop
         note = f"{crop}: a preceding DecodeStage decodes only the window of each image that is read."
         return replace(explanation, notes=(*explanation.notes, note)) if crop else explanation
 
-    def _executor(self) -> str:
+    def _backend(self) -> str:
         """Name of the backend of the last call; empty before the first call."""
-        return dispatch.name(self._seen[0][1]) if self._seen else ""
+        return dispatch.backend_name(self._last_call[0][1]) if self._last_call else ""
 
     def _run(self, program: Program, targets: Targets, draws: Draws | None) -> Any:
         """Run the pipeline on images and targets, for all views at once or for one view."""
         with torch.no_grad():
-            if self._soft is not None:
-                targets.soften(self._soft, program.mixes)
-            planned = program.segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
-            if planned is not None:
-                views = None if draws is None else [of_all_parts(program.plain_ops, view._drawn) for view in draws.views]
-                table = self._table(program, planned, targets, views)
-                canvases = () if views is None else planned.canvases(targets.size, views)
-                targets.run_plan(planned, table, canvases, program.dtype, self.memory_format)
+            if self._soft_labels is not None:
+                targets.soften(self._soft_labels, program.mixes)
+            plan = program.segments.whole_plan(targets.size, masks=targets.has_masks, views=self.options.views)
+            if plan is not None:
+                view_draws = None if draws is None else [draws_by_part(program.plain_ops, view._drawn) for view in draws.views]
+                table = self._table(program, plan, targets, view_draws)
+                canvases = () if view_draws is None else plan.canvases(targets.size, view_draws)
+                targets.run_plan(plan, table, canvases, program.dtype, self.memory_format)
             elif draws is not None:
                 self._run_segments(program, targets, draws)
             return targets.results(keepdim=self._keepdim, views=self.options.views)
 
-    def _table(self, program: Program, planned: Plan, targets: Targets, views: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
-        """Return the parameter table of a plan that holds the whole pipeline, (V · B, K). ``views``: draws per op, per view."""
-        ops, size, device, points = program.plain_ops, targets.size, targets.device, targets.has_points
-        if views is None:
-            return self._prefetch.table(planned, ops, size, device, targets.places, points=points, views=self.options.views)
-        tables = [make_table(planned, size, drawn, device, points=points) for drawn in views]
+    def _table(self, program: Program, plan: Plan, targets: Targets, view_draws: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
+        """Return the parameter table of a plan that runs the whole pipeline, (V · B, K).
+
+        ``view_draws``: draws per op, for each view. Default: new draws.
+        """
+        ops, size, device, has_points = program.plain_ops, targets.size, targets.device, targets.has_points
+        if view_draws is None:
+            return self._prefetch.table(
+                plan, ops, size, device, targets.places, has_points=has_points, views=self.options.views
+            )
+        tables = [make_table(plan, size, drawn, device, has_points=has_points) for drawn in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
-        """Run the segments of the pipeline in order."""
-        size, points, segments = targets.size, targets.has_points, program.segments
-        parts = segments.picked(draws._drawn)
-        for number, (ops, all_drawn) in enumerate(parts):
+        """Run a pipeline without a plan for all its ops, segment by segment: a plan, or an op without a plan."""
+        size, has_points, segments = targets.size, targets.has_points, program.segments
+        groups = segments.picked_ops(draws._drawn)
+        for number, (ops, all_drawn) in enumerate(groups):
             start = 0
             while start < len(ops):
-                segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.chooses else None)
+                segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.has_random_apply else None)
                 drawn = all_drawn[start : segment.stop]
-                last = number == len(parts) - 1 and segment.stop == len(ops)
-                form = (program.dtype, self.memory_format) if last else ()
-                if segment.eager is not None:
-                    assert isinstance(segment.eager, EagerOp)
-                    self._warnings.when_run(segment.eager)
-                    targets.run_eager(segment.eager, drawn[0], *form)
-                    size = segment.eager.out_drawn(drawn[0], size)
-                    if not last:
-                        targets.check_size(segment.eager, size)
+                is_last = number == len(groups) - 1 and segment.stop == len(ops)
+                output_form = (program.dtype, self.memory_format) if is_last else ()
+                if segment.separate_op is not None:
+                    assert isinstance(segment.separate_op, EagerOp)
+                    self._warnings.when_run(segment.separate_op)
+                    targets.run_eager(segment.separate_op, drawn[0], *output_form)
+                    size = segment.separate_op.out_drawn(drawn[0], size)
+                    if not is_last:
+                        targets.check_size(segment.separate_op, size)
                 elif segment.plan is not None:
-                    of_parts = of_all_parts(segment.ops, drawn)
-                    table = make_table(segment.plan, size, of_parts, targets.device, points=points)
-                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [of_parts]), *form)
+                    part_draws = draws_by_part(segment.ops, drawn)
+                    table = make_table(segment.plan, size, part_draws, targets.device, has_points=has_points)
+                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [part_draws]), *output_form)
                     size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop
 

@@ -10,24 +10,24 @@ from torch import Tensor
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, torchvision_class
 
 
-def _is_torchvisions(transform: Any, name: str) -> bool:
-    kind = torchvision_class(transform)
-    return kind is not None and kind.__name__ == name and difference(transform, kind) is None
+def _is_torchvision_class(transform: Any, name: str) -> bool:
+    class_ = torchvision_class(transform)
+    return class_ is not None and class_.__name__ == name and difference(transform, class_) is None
 
 
 def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """Return mean and deviation of the normalization of the images after all transforms; ``None`` if they are not normalized.
+    """Return mean and standard deviation of the normalization of the output of all transforms; ``None`` without one.
 
     Shape:
         - returns: (C, 1, 1) or (1, 1, 1) each, float32
     """
     normalization: tuple[Tensor, Tensor] | None = None
     for module in (module for transform in transforms for module in in_sequence(transform)):
-        kind = class_of(module, (K.Denormalize, K.Normalize))
-        if kind is K.Denormalize:
+        class_ = class_of(module, (K.Denormalize, K.Normalize))
+        if class_ is K.Denormalize:
             normalization = None
-        elif (kind is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvisions(module, "Normalize"):
-            settings = module.flags if kind is K.Normalize else vars(module)
+        elif (class_ is K.Normalize and module.p == 1 == module.p_batch) or _is_torchvision_class(module, "Normalize"):
+            settings = module.flags if class_ is K.Normalize else vars(module)
             values = (torch.as_tensor(settings[name], dtype=torch.float32, device="cpu").detach() for name in ("mean", "std"))
             mean, std = (value.reshape(-1, 1, 1) for value in values)
             normalization = (
@@ -37,6 +37,6 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 
 
 def lam_weighs_sample(transforms: Sequence[Any]) -> bool:
-    """Return whether the weight in mixed labels is the sample's, not its partner's."""
+    """Return whether lam, the weight in a mixed label, is the weight of the sample, not of the sample that it is mixed with."""
     modules = (module for transform in transforms for module in in_sequence(transform))
     return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

@@ -1,4 +1,4 @@
-"""Validated arguments of ``fuse``."""
+"""Validated arguments of ``gpuaug.fuse``."""
 
 from dataclasses import dataclass
 from numbers import Real
@@ -11,7 +11,7 @@ from gpuaug.core.ragged import MOST_ELEMENTS
 from gpuaug.fusion.policies.picking import Pick
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
-"""Format of boxes in target dicts: two corners; a corner, width and height; a centre, width and height; the last as shares."""
+"""Format of boxes in target dicts: corners; corner, width and height; centre, width and height; the same in fractions."""
 
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 _BOXES = get_args(BoxForm)
@@ -38,8 +38,8 @@ class Options:
 
     def __post_init__(self) -> None:
         classes = self.num_classes
-        most = MOST_ELEMENTS - 1
-        checked = {
+        largest = MOST_ELEMENTS - 1
+        valid_options = {
             "dtype": None
             if self.dtype is None
             else one_of("dtype", self.dtype, _OUTPUT_TYPES, "Leave it out, and convert the result."),
@@ -47,13 +47,13 @@ class Options:
             "pick": one_of("pick", self.pick, ("batch", "sample"), "Leave it out to pick as Kornia does."),
             "ragged": flag("ragged", self.ragged, "Leave it out for images of one size."),
             "antialias": flag("antialias", self.antialias, "Leave it out for Kornia's pixels."),
-            "views": whole_number("views", self.views, "Leave it out for one.", least=1, most=most),
+            "views": whole_number("views", self.views, "Leave it out for one.", least=1, most=largest),
             "boxes": one_of("boxes", self.boxes, _BOXES, "Leave it out for torchvision's."),
             "num_classes": None
             if classes is None
-            else whole_number("num_classes", classes, "Leave it out.", least=1, most=most),
+            else whole_number("num_classes", classes, "Leave it out.", least=1, most=largest),
         }
-        for name, value in checked.items():
+        for name, value in valid_options.items():
             object.__setattr__(self, name, value)
         smoothing = self.label_smoothing
         if not isinstance(smoothing, Real) or isinstance(smoothing, bool) or not 0 <= smoothing < 1:

@@ -1,4 +1,4 @@
-"""Types of pixels, and conversions between them. An integer represents its quotient by the largest value of its type."""
+"""Types of images, and conversions between them. An integer pixel represents its quotient by the largest value of its type."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 LARGEST = {torch.uint8: 255, torch.uint16: 65535, torch.int16: 32767}
 """Largest value of each integer type of images, which represents 1."""
 
-PIXELS = frozenset([*LARGEST, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+IMAGE_DTYPES = frozenset([*LARGEST, torch.float16, torch.bfloat16, torch.float32, torch.float64])
 """Types of images that a pipeline accepts."""
 
 
@@ -26,8 +26,8 @@ def converted(images: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tens
     """Convert images to another type, rounded to the nearest value once.
 
     Args:
-        images: Images of a type in ``PIXELS``.
-        dtype: Type in ``PIXELS``. For an integer type, values are clamped to its range.
+        images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
+        dtype: Type in ``IMAGE_DTYPES``. For an integer type, values are clamped to its range.
         copy: Whether to copy images that already have the type.
     """
     if images.dtype == dtype:

@@ -196,7 +196,7 @@ def test_every_class_names_its_methods():
             kind = getattr(transforms, name.partition(".")[2], None) or random_erasing.RandomErasing
             made_bare = kind.__new__(kind)
             made_bare.__dict__.update(torch.nn.Module().__dict__)
-            assert by_name.unlike(made_bare, kind) is None, name
+            assert by_name.difference_reason(made_bare, kind) is None, name
 
 
 @pytest.mark.parametrize("chances", [(0.5, 0.6), (1.0, 0.0), (0.0, 1.0)])

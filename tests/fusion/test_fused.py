@@ -224,7 +224,7 @@ def test_triton_that_does_not_run_is_warned_of_and_torch_takes_its_place(monkeyp
     monkeypatch.setattr(dispatch, "TRITON_FAILURES", {})
     text = r"because Triton cannot run a kernel there \(RuntimeError: no compiler\)"
     with pytest.warns(gpuaug.GpuAugWarning, match=text) as warned:
-        assert [dispatch.name(torch.device("cuda:0")) for _ in range(2)] == ["torch"] * 2
+        assert [dispatch.backend_name(torch.device("cuda:0")) for _ in range(2)] == ["torch"] * 2
     assert len(warned) == 1
 
 

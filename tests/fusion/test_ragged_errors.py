@@ -19,12 +19,15 @@ def raises(text):
 NOT_SIZED = {
     "as its end": (
         [K.RandomHorizontalFlip()],
-        "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end.",
+        "pipeline must give images one size with ragged=True, got RandomHorizontalFlip_0 at the end.",
     ),
-    "of one side": ([K.Resize(32)], "pipeline must give images one size where ragged=True, got Resize_0 as its end."),
+    "of one side": (
+        [K.Resize(32)],
+        "pipeline must give images one size with ragged=True, got Resize_0 at the end.",
+    ),
     "blur first": (
         [K.RandomInvert(), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.CenterCrop(8)],
-        "one size where ragged=True, got RandomGaussianBlur_1: it reads other pixels of an image, or their coordinates. Put",
+        "one size with ragged=True, got RandomGaussianBlur_1: it reads other pixels of an image, or their coordinates. Put",
     ),
     "levels first": (
         [K.RandomEqualize(), K.CenterCrop(8)],
@@ -34,7 +37,7 @@ NOT_SIZED = {
     "mix first": ([K.RandomMixUpV2(), K.CenterCrop(8)], "got RandomMixUpV2_0: it reads other pixels of an image, or their"),
     "kornia first": (
         [K.RandomMedianBlur(), K.CenterCrop(8)],
-        "one size where ragged=True, got RandomMedianBlur_0: no lowering for this type. Put",
+        "one size with ragged=True, got RandomMedianBlur_0: no lowering for this type. Put",
     ),
     "by chance": (
         [K.RandomResizedCrop((8, 8), p=0.5)],
@@ -55,16 +58,16 @@ CROP = "v2.RandomCrop((224, 224), pad_if_needed=True)"
 NOT_SIZED_AGAIN = {
     "as its end": (
         [v2.RandomShortestSize([8, 12]), v2.RandomHorizontalFlip()],
-        "pipeline must give images one size behind RandomShortestSize_0, got RandomHorizontalFlip_1 as its end. Put a "
+        "pipeline must give images one size after RandomShortestSize_0, got RandomHorizontalFlip_1 at the end. Put a "
         f"transform to one size after it, such as {CROP}, or keep RandomShortestSize_0 in the dataset.",
     ),
     "blur first": (
         [v2.CenterCrop(20), v2.ScaleJitter((8, 8)), v2.GaussianBlur(3), v2.RandomCrop(8, pad_if_needed=True)],
-        "one size behind ScaleJitter_1, got GaussianBlur_2: it reads other pixels of an image, or their coordinates. Put a",
+        "one size after ScaleJitter_1, got GaussianBlur_2: it reads other pixels of an image, or their coordinates. Put a",
     ),
     "left to torchvision": (
         [v2.RandomZoomOut(), v2.GaussianNoise(), v2.CenterCrop(8)],
-        "behind RandomZoomOut_0, got GaussianNoise_1: no lowering for this type. Put a transform to one size",
+        "after RandomZoomOut_0, got GaussianNoise_1: no lowering for this type. Put a transform to one size",
     ),
 }
 
@@ -160,7 +163,7 @@ def test_as_kornia_refuses_ragged_draws():
     assert draws.shape == (5, 3, None, None)
     with raises("index must be the index of a drawn image, got 5 of 5. Count them from 0."):
         draws.alone(5)
-    with raises("draws must be for images of one size in Kornia, got those of a ragged batch. Take one image: draws.alone(0)"):
+    with raises("draws must be for images of one size in Kornia, got draws for a ragged batch. Take one image: draws.alone(0)"):
         draws.as_kornia()
 
 

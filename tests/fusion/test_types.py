@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
-from gpuaug.fusion.pixels import LARGEST, PIXELS, converted
+from gpuaug.fusion.pixels import IMAGE_DTYPES, LARGEST, converted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 
@@ -69,7 +69,7 @@ def test_types_and_values_are_those_of_torchvision(seed):
     """What torchvision refuses is refused; else types, of results and of what functions see, and values are the same."""
     choices = random.Random(seed)
     names = [choices.choice(list(STEPS)) for _ in range(choices.randint(1, 6))]
-    dtype = choices.choice([torch.uint8, torch.uint8, *sorted(PIXELS, key=str)])
+    dtype = choices.choice([torch.uint8, torch.uint8, *sorted(IMAGE_DTYPES, key=str)])
     images, theirs, ours = batch_of(dtype, 2, 3), Seen(), Seen()
     plain = v2.Compose([v2.Identity(), *(STEPS[name](theirs) for name in names)])
     expected = outcome(lambda: torch.stack([plain(image) for image in images]))
@@ -141,7 +141,7 @@ def test_bytes_are_the_float32_result_rounded_once(name, memory_format):
     assert_values(got, (expected * 255).round().clamp(0, 255).byte())
 
 
-@pytest.mark.parametrize("dtype", sorted(PIXELS, key=str), ids=str)
+@pytest.mark.parametrize("dtype", sorted(IMAGE_DTYPES, key=str), ids=str)
 def test_type_that_comes_out_by_default(dtype):
     images = batch_of(dtype)
     assert gpuaug.fuse(K.RandomHorizontalFlip())(images).dtype == torch.float32
@@ -312,7 +312,7 @@ def test_functions_must_give_one_type_for_one_type():
     def either(image):
         return image if next(calls) // 3 % 2 else image / 255  # one type per batch of three
 
-    text = "pipeline must hold functions that give images of one type for images of one type, got one that changes it"
+    text = "pipeline must hold functions that return images of one type for images of one type, got a function that returns"
     with pytest.raises(gpuaug.ArgumentTypeError, match=text):
         gpuaug.fuse(v2.Compose([either]))(photographs(3))
 

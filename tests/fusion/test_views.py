@@ -213,9 +213,9 @@ def test_views_must_be_1_or_more(views):
 def test_as_kornia_and_alone_take_one_view():
     draws = gpuaug.fuse(K.CenterCrop(8), views=2).draw((1, 3, 16, 16))
     assert repr(draws) == "Draws(shape=(1, 3, 16, 16), modules=1, views=2)"
-    with raises("draws must be those of one view, got 2. Take one: draws.views[0]."):
+    with raises("draws must be of one view, got 2 views. Take one: draws.views[0]."):
         draws.alone(0)
-    with raises("draws must be those of one view, got 2. Take one: draws.views[0].as_kornia()."):
+    with raises("draws must be of one view, got 2 views. Take one: draws.views[0].as_kornia()."):
         draws.as_kornia()
 
 

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
-from gpuaug.fusion.pixels import PIXELS, converted
+from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
 pytestmark = pytest.mark.gpu
 
@@ -105,7 +105,7 @@ TYPED = {
 
 
 @pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
-@pytest.mark.parametrize("dtype", sorted(PIXELS, key=str), ids=str)
+@pytest.mark.parametrize("dtype", sorted(IMAGE_DTYPES, key=str), ids=str)
 @pytest.mark.parametrize("name", TYPED)
 def test_types_are_those_of_the_cpu(name, dtype):
     images = converted(photographs(5), dtype)
@@ -211,10 +211,10 @@ def full_precision():
 
 
 def kernel_caches():
-    from gpuaug.fusion.backends.triton import gather, mix, second_pass
+    from gpuaug.fusion.backends.triton import contrast, gather, mix
     from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 
-    for module in (blur, gather, levels, mix, second_pass, sharpness, small_blur):
+    for module in (blur, gather, levels, mix, contrast, sharpness, small_blur):
         for value in vars(module).values():
             if hasattr(value, "device_caches"):
                 yield from value.device_caches.values()
@@ -247,7 +247,7 @@ def test_fused_stage_in_a_loader_is_the_same_at_every_depth_and_delay():
 
 
 def test_triton_is_used_and_its_absence_warned_of_once(monkeypatch):
-    assert dispatch.name(torch.device("cuda")) == "triton"
+    assert dispatch.backend_name(torch.device("cuda")) == "triton"
 
     def broken(device, first):
         raise RuntimeError("no compiler")

@@ -108,10 +108,10 @@ def test_table_of_torchvisions_transforms_states_the_support_of_each():
     rows = re.findall(r"^\| (`.*?) \| (\w+)", section, re.MULTILINE)
     said = {name: word for names, word in rows for name in re.findall(r"`([A-Z]\w+)", names)}
     kinds = {name: kind for name, kind in vars(v2).items() if hasattr(kind, "forward") and kind is not v2.Transform}
-    wanted = {name: "refused" if name in refusals.NOT_TAKEN else "left" for name in kinds}
-    wanted |= {kind.__name__: "applied" for kind in torchvision.ENDINGS}
-    wanted |= {kind.__name__: "nothing" for kind in (*torchvision.PASSED, *torchvision.CONVERSIONS, v2.ToPureTensor)}
-    fused = (*torchvision.LOWERED, *mix.LOWERED, *torchvision.BY_CHANCE, v2.Compose)
+    wanted = {name: "refused" if name in refusals.UNSUPPORTED else "left" for name in kinds}
+    wanted |= {kind.__name__: "applied" for kind in torchvision.TARGET_TRANSFORMS}
+    wanted |= {kind.__name__: "nothing" for kind in (*torchvision.IDENTITIES, *torchvision.CONVERSIONS, v2.ToPureTensor)}
+    fused = (*torchvision.LOWERED, *mix.LOWERED, *torchvision.RANDOM_CONTAINERS, v2.Compose)
     wanted |= {kind.__name__: "fused" for kind in fused}
     assert {name: said.get(name) for name in wanted} == wanted
 

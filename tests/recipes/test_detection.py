@@ -241,7 +241,7 @@ REFUSED = {
     "references, multiscale": (
         multiscale,
         gpuaug.ArgumentError,
-        "pipeline must give images one size behind RandomShortestSize_1",
+        "pipeline must give images one size after RandomShortestSize_1",
     ),
     "references, a padding of their own": (
         lambda: v2.Compose([v2.RandomResize(26, 104), v2.RandomHorizontalFlip(), PadIfNeeded(), v2.RandomCrop(48), TO_FLOAT]),
@@ -267,7 +267,7 @@ REFUSED = {
             ]
         ),
         gpuaug.ArgumentError,
-        "pipeline must give images one size behind RandomShortestSize_0",
+        "pipeline must give images one size after RandomShortestSize_0",
     ),
 }
 """Parts of recipes that are not fused, and what is said of them."""

@@ -1,4 +1,8 @@
-"""Choice of the executor of a plan: Triton on a GPU on which a probe kernel ran, torch everywhere else."""
+"""Choice of the backend that runs a plan: Triton on a GPU on which a probe kernel ran, torch everywhere else.
+
+A plan is the passes of a pipeline, each of which reads and writes all images once. The parameter table has one float32 row per
+sample, with the parameters of all ops.
+"""
 
 import os
 import warnings
@@ -28,18 +32,18 @@ def run(
     memory_format: torch.memory_format = torch.contiguous_format,
     canvases: Canvases = (),
 ) -> Tensor:
-    """Run a plan on images, with the executor for their device.
+    """Run a plan on images, with the backend for their device.
 
     Args:
         plan: Plan for the size of the images.
-        images: Images of a type in ``PIXELS``.
+        images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table.
         dtype: Dtype of the result.
         memory_format: Memory format of the result.
-        canvases: ``Plan.canvases``.
+        canvases: ``Plan.canvases``, (height, width) of the buffers between passes, if images differ in size there.
 
     Shape:
-        - images: (B · T, C, H, W), or a ragged batch of B; T frames of a clip, or 1
+        - images: (B · T, C, H, W), with T frames per clip, or 1; or a ragged batch of B
         - table: (V · B, at least ``plan.width``) float32, for V views
         - returns: (V · B · T, C, H', W') of ``dtype`` and ``memory_format``
     """
@@ -47,7 +51,10 @@ def run(
     if not data.numel() or not plan.out.height or not plan.out.width:
         shape = table.shape[0] * plan.out.each, plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
-    if data.is_cuda and (triton := _triton(images.device, (plan, images, table, dtype, memory_format, canvases))) is not None:
+    if (
+        data.is_cuda
+        and (triton := _triton_backend(images.device, (plan, images, table, dtype, memory_format, canvases))) is not None
+    ):
         return triton.run(plan, images, table, dtype, memory_format, canvases)  # type: ignore[no-any-return]
     return converted(torch_backend.run(plan, images, table, canvases), dtype).contiguous(memory_format=memory_format)
 
@@ -56,7 +63,7 @@ def run_mask(
     pass_: Pass,
     masks: Tensor,
     table: Tensor,
-    places: MaskLayout | None = None,
+    mask_layout: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
     """Move and erase the pixels of masks of any dtype, as a pass does for images.
@@ -65,28 +72,28 @@ def run_mask(
         pass_: The pass.
         masks: Masks of any dtype.
         table: Parameter table.
-        places: Layout of masks that differ in size.
-        canvas: Entry of ``Plan.canvases`` for the pass, if images differ in size after it.
+        mask_layout: Layout in memory of masks that differ in size.
+        canvas: (height, width) of the output masks, if images differ in size after the pass.
 
     Shape:
-        - masks: (B · T, C, H, W); with ``places`` of N masks, the tensor from whose first element their offsets count
+        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor whose first element has offset 0
         - table: (B, K) float32
-        - returns: (B · T, C, H', W'); with ``places`` (N, 1, H', W')
+        - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """
     if not masks.numel():
-        shape = masks.shape[:2] if places is None else (len(places.owners), 1)
+        shape = masks.shape[:2] if mask_layout is None else (len(mask_layout.owners), 1)
         return masks.new_zeros((*shape, *(canvas or (pass_.out.height, pass_.out.width))))
-    if isinstance(pass_, GatherPass) and pass_.moves:
-        if masks.is_cuda and (triton := _triton(masks.device)) is not None:
-            masks = triton.run_mask(pass_, masks, table, places, canvas)
+    if isinstance(pass_, GatherPass) and pass_.gather_ops:
+        if masks.is_cuda and (triton := _triton_backend(masks.device)) is not None:
+            masks = triton.run_mask(pass_, masks, table, mask_layout, canvas)
         else:
-            masks = torch_backend.gather_mask(pass_, masks, table, places, canvas)
-    return torch_backend.erased(pass_, masks, table, places)
+            masks = torch_backend.gather_mask(pass_, masks, table, mask_layout, canvas)
+    return torch_backend.erase_masks(pass_, masks, table, mask_layout)
 
 
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """Convert labels to class probabilities, and mix them if there are ``rows`` of a mix."""
-    if labels.is_cuda and labels.numel() and _triton(labels.device) is not None:
+    """Convert labels to class probabilities, and mix them if ``rows`` has the parameters of a mix, (B, K)."""
+    if labels.is_cuda and labels.numel() and _triton_backend(labels.device) is not None:
         from gpuaug.fusion.backends.triton.mix import soft_labels
 
         return soft_labels(soft, labels, rows)
@@ -95,35 +102,40 @@ def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """Map boxes or points. See ``gpuaug.fusion.ops.boxes.map_boxes``."""
-    if values.is_cuda and _triton(values.device) is not None:
+    if values.is_cuda and _triton_backend(values.device) is not None:
         from gpuaug.fusion.backends.triton import boxes as box_kernel
 
         return box_kernel.map_boxes(values, valid, mapping, dtype)
     return boxes.map_boxes(values, valid, mapping, dtype)
 
 
-def name(device: torch.device) -> str:
-    """Executor for a device: ``"torch"`` or ``"triton"``."""
-    return "triton" if device.type == "cuda" and device not in TRITON_FAILURES and _triton(device) is not None else "torch"
+def backend_name(device: torch.device) -> str:
+    """Return the name of the backend for a device: ``"torch"`` or ``"triton"``."""
+    return (
+        "triton" if device.type == "cuda" and device not in TRITON_FAILURES and _triton_backend(device) is not None else "torch"
+    )
 
 
 _BACKENDS: dict[torch.device, Any] = {}
-"""Module ``triton.backend`` per device that was probed; ``None`` if Triton cannot run there."""
+"""Module ``triton.backend`` per device that was probed; ``None`` if Triton cannot run on it."""
 
 
-def _triton(device: torch.device, first: tuple[Any, ...] | None = None) -> Any:
-    """Module that runs plans with Triton on a device, or ``None``. ``first``: arguments of the next call of its ``run``."""
+def _triton_backend(device: torch.device, first_call: tuple[Any, ...] | None = None) -> Any:
+    """Return the module ``triton.backend`` if Triton can run on a device, else ``None``.
+
+    ``first_call``: arguments of the next call of ``run``, whose kernels are compiled at the same time as the probe kernel.
+    """
     if device not in _BACKENDS:
-        _BACKENDS[device] = _probed(device, first)
+        _BACKENDS[device] = _probe(device, first_call)
     return _BACKENDS[device]
 
 
-def _probed(device: torch.device, first: tuple[Any, ...] | None) -> Any:
+def _probe(device: torch.device, first_call: tuple[Any, ...] | None) -> Any:
     # Importing Triton is not enough: it also needs a C compiler, and a driver that it supports.
     try:
         from gpuaug.fusion.backends.triton import backend
 
-        backend.probe(device, first)
+        backend.probe(device, first_call)
     except Exception as error:
         failure, text = TritonFailure.of(error), shortened(error)
         if os.environ.get("GPUAUG_REQUIRE_TRITON", "0") not in ("", "0"):

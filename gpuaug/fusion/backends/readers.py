@@ -1,4 +1,7 @@
-"""Sources of a plan: images of one size or ragged images, repeated once per view, and masks of several sizes."""
+"""Input of a plan: images of one size, ragged images of different sizes, and masks of different sizes.
+
+V views per image are V random augmentations of it. A sample is one view of one image.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +27,7 @@ def size_of(images: Tensor | Ragged) -> Size:
 
     Raises:
         ArgumentTypeError: If a ragged batch does not hold integers.
-        ArgumentError: If a ragged batch does not agree with its shapes, or has an image without pixels.
+        ArgumentError: If the tensors of a ragged batch do not have the sizes in ``shapes``, or an image has no pixels.
     """
     if isinstance(images, Tensor):
         return Size(*images.shape)
@@ -41,12 +44,12 @@ def size_of(images: Tensor | Ragged) -> Size:
             f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave the image out."
         )
     elements = images.data.numel()
-    places = images.places
+    image_layouts = images.places
     columns = 3 if shapes.windows is None else 4
-    if elements != shapes.held or places.shape != (len(sizes), columns) or places.dtype is not torch.int64:
+    if elements != shapes.held or image_layouts.shape != (len(sizes), columns) or image_layouts.dtype is not torch.int64:
         raise ArgumentError(
             f"A ragged batch must agree with its shapes, {shapes.held} elements of {len(sizes)} images, got {elements} and "
-            f"places {tuple(places.shape)} of {places.dtype}. Create it with gpuaug.collate_ragged."
+            f"places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with gpuaug.collate_ragged."
         )
     frames = shapes.frames
     if not frames:
@@ -64,31 +67,31 @@ def size_of_shape(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
     """Return the size for a ``shape`` that the user passed: (B, C, H, W), the shape of clips, or a ragged batch.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If ``shape`` is none of these, or has no pixels.
+        ArgumentError, ArgumentTypeError: If ``shape`` is not such a shape, or images have no pixels.
     """
     if isinstance(shape, Ragged):
         return size_of(shape)
-    way_out = "Pass images.shape of a batch."
+    advice = "Pass images.shape of a batch."
     if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if form.is_required else (4, 5)):
-        raise ArgumentError(f"shape must be {form.shapes}, got {shown(shape)}. {way_out}")
-    sides = [whole_number(f"shape[{axis}]", side, way_out, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)]
+        raise ArgumentError(f"shape must be {form.shapes}, got {shown(shape)}. {advice}")
+    sides = [whole_number(f"shape[{axis}]", side, advice, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)]
     return form.size(sides) if len(sides) == 5 else Size(*sides)
 
 
-def repeated_per_view(images: Tensor, samples: int) -> Tensor:
+def repeat_per_view(images: Tensor, samples: int) -> Tensor:
     """Repeat images, (B, C, H, W), once per view: (``samples``, C, H, W), view-major."""
     views = samples // max(len(images), 1)
     return images if views <= 1 else images.repeat(views, 1, 1, 1)
 
 
 class MaskLayout(NamedTuple):
-    """Layout of N masks of several sizes. The masks of a sample are adjacent in memory."""
+    """Layout in memory of N masks of different sizes. The masks of a sample have one size, and are adjacent."""
 
     owners: Tensor
     """(N,) int64: sample of each mask."""
 
     samples: Tensor
-    """(B, 3) int64 per sample: start, height and width. Mask ``n`` of the N begins at ``start + n · height · width``."""
+    """(B, 3) int64: start, height and width of the masks of each sample. Mask ``n`` begins at start + n · height · width."""
 
     def per_mask(self) -> Tensor:
         """Return the offset of the first element, the height and the width of each mask, (N, 3)."""
@@ -104,13 +107,13 @@ class DenseReader:
 
     Args:
         images: (B, C, H, W).
-        samples: V · B, number of samples that read them.
+        samples: Number of samples, V · B.
     """
 
     def __init__(self, images: Tensor, samples: int) -> None:
         self.channels = images.shape[1]
         self.dtype = images.dtype
-        self._flat = repeated_per_view(images, samples).flatten(2)
+        self._flat = repeat_per_view(images, samples).flatten(2)
         self._width = images.shape[3]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
@@ -127,14 +130,15 @@ class RaggedReader:
 
     Args:
         data: Flat buffer, of any dtype.
-        places: (V · B, 3 or 4) int64: ``Ragged.places``, repeated once per view.
+        image_layouts: (V · B, 3 or 4) int64: offset, height, width and, if only windows are in memory, row pitch in pixels of
+            each image (``Ragged.places``), repeated once per view.
         channels: Number of channels of all images.
         packed: Whether the channels of a pixel are adjacent, instead of planes.
     """
 
-    def __init__(self, data: Tensor, places: Tensor, channels: int = 1, *, packed: bool = False) -> None:
+    def __init__(self, data: Tensor, image_layouts: Tensor, channels: int = 1, *, packed: bool = False) -> None:
         self.channels, self.dtype, self._data = channels, data.dtype, data
-        self._first, height, width, *pitch = places[:, :, None, None].unbind(1)
+        self._first, height, width, *pitch = image_layouts[:, :, None, None].unbind(1)
         self._pixel = channels if packed else 1
         self._holds_windows = bool(pitch)
         self._row = (pitch[0] if pitch else width) * self._pixel

@@ -1,4 +1,10 @@
-"""Executor of plans in torch, on any device: used on CPUs, and the reference for the tests of the kernels."""
+"""Backend that runs a plan in torch, on any device: it is used on CPUs, and is the reference for the tests of the kernels.
+
+A plan is the passes of a pipeline. A pass reads and writes all images once: it begins with its *front* (a gather, which moves
+or interpolates pixels, a filter or a mix), and goes on with pointwise ops. The parameter table has one float32 row per sample,
+with the parameters of all ops. If images differ in size after a pass, each lies in the top left corner of a *canvas*, a buffer
+of one size.
+"""
 
 from dataclasses import replace
 
@@ -6,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.ragged import MOST_WARPED, Ragged
-from gpuaug.fusion.backends.antialias import antialiased
+from gpuaug.fusion.backends.antialias import resize_antialiased
 from gpuaug.fusion.backends.readers import (
     DenseReader,
     MaskLayout,
@@ -15,12 +21,12 @@ from gpuaug.fusion.backends.readers import (
     dtype_of,
     image_of,
     reader,
-    repeated_per_view,
+    repeat_per_view,
 )
 from gpuaug.fusion.ops.base import RowOp
 from gpuaug.fusion.ops.positional import Erasing
 from gpuaug.fusion.pixels import LARGEST, share_of, unit_range
-from gpuaug.fusion.program.gather import Columns, Gather, Part
+from gpuaug.fusion.program.gather import Columns, Gather, IndexMaps
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
 
@@ -29,12 +35,12 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
 
     Args:
         plan: Plan for the size of the images.
-        images: Images of a type in ``PIXELS``.
+        images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table, on the device of the images.
-        canvases: ``Plan.canvases``.
+        canvases: ``Plan.canvases``, (height, width) of the canvas of each pass but the last.
 
     Shape:
-        - images: (B · T, C, H, W), or a ragged batch of B; T frames of a clip, or 1
+        - images: (B · T, C, H, W), with T frames per clip, or 1; or a ragged batch of B
         - table: (V · B, ``plan.width``), float32, for V views
 
     Returns:
@@ -43,10 +49,10 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
     Cost:
         Some tens of launches per pass on a GPU, and several copies of the images.
     """
-    first, *others = plan.passes
+    first_pass, *other_passes = plan.passes
     tables = {frames: _rows_of_frames(plan, table, frames) for frames in {pass_.out.each for pass_ in plan.passes}}
-    result = run_pass(first, _readable(images), tables[first.out.each], *canvases[:1])
-    for index, pass_ in enumerate(others, 1):
+    result = run_pass(first_pass, _without_16_bits(images), tables[first_pass.out.each], *canvases[:1])
+    for index, pass_ in enumerate(other_passes, 1):
         table = tables[pass_.out.each]
         if pass_.out.ragged:
             result = run_pass(pass_, result, table, canvases[index])
@@ -69,13 +75,13 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
         rows = pass_.rows_of(table)
         if isinstance(pass_.front, RowOp):
             pass_.front.spread(rows, frame, frames)
-        for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
+        for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
             op.spread(rows[:, column:], frame, frames)
     return table
 
 
-def _readable(images: Tensor | Ragged) -> Tensor | Ragged:
-    """Return the images, with 16-bit values as floats in image units, because torch supports few functions of uint16."""
+def _without_16_bits(images: Tensor | Ragged) -> Tensor | Ragged:
+    """Return the images, with 16-bit integers converted to floats in [0, 1]: torch supports few functions of uint16."""
     dtype = dtype_of(images)
     if dtype not in LARGEST or dtype == torch.uint8:
         return images
@@ -83,7 +89,10 @@ def _readable(images: Tensor | Ragged) -> Tensor | Ragged:
 
 
 def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
-    """Indices of the samples to which any op of a pass applies; ``None`` for all, and on a GPU, where the host would wait."""
+    """Return the indices of the samples to which any op of a pass applies.
+
+    ``None`` if all samples have such an op, and on a GPU, where the host would wait for the indices.
+    """
     if pass_.route_column < 0 or table.is_cuda:
         return None
     applies = pass_.rows_of(table)[:, pass_.route_column] != 0
@@ -93,78 +102,78 @@ def _samples_of(pass_: Pass, table: Tensor) -> Tensor | None:
 def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int] | None = None) -> Tensor:
     """Run one pass: its front, then its pointwise ops.
 
-    ``canvas``: height and width of the result, at least the largest of the images, if images differ in size after the pass.
+    ``canvas``: height and width of the result, if images differ in size after the pass.
     """
     if pass_.out.ragged:
         assert isinstance(pass_, GatherPass)
         assert canvas is not None
-        return _on_canvas(pass_, images, table, canvas)
+        return _run_on_canvas(pass_, images, table, canvas)
     rows = pass_.rows_of(table)
     if isinstance(pass_, GatherPass):
         values = gather(pass_, images, rows)
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
-        values = masked(pass_.front, repeated_per_view(unit_range(images), len(table)), rows)
-    for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
-        values = masked(op, values, rows[:, column:])
+        values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), rows)
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+        values = apply_to_samples(op, values, rows[:, column:])
     return values
 
 
-def _on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int]) -> Tensor:
-    """Run a pass after which images differ in size, sample by sample, into the top left corner of a canvas of zeros."""
+def _run_on_canvas(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, canvas: tuple[int, int]) -> Tensor:
+    """Run a pass after which images differ in size, sample by sample, onto a canvas of zeros."""
     result = torch.zeros((len(table), pass_.out.channels, *canvas), dtype=torch.float32, device=images.device)
     for sample, row in enumerate(table):
-        height, width = (int(side) for side in pass_.rows_of(row[None])[0, pass_.columns.sides :][:2])
+        height, width = (int(side) for side in pass_.rows_of(row[None])[0, pass_.columns.out_size :][:2])
         sample_pass = replace(pass_, out=pass_.out.to(height, width))
         result[sample, :, :height, :width] = run_pass(sample_pass, image_of(images, sample % len(images)), row[None])[0]
     return result
 
 
-def masked(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
-    """Apply ``op`` to the samples whose apply mask is set."""
+def apply_to_samples(op: RowOp, images: Tensor, rows: Tensor) -> Tensor:
+    """Apply ``op`` to the samples whose apply mask, the first of its columns ``rows``, is set."""
     applied = op.apply(images, rows)
     return torch.where(rows[:, 0, None, None, None] != 0, applied, images) if op.is_random else applied
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
-    """Move and interpolate pixels, in float32."""
+    """Run the front of a gather pass: move and interpolate pixels, in float32. ``table``: from the first column of the pass."""
     front, columns, out = pass_.front, pass_.columns, pass_.out
     if columns.frames >= 0:
         assert isinstance(images, Tensor)
         images = images[_selected_frames(pass_, table) % len(images)]
-    parameters = _Parameters(table)
+    parameters = _TableColumns(table)
     x = torch.arange(out.width, device=images.device)[None, None, :]
     y = torch.arange(out.height, device=images.device)[None, :, None]
     inside: Tensor | None = None
     fill_column = columns.after_fill
     if front.after.ops:
-        x, y, inside = _mapped(front.after, parameters, columns.after, x, y)
+        x, y, inside = _map_indices(front.after, parameters, columns.after, x, y)
     if front.filter:
-        values = _antialiased(front, columns, images, table, x, y)
+        values = _resize_antialiased(front, columns, images, table, x, y)
     elif front.warp is None:
-        # Filled when pixels are floats, because fill · 255 / 255 may differ from the fill.
+        # Fills are inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
         fill_column = columns.before_fill
         if front.before.ops:
-            x, y, inside = _mapped(front.before, parameters, columns.before, x, y)
+            x, y, inside = _map_indices(front.before, parameters, columns.before, x, y)
         values = reader(images, len(table))(x, y) if inside is None else reader(images, len(table))(x * inside, y * inside)
     else:
         taps = _Taps(reader(images, len(table)), front, columns, parameters)
-        values = _interpolated(
+        values = _interpolate(
             front, parameters, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
         )
     values = share_of(values.float(), torch.uint8) if dtype_of(images) == torch.uint8 else values.float()
     if front.fills:
-        share = _share_inside(front, parameters, columns.warp, x, y)
+        weight = _weight_inside(front, parameters, columns.warp, x, y)
         fill = parameters.channels(columns.warp_fill, out.channels)
-        # Skipped samples are inside, and stay bit for bit.
-        values = torch.where(share == 1, values, share * (values - fill) + fill)
+        # A skipped sample has weight 1 everywhere, and stays bit for bit.
+        values = torch.where(weight == 1, values, weight * (values - fill) + fill)
     if inside is not None:
         values = torch.where(inside[:, None], values, parameters.channels(fill_column, out.channels))
     return values
 
 
 def _selected_frames(pass_: GatherPass, table: Tensor) -> Tensor:
-    """Index of the source image per output frame, with the views after one another."""
+    """Return the index of the source image per output frame, (V · B · T,), view by view."""
     frame = torch.arange(len(table), device=table.device)
     columns = table[:, pass_.columns.frames : pass_.columns.frames + pass_.out.frames]
     selected = columns.gather(1, (frame % pass_.out.frames)[:, None])[:, 0].long()
@@ -175,58 +184,58 @@ def gather_mask(
     pass_: GatherPass,
     masks: Tensor,
     table: Tensor,
-    places: MaskLayout | None = None,
+    mask_layout: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Move the pixels of masks of any dtype, with the nearest pixel. ``canvas``: see ``dispatch.run_mask``.
+    """Move the pixels of masks of any dtype, with the nearest pixel. Arguments: see ``run_mask`` in ``dispatch.py``.
 
     Shape:
-        - masks: (B · T, C, H, W), or flat with ``places`` of N masks
-        - returns: (B · T, C, H', W'); with ``places`` (N, 1, H', W')
+        - masks: (B · T, C, H, W), or flat with ``mask_layout`` of N masks
+        - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """
     front, columns = pass_.front, pass_.columns
     dtype = masks.dtype
     masks = as_bits(masks)
-    table = _rows(pass_.rows_of(table), masks, places)
-    parameters = _Parameters(table)
+    table = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)
+    parameters = _TableColumns(table)
     height, width = canvas or (pass_.out.height, pass_.out.width)
     x = torch.arange(width, device=masks.device)[None, None, :]
     y = torch.arange(height, device=masks.device)[None, :, None]
     if canvas is not None:
         x, y = (
-            torch.minimum(x, parameters.integer(columns.sides + 1) - 1),
-            torch.minimum(y, parameters.integer(columns.sides) - 1),
+            torch.minimum(x, parameters.integer(columns.out_size + 1) - 1),
+            torch.minimum(y, parameters.integer(columns.out_size) - 1),
         )
     inside: Tensor | None = None
     if front.after.ops:
-        x, y, inside = _mapped(front.after, parameters, columns.after, x, y)
-    source = DenseReader(masks, len(table)) if places is None else RaggedReader(masks, places.per_mask())
+        x, y, inside = _map_indices(front.after, parameters, columns.after, x, y)
+    source = DenseReader(masks, len(table)) if mask_layout is None else RaggedReader(masks, mask_layout.per_mask())
     taps = _Taps(source, front, columns, parameters, fill=mask_fill(front.before, dtype))
     if front.warp is None:
         values = taps.read(x, y, None)
     else:
         half_pixel = front.mask_half_pixel_centers
-        values = _interpolated(front, parameters, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=half_pixel)
+        values = _interpolate(front, parameters, columns.mask_warp, taps, x, y, nearest=True, half_pixel_centers=half_pixel)
     if inside is not None:
         fill = torch.full((), mask_fill(front.after, dtype), dtype=values.dtype, device=values.device)
         values = torch.where(inside[:, None], values, fill)
     return values.view(dtype)
 
 
-def erased(pass_: Pass, masks: Tensor, table: Tensor, places: MaskLayout | None = None) -> Tensor:
-    """Return masks, (B · T, C, H, W), with zeros where the pass erases their images, as in Kornia."""
-    for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
+def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None) -> Tensor:
+    """Return masks, (B · T, C, H, W), with zeros where the pass erases the pixels of images, as in Kornia."""
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
-            rows = _rows(pass_.rows_of(table), masks, places)[:, column:]
+            rows = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
             covered = op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0)
             masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)
     return masks
 
 
-def _rows(table: Tensor, masks: Tensor, places: MaskLayout | None) -> Tensor:
-    """Return the row of each mask: that of its sample, of its clip if it is a frame, or of its owner."""
-    if places is not None:
-        return table.index_select(0, places.owners)
+def _rows_of_masks(table: Tensor, masks: Tensor, mask_layout: MaskLayout | None) -> Tensor:
+    """Return the row of each mask: the row of its image or clip, or of its owner in ``mask_layout``."""
+    if mask_layout is not None:
+        return table.index_select(0, mask_layout.owners)
     return table if len(table) == len(masks) else table.repeat_interleave(len(masks) // len(table), 0)
 
 
@@ -234,17 +243,17 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def as_bits(masks: Tensor) -> Tensor:
-    """View masks as integers of the same size: torch cannot index or fill uint16 and float8."""
+    """View masks as integers of the same item size, because torch cannot index or fill uint16 and float8."""
     return masks.view(_BITS.get(masks.dtype.itemsize, masks.dtype))
 
 
-def mask_fill(part: Part, dtype: torch.dtype) -> int:
-    """Return the bits of the fill of constant padding, in masks of ``dtype``."""
-    return int(as_bits(torch.full((), part.mask_fill, dtype=torch.float32, device="cpu").to(dtype)).item())
+def mask_fill(maps: IndexMaps, dtype: torch.dtype) -> int:
+    """Return the fill of constant padding for masks of ``dtype``, as the integer with the same bits."""
+    return int(as_bits(torch.full((), maps.mask_fill, dtype=torch.float32, device="cpu").to(dtype)).item())
 
 
-class _Parameters:
-    """Columns of the parameter table as tensors that broadcast over images."""
+class _TableColumns:
+    """Parameter table whose columns are read as tensors that broadcast over images."""
 
     def __init__(self, table: Tensor) -> None:
         self._table = table
@@ -266,59 +275,61 @@ class _Parameters:
 
 
 class _Taps:
-    """Reads of the source through the permutations before the interpolation."""
+    """Reader of source pixels, through the index maps (flips, crops, padding) before the interpolation."""
 
     def __init__(
-        self, source: Reader, front: Gather, columns: Columns, parameters: _Parameters, fill: int | None = None
+        self, source: Reader, front: Gather, columns: Columns, parameters: _TableColumns, fill: int | None = None
     ) -> None:
         self._reader = source
         self._part, self._column, self._parameters = front.before, columns.before, parameters
-        # Masks keep their dtype. The fill of images is float32, and rounded with the result, because it may lie between two
-        # values of the source's dtype.
+        # The fill of masks has their dtype. The fill of images is float32, and is rounded with the result, because it may lie
+        # between two values of their dtype.
         if fill is not None:
             self._fill = torch.full((), fill, dtype=source.dtype, device=parameters.device)
         else:
             self._fill = parameters.channels(columns.before_fill, source.channels) * (255 if source.dtype == torch.uint8 else 1)
 
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
-        """Return the source at integer coordinates, 0 where not ``inside``; in the dtype of the source if nothing is filled."""
-        within: Tensor | None = None
+        """Return source pixels at integer coordinates; 0 where ``inside`` is false, and the fill in constant padding."""
+        not_padding: Tensor | None = None
         if self._part.ops:
-            x, y, within = _mapped(self._part, self._parameters, self._column, x, y)
+            x, y, not_padding = _map_indices(self._part, self._parameters, self._column, x, y)
         if inside is not None:
             x, y = x * inside, y * inside
-        if within is not None:
-            x, y = x * within, y * within
+        if not_padding is not None:
+            x, y = x * not_padding, y * not_padding
         values = self._reader(x, y)
-        if within is not None:
-            values = torch.where(within[:, None], values, self._fill)
+        if not_padding is not None:
+            values = torch.where(not_padding[:, None], values, self._fill)
         if inside is not None:
             # Not a product, because the pixel at the clamped coordinate may be NaN.
             values = values.masked_fill(~inside[:, None], 0)
         return values
 
 
-def _mapped(part: Part, parameters: _Parameters, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def _map_indices(
+    maps: IndexMaps, parameters: _TableColumns, column: int, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
     x = parameters.integer(column) * x + parameters.integer(column + 1)
     y = parameters.integer(column + 2) * y + parameters.integer(column + 3)
-    if not part.edge:
+    if not maps.edge:
         return x, y, None
     low_x, high_x, low_y, high_y = (parameters.integer(column + k) for k in range(4, 8))
-    if part.edge == "constant":
+    if maps.edge == "constant":
         return x, y, (x >= low_x) & (x < high_x) & (y >= low_y) & (y < high_y)
-    return _edged(part.edge, x, low_x, high_x), _edged(part.edge, y, low_y, high_y), None
+    return _pad_index(maps.edge, x, low_x, high_x), _pad_index(maps.edge, y, low_y, high_y), None
 
 
-def _edged(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _pad_index(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
     if edge == "reflect":
         index = low + (index - low).abs()
         index = high - 1 - (high - 1 - index).abs()
     return torch.minimum(torch.maximum(index, low), high - 1)
 
 
-def _interpolated(
+def _interpolate(
     front: Gather,
-    parameters: _Parameters,
+    parameters: _TableColumns,
     column: int,
     taps: _Taps,
     x: Tensor,
@@ -327,84 +338,92 @@ def _interpolated(
     nearest: bool,
     half_pixel_centers: bool,
 ) -> Tensor:
-    if front.kind == "resample":
+    if front.interpolation == "resample":
         centre = 0.5 if half_pixel_centers else 0.0
-        at_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
-        at_y = (y.float() + centre) * parameters.number(column + 3) - (0.0 if nearest else centre)
+        source_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
+        source_y = (y.float() + centre) * parameters.number(column + 3) - (0.0 if nearest else centre)
         start_x, count_x = parameters.integer(column + 1), parameters.integer(column + 2)
         start_y, count_y = parameters.integer(column + 4), parameters.integer(column + 5)
     else:
-        at_x, at_y = _projected(front, parameters, column, x, y)
-        sizes = column + (6 if front.kind == "affine" else 9)
+        source_x, source_y = _warp_coordinates(front, parameters, column, x, y)
+        sizes = column + (6 if front.interpolation == "affine" else 9)
         start_x = start_y = torch.zeros_like(parameters.integer(column))
         count_x = parameters.integer(sizes)
         count_y = parameters.integer(sizes + 1)
     if nearest:
         # A warp rounds half to even, as ``grid_sample`` does; a resize takes the pixel whose square contains the coordinate.
-        rounded = torch.floor if front.kind == "resample" else torch.round
-        return _tap(front, taps, rounded(at_x).long(), rounded(at_y).long(), start_x, count_x, start_y, count_y)
-    left, top = torch.floor(at_x), torch.floor(at_y)
-    right_share, lower_share = (at_x - left)[:, None], (at_y - top)[:, None]
+        rounded = torch.floor if front.interpolation == "resample" else torch.round
+        return _tap(front, taps, rounded(source_x).long(), rounded(source_y).long(), start_x, count_x, start_y, count_y)
+    left, top = torch.floor(source_x), torch.floor(source_y)
+    weight_x, weight_y = (source_x - left)[:, None], (source_y - top)[:, None]
     left, top = left.long(), top.long()
 
     def tap(dx: int, dy: int) -> Tensor:
         return _tap(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
 
-    upper = _blended(tap(0, 0), tap(1, 0), right_share)
-    lower = _blended(tap(0, 1), tap(1, 1), right_share)
-    return _blended(upper, lower, lower_share)
+    upper = _lerp(tap(0, 0), tap(1, 0), weight_x)
+    lower = _lerp(tap(0, 1), tap(1, 1), weight_x)
+    return _lerp(upper, lower, weight_y)
 
 
-def _blended(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
-    """Interpolate linearly between two pixels. ``share``: weight of the second."""
-    mean = first * (1 - share) + second * share
+def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
+    """Interpolate linearly between two pixels. ``weight``: weight of the second."""
+    mean = first * (1 - weight) + second * weight
     if first.dtype == torch.uint8:
         return mean
-    # With a share of 0, the first stays bit for bit: 0 · NaN would be NaN.
-    return torch.where(share == 0, first, mean)
+    # With weight 0, the first pixel stays bit for bit: 0 · NaN would be NaN.
+    return torch.where(weight == 0, first, mean)
 
 
-def _antialiased(front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Resize sample by sample. The rows are read on the host, which does not wait on a CPU."""
+def _resize_antialiased(
+    front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor
+) -> Tensor:
+    """Resize sample by sample, with parameters read on the host, which on a CPU does not wait."""
     resized = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
-        taps = _Taps(reader(image_of(images, sample % len(images)), 1), front, columns, _Parameters(table[sample : sample + 1]))
+        taps = _Taps(
+            reader(image_of(images, sample % len(images)), 1), front, columns, _TableColumns(table[sample : sample + 1])
+        )
         sample_x = x[sample % len(x), 0]
         sample_y = y[sample % len(y), :, 0]
 
-        def window(rows: Tensor, across: Tensor, taps: _Taps = taps) -> Tensor:
-            return taps.read(across.long()[None, None, :], rows.long()[None, :, None], None)[0].float()
+        def window(rows: Tensor, columns: Tensor, taps: _Taps = taps) -> Tensor:
+            return taps.read(columns.long()[None, None, :], rows.long()[None, :, None], None)[0].float()
 
-        resized.append(antialiased(window, tuple(row), sample_x, sample_y, front.filter))
+        resized.append(resize_antialiased(window, tuple(row), sample_x, sample_y, front.filter))
     values = torch.stack(resized)
     return values.clamp(0, 255 if dtype_of(images) == torch.uint8 else 1) if front.clamps else values
 
 
-def _projected(front: Gather, parameters: _Parameters, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    m = [parameters.number(column + k) for k in range(6 if front.kind == "affine" else 9)]
-    at_x = m[0] * x + (m[1] * y + m[2])
-    at_y = m[3] * x + (m[4] * y + m[5])
-    if front.kind == "perspective":
+def _warp_coordinates(front: Gather, parameters: _TableColumns, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    m = [parameters.number(column + k) for k in range(6 if front.interpolation == "affine" else 9)]
+    source_x = m[0] * x + (m[1] * y + m[2])
+    source_y = m[3] * x + (m[4] * y + m[5])
+    if front.interpolation == "perspective":
         depth = m[6] * x + (m[7] * y + m[8])
-        at_x, at_y = at_x / depth, at_y / depth
-    # Clamped, because a larger float would not convert to an integer. All such pixels are outside.
+        source_x, source_y = source_x / depth, source_y / depth
+    # Clamped, because a larger float cannot be converted to an integer. Pixels at the limit are outside of every image.
     limit = float(MOST_WARPED)
-    return torch.nan_to_num(at_x, nan=-limit).clamp(-limit, limit), torch.nan_to_num(at_y, nan=-limit).clamp(-limit, limit)
+    return torch.nan_to_num(source_x, nan=-limit).clamp(-limit, limit), torch.nan_to_num(source_y, nan=-limit).clamp(
+        -limit, limit
+    )
 
 
-def _share_inside(front: Gather, parameters: _Parameters, column: int, x: Tensor, y: Tensor) -> Tensor:
-    """Weight of the taps of a warp that lie inside the image, (B, 1, h, w)."""
-    sizes = column + (6 if front.kind == "affine" else 9)
-    shares = []
+def _weight_inside(front: Gather, parameters: _TableColumns, column: int, x: Tensor, y: Tensor) -> Tensor:
+    """Return the weight of the source pixels of a warp that lie inside the image, (B, 1, h, w)."""
+    sizes = column + (6 if front.interpolation == "affine" else 9)
+    weights = []
     for at, count in zip(
-        _projected(front, parameters, column, x, y), (parameters.integer(sizes), parameters.integer(sizes + 1)), strict=True
+        _warp_coordinates(front, parameters, column, x, y),
+        (parameters.integer(sizes), parameters.integer(sizes + 1)),
+        strict=True,
     ):
         first = torch.round(at) if front.nearest else torch.floor(at)
         second_weight = torch.zeros_like(at) if front.nearest else at - first
-        shares.append(
+        weights.append(
             (1 - second_weight) * ((first >= 0) & (first < count)) + second_weight * ((first >= -1) & (first < count - 1))
         )
-    return (shares[0] * shares[1])[:, None]
+    return (weights[0] * weights[1])[:, None]
 
 
 def _tap(

@@ -1,4 +1,7 @@
-"""Reason why Triton cannot run a kernel, and what to install. Not in ``triton/``, which cannot be imported without Triton."""
+"""Reasons why Triton cannot run a kernel, with advice.
+
+Not in the folder ``triton``, because its modules cannot be imported without Triton.
+"""
 
 import os
 import textwrap
@@ -12,7 +15,7 @@ MAX_QUOTED = 300
 
 
 class TritonFailure(Enum):
-    """Failure of Triton. The value is the predicate of a sentence about Triton."""
+    """Reason why Triton cannot run a kernel. The value completes the sentence "Triton …"."""
 
     COMPILER = "cannot compile its C code"
     PTXAS = "cannot use its ptxas"
@@ -24,9 +27,9 @@ class TritonFailure(Enum):
 
     @classmethod
     def of(cls, error: Exception) -> "TritonFailure":
-        """Return the failure that an error stands for, by the functions of Triton that the error passed through.
+        """Return the reason for an error, by the functions in its traceback.
 
-        The names of these functions are the same from Triton 3.4 to 3.8; the types and texts of the errors are not.
+        From Triton 3.4 to 3.8, the names of these functions are the same; the types and texts of errors are not.
         """
         for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
             module = frame.f_globals.get("__name__")
@@ -67,5 +70,5 @@ def shortened(error: Exception) -> str:
 
 
 def is_noexec(path: str) -> bool:
-    """Whether a path is on a file system that is mounted noexec, so that its code cannot be loaded."""
+    """Return whether a path is on a file system that is mounted noexec, from which no code can be loaded."""
     return hasattr(os, "statvfs") and os.path.exists(path) and bool(os.statvfs(path).f_flag & os.ST_NOEXEC)

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.torchvision_types import NOT_APPLIED, code_names, difference, is_same
 from gpuaug.fusion.lower import references
-from gpuaug.fusion.lower.refusals import TIMMS_SETTINGS, refuse_timms
+from gpuaug.fusion.lower.refusals import UNSUPPORTED_TIMM_SETTINGS, timm_error
 from gpuaug.fusion.ops.torchvision import filters, timm
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
 
@@ -62,7 +62,7 @@ METHODS: dict[str, dict[str, str]] = {
 """Methods that apply each class, and the names in the code of each method, in the versions that gpuaug is tested with."""
 
 _NOT_READ = frozenset({"selected_transforms"})
-"""Attributes that some versions set, but do not read."""
+"""Attributes that the methods of some versions set, but do not read."""
 
 LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     "lerobot.SharpnessJitter": filters.SharpnessJitter,
@@ -93,18 +93,18 @@ def qualified_name(kind: type | None) -> str:
     return kind.__name__ if references.is_copy(kind) else ""
 
 
-def named_class(transform: Any) -> type | None:
+def recognized_class(transform: Any) -> type | None:
     """Return the class of ``transform``, or its nearest base class, with a ``qualified_name``; ``None`` if there is none."""
-    return next((kind for kind in type(transform).__mro__ if qualified_name(kind)), None)
+    return next((class_ for class_ in type(transform).__mro__ if qualified_name(class_)), None)
 
 
 def is_a(transform: Any, name: str) -> bool:
     """Return whether ``transform`` behaves as the class ``name``, except for its settings."""
-    kind = named_class(transform)
-    return kind is not None and qualified_name(kind) == name and unlike(transform, kind) is None
+    class_ = recognized_class(transform)
+    return class_ is not None and qualified_name(class_) == name and difference_reason(transform, class_) is None
 
 
-def unlike(transform: Any, class_: type) -> str | None:
+def difference_reason(transform: Any, class_: type) -> str | None:
     """Return the reason why ``transform`` may behave differently from ``class_`` in the tested versions, or ``None``."""
     if references.is_copy(class_):
         return difference(transform, class_)
@@ -121,19 +121,19 @@ def unlike(transform: Any, class_: type) -> str | None:
     return difference(transform, class_)
 
 
-def written_out(transform: Any) -> Any:
-    """Return the equivalent transform of torchvision, or list of transforms; ``transform`` itself if there is none.
+def torchvision_equivalent(transform: Any) -> Any:
+    """Return the equivalent transform of torchvision, or list of transforms; if there is none, ``transform``.
 
     Raises:
-        ArgumentTypeError: If it is a transform of timm with a setting that no transform of torchvision has.
+        ArgumentTypeError: If ``transform`` is of timm, and no transform of torchvision has its setting.
     """
-    class_ = named_class(transform)
-    if class_ is None or unlike(transform, class_) is not None:
+    class_ = recognized_class(transform)
+    if class_ is None or difference_reason(transform, class_) is not None:
         return transform
     name = qualified_name(class_)
     interpolation = getattr(transform, "interpolation", None)
     if isinstance(interpolation, tuple) and name in ("timm.RandomResizedCropAndInterpolation", "timm.ResizeKeepRatio"):
-        raise _refused(class_, "with random interpolation")
+        raise _setting_error(class_, "with random interpolation")
     if name == "lerobot.ImageTransforms":
         return transform.tf
     if name == "open_clip.MaybeConvertMode":  # returns tensors unchanged
@@ -147,18 +147,18 @@ def written_out(transform: Any) -> Any:
     if name == "timm.RandomCropOrPad":
         edge = transform.padding_mode
         return v2.RandomCrop(transform.size, pad_if_needed=True, fill=transform.fill, padding_mode=edge)
-    return _erasing(transform) if name == "timm.RandomErasing" else transform
+    return _random_erasing(transform) if name == "timm.RandomErasing" else transform
 
 
-def _refused(kind: type, setting: str) -> ArgumentTypeError:
-    return refuse_timms(f"{kind.__name__} {setting}", TIMMS_SETTINGS[setting])
+def _setting_error(class_: type, setting: str) -> ArgumentTypeError:
+    return timm_error(f"{class_.__name__} {setting}", UNSUPPORTED_TIMM_SETTINGS[setting])
 
 
-def _erasing(transform: Any) -> Any:
+def _random_erasing(transform: Any) -> Any:
     if transform.rand_color:
-        raise _refused(type(transform), "with mode='rand'")
+        raise _setting_error(type(transform), "with mode='rand'")
     if transform.max_count > 1:
-        raise _refused(type(transform), "with several rectangles")
+        raise _setting_error(type(transform), "with several rectangles")
     ratio = tuple(map(math.exp, transform.log_aspect_ratio))
     scale = (transform.min_area, transform.max_area)
     return v2.RandomErasing(transform.probability, scale, ratio, value="random" if transform.per_pixel else 0)
@@ -170,7 +170,7 @@ def unsupported_subset(container: Any) -> str | None:
     picks = container.n_subset
     shares = torch.tensor(container.p)
     if not bool(torch.isfinite(shares).all()) or bool((shares < 0).any()) or int((shares > 0).sum()) < picks:
-        return "its weights are not what torch.multinomial takes"
+        return "torch.multinomial does not accept its weights"
     if container.random_order:
         return (
             f"more than {MOST_POSITIONS} transforms in all positions of its order" if count * picks > MOST_POSITIONS else None
@@ -181,24 +181,25 @@ def unsupported_subset(container: Any) -> str | None:
 def subsets(container: Any) -> tuple[list[tuple[int, ...]], list[float]]:
     """Return the picks of a ``RandomSubsetApply``, as indices of transforms in running order, and the probability of each.
 
-    ``torch.multinomial`` without replacement draws one by one, each in proportion to its share of the remaining shares.
+    ``torch.multinomial`` without replacement draws one transform after another, with probabilities in proportion to the shares
+    of the remaining transforms.
     """
     shares: list[float] = torch.tensor(container.p).double().tolist()
     members = [index for index, share in enumerate(shares) if share > 0]
     if container.random_order:
         picked = list(permutations(members, container.n_subset))
-        return picked, [_in_turn(order, shares) for order in picked]
+        return picked, [_order_probability(order, shares) for order in picked]
     probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for size in range(1, container.n_subset + 1):
         probabilities = {
-            subset: sum(_with_last(subset, last, probabilities, shares) for last in subset)
+            subset: sum(_probability_with_last(subset, last, probabilities, shares) for last in subset)
             for subset in combinations(members, size)
         }
     return list(probabilities), list(probabilities.values())
 
 
-def _in_turn(order: Sequence[int], shares: Sequence[float]) -> float:
-    """Return the probability of picks in this order."""
+def _order_probability(order: Sequence[int], shares: Sequence[float]) -> float:
+    """Return the probability that ``torch.multinomial`` draws the transforms in this order."""
     remaining = sum(shares)
     probability = 1.0
     for member in order:
@@ -207,10 +208,13 @@ def _in_turn(order: Sequence[int], shares: Sequence[float]) -> float:
     return probability
 
 
-def _with_last(
+def _probability_with_last(
     picked: tuple[int, ...], last: int, probabilities: dict[tuple[int, ...], float], shares: Sequence[float]
 ) -> float:
-    """Return the probability of a set of picks in which ``last`` is picked last."""
+    """Return the probability that ``torch.multinomial`` draws a set of transforms, and ``last`` last of them.
+
+    ``probabilities``: by smaller set.
+    """
     others = tuple(member for member in picked if member != last)
     remaining = sum(shares) - sum(shares[member] for member in others)
     return probabilities[others] * shares[last] / remaining

@@ -1,10 +1,10 @@
-"""Warnings about modules that are not lowered: they run, but with launches that the user may not expect."""
+"""Warnings about modules that are not lowered to ops: their library runs them, with launches that users may not expect."""
 
 import warnings
 from collections.abc import Sequence
 
 from gpuaug.core.errors import DOCUMENTATION, GpuAugWarning
-from gpuaug.fusion.lower.kornia import untested_version, warn_of_version
+from gpuaug.fusion.lower.kornia import untested_version, warn_of_untested_version
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.policies.random_apply import RandomApply
@@ -29,14 +29,14 @@ class FallbackWarnings:
         """Warn about modules that are not lowered for any images, or about an untested version of Kornia."""
         untested = untested_version()
         if untested is not None and any(op.package == "Kornia" for op in self._ops):
-            warn_of_version(untested)
+            warn_of_untested_version(untested)
         # A transform in a container with random order has one op per position.
         for op in {(op.name, id(op.module)): op for op in self._ops}.values():
             if isinstance(op, RandomApply):
                 fallbacks = op.always_fallbacks()
                 self.warned.update(fallback.name for fallback in fallbacks)
                 if fallbacks:
-                    _warn_of_choice(op, fallbacks)
+                    _warn_of_container(op, fallbacks)
             elif isinstance(op, EagerOp):
                 self.warned.add(op.name)
                 if untested is None or op.package != "Kornia":
@@ -65,12 +65,12 @@ def _warn(op: EagerOp) -> None:
     )
 
 
-def _warn_of_choice(choice: RandomApply, fallbacks: Sequence[EagerOp]) -> None:
+def _warn_of_container(container: RandomApply, fallbacks: Sequence[EagerOp]) -> None:
     modules = dict.fromkeys(f"{op.name} ({op.reason})" for op in fallbacks)
     warnings.warn(
-        f"{choice.name} may pick modules that are not fused, because gpuaug.fuse does not lower them: {', '.join(modules)}. "
+        f"{container.name} may pick modules that are not fused, because gpuaug.fuse does not lower them: {', '.join(modules)}. "
         f"Kornia runs a picked module, with tens of launches per batch, {_COST}. "
-        f"Remove them from {choice.name}, {_SILENCE}.",
+        f"Remove them from {container.name}, {_SILENCE}.",
         GpuAugWarning,
         stacklevel=4,
     )

@@ -1,4 +1,7 @@
-"""Type of the images before each transform of a pipeline, tracked while the pipeline is lowered."""
+"""Type and range of the images before each transform of a pipeline, tracked while the pipeline is lowered.
+
+A *fallback module* is not lowered to ops, but run by its library.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,54 +33,56 @@ class ImageTypes:
     Args:
         dtype: Type of the input images of the pipeline.
         scalings: Number of conversions from integers to floats in [0, 1] in the pipeline.
-        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
+        returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 
     dtype: torch.dtype
     scalings: int = 0
-    returned: Mapping[int, torch.dtype] = field(default_factory=dict)
+    returned_types: Mapping[int, torch.dtype] = field(default_factory=dict)
     fallbacks: int = 0
     """Number of torchvision's fallback modules before the next transform."""
     largest: int = field(init=False)
     """Value of the input images that represents 1."""
     at_most_one: bool = field(init=False)
-    """True while values are certain to be at most 1. Integers count as such until a transform may change their range."""
+    """True while values are certain to be at most 1. An integer counts as its quotient by the largest value of its type."""
     refusal: Refusal | None = field(default=None, init=False)
     """Error for input images of this type; ``None`` if they are accepted. Images of another type may be accepted."""
-    _declared: bool = field(init=False)
-    _signed: bool = field(init=False)
+    _has_conversion: bool = field(init=False)
+    """Whether the pipeline converts integers to floats in [0, 1]."""
+    _is_signed: bool = field(init=False)
+    """Whether input images may have negative values."""
 
     def __post_init__(self) -> None:
         self.largest = LARGEST.get(self.dtype, 1)
         self.at_most_one = self.dtype in LARGEST
-        self._signed = self.dtype == torch.int16
-        self._declared = self.scalings > 0
+        self._is_signed = self.dtype == torch.int16
+        self._has_conversion = self.scalings > 0
 
     @property
     def are_whole(self) -> bool:
-        """Whether the input of the next transform of torchvision is integers."""
+        """Whether the next transform of torchvision has integers as input."""
         return self.dtype in LARGEST
 
     @property
     def in_unit_range(self) -> bool:
         """True while values are certain to lie in [0, 1]."""
-        return self.at_most_one and not self._signed
+        return self.at_most_one and not self._is_signed
 
     def enter_kornia(self) -> None:
-        """Convert images to floats before a module of Kornia, unless the pipeline has a conversion."""
+        """Set the type to float32 for a module of Kornia, unless a conversion follows in the pipeline."""
         if not self.scalings:
             self.dtype = torch.float32
 
     def fall_back(self, *, keeps_range: bool) -> int:
-        """Update the type for a module that torchvision runs, and return the index of the module among the fallbacks."""
+        """Update the type for a module that torchvision runs, and return the index of the module among the fallback modules."""
         index = self.fallbacks
         self.fallbacks += 1
-        self.dtype = self.returned.get(index, self.dtype)
+        self.dtype = self.returned_types.get(index, self.dtype)
         self.at_most_one = self.at_most_one and keeps_range
         return index
 
     def require_floats(self, name: str) -> None:
-        """Record an error for integers before a transform that torchvision runs only on floats."""
+        """Set ``refusal`` if the input of a transform is integers, and torchvision runs the transform on floats only."""
         if self.are_whole:
             self._refuse(
                 ArgumentTypeError(
@@ -87,7 +92,7 @@ class ImageTypes:
             )
 
     def check_fill(self, name: str, fill: Any) -> None:
-        """Record an error for integers before a transform whose fill, in units of their maximum, is out of their range."""
+        """Set ``refusal`` if the input of a transform is integers, and its fill, as a fraction, is out of their range."""
         if not self.are_whole:
             return
         limits = torch.iinfo(self.dtype)
@@ -116,12 +121,12 @@ class ImageTypes:
         mean, std = float(op.mean.max(initial=0)), float(op.std.max(initial=0))
         if self.at_most_one and (mean > 1 or std > _MOST_DEVIATION):
             # A conversion implies that images are integers, but not their type.
-            types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self._declared else ""
+            types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self._has_conversion else ""
             error = ArgumentError(
-                f"mean and std of {op.name} must be those of images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "
+                f"mean and std of {op.name} must be for images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "
                 f"Divide both by {self.largest}{types}."
             )
-            if self._declared:
+            if self._has_conversion:
                 raise error
             self._refuse(error)
         self.at_most_one = False

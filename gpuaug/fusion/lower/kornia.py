@@ -1,7 +1,7 @@
-"""Lowering of Kornia's modules to ops. Modules that are not lowered become fallback ops.
+"""Lowering of Kornia's modules to ops. A module that is not lowered becomes a fallback op, which Kornia runs.
 
 A subclass that overrides no method of its base is lowered as its base. A container becomes a tree with the names of its
-modules, by which draws are converted to Kornia's form.
+modules, which are needed to convert draws to Kornia's ``params=``.
 """
 
 import functools
@@ -43,11 +43,11 @@ CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequ
 version = functools.cache(metadata.version)
 """Version of an installed package. Cached, because a look-up takes longer than lowering a module."""
 
-TESTED = ((0, 9), (0, 10))
-"""Range of Kornia versions that the ops are tested with: from the first, up to but not including the second."""
+TESTED_VERSIONS = ((0, 9), (0, 10))
+"""Kornia versions that the ops are tested with: from the first version, up to but not including the second."""
 
-REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED[0], *TESTED[1])
-"""``TESTED`` as a requirement for pip."""
+REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED_VERSIONS[0], *TESTED_VERSIONS[1])
+"""``TESTED_VERSIONS`` as a requirement for pip."""
 
 
 Lower = Callable[[str, Any], Tree]
@@ -55,11 +55,11 @@ Lower = Callable[[str, Any], Tree]
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower one of ``CONTAINERS`` to a tree, or with ``random_apply`` to an op that picks modules.
+    """Lower a container to a tree, or with ``random_apply`` to an op that picks modules.
 
     Args:
         name: Name of the container; empty for the pipeline itself.
-        container: Container of the user.
+        container: Container of the user, of a class in ``CONTAINERS``.
         pick: Whether mixes are picked per batch or per sample.
         lower: Function that lowers a module of the container.
     """
@@ -67,13 +67,13 @@ def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree
     if container.random_apply is False:
         return Group(name, items, is_container=True)
     name = name or type(container).__name__
-    unknown = untested_version()
+    untested = untested_version()
     children = _children(items)
     if children is None:
-        choice: Any = "random_apply over containers in containers"
+        op_or_reason: Any = "random_apply over containers in containers"
     else:
-        choice = unknown or lower_random_apply(name, container, children, pick)
-    return Leaf(name, EagerKornia(name, container, choice) if isinstance(choice, str) else choice)
+        op_or_reason = untested or lower_random_apply(name, container, children, pick)
+    return Leaf(name, EagerKornia(name, container, op_or_reason) if isinstance(op_or_reason, str) else op_or_reason)
 
 
 def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
@@ -82,12 +82,12 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     base: Any = nearest_class(module, {*LOWERED, *POLICIES, *CONTAINERS})
     if base is None:
         base = _class_of_torchgeo(module)
-    reason = untested_version() or _unlike(module, base)
+    reason = untested_version() or _difference_reason(module, base)
     if reason is not None:
         return Leaf(name, EagerKornia(name, module, reason))
     if base in POLICIES:
-        policy = lower_policy(name, module, LOWERED, pick)
-        return Leaf(name, EagerKornia(name, module, policy) if isinstance(policy, str) else policy)
+        op_or_reason = lower_policy(name, module, LOWERED, pick)
+        return Leaf(name, EagerKornia(name, module, op_or_reason) if isinstance(op_or_reason, str) else op_or_reason)
     op_type = channel.TorchgeoGrayscale if base.__module__.startswith("torchgeo.") else LOWERED[base]
     try:
         reason = _on_gpu(module) or op_type.unsupported_module(module)
@@ -103,7 +103,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:
-    """Return the children that a container picks from; ``None`` if they are nested by more than one level."""
+    """Return the children that a container picks from; ``None`` if a child contains containers."""
     children = []
     for item in items:
         inner = item.items if isinstance(item, Group) else (item,)
@@ -116,25 +116,25 @@ def _children(items: Sequence[Tree]) -> list[Child] | None:
 
 def _class_of_torchgeo(module: nn.Module) -> type | None:
     """Return the class of torchgeo's ``RandomGrayscale`` if ``module`` is an instance; ``None`` otherwise."""
-    if not any(kind.__module__.startswith("torchgeo.") for kind in type(module).__mro__):
+    if not any(class_.__module__.startswith("torchgeo.") for class_ in type(module).__mro__):
         return None
     # Imported here, because it imports torchvision's transforms.
-    from gpuaug.fusion.lower.by_name import named_class
+    from gpuaug.fusion.lower.by_name import recognized_class
 
-    return named_class(module)
+    return recognized_class(module)
 
 
-def _unlike(module: nn.Module, base: type | None) -> str | None:
-    """Return the reason why a module behaves differently from ``base``, its nearest class that is lowered, or ``None``."""
-    of_kornia = type(module).__module__.startswith("kornia.")
+def _difference_reason(module: nn.Module, base: type | None) -> str | None:
+    """Return the reason why a module may behave differently from ``base``, its nearest class that is lowered, or ``None``."""
+    is_kornias = type(module).__module__.startswith("kornia.")
     if base is None:
-        return "no lowering for this type" if of_kornia else "not one of Kornia's modules"
+        return "no lowering for this type" if is_kornias else "not one of Kornia's modules"
     if base.__module__.startswith("torchgeo."):
-        from gpuaug.fusion.lower.by_name import unlike
+        from gpuaug.fusion.lower.by_name import difference_reason
 
-        return unlike(module, base)
+        return difference_reason(module, base)
     reason = difference(module, base) or foreign_generator(module, base)
-    return "no lowering for this type" if reason is not None and of_kornia and type(module) is not base else reason
+    return "no lowering for this type" if reason is not None and is_kornias and type(module) is not base else reason
 
 
 def _on_gpu(module: nn.Module) -> str | None:
@@ -144,16 +144,16 @@ def _on_gpu(module: nn.Module) -> str | None:
 
 
 def untested_version() -> str | None:
-    """Return the reason why Kornia runs all of its modules; ``None`` if the installed version is in ``TESTED``."""
+    """Return the reason why Kornia runs all of its modules; ``None`` if the installed version is in ``TESTED_VERSIONS``."""
     installed = version("kornia")
     numbers = re.match(r"(\d+)\.(\d+)", installed)
-    if numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) < TESTED[1]:
+    if numbers is not None and TESTED_VERSIONS[0] <= (int(numbers[1]), int(numbers[2])) < TESTED_VERSIONS[1]:
         return None
     return f"Kornia {installed} is not one of the tested versions ({REQUIREMENT})"
 
 
 @functools.cache
-def warn_of_version(reason: str) -> None:
+def warn_of_untested_version(reason: str) -> None:
     """Warn once per process that Kornia runs all of its modules. ``reason``: from ``untested_version``."""
     warnings.warn(
         f"No module of Kornia is fused, because {reason}. Kornia runs every module, with tens of launches per batch for each. "

@@ -1,4 +1,4 @@
-"""Lowering of the user's pipeline to a tree of ops."""
+"""Lowering of the user's pipeline to a tree of ops: one op per module of Kornia or transform of torchvision."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
-from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_held, refuse_transform
+from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_inside_kornia, refuse_transform
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree, filtered_crops, leaves
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
@@ -39,7 +39,7 @@ def lower(
     *,
     antialias: bool = False,
     dtype: torch.dtype = torch.uint8,
-    returned: Mapping[int, torch.dtype] | None = None,
+    returned_types: Mapping[int, torch.dtype] | None = None,
 ) -> Lowered:
     """Lower a pipeline to a tree of ops.
 
@@ -48,7 +48,7 @@ def lower(
         pick: Whether Kornia's policies pick per batch, as in Kornia, or per sample.
         antialias: Whether Kornia's modules antialias when they downsample. torchvision's modules have their own setting.
         dtype: Type of the input images.
-        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
+        returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
 
     Raises:
         ArgumentTypeError: If ``pipeline`` is not a pipeline, or has a transform that cannot run on batches.
@@ -63,7 +63,7 @@ def lower(
         from gpuaug.fusion.lower.torchvision import count_scalings
 
         scalings = count_scalings(pipeline)
-    types = ImageTypes(dtype, scalings, returned or {})
+    types = ImageTypes(dtype, scalings, returned_types or {})
     tree = _Lowering(pick, types).tree("", pipeline)
     if not list(leaves(tree)):
         raise ArgumentError(
@@ -80,31 +80,31 @@ def lower(
     return Lowered(tree, types.dtype, types.refusal)
 
 
-def _runs_of(tree: Tree) -> list[Sequence[Op | EagerOp]]:
-    """Return the ops per module, in order: one, or the ops that it may pick."""
+def _ops_per_module(tree: Tree) -> list[Sequence[Op | EagerOp]]:
+    """Return the ops per module, in order: a single op, or all ops that the module may pick."""
     return [leaf.op.ops if isinstance(leaf.op, Picking) else (leaf.op,) for leaf in leaves(tree)]
 
 
 def _resamplings(tree: Tree) -> list[ResampleOp]:
     """Return all ops that resize, including ops that may be picked."""
-    return [op for ops in _runs_of(tree) for op in ops if isinstance(op, ResampleOp)]
+    return [op for ops in _ops_per_module(tree) for op in ops if isinstance(op, ResampleOp)]
 
 
 def _expect_rounding(tree: Tree) -> None:
-    """Call ``expect_rounding`` of Kornia's ops that count levels after an op that computes a pixel from several others.
+    """Call ``expect_rounding`` of Kornia's ops that map byte levels, if an op before them causes rounding errors.
 
-    Without such an op before, levels equal Kornia's bit for bit.
+    Without such an op, the values equal Kornia's bit for bit, and so do their levels.
     """
     rounded = False
-    for ops in _runs_of(tree):
+    for ops in _ops_per_module(tree):
         for op in ops if rounded else ():
             if isinstance(op, LevelsOp | Posterize) and op.package == "Kornia":
                 op.expect_rounding()
-        rounded |= any(map(_rounds, ops))
+        rounded |= any(map(_causes_rounding, ops))
 
 
-def _rounds(op: Op | EagerOp) -> bool:
-    """Return whether an op may turn equal pixels into pixels that differ by a rounding error."""
+def _causes_rounding(op: Op | EagerOp) -> bool:
+    """Return whether the result of an op may differ from its library's by rounding errors."""
     if isinstance(op, WarpOp | ResampleOp):
         return not op.nearest
     return isinstance(op, EagerOp) or (isinstance(op, FrontOp) and not isinstance(op, LevelsOp | ChannelOp))
@@ -134,7 +134,7 @@ class _Lowering:
     """State of the lowering of one pipeline.
 
     Args:
-        pick: As for ``lower``.
+        pick: Whether Kornia's policies pick per batch or per sample.
         types: Type of the images, updated by each transform.
     """
 
@@ -147,8 +147,8 @@ class _Lowering:
         if type(module) is nn.Sequential:
             module = list(module)
         if isinstance(module, Sequence) and not isinstance(module, str):
-            named = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
-            return Group(name, tuple(self.tree(child_name, child) for child_name, child in named), is_container=False)
+            named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
+            return Group(name, tuple(self.tree(child_name, child) for child_name, child in named_children), is_container=False)
         if torchvision_class(module) is not None or type(module).__module__ in NAMED_MODULES or _is_copied(module):
             if self._torchvision is None:
                 # Imported only for a pipeline with a transform of torchvision.
@@ -163,7 +163,7 @@ class _Lowering:
                 "pipeline must be a Kornia augmentation, a Kornia container, a torchvision transform or a sequence of them, "
                 f"got {type(module).__name__}. {_advice_for(module)}"
             )
-        refuse_held(module)
+        refuse_inside_kornia(module)
         self._types.enter_kornia()
         if class_of(module, CONTAINERS) is not None:
             return lower_container(name, module, self._pick, self.tree)
@@ -172,7 +172,7 @@ class _Lowering:
         return leaf
 
     def _update_range(self, leaf: Leaf) -> None:
-        """Update the range of values for a module of Kornia or of the user."""
+        """Update the range of values after a module of Kornia or of the user."""
         types, op = self._types, leaf.op
         for resampling in _resamplings(leaf):
             resampling.clamps = types.in_unit_range

@@ -1,4 +1,4 @@
-"""Errors for transforms that ``fuse`` does not support, with replacements."""
+"""Errors for transforms that ``gpuaug.fuse`` does not support, with advice."""
 
 from collections.abc import Sequence
 from inspect import Parameter, signature
@@ -11,10 +11,10 @@ from gpuaug.core.torchvision_types import difference, library_class, torchvision
 
 _IN_DATASET = "Keep it in the dataset"
 _MIX = "It mixes the images of a batch. Give it a stage of its own"
-_TARGETS = "It is for targets, which follow images as data_keys=['input', 'targets']. Leave it out: boxes end at the frame"
-_KEYPOINTS = "It is for keypoints, which may leave the frame. Call it on the targets that gpuaug.fuse returns"
+_TARGETS = "It is for targets, which are passed with data_keys=['input', 'targets']. Leave it out: boxes are clipped to images"
+_KEYPOINTS = "It is for keypoints, which may lie outside of images. Call it on the targets that gpuaug.fuse returns"
 
-NOT_TAKEN = {
+UNSUPPORTED = {
     "ClampBoundingBoxes": _TARGETS,
     "ClampKeyPoints": _KEYPOINTS,
     "ConvertBoundingBoxFormat": _TARGETS,
@@ -32,9 +32,9 @@ NOT_TAKEN = {
 """Advice for each of torchvision's transforms that cannot run image by image, by class name."""
 
 NAMED_MODULES = ("open_clip.transform", "timm.data.auto_augment", "timm.data.random_erasing", "timm.data.transforms")
-"""Python modules with transforms that are recognized by class name, and may not derive from torchvision's classes."""
+"""Python modules whose transforms are recognized by class name, because some do not derive from torchvision's classes."""
 
-TIMM = {
+UNSUPPORTED_TIMM = {
     "AugMixAugment": "Write v2.AugMix(…) instead, which torchvision runs image by image",
     "AutoAugment": "Write v2.AutoAugment() instead, which has one policy",
     "RandAugment": "Write v2.RandAugment(…) instead, which has other magnitudes",
@@ -44,7 +44,7 @@ TIMM = {
 """Advice for each unsupported transform of timm, by class name."""
 
 
-TIMMS_SETTINGS = {
+UNSUPPORTED_TIMM_SETTINGS = {
     "with mode='rand'": "Pass re_mode='const' to create_transform",
     "with random interpolation": "Pass interpolation='bicubic' to create_transform",
     "with several rectangles": "Pass re_count=1 to create_transform",
@@ -52,26 +52,26 @@ TIMMS_SETTINGS = {
 """Advice for each setting of timm's transforms that torchvision does not have."""
 
 
-def refuse_held(module: nn.Module) -> None:
-    """Raise an error for torchvision's transforms inside a module of Kornia, which would call them once per batch.
+def refuse_inside_kornia(module: nn.Module) -> None:
+    """Raise an error for torchvision's transforms inside a module of Kornia that would call them once per batch.
 
     Raises:
-        ArgumentTypeError: If ``module`` is Kornia's, is not lowered member by member, and contains such a transform.
+        ArgumentTypeError: If ``module`` is Kornia's, is not lowered member by member, and contains a transform of torchvision.
     """
-    kind: Any = library_class(module)
-    changed = kind is not None and difference(module, kind) is not None
-    if kind is None or (changed and type(module) is not kind):  # the members of a user's module are not checked
+    class_: Any = library_class(module)
+    changed = class_ is not None and difference(module, class_) is not None
+    if class_ is None or (changed and type(module) is not class_):  # a module with methods of the user
         return
-    sequence = (
+    is_sequence = (
         not changed
-        and kind.__name__ in ("AugmentationSequential", "ImageSequential")
+        and class_.__name__ in ("AugmentationSequential", "ImageSequential")
         and not getattr(module, "random_apply", 0)
     )
-    for child in () if sequence else module.modules():
+    for child in () if is_sequence else module.modules():
         if torchvision_class(child) is not None:
             raise ArgumentTypeError(
-                f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(child).__name__}, which it would "
-                "call once for the whole batch. Put it into a list, v2.Compose or v2.RandomChoice instead."
+                f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(child).__name__}, which Kornia "
+                "would call once for the whole batch. Put the transform into a list, v2.Compose or v2.RandomChoice instead."
             )
 
 
@@ -81,30 +81,30 @@ def refuse_transform(transform: Any) -> None:
     Raises:
         ArgumentTypeError: If ``transform`` is such a transform of torchvision, or an unsupported transform of timm.
     """
-    kind = type(transform)
-    if kind.__module__.startswith("timm.") and kind.__name__ in TIMM:
-        raise refuse_timms(kind.__name__, TIMM[kind.__name__])
+    class_ = type(transform)
+    if class_.__module__.startswith("timm.") and class_.__name__ in UNSUPPORTED_TIMM:
+        raise timm_error(class_.__name__, UNSUPPORTED_TIMM[class_.__name__])
     base = torchvision_class(transform)
-    if base is not None and base.__name__ in NOT_TAKEN:
+    if base is not None and base.__name__ in UNSUPPORTED:
         changed = difference(transform, base)
-        name = kind.__name__ if changed is None else f"{kind.__name__}, {changed}"
+        name = class_.__name__ if changed is None else f"{class_.__name__}, {changed}"
         raise ArgumentTypeError(
             f"pipeline must be made of transforms that map one image to one image, got torchvision's {name}. "
-            f"{NOT_TAKEN[base.__name__]}."
+            f"{UNSUPPORTED[base.__name__]}."
         )
 
 
-def refuse_timms(name: str, way_out: str) -> ArgumentTypeError:
-    """Return the error for a transform of timm. ``way_out``: advice."""
+def timm_error(name: str, advice: str) -> ArgumentTypeError:
+    """Return the error for an unsupported transform of timm, with advice."""
     return ArgumentTypeError(
-        f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {name}. {way_out}."
+        f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got timm's {name}. {advice}."
     )
 
 
 def is_maybe_to_tensor(transform: Any) -> bool:
     """Return whether ``transform`` is ``MaybeToTensor`` of timm, DINOv2 or open_clip, which returns tensors unchanged."""
-    kind = type(transform)
-    return kind.__name__ == "MaybeToTensor" and kind.__module__.partition(".")[0] in ("timm", "dinov2", "open_clip")
+    class_ = type(transform)
+    return class_.__name__ == "MaybeToTensor" and class_.__module__.partition(".")[0] in ("timm", "dinov2", "open_clip")
 
 
 def v2_of(transform: Any, exact: Sequence[type]) -> Any:
@@ -112,24 +112,24 @@ def v2_of(transform: Any, exact: Sequence[type]) -> Any:
 
     Args:
         transform: Transform of torchvision.
-        exact: Classes of v2 with the same settings and results as the classes of v1 with the same name.
+        exact: Classes of v2 that have the same settings and results as the class of v1 with the same name.
 
     Raises:
-        ArgumentTypeError: If ``transform`` is of v1, and ``exact`` has no equivalent class.
+        ArgumentTypeError: If ``transform`` is of v1, and ``exact`` has no class with its name.
     """
     if is_maybe_to_tensor(transform):
         return next(class_ for class_ in exact if class_.__module__.startswith("torchvision.transforms.transforms"))()
     refuse_transform(transform)
-    kind = torchvision_class(transform)
-    if kind is None or kind in exact or kind.__module__.startswith("torchvision.transforms.v2"):
+    v1_class = torchvision_class(transform)
+    if v1_class is None or v1_class in exact or v1_class.__module__.startswith("torchvision.transforms.v2"):
         return transform
-    v2_class = next((class_ for class_ in exact if class_.__name__ == kind.__name__), None)
-    if difference(transform, kind) is not None or (v2_class is None and type(transform) is not kind):
+    v2_class = next((candidate for candidate in exact if candidate.__name__ == v1_class.__name__), None)
+    if difference(transform, v1_class) is not None or (v2_class is None and type(transform) is not v1_class):
         return transform
     if v2_class is None:
         raise ArgumentTypeError(
-            f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got {kind.__name__} of v1. "
-            f"Write v2.{kind.__name__}(…) instead: from torchvision.transforms import v2."
+            f"pipeline must be made of torchvision's transforms, v2, or Kornia's modules, got {v1_class.__name__} of v1. "
+            f"Write v2.{v1_class.__name__}(…) instead: from torchvision.transforms import v2."
         )
     parameters = signature(v2_class).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]

@@ -1,10 +1,13 @@
-"""Lowering of torchvision's v2 transforms to ops. All other transforms run image by image, at their position.
+"""Lowering of torchvision's v2 transforms to ops. torchvision runs all other transforms, image by image, at their position.
 
 A subclass that overrides no method of its base is lowered as its base.
 
-For integer images, the transforms before ``ToDtype(torch.float32, scale=True)`` have integer input, and the transforms after it
-floats. For float images, all have float input. Fills and thresholds have the units of the input of their transform. A fused
-pipeline computes in [0, 1] throughout.
+For integer images, the transforms before ``ToDtype(torch.float32, scale=True)`` have integers as input, and the transforms
+after it floats. For float images, all transforms have floats as input. Fills and thresholds have the units of the input of
+their transform. A fused pipeline computes in [0, 1] throughout.
+
+A container with a random choice makes one draw per sample. Each op in it has a *gate*: the outcomes of the draw for which the
+op runs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +28,7 @@ from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nea
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import is_maybe_to_tensor, refuse_transform, v2_of
-from gpuaug.fusion.lower.tree import Done, Group, Leaf, Tree, leaves
+from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision
 from gpuaug.fusion.ops.geometry import IndexOp, ResampleOp, WarpOp
@@ -50,30 +53,31 @@ LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     **policies.LOWERED,
 }
 
-PASSED = (v2.Identity, v2.ToImage, v2.PILToTensor)
+IDENTITIES = (v2.Identity, v2.ToImage, v2.PILToTensor)
 """Transforms that do not change the pixels of a tensor."""
 
-ENDINGS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingBoxFormat, v2.SanitizeBoundingBoxes)
+TARGET_TRANSFORMS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingBoxFormat, v2.SanitizeBoundingBoxes)
 """Transforms of targets only, which are applied at the end of the pipeline."""
 
 CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
+"""Transforms that convert images to another type."""
 
 CHANGES_RANGE = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
 """Transforms of torchvision whose output may lie outside [0, 1]."""
 
-BY_CHANCE = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
+RANDOM_CONTAINERS = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples only, or in a random order per sample."""
 
 PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
-"""Classes of ``weights.transforms()``, for images."""
+"""Classes of the presets for images, which ``weights.transforms()`` of torchvision's models returns."""
 
-KNOWN: frozenset[type] = frozenset(
+LOWERED_CLASSES: frozenset[type] = frozenset(
     {
         *LOWERED,
-        *PASSED,
-        *ENDINGS,
+        *IDENTITIES,
+        *TARGET_TRANSFORMS,
         *CONVERSIONS,
-        *BY_CHANCE,
+        *RANDOM_CONTAINERS,
         *mixes.LOWERED,
         v2.Compose,
         v1.ConvertImageDtype,
@@ -113,38 +117,40 @@ class TorchvisionLowering:
             ArgumentTypeError: If the transform cannot run on the images of a batch.
             ArgumentError: If the transform does not accept the images.
         """
-        if class_of(transform, KNOWN) in ENDINGS:
-            return _ending(name or type(transform).__name__, transform)
+        if class_of(transform, LOWERED_CLASSES) in TARGET_TRANSFORMS:
+            return _target_transform(name or type(transform).__name__, transform)
         mix = _mix(name or type(transform).__name__, transform)
         if mix is not None:
             if any(isinstance(op, mixes.MixUp) for op in (mix, *(member for _, member in getattr(mix, "mixes", ())))):
                 self._types.require_floats(mix.name)
             return Leaf(mix.name, mix)
-        transform = v2_of(_written_out(transform), (*LOWERED, *PASSED, *CONVERSIONS, *BY_CHANCE, v2.Compose))
-        kind = class_of(transform, KNOWN)
-        if kind is v2.Compose:
+        transform = v2_of(
+            _torchvision_equivalent(transform), (*LOWERED, *IDENTITIES, *CONVERSIONS, *RANDOM_CONTAINERS, v2.Compose)
+        )
+        class_ = class_of(transform, LOWERED_CLASSES)
+        if class_ is v2.Compose:
             return Group(
                 name, tuple(self._member(*member) for member in choices.named(transform.transforms)), is_container=False
             )
         name = name or type(transform).__name__
-        if kind in PASSED:
-            return Done(name)
-        if kind in CONVERSIONS:
-            return self._converted(name, transform)
-        if kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply"):
-            return self._by_chance(name, transform)
+        if class_ in IDENTITIES:
+            return ImplicitTransform(name)
+        if class_ in CONVERSIONS:
+            return self._conversion_tree(name, transform)
+        if class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply"):
+            return self._random_container(name, transform)
         return self._leaf(name, transform)
 
     def _member(self, name: str, transform: Any) -> Tree:
-        """Lower a member of a container of torchvision, which calls functions and modules per image."""
-        taken_apart = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
-        if taken_apart or torchvision_class(transform) is not None or by_name.named_class(transform) is not None:
+        """Lower a member of a container of torchvision, which calls its members once per image."""
+        is_lowered_by_module = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        if is_lowered_by_module or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
 
     def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
-        """Return a leaf for a transform that torchvision runs, on images of their type in the user's pipeline."""
+        """Return a leaf for a transform that torchvision runs, on images of the type that they have in the user's pipeline."""
         dtype = self._types.dtype
         number = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
@@ -153,14 +159,16 @@ class TorchvisionLowering:
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
         refuse_transform(transform)
-        base: Any = nearest_class(transform, KNOWN)
+        base: Any = nearest_class(transform, LOWERED_CLASSES)
         if base is None:
-            base = by_name.named_class(transform) or torchvision_class(transform)
+            base = by_name.recognized_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
         changed = _difference(transform, base)
         if changed is not None:
-            known = base is not None and (by_name.qualified_name(base) or base.__name__ in {kind.__name__ for kind in KNOWN})
-            reason = changed if known else "no lowering for this type"
+            is_lowered_class = base is not None and (
+                by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
+            )
+            reason = changed if is_lowered_class else "no lowering for this type"
         draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
         if reason is not None and draws_size:
             raise ArgumentTypeError(
@@ -184,51 +192,53 @@ class TorchvisionLowering:
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
         """Return the op for a transform of class ``base``, and the reason why torchvision must run it, or ``None``."""
-        kind = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
-        if kind is None:
+        class_ = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
+        if class_ is None:
             return None, "no lowering for this type"
         try:
-            op = kind(name, transform, self.units)
+            op = class_(name, transform, self.units)
             return op, op.unsupported()
         except (AttributeError, KeyError, TypeError) as error:
             if type(transform) is base:
                 raise
             return None, f"a subclass of {base.__name__} with other attributes: {error}"
 
-    def _converted(self, name: str, transform: Any) -> Tree:
-        """Lower a conversion: to part of the reading of images, or for bytes to a transform that torchvision runs."""
+    def _conversion_tree(self, name: str, transform: Any) -> Tree:
+        """Lower a conversion: to no op, because passes convert images when they read them, or to torchvision's transform."""
         dtype, scale = _conversion(transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
         ending = Ending(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
-        done = Done(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
+        conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
         if dtype is None:
-            return Done(name, ending=ending)
+            return ImplicitTransform(name, ending=ending)
         self._types.scalings -= _scales(transform)
         if dtype is torch.float32 and (scale or not self._types.are_whole):
             self._types.dtype = torch.float32
-            return done
+            return conversion
         if dtype in LARGEST and dtype == self._types.dtype:
-            return done
+            return conversion
         if dtype is torch.uint8:
             reason = "it rounds images to bytes"
             leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
-            return Group("", (leaf, Done(name, ending=ending)), is_container=False)
+            return Group("", (leaf, ImplicitTransform(name, ending=ending)), is_container=False)
         advice = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
         if dtype is torch.float32:
-            advice = "Pass scale=True, and set later transforms for images in [0, 1]"
+            advice = "Pass scale=True, and give later transforms settings for images in [0, 1]"
         raise ArgumentError(
             f"{name} must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype={dtype}, scale={scale}. {advice}."
         )
 
-    def _by_chance(self, name: str, container: Any) -> Tree:
-        """Lower a container to its transforms, with gates that share its draw, or to a fallback that runs it image by image."""
+    def _random_container(self, name: str, container: Any) -> Tree:
+        """Lower a container with a random choice: to its transforms, with gates, or to a leaf that torchvision runs."""
         members = list(choices.named(container.transforms))
-        if any(_scales(member) or class_of(member, ENDINGS) for member in _in_sequence([member for _, member in members])):
+        if any(
+            _scales(member) or class_of(member, TARGET_TRANSFORMS) for member in _in_sequence([member for _, member in members])
+        ):
             raise ArgumentError(
                 f"{name} must hold transforms that do not convert images, got a conversion. Put the conversion after {name}."
             )
         dtype = self._types.dtype
-        reason = _too_long(container)
+        reason = _outcomes_reason(container)
         resize = None if reason else choices.common_resize(container)
         if resize is not None:
             # Equal for all branches, so that it runs after the choice, for all samples in one pass.
@@ -236,10 +246,10 @@ class TorchvisionLowering:
         trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
         end = None if resize is None else self._leaf(*resize)
-        foreign = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
-        if foreign is not None:
+        other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
+        if other_module is not None:
             raise ArgumentTypeError(
-                f"{name} must hold torchvision's transforms, got {foreign}. Replace it with one of torchvision's."
+                f"{name} must hold torchvision's transforms, got {other_module}. Replace it with a transform of torchvision."
             )
         sizing = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
         problem = choices.size_problem(all_leaves, end, self._sized_by_choice) if not reason and sizing else None
@@ -264,6 +274,7 @@ class TorchvisionLowering:
         return self._fallback(name, container, reason, *lowered, keeps_range=False)
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
+        """Lower the members of a container, and give each op a gate on the draw of the container."""
         count = len(members)
         in_order = False
         if isinstance(container, v2.RandomApply):
@@ -295,26 +306,26 @@ class TorchvisionLowering:
         return trees
 
 
-def _ending(name: str, transform: Any) -> Done:
+def _target_transform(name: str, transform: Any) -> ImplicitTransform:
     """Return the effect of a transform of targets at the end of the pipeline.
 
     Raises:
         ArgumentError: If the transform converts to rotated boxes.
     """
-    kind = class_of(transform, ENDINGS)
-    if kind is v2.ToPureTensor:
-        return Done(name, ending=Ending(is_pure=True))
-    if kind is v2.ConvertBoundingBoxFormat:
+    class_ = class_of(transform, TARGET_TRANSFORMS)
+    if class_ is v2.ToPureTensor:
+        return ImplicitTransform(name, ending=Ending(is_pure=True))
+    if class_ is v2.ConvertBoundingBoxFormat:
         form = str(getattr(transform.format, "value", transform.format))
         if form.lower() not in ("xyxy", "xywh", "cxcywh"):
             raise ArgumentError(
                 f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Rotated boxes are not supported: remove it."
             )
-        return Done(name, ending=Ending(boxes=form.lower()), of_boxes=True)
-    if kind is v2.ClampBoundingBoxes:  # all boxes are clamped
-        return Done(name, of_boxes=True)
+        return ImplicitTransform(name, ending=Ending(boxes=form.lower()), processes_boxes=True)
+    if class_ is v2.ClampBoundingBoxes:  # without an effect, because all boxes are clamped
+        return ImplicitTransform(name, processes_boxes=True)
     ending = Ending(min_size=float(transform.min_size), min_area=float(transform.min_area))
-    return Done(name, ending=ending, is_last=True, of_boxes=True)
+    return ImplicitTransform(name, ending=ending, follows_moves=True, processes_boxes=True)
 
 
 class _PickedMix(mixes.TorchvisionMix, OneMix):
@@ -325,12 +336,12 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     """Return the op of a mix, or of a container that picks a mix per batch; ``None`` if ``transform`` contains no mix.
 
     Raises:
-        ArgumentTypeError: If a container picks also from other transforms, or picks several mixes.
+        ArgumentTypeError: If a container picks from mixes and other transforms, or may pick several mixes.
     """
-    kind: Any = class_of(transform, KNOWN)
-    if kind in mixes.LOWERED:
-        return mixes.LOWERED[kind](name, transform)
-    picks = kind in BY_CHANCE or by_name.is_a(transform, "lerobot.RandomSubsetApply")
+    class_: Any = class_of(transform, LOWERED_CLASSES)
+    if class_ in mixes.LOWERED:
+        return mixes.LOWERED[class_](name, transform)
+    picks = class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply")
     inner = (
         [(member_name, _mix(member_name, member)) for member_name, member in choices.named(transform.transforms)]
         if picks
@@ -339,16 +350,16 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     inner_mixes = [(member_name, mix) for member_name, mix in inner if mix is not None]
     if not inner_mixes:
         return None
-    if len(inner_mixes) < len(inner) or not (kind is v2.RandomChoice or len(inner_mixes) == 1):
+    if len(inner_mixes) < len(inner) or not (class_ is v2.RandomChoice or len(inner_mixes) == 1):
         raise ArgumentTypeError(
             f"{name} must hold a single mix, or be a RandomChoice of only mixes, got {', '.join(dict(inner))}. "
             "It then draws once per batch: move the other transforms out of it."
         )
-    if kind is v2.RandomChoice:
+    if class_ is v2.RandomChoice:
         modules = nn.ModuleList(mix.module for _, mix in inner_mixes)
         return _PickedMix(name, modules, inner_mixes, "batch", transform.p)
     ((_, mix),) = inner_mixes
-    if kind is v2.RandomApply:
+    if class_ is v2.RandomApply:
         _scale_probability(mix, float(transform.p))
     mix.name = name
     return mix
@@ -361,19 +372,19 @@ def _scale_probability(mix: MixOp, p: float) -> None:
         _scale_probability(inner_mix, p)
 
 
-def _too_long(container: Any) -> str | None:
+def _outcomes_reason(container: Any) -> str | None:
     """Return the reason why a container has too many outcomes to be lowered, or ``None``."""
-    if by_name.named_class(container) is not None:
+    if by_name.recognized_class(container) is not None:
         return by_name.unsupported_subset(container)
     is_long = isinstance(container, v2.RandomOrder) and len(container.transforms) > MOST_ORDERED
     return f"more than {MOST_ORDERED} transforms" if is_long else None
 
 
 def _difference(transform: Any, base: type | None) -> str | None:
-    """Return how a transform may differ from ``base``, its nearest class in ``KNOWN``, or ``None``."""
+    """Return how a transform may differ from ``base``, its nearest class in ``LOWERED_CLASSES``, or ``None``."""
     if base is None:
         return "a function"
-    return by_name.unlike(transform, base) if by_name.qualified_name(base) else difference(transform, base)
+    return by_name.difference_reason(transform, base) if by_name.qualified_name(base) else difference(transform, base)
 
 
 def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
@@ -416,24 +427,24 @@ def count_scalings(pipeline: Any) -> int:
     return sum(map(_scales, _in_sequence(pipeline)))
 
 
-def _written_out(transform: Any) -> Any:
-    """Return the equivalent of ``weights.transforms()`` of a model, or of a transform that is recognized by name."""
-    transform = by_name.written_out(transform)
-    kind = class_of(transform, PRESETS)
-    if kind is None:
+def _torchvision_equivalent(transform: Any) -> Any:
+    """Return the equivalent of a preset of a model, or of a transform that is recognized by name; else ``transform``."""
+    transform = by_name.torchvision_equivalent(transform)
+    class_ = class_of(transform, PRESETS)
+    if class_ is None:
         return transform
     to_float = v2.ToDtype(torch.float32, scale=True)
-    if kind is ObjectDetection:
+    if class_ is ObjectDetection:
         return to_float
     resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
-    crop = [v2.CenterCrop(transform.crop_size)] if kind is ImageClassification else []
+    crop = [v2.CenterCrop(transform.crop_size)] if class_ is ImageClassification else []
     return v2.Compose([resize, *crop, to_float, v2.Normalize(transform.mean, transform.std)])
 
 
 def _in_sequence(pipeline: Any) -> Iterator[Any]:
-    """Yield the transforms that run for every sample, in order, with ``weights.transforms()`` replaced."""
+    """Yield the transforms that run for every sample, in order, with presets of models replaced by their transforms."""
     for transform in in_sequence(pipeline):
-        replacement = _written_out(transform)
+        replacement = _torchvision_equivalent(transform)
         if replacement is transform:
             yield transform
         else:

@@ -1,4 +1,4 @@
-"""Tree of a lowered pipeline, with the names of modules in the user's containers."""
+"""Tree of a lowered pipeline: an op for each module, with the names of the modules in the user's containers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """Transform of torchvision without an op: it is part of the reading of images, or does nothing."""
+class ImplicitTransform:
+    """Transform of torchvision without an op: a conversion, which happens when images are read, or a transform of targets."""
 
     name: str
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     """(name, arguments) of the equivalent functions of torchvision for one image."""
     ending: Ending | None = None
-    """Effect of the transform on targets."""
-    is_last: bool = False
-    """True if all ops that move pixels must precede the transform."""
-    of_boxes: bool = False
-    """True if boxes are processed at the end of the pipeline."""
+    """Effect on targets, at the end of the pipeline."""
+    follows_moves: bool = False
+    """True if no op that moves pixels may follow the transform."""
+    processes_boxes: bool = False
+    """True if the transform changes or removes boxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Group:
     name: str
     items: tuple["Tree", ...]
     is_container: bool
-    """True if draws in Kornia's form have a nested entry for the container."""
+    """True if draws in Kornia's format have a nested entry for the group."""
 
 
-Tree = Leaf | Done | Group
+Tree = Leaf | ImplicitTransform | Group
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
@@ -57,12 +57,12 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
             yield from leaves(item)
 
 
-def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, Done]]:
-    """Yield each crop by boxes that is followed, flips aside, by a transform that removes boxes; and this transform."""
+def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
+    """Yield (crop by boxes, transform that removes boxes) for such a transform after the crop, with only flips in between."""
     crop: BoxCropOp | None = None
-    for item in _in_order(tree):
-        if isinstance(item, Done):
-            if crop is not None and item.is_last:
+    for item in _nodes_in_order(tree):
+        if isinstance(item, ImplicitTransform):
+            if crop is not None and item.follows_moves:
                 yield crop, item
         elif not isinstance(item.op, HorizontalFlip | VerticalFlip):
             crop = item.op if isinstance(item.op, BoxCropOp) else None
@@ -76,13 +76,13 @@ def ending_of(tree: Tree) -> Ending:
     """
     ending = AS_THEY_CAME
     box_filter = ""
-    filters_of_crops = [done for _, done in filtered_crops(tree)]
-    for item in _in_order(tree):
-        if any(item is done for done in filters_of_crops):
+    filters_of_crops = [crop_filter for _, crop_filter in filtered_crops(tree)]
+    for item in _nodes_in_order(tree):
+        if any(item is crop_filter for crop_filter in filters_of_crops):
             continue
-        if isinstance(item, Done):
+        if isinstance(item, ImplicitTransform):
             ending = ending.then(item.ending) if item.ending is not None else ending
-            box_filter = box_filter or (item.name if item.is_last else "")
+            box_filter = box_filter or (item.name if item.follows_moves else "")
         elif box_filter and (isinstance(item.op, GatherOp) or (isinstance(item.op, EagerOp) and not item.op.moves_nothing)):
             raise ArgumentError(
                 f"{box_filter} must follow all transforms that move pixels, got {item.name} after it. Put it at the end "
@@ -91,18 +91,18 @@ def ending_of(tree: Tree) -> Ending:
     return ending
 
 
-def _in_order(tree: Tree) -> Iterator[Leaf | Done]:
+def _nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:
     if isinstance(tree, Group):
         for item in tree.items:
-            yield from _in_order(item)
+            yield from _nodes_in_order(item)
     else:
         yield tree
 
 
-def transforms_done(tree: Tree) -> Iterator[tuple[str, bool]]:
-    """Yield (name, whether it processes boxes at the end of the pipeline) of the transforms without an op."""
-    if isinstance(tree, Done):
-        yield tree.name, tree.of_boxes
+def implicit_transforms(tree: Tree) -> Iterator[tuple[str, bool]]:
+    """Yield (name, whether it changes or removes boxes) of each transform without an op."""
+    if isinstance(tree, ImplicitTransform):
+        yield tree.name, tree.processes_boxes
     elif isinstance(tree, Group):
         for item in tree.items:
-            yield from transforms_done(item)
+            yield from implicit_transforms(item)

@@ -21,7 +21,7 @@ from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Gate, Sampler, always
-from gpuaug.fusion.pixels import PIXELS, converted
+from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
 MOST_COUNTED = 2**24
 """Largest n such that float32 represents all integers from 0 to n."""
@@ -90,7 +90,7 @@ class EagerOp(ABC):
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """Run the module on copies of the images, (B · T, C, H, W) of a dtype in ``PIXELS``, and of their targets.
+        """Run the module on copies of the images, (B · T, C, H, W) of a dtype in ``IMAGE_DTYPES``, and of their targets.
 
         Raises:
             Retyped: If the module returns images of another dtype than the pipeline was lowered for.
@@ -342,7 +342,7 @@ class EagerTorchvision(EagerOp):
         return output.as_subclass(Tensor)
 
     def _check_types(self, dtypes: set[torch.dtype]) -> None:
-        other = next((dtype for dtype in dtypes if dtype not in PIXELS), None)
+        other = next((dtype for dtype in dtypes if dtype not in IMAGE_DTYPES), None)
         if other is None and (len(dtypes) > 1 or (self.gates and self._dtype not in dtypes)):
             other = next(dtype for dtype in dtypes if dtype != self._dtype)
         if other is not None:

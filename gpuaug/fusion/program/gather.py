@@ -1,7 +1,9 @@
 """Composition of consecutive ops that move pixels to one gather, and its columns in the parameter table.
 
-A gather maps an output pixel to source pixels by three maps: ``after`` (permutations after the interpolation), the
-interpolation, and ``before`` (permutations before the interpolation). Without an interpolation there is only ``before``.
+The *parameter table* has one float32 row per sample, with the parameters of all ops. A *gather* computes an output pixel from
+source pixels, which it finds by three maps: ``after`` (index maps after the interpolation), the interpolation, and ``before``
+(index maps before the interpolation). An *index map* is an integer map of pixels, such as a flip, a crop or padding. Without an
+interpolation there is only ``before``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,20 +26,21 @@ from gpuaug.fusion.ops.geometry import (
     WarpOp,
 )
 
-Kind = Literal["", "resample", "affine", "perspective"]
+Interpolation = Literal["", "resample", "affine", "perspective"]
 
-_WARP_COLUMNS: dict[Kind, int] = {"": 0, "resample": 6, "affine": 8, "perspective": 11}
+_WARP_COLUMNS: dict[Interpolation, int] = {"": 0, "resample": 6, "affine": 8, "perspective": 11}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Composed permutations on one side of the interpolation."""
+class IndexMaps:
+    """Composed index maps, before or after the interpolation."""
 
     ops: tuple[IndexOp, ...] = ()
+    """Op of each index map, in order."""
 
     @property
     def edge(self) -> Edge:
-        """Mode of padding; ``""`` if no pixel can lie outside the image."""
+        """Padding mode; ``""`` if no pixel can lie outside the image."""
         return next((op.edge for op in self.ops if op.edge), "")
 
     @property
@@ -51,7 +54,7 @@ class Part:
         return next((op.mask_fill for op in self.ops if op.edge == "constant"), 0.0)
 
     def accepts(self, op: IndexOp) -> bool:
-        """Return whether ``op`` composes with the permutations. Two paddings compose only if both have the same constants."""
+        """Return whether ``op`` composes with the index maps. Only constant paddings with equal fills compose."""
         if not op.edge or not self.edge:
             return True
         return op.edge == self.edge == "constant" and (op.fill, op.mask_fill) == (self.fill, self.mask_fill)
@@ -67,47 +70,56 @@ class Columns:
     """First column of each group of columns of a gather; -1 for a group that the gather does not have."""
 
     after: int
+    """Index map after the interpolation."""
     warp: int
+    """Interpolation of images."""
     mask_warp: int
+    """Interpolation of masks; equal to ``warp`` if masks are interpolated at the same coordinates."""
     before: int
+    """Index map before the interpolation."""
     warp_fill: int
+    """Fill of a warp, per channel."""
     after_fill: int
+    """Fill of constant padding after the interpolation, per channel."""
     before_fill: int
-    sides: int
+    """Fill of constant padding before the interpolation, per channel."""
+    out_size: int
     """Height and width of the output image, if images differ in size after the pass."""
     frames: int
     """Index of the input frame per output frame, if an op selects frames of clips."""
     end: int
+    """First column after the gather."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Composition of ops that move pixels: permutations, at most one interpolation, permutations."""
+    """Composition of ops that move pixels: index maps, at most one interpolation, index maps."""
 
-    before: Part = field(default_factory=Part)
+    before: IndexMaps = field(default_factory=IndexMaps)
     warp: WarpOp | ResampleOp | None = None
-    after: Part = field(default_factory=Part)
-    order: tuple[GatherOp, ...] = ()
+    after: IndexMaps = field(default_factory=IndexMaps)
+    ops: tuple[GatherOp, ...] = ()
+    """All ops, in order."""
 
     def accepts(self, op: GatherOp) -> bool:
-        """Return whether ``op`` can be added without a change of the output pixels."""
-        # After an op that draws sizes, the gather must also take the ops up to the resize to one size, which interpolates.
+        """Return whether ``op`` can be added at the end without a change of the output pixels."""
+        # After an op that draws sizes, the gather must also accept the ops up to the resize to one size, which interpolates.
         if isinstance(op, IndexOp) and not (op.draws_size and self.warp is not None):
             return (self.before if self.warp is None else self.after).accepts(op)
         return self.warp is None
 
-    def adding(self, op: GatherOp) -> "Gather":
-        """Return this gather composed with ``op`` after it."""
-        order = (*self.order, op)
+    def with_op(self, op: GatherOp) -> "Gather":
+        """Return this gather with ``op`` added at the end."""
+        ops = (*self.ops, op)
         if isinstance(op, IndexOp):
             if self.warp is None:
-                return Gather(Part((*self.before.ops, op)), None, self.after, order)
-            return Gather(self.before, self.warp, Part((*self.after.ops, op)), order)
+                return Gather(IndexMaps((*self.before.ops, op)), None, self.after, ops)
+            return Gather(self.before, self.warp, IndexMaps((*self.after.ops, op)), ops)
         assert isinstance(op, WarpOp | ResampleOp)
-        return Gather(self.before, op, self.after, order)
+        return Gather(self.before, op, self.after, ops)
 
     @property
-    def kind(self) -> Kind:
+    def interpolation(self) -> Interpolation:
         """Type of the interpolation; empty if there is none."""
         if self.warp is None:
             return ""
@@ -139,14 +151,14 @@ class Gather:
         return isinstance(self.warp, ResampleOp) and bool(self.warp.filter) and self.warp.clamps
 
     @property
-    def exact(self) -> bool:
-        """Whether bytes must be converted to floats without a rounding error.
+    def exact_division(self) -> bool:
+        """Whether the quotients of bytes by 255 must be rounded correctly.
 
-        True if nothing is interpolated, or the interpolating op skips samples, because these pixels must not change; and if
+        True if nothing is interpolated, or the interpolating op skips samples, because their pixels must not change; and if
         padding is interpolated, because a fill may lie halfway between two values of the output type.
         """
         skips = self.warp is not None and self.warp.is_random
-        return self.kind != "resample" or self.nearest or skips or self.before.edge == "constant"
+        return self.interpolation != "resample" or self.nearest or skips or self.before.edge == "constant"
 
     @property
     def zeros(self) -> bool:
@@ -155,11 +167,11 @@ class Gather:
 
     @property
     def fills(self) -> bool:
-        """Whether a warp blends in a fill, weighted by the share of a pixel outside the image, as torchvision does."""
+        """Whether a warp blends border pixels with a fill, by the part of a pixel that is outside, as torchvision does."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
     def columns(self, channels: int, masks: bool, *, sides: bool = False) -> Columns:
-        """Assign columns to the groups.
+        """Return the first column of each group of columns.
 
         Args:
             channels: Number of channels of the images.
@@ -171,14 +183,14 @@ class Gather:
         has_mask_warp = masks and isinstance(self.warp, ResampleOp) and not self.half_pixel_centers
         for name, width in (
             ("after", self.after.width),
-            ("warp", _WARP_COLUMNS[self.kind]),
-            ("mask_warp", _WARP_COLUMNS[self.kind] if has_mask_warp else 0),
+            ("warp", _WARP_COLUMNS[self.interpolation]),
+            ("mask_warp", _WARP_COLUMNS[self.interpolation] if has_mask_warp else 0),
             ("before", self.before.width),
             ("warp_fill", channels if self.fills else 0),
             ("after_fill", channels if self.after.edge == "constant" else 0),
             ("before_fill", channels if self.before.edge == "constant" else 0),
-            ("sides", 2 if sides else 0),
-            ("frames", next((op.count for op in reversed(self.order) if isinstance(op, FrameOp)), 0)),
+            ("out_size", 2 if sides else 0),
+            ("frames", next((op.count for op in reversed(self.ops) if isinstance(op, FrameOp)), 0)),
         ):
             first_columns[name] = column if width else -1
             column += width
@@ -186,14 +198,22 @@ class Gather:
             first_columns["mask_warp"] = first_columns["warp"]
         return Columns(**first_columns, end=column)
 
-    def rows(
-        self, drawn_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, fixed: bool = True
+    def write_rows(
+        self, drawn_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, all_columns: bool = True
     ) -> None:
-        """Write the columns of the gather, (B, K) float32; without ``fixed``, only columns that depend on draws."""
+        """Write the columns of the gather into a table, (B, K) float32.
+
+        Args:
+            drawn_of: Function that returns the draws of an op.
+            size: Size of the source images.
+            columns: First column of each group of columns.
+            table: Table from the first column of the gather on.
+            all_columns: False to write only the columns that depend on draws.
+        """
         current_size = size
         before: IndexMap | None = None
         after: IndexMap | None = None
-        for op in self.order:
+        for op in self.ops:
             if isinstance(op, IndexOp):
                 map_ = op.map(drawn_of(op), current_size)
                 # Bounds of padding refer to the padded image, regardless of flips or crops after it.
@@ -203,42 +223,42 @@ class Gather:
                 else:
                     after = map_ if after is None else map_.after(after)
             else:
-                self._write_warp(op, drawn_of(op), current_size, columns, table, fixed)
+                self._write_warp(op, drawn_of(op), current_size, columns, table, all_columns)
             current_size = op.out_drawn(drawn_of(op), current_size)
-        if columns.frames >= 0 and fixed:
-            chosen = frames_of(self.order, size.frames)
-            assert chosen is not None
-            table[:, columns.frames : columns.frames + len(chosen)] = chosen
-        if columns.sides >= 0:
-            _write((current_size.height, current_size.width), table, columns.sides, fixed)
-        for composed_map, part, column, fill_column in (
+        if columns.frames >= 0 and all_columns:
+            frame_indices = frames_of(self.ops, size.frames)
+            assert frame_indices is not None
+            table[:, columns.frames : columns.frames + len(frame_indices)] = frame_indices
+        if columns.out_size >= 0:
+            _write((current_size.height, current_size.width), table, columns.out_size, all_columns)
+        for composed_map, maps, column, fill_column in (
             (before, self.before, columns.before, columns.before_fill),
             (after, self.after, columns.after, columns.after_fill),
         ):
             if composed_map is not None:
-                _write_map(composed_map, bool(part.edge), table, column, fixed)
-            if fill_column >= 0 and fixed:
-                table[:, fill_column : fill_column + size.channels] = part.fill
+                _write_map(composed_map, bool(maps.edge), table, column, all_columns)
+            if fill_column >= 0 and all_columns:
+                table[:, fill_column : fill_column + size.channels] = maps.fill
 
-    def _write_warp(self, op: GatherOp, drawn: OpDraws, size: Size, columns: Columns, table: Array, fixed: bool) -> None:
+    def _write_warp(self, op: GatherOp, drawn: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
         start = columns.warp
         if isinstance(op, ResampleOp):
-            _write_resampling(op.resampling(drawn, size, self.half_pixel_centers), table, start, fixed)
+            _write_resampling(op.resampling(drawn, size, self.half_pixel_centers), table, start, all_columns)
             if columns.mask_warp not in (-1, start):
-                _write_resampling(op.resampling(drawn, size, True), table, columns.mask_warp, fixed)
+                _write_resampling(op.resampling(drawn, size, True), table, columns.mask_warp, all_columns)
             return
         assert isinstance(op, WarpOp)
         inverse = op.warp(drawn, size).inverse
-        numbers = 6 if op.kind == "affine" else 9
-        for k in range(numbers):
+        elements = 6 if op.kind == "affine" else 9
+        for k in range(elements):
             table[:, start + k] = inverse[:, k // 3, k % 3]
-        _write((size.width, size.height), table, start + numbers, fixed)
-        if self.fills and fixed:
+        _write((size.width, size.height), table, start + elements, all_columns)
+        if self.fills and all_columns:
             table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill
 
     def describe(self) -> str:
         """Return a short description for ``explain()``."""
-        return ", ".join(op.describe() for op in self.order) or "read"
+        return ", ".join(op.describe() for op in self.ops) or "read"
 
 
 def frames_of(ops: Iterable[Op], count: int) -> Array | None:
@@ -251,14 +271,14 @@ def frames_of(ops: Iterable[Op], count: int) -> Array | None:
     return frames
 
 
-def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, fixed: bool) -> None:
+def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_columns: bool) -> None:
     values: tuple[Rows, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
-    _write(values, table, column, fixed)
+    _write(values, table, column, all_columns)
 
 
-def _write_resampling(resampling: Resampling, table: Array, column: int, fixed: bool) -> None:
+def _write_resampling(resampling: Resampling, table: Array, column: int, all_columns: bool) -> None:
     values = (
         resampling.scale_x,
         resampling.start_x,
@@ -267,25 +287,28 @@ def _write_resampling(resampling: Resampling, table: Array, column: int, fixed: 
         resampling.start_y,
         resampling.count_y,
     )
-    _write(values, table, column, fixed)
+    _write(values, table, column, all_columns)
 
 
-def _write(values: Sequence[Rows], table: Array, column: int, fixed: bool) -> None:
+def _write(values: Sequence[Rows], table: Array, column: int, all_columns: bool) -> None:
     for k, value in enumerate(values):
-        # A Python number is equal for all batches of this size.
-        if fixed or isinstance(value, np.ndarray):
+        # A Python number does not depend on draws.
+        if all_columns or isinstance(value, np.ndarray):
             table[:, column + k] = value
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCropColumns:
-    """First column of each group from which the device computes crop windows, after the columns of the passes; -1: no group."""
+    """First column of each group of columns for crop windows that the device computes; -1 for a group that is not needed.
+
+    The groups follow the columns of the passes.
+    """
 
     matrix: int
-    """Matrix of all ops. The device writes it."""
-    numbers: int
+    """Matrix of all ops, which the device writes."""
+    uniforms: int
     """Uniform numbers in [0, 1) of the crop."""
-    rest: int
+    matrix_after: int
     """Matrix of the ops after the crop."""
     width: int
     """Number of columns of the table."""

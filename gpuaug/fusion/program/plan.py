@@ -1,8 +1,8 @@
-"""Grouping of ops into passes. The ops of a pass share one reading and one writing of the images.
+"""Grouping of ops into passes. The ops of a pass run in one reading and one writing of the images.
 
-A pass is one front (a gather, a filter or a mix, which computes an output pixel from source pixels) and any number of pointwise
-ops on that pixel, in order. The first pass reads the user's images, and the last pass writes the result. The types of the
-images between passes are in ``intermediates.py``.
+A pass is one *front* (a gather, which moves pixels, a filter or a mix: it computes an output pixel from source pixels) and any
+number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the last pass writes the
+result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.program.gather import Columns, Gather, frames_of
-from gpuaug.fusion.program.sizes import check_counted, check_mixed_channels, check_sizes
+from gpuaug.fusion.program.sizes import check_limits, check_mixed_channels, check_sizes
 
 F = TypeVar("F", bound=FrontOp, covariant=True)
 Rows = TypeVar("Rows", Array, Tensor)
@@ -28,71 +28,77 @@ Rows = TypeVar("Rows", Array, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class BasePass(ABC):
-    """One reading and writing of the images.
-
-    ``program`` has (code, first column, flags) per pointwise op. Columns are relative to ``first``, so that equal passes are
-    compiled once.
-    """
+    """One reading and writing of the images."""
 
     front: Gather | FrontOp
-    points: tuple[PointOp, ...]
+    point_ops: tuple[PointOp, ...]
     source: Size
+    """Size of the images that the pass reads."""
     out: Size
+    """Size of the images that the pass writes."""
     program: tuple[tuple[int, int, int], ...]
-    first: int = 0
+    """(Code, first column, flags) per pointwise op. Columns count from ``first_column``, so that equal passes compile once."""
+    first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
-    """Column of the buffer route of each sample (``_fill_routes`` in ``table/rows.py``).
+    """Column of the buffer route: the buffers that a pass reads a sample from and writes it to (``table/rows.py``).
 
     -1 if the pass reads every sample from its source and writes it to its output.
     """
-    prepared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of prepared launches, keyed by dtype, shape and strides."""
+    launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Cache of kernel launches, keyed by dtype, shape and strides."""
 
     def rows_of(self, table: Rows) -> Rows:
         """Return the table (B, K) from the first column of the pass."""
-        return table[:, self.first :] if self.first else table
+        return table[:, self.first_column :] if self.first_column else table
 
     @property
-    def mean(self) -> bool:
+    def needs_mean(self) -> bool:
         """Whether a pointwise op needs the mean grey of its input image, and therefore a reduction before the pass."""
-        return any(op.needs_mean for op in self.points)
+        return any(op.needs_mean for op in self.point_ops)
 
     @property
-    def moves(self) -> tuple[GatherOp, ...]:
+    def gather_ops(self) -> tuple[GatherOp, ...]:
         """Ops that move pixels, in order."""
         return ()
 
     @property
     def works_in_place(self) -> bool:
-        """Whether an output pixel depends only on the same pixel of the source, and on tables or means computed before."""
-        return not self.moves
+        """Whether an output pixel depends only on the source pixel at its position, and on tables or means of the source."""
+        return not self.gather_ops
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """All ops of the pass, in the order of execution."""
-        return (*self.moves, *self.points)
+        return (*self.gather_ops, *self.point_ops)
 
     @property
     def launches(self) -> int:
-        """Number of kernel launches of the Triton executor."""
+        """Number of kernel launches of the Triton backend."""
         return max((op.launches for op in self.ops), default=1)
 
     @abstractmethod
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
-        """Write the columns of the front, (B, K) float32; without ``fixed``, only columns that depend on draws."""
+    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+        """Write the columns of the front into a table, (B, K) float32.
+
+        Args:
+            drawn_of: Function that returns the draws of an op.
+            size: Size of the source images.
+            table: Table from the first column of the pass on.
+            all_columns: False to write only the columns that depend on draws.
+        """
 
     def out_drawn(self, drawn_of: Callable[[Any], OpDraws], size: Size) -> Size:
-        """Return the size of the output images. ``drawn_of`` returns the draws of an op; ``size``: of the source images."""
+        """Return the size of the output images, for draws (``drawn_of(op)``) and source images of size ``size``."""
         if not self.out.ragged:
             return size.to(self.out.height, self.out.width)
-        for op in self.moves:
+        for op in self.gather_ops:
             size = op.out_drawn(drawn_of(op), size)
         return size
 
     def describe(self) -> str:
         """Return a short description for ``explain()``."""
-        return ", ".join([self.front.describe(), *(op.describe() for op in self.points)])
+        return ", ".join([self.front.describe(), *(op.describe() for op in self.point_ops)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +109,13 @@ class GatherPass(BasePass):
     columns: Columns = field(kw_only=True)
 
     @property
-    def moves(self) -> tuple[GatherOp, ...]:
+    def gather_ops(self) -> tuple[GatherOp, ...]:
         """Ops of the gather, in order."""
-        return self.front.order
+        return self.front.ops
 
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
+    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the source coordinates of each sample into its row."""
-        self.front.rows(drawn_of, size, self.columns, table, fixed=fixed)
+        self.front.write_rows(drawn_of, size, self.columns, table, all_columns=all_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +127,14 @@ class OpPass(BasePass, Generic[F]):
     @property
     def ops(self) -> tuple[Op, ...]:
         """Front op, then the pointwise ops."""
-        return (self.front, *self.points)
+        return (self.front, *self.point_ops)
 
     @property
     def works_in_place(self) -> bool:
-        """Whether the front maps levels to levels."""
+        """Whether the front maps values by a table per channel, as equalization does."""
         return self.front.kernel == "levels"
 
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, fixed: bool) -> None:
+    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the columns of the front op."""
         self.front.rows(drawn_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
@@ -136,11 +142,11 @@ class OpPass(BasePass, Generic[F]):
 Pass = GatherPass | OpPass[FrontOp]
 
 Canvases: TypeAlias = tuple[tuple[int, int], ...]
-"""(height, width) of the output buffer per image, for each pass but the last; empty if all images always have one size."""
+"""(height, width) of the output buffer per image, the *canvas*, for each pass but the last; empty if images have one size."""
 
 
 class BoxCrop(NamedTuple):
-    """Crop whose window the device chooses by the boxes of each image, and its pass."""
+    """Crop whose window depends on the boxes of each image, and is computed on the device; and the pass of the crop."""
 
     pass_: GatherPass
     op: BoxCropOp
@@ -148,34 +154,39 @@ class BoxCrop(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """Passes of consecutive ops for images of one size, and the width of the parameter table."""
+    """Passes of consecutive ops for images of one size."""
 
     passes: tuple[Pass, ...]
     width: int
+    """Number of columns of the parameter table."""
     source: Size
+    """Size of the images that the first pass reads."""
     out: Size
+    """Size of the images that the last pass writes."""
     masks: bool = False
+    """Whether there are masks, for which some ops have more columns."""
     template: Array | None = None
     """(width,) float32 row with the columns that depend neither on draws nor on the batch, written once."""
-    numbers: int = 8
-    """Number of uniform numbers per sample that the first call of the sampler draws."""
-    columns: tuple[int, ...] = ()
-    """Number of these uniform numbers per op."""
+    uniform_count: int = 8
+    """Number of uniform numbers per sample that the sampler draws at its first call."""
+    uniforms_per_op: tuple[int, ...] = ()
+    """Number of uniform numbers per sample that each op uses."""
     needs_own_batch: bool = False
-    """Whether tables cannot be prefetched for several batches."""
-    rereading: tuple[Op, ...] = ()
-    """Ops whose settings are read at every draw."""
+    """Whether the draws of several batches cannot be computed together."""
+    rereading_ops: tuple[Op, ...] = ()
+    """Ops that read settings of their module at every draw."""
     box_crop: BoxCrop | None = None
+    """Crop by boxes, if there is one."""
 
     @property
     def frames(self) -> Array | None:
         """Index of the input frame per output frame of a clip; ``None`` if all frames are kept."""
-        return frames_of((op for pass_ in self.passes for op in pass_.moves), self.source.frames)
+        return frames_of((op for pass_ in self.passes for op in pass_.gather_ops), self.source.frames)
 
     def canvases(self, size: Size, views: Sequence[Mapping[Op, OpDraws]]) -> Canvases:
         """Return (height, width) of the output buffer per image, for each pass but the last; empty if images have one size.
 
-        A smaller image lies in the top left corner of its buffer.
+        The buffer has the largest height and width of the images. A smaller image lies in the top left corner of its buffer.
 
         Args:
             size: Size of the images that the first pass reads.
@@ -195,36 +206,37 @@ class Plan:
 
 
 @dataclass(slots=True)
-class _Open:
+class _PassBuilder:
     """Pass under construction."""
 
     front: Gather | FrontOp = field(default_factory=Gather)
-    points: list[PointOp] = field(default_factory=list)
+    point_ops: list[PointOp] = field(default_factory=list)
 
     @property
-    def empty(self) -> bool:
-        return isinstance(self.front, Gather) and not self.front.order and not self.points
+    def is_empty(self) -> bool:
+        return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
-    def take(self, op: Op, channels: int) -> bool:
-        """Add ``op`` to the pass if it fits. Return whether it does."""
+    def add_if_fits(self, op: Op, channels: int) -> bool:
+        """Add ``op`` to the pass if it can run in it. Return whether it was added."""
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, channels)):
-            if self.empty:
+            if self.is_empty:
                 self.front = op
                 return True
             return False
         if isinstance(op, GatherOp):
             if not isinstance(self.front, Gather) or not self.front.accepts(op):
                 return False
-            if self.points and not (
-                isinstance(op, HorizontalFlip | VerticalFlip | FrameOp) and not any(point.positional for point in self.points)
+            if self.point_ops and not (
+                isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
+                and not any(point_op.positional for point_op in self.point_ops)
             ):
                 return False
-            self.front = self.front.adding(op)
+            self.front = self.front.with_op(op)
             return True
-        mean_is_free = isinstance(self.front, Gather) and not any(point.needs_mean for point in self.points)
-        if not isinstance(op, PointOp) or (op.needs_mean and not mean_is_free):
+        can_take_mean = isinstance(self.front, Gather) and not any(point_op.needs_mean for point_op in self.point_ops)
+        if not isinstance(op, PointOp) or (op.needs_mean and not can_take_mean):
             return False
-        self.points.append(op)
+        self.point_ops.append(op)
         return True
 
 
@@ -234,50 +246,50 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     Args:
         ops: Ops in order. Each must support the size of its input images.
         size: Size of the input images of the first op.
-        masks: Whether there are masks, for which some ops need more columns.
+        masks: Whether there are masks, for which some ops have more columns.
 
     Raises:
         ArgumentError: If images are too large for an op, or have no pixels.
     """
-    open_passes = [_Open()]
+    builders = [_PassBuilder()]
     current_size = size
     for index, op in enumerate(ops):
-        check_counted(op, current_size)
+        check_limits(op, current_size)
         check_mixed_channels(op, current_size)
         if op.draws_size and not current_size.ragged:
             check_sizes(ops[index:], current_size.of(0))
         current_size = op.out(current_size)
         for part in op.parts:
-            if not open_passes[-1].take(part, size.channels):
-                open_passes.append(_Open())
-                fits = open_passes[-1].take(part, size.channels)
+            if not builders[-1].add_if_fits(part, size.channels):
+                builders.append(_PassBuilder())
+                fits = builders[-1].add_if_fits(part, size.channels)
                 assert fits, f"{part.name} fits no pass"
     passes: list[Pass] = []
     widths: list[int] = []
     current_size, channels = size, size.channels
-    for open_pass in open_passes:
-        front = open_pass.front
-        points = tuple(open_pass.points)
+    for builder in builders:
+        front = builder.front
+        point_ops = tuple(builder.point_ops)
         source = current_size
         if isinstance(front, Gather):
             if masks:
                 _check_mask_fill(front)
-            for op in front.order:
+            for op in front.ops:
                 current_size = op.out(current_size)
             columns = front.columns(channels, masks, sides=current_size.ragged)
-            program, width = _program(points, columns.end, channels, current_size.each)
-            passes.append(GatherPass(front, points, source, current_size, program, columns=columns))
+            program, width = _program(point_ops, columns.end, channels, current_size.each)
+            passes.append(GatherPass(front, point_ops, source, current_size, program, columns=columns))
         else:
-            program, width = _program(points, front.row_width(channels), channels, current_size.each)
-            passes.append(OpPass(front, points, source, current_size, program))
+            program, width = _program(point_ops, front.row_width(channels), channels, current_size.each)
+            passes.append(OpPass(front, point_ops, source, current_size, program))
         widths.append(width)
-    if _leaves_samples(passes):
+    if _can_skip_samples(passes):
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)
-    passes = [replace(pass_, first=first) for pass_, first in zip(passes, first_columns, strict=False)]
+    passes = [replace(pass_, first_column=first) for pass_, first in zip(passes, first_columns, strict=False)]
     gathers = [pass_ for pass_ in passes if isinstance(pass_, GatherPass)]
-    box_crop = next((BoxCrop(pass_, op) for pass_ in gathers for op in pass_.moves if isinstance(op, BoxCropOp)), None)
+    box_crop = next((BoxCrop(pass_, op) for pass_ in gathers for op in pass_.gather_ops if isinstance(op, BoxCropOp)), None)
     return Plan(
         tuple(passes),
         max(sum(widths), 1),
@@ -285,28 +297,31 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         current_size,
         masks,
         needs_own_batch=any(op.needs_own_batch for op in ops) or any(pass_.out.ragged for pass_ in passes),
-        rereading=tuple(op for op in ops if op.read_at_draw),
+        rereading_ops=tuple(op for op in ops if op.read_at_draw),
         box_crop=box_crop,
     )
 
 
-def _leaves_samples(passes: Sequence[Pass]) -> bool:
+def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     """Return whether passes between the first and the last can skip samples to which none of their ops applies."""
-    between = passes[1:-1]
+    inner_passes = passes[1:-1]
     supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel != "mix" for pass_ in passes[1:])
     supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])
-    keeps_size = all(not pass_.source.ragged and pass_.source == pass_.out for pass_ in between)
-    return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in between)
+    keeps_size = all(not pass_.source.ragged and pass_.source == pass_.out for pass_ in inner_passes)
+    return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in inner_passes)
 
 
 def _program(
-    points: Sequence[PointOp], column: int, channels: int, frames: int
+    point_ops: Sequence[PointOp], column: int, channels: int, frames: int
 ) -> tuple[tuple[tuple[int, int, int], ...], int]:
-    """Return (code, first column, flags) per pointwise op, with columns from ``column`` on, and the column after the last."""
+    """Return the program of pointwise ops, (code, first column, flags) per op, and the first column after it.
+
+    Columns are assigned from ``column`` on.
+    """
     program = []
-    for point in points:
-        program.append((point.code, column, point.flags_for(channels, frames)))
-        column += point.row_width(channels)
+    for point_op in point_ops:
+        program.append((point_op.code, column, point_op.flags_for(channels, frames)))
+        column += point_op.row_width(channels)
     return tuple(program), column
 
 
@@ -319,9 +334,9 @@ def _check_mask_fill(front: Gather) -> None:
         )
 
 
-def columns_of(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
+def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """Return the number of uniform numbers per sample that each op draws, for images of this size."""
-    # apart=True, because a plan may be computed in the middle of a draw.
+    # apart=True leaves the state of other samplers unchanged: a plan may be computed while another sampler draws.
     sampler = Sampler((0,), 1, apart=True)
     sample_size = size if size.ragged else replace(size, batch=1)
     used = [sampler.used for _ in draw_each(ops, sampler, sample_size)]

@@ -1,4 +1,7 @@
-"""Pipeline lowered for images of one type: ops, plans, and output type."""
+"""Pipeline lowered for images of one type: its ops, plans and output type.
+
+To lower a module is to translate it to ops. A plan groups ops into passes, for images of one size.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +34,7 @@ MOST_CACHED = 64
 
 
 class CachedPlan(NamedTuple):
-    """Plan that runs the whole pipeline, for images that have been checked."""
+    """Plan that runs the whole pipeline, and the size of the images, which has been checked."""
 
     plan: Plan
     size: Size
@@ -47,13 +50,14 @@ def image_key(images: Any) -> ImageKey | None:
 class Program:
     """Ops of a pipeline for images of one type.
 
-    torchvision's transforms treat bytes and floats differently, so ops and fallback modules depend on the type.
+    torchvision's transforms treat bytes and floats differently, so the ops depend on the type. A *fallback module* is not
+    lowered, but run by its library.
 
     Args:
         pipeline: Pipeline of the user.
         options: Arguments of ``fuse``.
         source_dtype: Type of the input images.
-        returned: Output type of each fallback module that changes the type, by index among the fallback modules.
+        returned_types: Output type of fallback modules that change the type, by index of the module among all fallback modules.
 
     Raises:
         ArgumentError, ArgumentTypeError: If the pipeline cannot run.
@@ -64,10 +68,12 @@ class Program:
         pipeline: Any,
         options: Options,
         source_dtype: torch.dtype = torch.uint8,
-        returned: Mapping[int, torch.dtype] | None = None,
+        returned_types: Mapping[int, torch.dtype] | None = None,
     ) -> None:
-        self.returned = dict(returned or {})
-        lowered = lower(pipeline, options.pick, antialias=options.antialias, dtype=source_dtype, returned=self.returned)
+        self.returned_types = dict(returned_types or {})
+        lowered = lower(
+            pipeline, options.pick, antialias=options.antialias, dtype=source_dtype, returned_types=self.returned_types
+        )
         self.tree = lowered.tree
         self.dtype = lowered.dtype if options.dtype is None else options.dtype
         """Type of the output images."""
@@ -79,11 +85,11 @@ class Program:
         self.cached: dict[ImageKey, CachedPlan] = {}
         """Plans for calls on images only, by ``image_key``.
 
-        In a training loop, other code runs between calls and evicts the processor's caches, so that each line takes several
-        times as long as in a benchmark loop. So values that are equal for all batches are looked up once. Even in a benchmark
-        loop, a call then takes 13 µs of the host instead of 33 µs, without its launches (one core, 2026-11-26).
+        With it, a call takes 13 µs of host time in place of 33 µs, without its launches, in a benchmark loop (one core,
+        2026-11-26). In a training loop, other code runs between calls and evicts the processor's caches, so that both take
+        several times as long.
         """
-        self._sizing = sizing_ops(self.ops, ragged=options.ragged)
+        self._ops_to_one_size = sizing_ops(self.ops, ragged=options.ragged)
         self._refusal, self._views, self._ragged = lowered.refusal, options.views, options.ragged
         if self._views > 1:
             check_views(self.ops)
@@ -101,20 +107,20 @@ class Program:
         self.cached[key] = CachedPlan(plan, size)
 
     @property
-    def refuses(self) -> bool:
+    def refuses_type(self) -> bool:
         """Whether all images of this type raise an error."""
         return self._refusal is not None and self._refusal.is_certain
 
-    def check_type(self, *, ran: bool) -> None:
+    def check_type(self, *, has_run: bool) -> None:
         """Raise an error for images of a type that the user's library does not accept.
 
         Args:
-            ran: Whether the fallback modules have run, and returned the types that the pipeline was lowered for.
+            has_run: Whether the pipeline has run, and all fallback modules returned the types that it was lowered for.
 
         Raises:
             ArgumentError, ArgumentTypeError: If the library does not accept the type.
         """
-        if self._refusal is not None and (ran or self._refusal.is_certain):
+        if self._refusal is not None and (has_run or self._refusal.is_certain):
             raise type(self._refusal.error)(*self._refusal.error.args)
 
     def check_sizes(self, size: Size) -> None:
@@ -128,9 +134,9 @@ class Program:
                 "images must have one size, got a ragged batch. Fuse it for ragged batches: gpuaug.fuse(…, ragged=True)."
             )
         if size.ragged:
-            for op in self._sizing:
+            for op in self._ops_to_one_size:
                 check_channels(op, size.channels)
-            check_sizes(self._sizing, size)
+            check_sizes(self._ops_to_one_size, size)
 
     def draw(self, size: Size, seed: int) -> Draws:
         """Draw the random parameters of one batch, for all views.
@@ -153,21 +159,21 @@ class Program:
 
         Returns:
             Windows per image; for clips, per frame. ``None`` if all images are read whole, if the windows depend on more than
-            the seed and the sizes, and for images that raise an error in the call.
+            the seed and the sizes, or if the call will raise an error for the images.
         """
         try:
             self.check_sizes(size)
-            planned = self.segments.at(0, size, masks=False).plan
+            plan = self.segments.at(0, size, masks=False).plan
         except GpuAugError:
             return None
-        if planned is None or planned.box_crop is not None:
+        if plan is None or plan.box_crop is not None:
             return None
-        first = self._sizing[0]
-        if not isinstance(first, GatherOp) or first.draws_size:
+        first_op = self._ops_to_one_size[0]
+        if not isinstance(first_op, GatherOp) or first_op.draws_size:
             return None
-        of_views = size.times(self._views)
-        sampler = Sampler(seeds_of_views(seed, self._views), size.batch, planned.numbers)
-        windows = first.window(first.draw(sampler, of_views), of_views)
+        size_of_views = size.times(self._views)
+        sampler = Sampler(seeds_of_views(seed, self._views), size.batch, plan.uniform_count)
+        windows = first_op.window(first_op.draw(sampler, size_of_views), size_of_views)
         if windows is None:
             return None
         starts, sides = windows.reshape(self._views, size.batch, 2, 2).transpose(2, 0, 1, 3)
@@ -175,23 +181,23 @@ class Program:
         end = (starts + sides).max(0)
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
-        out = first.out(size)
+        out = first_op.out(size)
         table = np.concatenate((start, end - start), 1).repeat(size.each, 0)
         return Windows(table, (out.height, out.width), may_downsample=self._views == 1)
 
     @property
-    def cropped_by(self) -> str:
-        """Name of the crop whose windows can be computed before ragged images are decoded; empty if there is none."""
-        photograph = Size(1, 3, np.array([480]), np.array([640]))
-        return self._sizing[0].name if self._sizing and self.windows(photograph, 0) is not None else ""
+    def window_crop(self) -> str:
+        """Name of the crop whose windows can be computed before ragged images are decoded; empty if there is no such crop."""
+        example_size = Size(1, 3, np.array([480]), np.array([640]))
+        return self._ops_to_one_size[0].name if self._ops_to_one_size and self.windows(example_size, 0) is not None else ""
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
-        planned = self.segments.at(0, size, masks=False).plan
-        columns = planned.numbers if planned is not None else 8
+        plan = self.segments.at(0, size, masks=False).plan
+        columns = plan.uniform_count if plan is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
         drawn: list[Drawn] = []
         current_size = size
         while len(drawn) < len(self.ops):
-            drawn += draw_each(self.segments.at(len(drawn), current_size, masks=False).run, sampler, current_size)
+            drawn += draw_each(self.segments.at(len(drawn), current_size, masks=False).all_ops, sampler, current_size)
             current_size = drawn[-1].out
         return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn), tuple(entry.size for entry in drawn))

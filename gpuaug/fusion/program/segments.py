@@ -1,7 +1,8 @@
-"""Splitting of a pipeline into segments, for images of one size: consecutive ops with one plan, or a single unfused op.
+"""Splitting of a pipeline into segments, for images of one size: consecutive ops with one plan, or a single separate op.
 
-An op is a segment by itself if its library runs it, always or for images of this size, or if it is a container with
-``random_apply``, which picks its modules for every batch. ``gpuaug.fusion.program.plan`` groups the ops of a plan into passes.
+A plan groups ops into passes (``plan.py``), each of which reads and writes all images once. An op is *separate*, without a
+plan, if its library runs it, always or for images of this size, or if it is a container of Kornia with ``random_apply``, which
+picks modules anew for every batch.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.policies.random_apply import IdentityOp, PickedOp, RandomApply
-from gpuaug.fusion.program.plan import Plan, columns_of, plan
+from gpuaug.fusion.program.plan import Plan, count_uniforms, plan
 
 _CACHE_SIZE = 256
 """Maximum number of cached segments."""
@@ -26,19 +27,19 @@ _IDENTITY = IdentityOp("", nn.Identity())
 
 
 class Segment(NamedTuple):
-    """Consecutive ops and their plan, or one op that is not part of a plan."""
+    """Consecutive ops and their plan, or one separate op."""
 
     stop: int
     """Index of the first op after the segment."""
     ops: tuple[Op, ...] = ()
+    """Ops of the plan; empty for a separate op."""
     plan: Plan | None = None
-    eager: EagerOp | RandomApply | None = None
-    """Op that is not part of a plan."""
+    separate_op: EagerOp | RandomApply | None = None
 
     @property
-    def run(self) -> tuple[Op | EagerOp, ...]:
+    def all_ops(self) -> tuple[Op | EagerOp, ...]:
         """All ops of the segment."""
-        return self.ops if self.eager is None else (self.eager,)
+        return self.ops if self.separate_op is None else (self.separate_op,)
 
 
 class Segments:
@@ -50,20 +51,23 @@ class Segments:
 
     def __init__(self, ops: tuple[Op | EagerOp, ...]) -> None:
         self._ops = ops
-        self.chooses = any(isinstance(op, RandomApply) for op in ops)
+        self.has_random_apply = any(isinstance(op, RandomApply) for op in ops)
         """Whether a container with ``random_apply`` picks the ops of every batch."""
-        self._mixes = any(isinstance(op, MixOp) for op in ops)
+        self._has_mix = any(isinstance(op, MixOp) for op in ops)
         self._cached: dict[Any, Segment] = {}
-        """Segments by first op and image size. Planning a crop, flip, jitter and normalization takes 106 µs (one core)."""
+        """Segments by index of the first op and image size.
+
+        To plan a crop, a flip, a jitter and a normalization takes 106 µs of host time (one core).
+        """
 
     def at(self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None) -> Segment:
-        """Return the segment that begins at one op.
+        """Return the segment that begins with a given op.
 
         Args:
             start: Index of the op.
             size: Size of the input images of the op.
             masks: Whether there are masks.
-            ops: Ops from ``picked``. ``None``: all ops of the pipeline.
+            ops: Ops that run for the batch, from ``picked_ops``. Default: all ops of the pipeline.
         """
         # The parameter table has one row per image, so a plan is valid for any batch size, and for images that differ in size.
         size = Size(1, size.channels, *ANY_SIDES, size.frames) if size.ragged else size
@@ -76,20 +80,20 @@ class Segments:
             self._cached[key] = segment
         return segment
 
-    def whole(self, size: Size, *, masks: bool, views: int) -> Plan | None:
-        """Return the plan that runs the whole pipeline for all views at once; ``None`` if views must run one by one.
+    def whole_plan(self, size: Size, *, masks: bool, views: int) -> Plan | None:
+        """Return the plan that runs the whole pipeline for all views at once; ``None`` if there is no such plan.
 
         Args:
             size: Size of the images.
             masks: Whether there are masks.
-            views: Number of views. A pipeline with a mix runs views one by one, so that no image is mixed with another view.
+            views: Number of views. With a mix, views run one by one, so that images are mixed with images of their own view.
         """
-        if self.chooses or (self._mixes and views > 1):
+        if self.has_random_apply or (self._has_mix and views > 1):
             return None
         segment = self.at(0, size, masks=masks)
         return segment.plan if segment.stop == len(self._ops) else None
 
-    def all(self, size: Size) -> list[Segment]:
+    def all_segments(self, size: Size) -> list[Segment]:
         """Return all segments of the pipeline, for images of one size without masks."""
         segments: list[Segment] = []
         start = 0
@@ -98,25 +102,25 @@ class Segments:
             segments.append(segment)
             if segment.plan is not None:
                 size = segment.plan.out
-            elif segment.eager is not None:
-                (entry,) = draw_each(segment.run, Sampler((0,), size.batch), size)
+            elif segment.separate_op is not None:
+                (entry,) = draw_each(segment.all_ops, Sampler((0,), size.batch), size)
                 size = entry.out
             start = segment.stop
         return segments
 
-    def picked(self, drawn: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
+    def picked_ops(self, drawn: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
         """Return the ops that run for these draws, and their draws, split where a new plan must begin.
 
         Args:
             drawn: Draws of each op of the pipeline.
         """
-        if not self.chooses:
+        if not self.has_random_apply:
             return [(self._ops, drawn)]
         groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, draws in zip(self._ops, drawn, strict=True):
-            # A container that does not support the size of the images is run by its library, with the library's draws.
-            whole = (PickedOp(op, draws, begins=False),)
-            for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else whole:
+            # A container without layers of picks does not support the size of the images, and is run by its library.
+            op_itself = (PickedOp(op, draws, begins=False),)
+            for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else op_itself:
                 if picked_op.begins and groups[-1][0]:
                     groups.append(([], []))
                 groups[-1][0].append(picked_op.op)
@@ -128,21 +132,21 @@ class Segments:
         return [(tuple(ops), all_drawn) for ops, all_drawn in groups]
 
     def _segment(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
-        separate, fused = _split(ops[start:], size)
-        if separate is not None:
-            return Segment(start + 1, eager=separate)
-        planned = plan(fused, size, masks=masks)
-        if not self.chooses:
-            planned.columns = columns_of(fused, size)
-            planned.numbers = max(sum(planned.columns), 1)
-        return Segment(start + len(fused), fused, planned)
+        separate_op, plan_ops = _split(ops[start:], size)
+        if separate_op is not None:
+            return Segment(start + 1, separate_op=separate_op)
+        new_plan = plan(plan_ops, size, masks=masks)
+        if not self.has_random_apply:
+            new_plan.uniforms_per_op = count_uniforms(plan_ops, size)
+            new_plan.uniform_count = max(sum(new_plan.uniforms_per_op), 1)
+        return Segment(start + len(plan_ops), plan_ops, new_plan)
 
 
 def check_channels(op: Op | None, channels: int) -> None:
     """Raise an error if an op does not support the number of channels, or a setting has neither 1 value nor 1 per channel.
 
     Raises:
-        ArgumentError: If the number of channels or of values does not fit.
+        ArgumentError: If an op does not support ``channels``, or a setting has another number of values.
     """
     for part in op.ops if isinstance(op, Picking) else (op,):
         requirement = part.channels_taken(channels) if isinstance(part, Op) else None
@@ -153,8 +157,8 @@ def check_channels(op: Op | None, channels: int) -> None:
                 f"images must have {counts} channels for {operation}{picks}, got {channels}. Leave it out, or give them three "
                 "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
             )
-    run = op.ops if isinstance(op, RandomApply) else (op,)
-    for part in (part for run_op in run if isinstance(run_op, Op) for part in run_op.parts):
+    possible_ops = op.ops if isinstance(op, RandomApply) else (op,)
+    for part in (part for possible_op in possible_ops if isinstance(possible_op, Op) for part in possible_op.parts):
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))
             if count not in (1, channels):
@@ -165,18 +169,18 @@ def check_channels(op: Op | None, channels: int) -> None:
 
 
 def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | RandomApply | None, tuple[Op, ...]]:
-    """Return (op, ()) if the first op is not part of a plan, else (``None``, ops of one plan), for images of this size."""
-    fused: list[Op] = []
+    """Return (op, ()) if the first op is separate, else (``None``, ops of one plan), for images of this size."""
+    plan_ops: list[Op] = []
     for op in ops:
         check_channels(op.lowered if isinstance(op, EagerOp) else op, size.channels)
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, RandomApply) and reason is None):
-            separate: EagerOp | RandomApply = op
-        elif reason is None or op.draws_size:  # no library runs it on a batch: the plan raises the error
-            fused.append(op)
+            separate_op: EagerOp | RandomApply = op
+        elif reason is None or op.draws_size:  # no library can run ``op`` on a batch, so the plan raises an error
+            plan_ops.append(op)
             size = op.out(size)
             continue
         else:
-            separate = fallback_of(op, reason)
-        return (None, tuple(fused)) if fused else (separate, ())
-    return None, tuple(fused)
+            separate_op = fallback_of(op, reason)
+        return (None, tuple(plan_ops)) if plan_ops else (separate_op, ())
+    return None, tuple(plan_ops)

@@ -15,35 +15,35 @@ from gpuaug.fusion.ops.resize import Resize
 from gpuaug.fusion.ops.sampler import Draw
 from gpuaug.fusion.policies.random_apply import RandomApply
 
-_PAD = "Pad or resize before it"
-_CUT_UP = "Split or downsample them in the dataset."
+_PAD_ADVICE = "Pad or resize before it"
+_SHRINK_ADVICE = "Split or downsample them in the dataset."
 
 
 def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
-    """Return the ops up to the op that transforms a ragged batch to one size; none if batches are not ``ragged``.
+    """Return the ops up to the first whose output images have one size, for ragged batches; no ops if not ``ragged``.
 
     Raises:
-        ArgumentError: If there is no such op; if an op draws a size per image, and no op after it transforms them to one size;
-            or if an op before it reads other pixels than its output pixel.
+        ArgumentError: If the output images of no op have one size, at the start or after an op that draws a size per image; or
+            if an op on images of different sizes reads other pixels than its output pixel.
     """
     untested = untested_version()
     if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
         raise ArgumentError(
             f'kornia must be a tested version for ragged=True, got another: {untested}. Run pip install "{REQUIREMENT}".'
         )
-    first = _to_one_size(ops) if ragged else ()
+    ops_to_one_size = _to_one_size(ops) if ragged else ()
     crops = [op.name for op in ops if isinstance(op, BoxCropOp)]
     if len(crops) > 1:
         raise ArgumentError(f"pipeline must hold at most one crop by boxes, got {' and '.join(crops)}. Leave the others out.")
-    start = len(first)
+    start = len(ops_to_one_size)
     while start < len(ops):
         op = ops[start]
         start += len(_to_one_size(ops[start:])) if isinstance(op, Op) and op.draws_size else 1
-    return first
+    return ops_to_one_size
 
 
 def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
-    """Return the first ops, up to the op that transforms images of different sizes to one size."""
+    """Return the ops up to the first whose output images have one size, for input images of different sizes."""
     size = Size(1, 3, *ANY_SIDES)
     ops_so_far: list[Op] = []
     for op in ops:
@@ -54,12 +54,12 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
             reason = "it reads other pixels of an image, or their coordinates"
         elif cropped and not (isinstance(op, HorizontalFlip | VerticalFlip) or _stretches(op)):
             reason = "only flips and a v2.Resize to two sides may follow a crop by boxes"
-        else:  # draws by size and channels are checked when the images are known
+        else:  # ops whose limits depend on size and channels are checked for the images of a batch
             reason = None if op.draws_size or isinstance(op, PointOp) else op.unsupported_size(size)
         if reason is not None:
-            where, advice = _advice(ops_so_far)
+            context, advice = _advice(ops_so_far)
             raise ArgumentError(
-                f"pipeline must only move and recolour pixels until images have one size {where}, got {op.name}: {reason}. "
+                f"pipeline must only move and recolour pixels until images have one size {context}, got {op.name}: {reason}. "
                 f"{advice}."
             )
         assert isinstance(op, Op)
@@ -67,12 +67,12 @@ def _to_one_size(ops: Sequence[Op | EagerOp]) -> tuple[Op, ...]:
         ops_so_far.append(op)
         if not size.ragged:
             return tuple(ops_so_far)
-    where, advice = _advice(ops_so_far)
-    raise ArgumentError(f"pipeline must give images one size {where}, got {ops_so_far[-1].name} as its end. {advice}.")
+    context, advice = _advice(ops_so_far)
+    raise ArgumentError(f"pipeline must give images one size {context}, got {ops_so_far[-1].name} at the end. {advice}.")
 
 
 def _cropped_by_boxes(ops: Sequence[Op]) -> str:
-    """Return the name of the crop by boxes at the end of ``ops``, flips aside; empty if there is none."""
+    """Return the name of the last op except flips, if it is a crop by boxes; else an empty string."""
     crop = next((op for op in reversed(ops) if not isinstance(op, HorizontalFlip | VerticalFlip)), None)
     return crop.name if isinstance(crop, BoxCropOp) else ""
 
@@ -85,14 +85,14 @@ def _stretches(op: Op | EagerOp) -> bool:
 def _advice(ops: Sequence[Op]) -> tuple[str, str]:
     """Return (context, advice) for the error about an op, given the ops before it."""
     if name := _cropped_by_boxes(ops):
-        return f"behind {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
-    drawn = next((op.name for op in ops if op.draws_size), None)
-    if drawn is not None:
+        return f"after {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
+    sizing = next((op.name for op in ops if op.draws_size), None)
+    if sizing is not None:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
-        advice = f"Put a transform to one size after it, such as {crop}, or keep {drawn} in the dataset"
-        return f"behind {drawn}", advice
+        advice = f"Put a transform to one size after it, such as {crop}, or keep {sizing} in the dataset"
+        return f"after {sizing}", advice
     examples = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
-    return "where ragged=True", f"Put a transform to one size before it, such as {examples}"
+    return "with ragged=True", f"Put a transform to one size before it, such as {examples}"
 
 
 def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
@@ -100,38 +100,38 @@ def check_views(ops: Sequence[Op | EagerOp], size: Size | None = None) -> None:
 
     Args:
         ops: Ops of the pipeline.
-        size: Size of the images. ``None`` if it is not known before the first op that sets it.
+        size: Size of the images. ``None`` if it is not known.
 
     Raises:
         ArgumentError: If an op changes the size, and may be skipped in one view and not in another.
     """
     current_size = size
     for op in ops:
-        sizing = op.lowered if isinstance(op, EagerOp) else op
-        if sizing is None or isinstance(sizing, RandomApply):
+        lowered = op.lowered if isinstance(op, EagerOp) else op
+        if lowered is None or isinstance(lowered, RandomApply):
             current_size = current_size if isinstance(op, EagerOp) and op.moves_nothing else None
             continue
-        probability = sizing.p * sizing.p_batch
+        probability = lowered.p * lowered.p_batch
         if not probability:
             continue
-        out = sizing.out(current_size or Size(1, 3, *ANY_SIDES))
-        if current_size is not None and probability < 1 and out != current_size and not sizing.draws_size:
+        out = lowered.out(current_size or Size(1, 3, *ANY_SIDES))
+        if current_size is not None and probability < 1 and out != current_size and not lowered.draws_size:
             raise ArgumentError(
                 f"pipeline must give all views one size, got {op.name} with p={probability}, which makes images of "
                 f"{current_size.height}x{current_size.width} {out.height}x{out.width} or leaves them. Give it p=1.0, or resize "
-                f"before it: {'K' if sizing.package == 'Kornia' else 'v2'}.Resize(({out.height}, {out.width}))."
+                f"before it: {'K' if lowered.package == 'Kornia' else 'v2'}.Resize(({out.height}, {out.width}))."
             )
         current_size = out if current_size is not None or (probability == 1 and not out.ragged) else None
 
 
-def check_counted(op: Op, size: Size) -> None:
-    """Raise an error for images that are too large for the indices of ``op``, as input or output, or have no pixels.
+def check_limits(op: Op, size: Size) -> None:
+    """Raise an error for images that are too large for the pixel indices of ``op``, as input or output, or have no pixels.
 
     Raises:
         ArgumentError: If ``size`` is not supported.
     """
     for bound in (size, *op.out_bounds(size)):
-        if bound.ragged:  # checked per batch
+        if bound.ragged:  # ``check_sizes`` checks it per batch
             continue
         if bound.height * bound.width > size.height * size.width == 0:
             raise ArgumentError(
@@ -142,23 +142,23 @@ def check_counted(op: Op, size: Size) -> None:
         if bound.channels * bound.height * bound.width >= MOST_ELEMENTS:
             raise ArgumentError(
                 f"An image must have fewer than 2**31 values, got {bound.channels * bound.height * bound.width} at {op.name}. "
-                f"{_CUT_UP}"
+                f"{_SHRINK_ADVICE}"
             )
 
 
 def check_sizes(
     ops: Sequence[Op], size: Size, user_size: Size | None = None, outcomes: Mapping[Draw, int] | None = None
 ) -> None:
-    """Raise an error for images that do not fit the ops up to the transformation to one size, for any draws.
+    """Raise an error for images that an op before the transformation to one size does not support, for any draws.
 
     Args:
-        ops: Ops from the first that reads or draws different sizes, to the one that transforms images to one size.
+        ops: Consecutive ops, of which the last transforms images to one size.
         size: Size of the input images of the first op.
-        user_size: Size of the images of the user, if ``size`` was drawn for them.
-        outcomes: Outcome of the draws of containers with a random choice, as far as it is assumed.
+        user_size: Size of the user's images, if ``size`` is a bound of the sizes drawn for them.
+        outcomes: Outcomes that are assumed for draws of containers with a random choice; all others are checked.
 
     Raises:
-        ArgumentError: If an image does not fit. In a ragged batch, the message has its index in the batch.
+        ArgumentError: If an op does not support an image. For a ragged batch, the message has its index in the batch.
     """
     current_size = size
     user_size = size if user_size is None else user_size
@@ -176,10 +176,10 @@ def check_sizes(
             sample, reason = next(
                 (sample, text) for sample in range(current_size.batch) if (text := op.unsupported_size(current_size.of(sample)))
             )
-            where = f" at {sample} of the batch" if user_size.ragged else ""
+            context = f" at {sample} of the batch" if user_size.ragged else ""
             raise ArgumentError(
-                f"images must fit {op.name}, got {user_size.of(sample).height}x{user_size.of(sample).width}{where}, "
-                f"which {reason}. {'Put it after the transform to one size' if isinstance(op, PointOp) else _PAD}."
+                f"images must fit {op.name}, got {user_size.of(sample).height}x{user_size.of(sample).width}{context}, "
+                f"which {reason}. {'Put it after the transform to one size' if isinstance(op, PointOp) else _PAD_ADVICE}."
             )
         if (
             isinstance(op, WarpOp)
@@ -202,7 +202,7 @@ def _outcomes(draw: Draw, ops: Iterable[Op]) -> Iterable[int]:
 
 
 def check_mixed_channels(op: Op, size: Size) -> None:
-    """Raise an error for an op that mixes channels if images differ in size: it begins a pass, which reads images of one size.
+    """Raise an error for an op that mixes channels if images differ in size: the op begins a pass, for images of one size.
 
     Raises:
         ArgumentError: If ``op`` mixes channels for this number of channels.
@@ -214,19 +214,20 @@ def check_mixed_channels(op: Op, size: Size) -> None:
         )
 
 
-def check_sides(op: Op, size: Size, where: str = "") -> None:
-    """Raise an error for images whose sides exceed the integers of float32, or the limit of a warp.
+def check_sides(op: Op, size: Size, context: str = "") -> None:
+    """Raise an error for images whose sides exceed the range of exact integers of float32, or the limit of a warp.
 
     Args:
         op: Op that computes coordinates in float32.
         size: Size of one image, or of all images.
-        where: Position of the image for the message.
+        context: Position of the image for the message.
 
     Raises:
         ArgumentError: If a side is too long.
     """
-    most, words = (MOST_WARPED, "2**20") if isinstance(op, WarpOp) else (MOST_SIDE - 1, "2**24 - 1")
-    if max(size.height, size.width) > most:
+    limit, limit_text = (MOST_WARPED, "2**20") if isinstance(op, WarpOp) else (MOST_SIDE - 1, "2**24 - 1")
+    if max(size.height, size.width) > limit:
         raise ArgumentError(
-            f"images must have sides of at most {words} pixels for {op.name}, got {size.height}x{size.width}{where}. {_CUT_UP}"
+            f"images must have sides of at most {limit_text} pixels for {op.name}, got {size.height}x{size.width}{context}. "
+            f"{_SHRINK_ADVICE}"
         )

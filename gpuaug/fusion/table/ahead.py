@@ -1,9 +1,9 @@
 """Prefetch of parameter tables: the tables of several upcoming batches are computed together.
 
-The cost of drawing is the number of NumPy calls, which is equal for one batch and for several. The seed of a call can be
-predicted: in a stage it follows from the position of the next batch, elsewhere from the next number of torch's generator. So
-the tables of several batches are computed at once, each for the call with its seed. Tables whose call does not come are
-discarded.
+A table has one row per sample, with the random parameters of all ops. To draw them takes a number of NumPy calls that is equal
+for one batch and for several. The seed of a later call can be predicted: in a stage of a loader it follows from the position of
+the next batch, elsewhere from the next number of torch's generator. So the tables of several batches are computed at once, each
+for the seed of one call. Tables for predicted calls that do not come are discarded.
 """
 
 from collections.abc import Sequence
@@ -23,25 +23,25 @@ from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 MOST_BATCHES = 64
-"""Maximum number of batches computed at once. For more, the time is proportional to the number of values."""
+"""Maximum number of batches computed at once. Beyond it, the time per batch no longer falls."""
 
 MOST_SAMPLES = 8192
 """Maximum number of samples computed at once, over all batches and views. Drawing them takes 1 ms, for a policy 2 to 4 ms."""
 
 _MOST_BLOCKS = 4
-"""Maximum number of cached blocks, for a pipeline that is called several times per batch, or by several loaders."""
+"""Maximum number of cached blocks. Several are needed if a pipeline is called twice per batch, or by several loaders."""
 
 
 class _Block(NamedTuple):
-    """Tables of several batches."""
+    """Tables of several batches, computed together."""
 
-    planned: Plan
+    plan: Plan
     key: tuple[Any, ...]
     tables: HostTables | DeviceCropTables
-    order: dict[int, int]
+    index_by_seed: dict[int, int]
     """Index of the batch, by seed of its call."""
-    next: int
-    """Predicted seed of the call after the last batch."""
+    next_seed: int
+    """Predicted seed of the first call after these batches."""
 
 
 class TablePrefetch:
@@ -53,13 +53,13 @@ class TablePrefetch:
 
     def table(
         self,
-        planned: Plan,
+        plan: Plan,
         ops: Sequence[Op],
         size: Size,
         device: torch.device,
-        layout: Tensor | None = None,
+        image_layouts: Tensor | None = None,
         *,
-        points: bool,
+        has_points: bool,
         views: int = 1,
     ) -> Tensor:
         """Return the parameter table of the current call, as ``gpuaug.fusion.table.rows.make_table`` computes it.
@@ -67,46 +67,47 @@ class TablePrefetch:
         The draws equal the draws of a call without prefetching, bit for bit. The last digits of matrices may differ.
 
         Args:
-            planned: Plan that reads the table.
+            plan: Plan that reads the table.
             ops: All ops of the plan.
             size: Size of the batch.
             device: Device of the table.
-            layout: ``Ragged.places`` of a ragged batch, on the device.
-            points: Whether there are boxes or keypoints.
+            image_layouts: ``Ragged.places`` of a ragged batch, on the device: offset and size of each image.
+            has_points: Whether there are boxes or keypoints.
             views: Number of views per image.
 
         Cost:
-            One call draws for many later calls, and sends their tables. If images differ in size, every call adapts its table
-            to their sizes, in one launch or on the host; if neither is possible, every call draws alone. No synchronization.
+            One call draws for many later calls, and copies their tables to the device. If images differ in size, every call
+            completes its table with their sizes, in one launch or on the host; if neither is possible, every call draws for
+            itself only. No synchronization.
         """
         seed = next_seed()
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
-        # The windows were drawn on the host, so the host computes the crops, too.
-        windows = layout is not None and layout.shape[1] == 4
-        key = (size.batch, points, windows, device, stream, *(op.read_at_draw for op in planned.rereading))
+        # The host has drawn the windows for decoding, so it computes the crops, too.
+        has_windows = image_layouts is not None and image_layouts.shape[1] == 4
+        key = (size.batch, has_points, has_windows, device, stream, *(op.read_at_draw for op in plan.rereading_ops))
         last_block = None
         for block in self._blocks:
-            if block.planned is planned and block.key == key:
-                if seed in block.order:
-                    return block.tables.table(block.order[seed], size, layout)
-                last_block = block if last_block is None and block.next == seed else last_block
+            if block.plan is plan and block.key == key:
+                if seed in block.index_by_seed:
+                    return block.tables.table(block.index_by_seed[seed], size, image_layouts)
+                last_block = block if last_block is None and block.next_seed == seed else last_block
         limit = max(MOST_SAMPLES // max(views * size.batch, 1), 1)
-        count = min(2 * len(last_block.order), MOST_BATCHES, limit) if last_block is not None else 1
-        *seeds, following = seed, *following_seeds(count)
+        count = min(2 * len(last_block.index_by_seed), MOST_BATCHES, limit) if last_block is not None else 1
+        *seeds, following_seed = seed, *following_seeds(count)
         seeds_of_all = [view_seed for call_seed in seeds for view_seed in seeds_of_views(call_seed, views)]
         upcoming = UpcomingBatches(
-            planned, ops, size.to(*ANY_SIDES) if size.ragged else size, seeds_of_all, views, device, points
+            plan, ops, size.to(*ANY_SIDES) if size.ragged else size, seeds_of_all, views, device, has_points
         )
         tables: HostTables | DeviceCropTables
         if not size.ragged:
             tables = HostTables(upcoming)
-        elif (crop := device_crop(planned)) is not None and dispatch.name(device) == "triton" and not windows:
+        elif (crop := device_crop(plan)) is not None and dispatch.backend_name(device) == "triton" and not has_windows:
             tables = DeviceCropTables(upcoming, crop)
-        elif size_dependent := size_dependent_ops(planned, ops):
+        elif size_dependent := size_dependent_ops(plan, ops):
             tables = HostTables(upcoming, size_dependent)
         else:
             return HostTables(replace(upcoming, size=size, seeds=seeds_of_all[:views])).table(0, size)
-        new_block = _Block(planned, key, tables, {call_seed: index for index, call_seed in enumerate(seeds)}, following)
+        new_block = _Block(plan, key, tables, {call_seed: index for index, call_seed in enumerate(seeds)}, following_seed)
         self._blocks = (new_block, *(block for block in self._blocks if block is not last_block))[:_MOST_BLOCKS]
-        return tables.table(0, size, layout)
+        return tables.table(0, size, image_layouts)

@@ -1,8 +1,9 @@
-"""Prefetched tables of ragged batches whose crop windows the device computes.
+"""Parameter tables of several ragged batches, whose crop windows the device computes.
 
-A crop depends on the size of its image, which is known only when the batch arrives. So the uniform numbers of the crop are sent
-ahead with all other columns, for several batches at once, and the device computes the crop windows from them. A batch then
-costs the host one small launch, which is less than drawing on the host for one batch.
+A table has one row per sample, with the parameters of all ops. A crop depends on the size of its image, which is known only
+when the batch arrives. So the uniform numbers of the crop are copied to the device ahead, with all other columns, for several
+batches at once. When a batch arrives, one small launch computes its crop windows from them, which takes less host time than
+drawing for one batch.
 """
 
 from typing import NamedTuple
@@ -21,21 +22,21 @@ class DeviceCrop(NamedTuple):
     """Crop whose windows the device can compute from the sizes of ragged images."""
 
     pass_: GatherPass
-    """Pass that begins with the crop."""
+    """First pass of the plan, whose first op is the crop."""
     op: ResizedCrop
 
 
-def device_crop(planned: Plan) -> DeviceCrop | None:
+def device_crop(plan: Plan) -> DeviceCrop | None:
     """Return the crop at the start of a plan for ragged batches, if its tables can be prefetched; else ``None``."""
-    pass_ = planned.passes[0]
-    if not planned.source.ragged or planned.needs_own_batch or planned.box_crop or not isinstance(pass_, GatherPass):
+    pass_ = plan.passes[0]
+    if not plan.source.ragged or plan.needs_own_batch or plan.box_crop or not isinstance(pass_, GatherPass):
         return None
-    op = pass_.moves[0]
+    op = pass_.gather_ops[0]
     return DeviceCrop(pass_, op) if isinstance(op, ResizedCrop) and not (op.same_on_batch or op.gates) else None
 
 
 class DeviceCropTables:
-    """Tables of several batches on the device, without the columns of the crop windows.
+    """Parameter tables of several batches, on the device. The columns of the crop windows are written when a batch arrives.
 
     Args:
         upcoming: Batches to draw for.
@@ -43,54 +44,56 @@ class DeviceCropTables:
     """
 
     def __init__(self, upcoming: UpcomingBatches, crop: DeviceCrop) -> None:
-        planned, points = upcoming.planned, upcoming.points
+        plan, has_points = upcoming.plan, upcoming.has_points
         self._crop = crop
-        columns = planned.columns[0]
-        self._end = planned.width + MATRIX * points
-        self._layout = DeviceCropColumns(
-            matrix=planned.width if points else -1,
-            numbers=self._end,
-            rest=self._end + columns if points else -1,
-            width=self._end + columns + MATRIX * points,
+        uniform_count = plan.uniforms_per_op[0]
+        self._width = plan.width + MATRIX * has_points
+        """Number of columns that the kernels of the passes, boxes and keypoints read."""
+        self._columns = DeviceCropColumns(
+            matrix=plan.width if has_points else -1,
+            uniforms=self._width,
+            matrix_after=self._width + uniform_count if has_points else -1,
+            width=self._width + uniform_count + MATRIX * has_points,
         )
-        total_size = upcoming.whole
-        crop_draws, *other_draws = draw_each(upcoming.ops, upcoming.sampler(), total_size, later={crop.op: columns})
-        # All other columns are computed as if the crop changed nothing.
+        total_size = upcoming.total_size
+        crop_draws, *other_draws = draw_each(upcoming.ops, upcoming.sampler(), total_size, later={crop.op: uniform_count})
+        # The columns of the other ops are computed with a crop that changes nothing.
         drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(total_size.batch)}
         for op, draws, _, _ in other_draws:
             drawn |= op.of_parts(draws)
 
         def fill(table: Array) -> None:
-            fill_table(planned, total_size, drawn, table)
-            table[:, self._layout.numbers : self._layout.numbers + columns] = crop_draws.draws["numbers"].T
-            if points:
-                fill_matrix(planned, total_size, drawn, table[:, self._layout.rest :])
+            fill_table(plan, total_size, drawn, table)
+            table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
+            if has_points:
+                fill_matrix(plan, total_size, drawn, table[:, self._columns.matrix_after :])
 
-        tables = upcoming.by_batch(send(total_size.batch, self._layout.width, fill, upcoming.device))
+        tables = upcoming.by_batch(send(total_size.batch, self._columns.width, fill, upcoming.device))
         # One unbind for all batches is faster than one indexing per batch.
-        self._rows = tables.unbind()
-        self._read = tables[..., : self._end].unbind()
-        self._unused = dict.fromkeys(range(len(self._rows)), True)
+        self._full_tables = tables.unbind()
+        self._tables = tables[..., : self._width].unbind()
+        self._unused = dict.fromkeys(range(len(self._full_tables)), True)
+        """Indices of the batches whose table has not been used, as keys."""
 
-    def table(self, index: int, size: Size, layout: Tensor | None) -> Tensor:
+    def table(self, index: int, size: Size, image_layouts: Tensor | None) -> Tensor:
         """Return the complete table of a batch, (V · B, K).
 
         Args:
             index: Index of the batch.
-            size: Not used: the sizes of the images are in ``layout``.
-            layout: (B, 3) int64 on the device: offset, height and width per image.
+            size: Not used, because the sizes of the images are in ``image_layouts``.
+            image_layouts: (B, 3) int64 on the device: offset, height and width per image.
 
         Cost:
             One launch; for a repeated ``index``, one copy in addition.
         """
-        from gpuaug.fusion.backends.triton.crops import fit
+        from gpuaug.fusion.backends.triton.crops import write_crop_windows
 
-        assert layout is not None
-        full_table = self._rows[index]
-        table_read = self._read[index]
+        assert image_layouts is not None
+        full_table = self._full_tables[index]
+        table = self._tables[index]
         if not self._unused.pop(index, False):
             # Another thread may still use the table of the first call.
             full_table = full_table.clone()
-            table_read = full_table[:, : self._end]
-        fit(*self._crop, full_table, layout, self._layout)
-        return table_read
+            table = full_table[:, : self._width]
+        write_crop_windows(*self._crop, full_table, image_layouts, self._columns)
+        return table

@@ -1,9 +1,10 @@
-"""Tables that the host computes for several batches at once; for ragged batches, without the columns that depend on sizes.
+"""Parameter tables that the host computes for several batches at once.
 
-The sizes of ragged images are known only when their batch arrives, and crops depend on them. So the uniform numbers of the
-pixel-moving ops of the first pass are drawn ahead, and the crops are computed when the batch arrives. On two CPU cores the
-table of 256 ragged images then takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms with a
-RandAugment. Drawing per batch takes 0.26 to 0.35 ms and 0.91 ms (2026-11-26).
+A table has one row per sample, with the parameters of all ops. For ragged batches, the columns that depend on image sizes are
+computed when the batch arrives: the uniform numbers of the ops of the first pass that move pixels, such as crops, are drawn
+ahead, and their parameters computed with the sizes. On two CPU cores, the table of 256 ragged images then takes 0.14 to 0.18 ms
+of the training thread for a crop, a flip and a jitter, and 0.15 ms with a RandAugment. Without prefetching, it takes 0.26 to
+0.35 ms and 0.91 ms (2026-11-26).
 """
 
 from collections.abc import Sequence
@@ -18,74 +19,77 @@ from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
-def size_dependent_ops(planned: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Return the ops of a plan for ragged batches that draw when sizes are known; empty if the plan cannot be prefetched."""
-    moves = planned.passes[0].moves
-    if planned.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in moves):
+def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Return the ops that draw when the sizes of a ragged batch are known; empty if its tables cannot be prefetched."""
+    gather_ops = plan.passes[0].gather_ops
+    if plan.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
         return ()  # no template yet, or draws depend on more than the uniform numbers per sample
-    return tuple(op for op in ops if op in moves)
+    return tuple(op for op in ops if op in gather_ops)
 
 
 class HostTables:
-    """Tables of several batches.
+    """Parameter tables of several batches.
 
     Args:
         upcoming: Batches to draw for.
-        size_dependent: Ops that draw when the sizes of a batch are known. Empty if all sizes are known.
+        size_dependent: Ops that draw when the sizes of a batch are known. Empty if all sizes are known already.
     """
 
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
-        planned = upcoming.planned
-        columns = dict(zip(upcoming.ops, planned.columns, strict=True)) if size_dependent else {}
-        later = {op: columns[op] for op in size_dependent}
+        plan = upcoming.plan
+        uniforms_per_op = dict(zip(upcoming.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
+        later = {op: uniforms_per_op[op] for op in size_dependent}
         self._upcoming = upcoming
-        self._numbers: dict[Op, Array] = {}
+        self._uniforms: dict[Op, Array] = {}
+        """Uniform numbers of the size-dependent ops, for all batches."""
         self._drawn: dict[Op, OpDraws] = {}
-        for op, draws, _, _ in draw_each(upcoming.ops, upcoming.sampler(), upcoming.whole, later=later):
+        """Draws of all other ops, for all batches."""
+        for op, draws, _, _ in draw_each(upcoming.ops, upcoming.sampler(), upcoming.total_size, later=later):
             if op in later:
-                self._numbers[op] = draws["numbers"]
+                self._uniforms[op] = draws["numbers"]
             else:
                 self._drawn |= op.of_parts(draws)
-        self._sent: tuple[Tensor, ...] = ()
+        self._complete: tuple[Tensor, ...] = ()
+        """Complete table of each batch, on the device; empty with size-dependent ops."""
         if size_dependent:
-            rows = np.empty((upcoming.whole.batch, planned.width), dtype=np.float32)
-            fill_table(planned, upcoming.whole, self._drawn, rows, fronts=1)
+            rows = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
+            fill_table(plan, upcoming.total_size, self._drawn, rows, skipped_fronts=1)
             self._rows = upcoming.by_batch(rows)
         else:
-            table = make_table(planned, upcoming.whole, self._drawn, upcoming.device, points=upcoming.points)
-            self._sent = upcoming.by_batch(table).unbind()
+            table = make_table(plan, upcoming.total_size, self._drawn, upcoming.device, has_points=upcoming.has_points)
+            self._complete = upcoming.by_batch(table).unbind()
 
-    def table(self, index: int, size: Size, layout: Tensor | None = None) -> Tensor:
+    def table(self, index: int, size: Size, image_layouts: Tensor | None = None) -> Tensor:
         """Return the complete table of a batch, (V · B, K).
 
         Args:
             index: Index of the batch.
             size: Size of the images of the batch.
-            layout: Not used.
+            image_layouts: Not used.
 
         Cost:
             With size-dependent ops, one asynchronous copy from pinned memory.
         """
-        if self._sent:
-            return self._sent[index]
-        planned = self._upcoming.planned
-        points = self._upcoming.points
+        if self._complete:
+            return self._complete[index]
+        plan = self._upcoming.plan
+        has_points = self._upcoming.has_points
         size_of_views = size.times(self._upcoming.views)
         samples = slice(index * size_of_views.batch, (index + 1) * size_of_views.batch)
         drawn: dict[Op, OpDraws] = {}
         current_size = size_of_views
-        for op, numbers in self._numbers.items():
-            (entry,) = draw_each([op], GivenUniforms(numbers[:, samples]), current_size)
+        for op, uniforms in self._uniforms.items():
+            (entry,) = draw_each([op], GivenUniforms(uniforms[:, samples]), current_size)
             drawn[op] = entry.draws
             current_size = entry.out
         for op, draws in self._drawn.items():
-            if points or op in planned.passes[0].moves:
+            if has_points or op in plan.passes[0].gather_ops:
                 drawn[op] = cut(draws, samples)
 
         def fill(table: Array) -> None:
-            table[:, : planned.width] = self._rows[index]
-            planned.passes[0].fill_front(drawn.__getitem__, size_of_views, table, fixed=False)
-            if points:
-                fill_matrix(planned, size_of_views, drawn, table[:, planned.width :])
+            table[:, : plan.width] = self._rows[index]
+            plan.passes[0].fill_front(drawn.__getitem__, size_of_views, table, all_columns=False)
+            if has_points:
+                fill_matrix(plan, size_of_views, drawn, table[:, plan.width :])
 
-        return send(size_of_views.batch, planned.width + points_width(planned) * points, fill, self._upcoming.device)
+        return send(size_of_views.batch, plan.width + points_width(plan) * has_points, fill, self._upcoming.device)

@@ -1,4 +1,4 @@
-"""Upcoming batches, whose tables are computed together."""
+"""Upcoming batches, whose parameter tables are computed together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,30 +18,31 @@ Rows = TypeVar("Rows", Tensor, Array)
 class UpcomingBatches:
     """Upcoming batches of one pipeline."""
 
-    planned: Plan
+    plan: Plan
     """Plan that reads the tables."""
     ops: Sequence[Op]
     """All ops of the plan."""
     size: Size
-    """Size of one batch, with ``ANY_SIDES`` for ragged batches that have not arrived."""
+    """Size of one batch, with ``ANY_SIDES`` as placeholder for the sizes of ragged images, which are not known yet."""
     seeds: Sequence[int]
-    """Seeds of all views of the first batch, then of the second, and so on."""
+    """Seed of each view, (batches · V,): all views of the first batch, then of the second, and so on."""
     views: int
+    """Number V of views per image."""
     device: torch.device
     """Device of the tables."""
-    points: bool
+    has_points: bool
     """Whether there are boxes or keypoints."""
 
     @property
-    def whole(self) -> Size:
-        """Size of all samples of all batches and views together."""
+    def total_size(self) -> Size:
+        """Size of the samples of all batches and views, as one batch."""
         if self.size.height is ANY_SIDES[0]:
             return replace(self.size, batch=len(self.seeds) * self.size.batch)
         return self.size.times(len(self.seeds))
 
     def sampler(self) -> Sampler:
         """Return the sampler of all batches."""
-        return Sampler(self.seeds, self.size.batch, self.planned.numbers)
+        return Sampler(self.seeds, self.size.batch, self.plan.uniform_count)
 
     def by_batch(self, rows: Rows) -> Rows:
         """Reshape a table of all samples, (batches · V · B, K), to (batches, V · B, K)."""

@@ -53,7 +53,7 @@ def crop_by_boxes(
         About twenty launches, in addition to the launches of ``BoxCropOp.windows``.
     """
     # The resize after the crop has six columns: scale, start and count per axis. Until here they describe the whole image.
-    column = crop.pass_.first + crop.pass_.columns.warp
+    column = crop.pass_.first_column + crop.pass_.columns.warp
     scale = table[:, column : column + 4 : 3]
     sides = table[:, column + 2 : column + 6 : 3]
     prefix, suffix, draws, flip_signs = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns, 2), 1)

@@ -13,7 +13,7 @@ from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.ragged import Ragged
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.pixels import PIXELS
+from gpuaug.fusion.pixels import IMAGE_DTYPES
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
 _OWN_KEYS = ("targets", "tv_tensors", "valid")
@@ -92,7 +92,7 @@ def check(key: str, value: Any) -> None:
         raise ArgumentError(
             f"{key} must be (B, C, H, W), one (C, H, W), or clips (B, T, C, H, W), got {tuple(value.shape)}. {advice}"
         )
-    if key == "input" and value.dtype not in PIXELS:
+    if key == "input" and value.dtype not in IMAGE_DTYPES:
         raise ArgumentTypeError(
             f"images must be uint8, uint16, int16 or floating of 16 bits or more, got {value.dtype}. Scale them to [0, 1] "
             "first, by the largest value of their type: v2.functional.to_dtype(images, torch.float32, scale=True)."

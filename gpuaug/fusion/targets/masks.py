@@ -63,7 +63,7 @@ class MaskList:
             if frames > 1:
                 planes, samples, counts = _per_clip(planes, samples, frames)
                 sides = sides[::frames]
-            if dispatch.name(device) == "triton":
+            if dispatch.backend_name(device) == "triton":
                 # The kernel reads the masks from the tensors that the user passed, without a copy.
                 self._planes = [plane.contiguous() for plane in planes]
                 self._values, firsts = _with_offsets(self._planes)
@@ -89,7 +89,7 @@ class MaskList:
         for index, step in enumerate(plan.passes):
             canvas = canvases[index] if step.out.ragged else None
             if self._places is not None:
-                if canvas is None or step.moves:
+                if canvas is None or step.gather_ops:
                     self._values = dispatch.run_mask(step, self._values, table, self._places, canvas)
                     self._places = None  # the output of a pass has one size for all masks
                 continue

@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 import gpuaug
-from gpuaug.fusion.backends.antialias import weights
+from gpuaug.fusion.backends.antialias import filter_weights
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
 SHAPE = (4, 3, 120, 90)
@@ -76,7 +76,7 @@ def test_antialias_weights_equal_pytorch(count, target, kind):
     pulses = torch.eye(count)[:, None, None, :].expand(-1, 1, 1, -1)
     mode = "bilinear" if kind == "triangle" else "bicubic"
     expected = torch.nn.functional.interpolate(pulses, size=(1, target), mode=mode, antialias=True)[:, 0, 0].T
-    torch.testing.assert_close(weights(torch.arange(target), count / target, count, kind), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(filter_weights(torch.arange(target), count / target, count, kind), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -34,7 +34,7 @@ from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
 KERNELS = {
     "gather_kernel": backend,
     "mask_kernel": backend,
-    "rest_kernel": backend,
+    "contrast_kernel": backend,
     "channels_kernel": channels,
     "mix_kernel": mix,
     "blur_kernel": small_blur,
@@ -293,7 +293,7 @@ def test_gather_kernel_reads_pairs_only_of_images_at_least_two_pixels_wide_and_h
     readers.through_both([readers.crop()], pack(images_of(sizes)), torch.float32, torch.contiguous_format)
     ((name, _, constants, _),) = made
     assert name == "gather_kernel"
-    where = backend.gather_kernel.arg_names.index("PAIRS")
+    where = backend.gather_kernel.arg_names.index("ADJACENT_TAPS")
     assert dict(constants)[(where,)] is pairs
 
 
@@ -303,4 +303,4 @@ def test_gather_kernel_divides_bytes_exactly_only_for_crops_that_may_be_skipped(
     module, images = K.RandomResizedCrop(device_crops.SIZE, p=p), photographs(2, 3, *device_crops.SIZE)
     device_crops.through_kernels(module, images, images[:, :1], antialias=False)
     (constants,) = [constants for name, _, constants, _ in made if name == "gather_kernel"]
-    assert dict(constants)[(backend.gather_kernel.arg_names.index("EXACT"),)] is (p < 1)
+    assert dict(constants)[(backend.gather_kernel.arg_names.index("EXACT_DIVISION"),)] is (p < 1)

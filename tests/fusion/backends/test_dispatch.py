@@ -148,7 +148,7 @@ def test_the_warning_says_what_is_missing_and_what_to_install(broken, work, caus
     with monkeypatch.context() as patch:
         broken(patch, tmp_path)
         with pytest.warns(gpuaug.GpuAugWarning, match="plain torch") as warned:
-            assert [dispatch._triton(CPU) for _ in range(2)] == [None] * 2
+            assert [dispatch._triton_backend(CPU) for _ in range(2)] == [None] * 2
     (text,) = (str(each.message) for each in warned)
     assert text.startswith(f"gpuaug.fuse runs in plain torch on cpu, about 50 times slower, because {cause} (")
     assert advice in text.partition("). ")[2]
@@ -158,7 +158,7 @@ def test_the_warning_says_what_is_missing_and_what_to_install(broken, work, caus
     dispatch._BACKENDS.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch._triton(CPU) is backend
+        assert dispatch._triton_backend(CPU) is backend
     assert devices.plain_torch_reason(CPU) is None
 
 
@@ -167,7 +167,7 @@ def test_the_compiler_that_cc_names_is_used(works, monkeypatch, tmp_path):
     compiler = build.shutil.which("gcc") or build.shutil.which("clang")
     no_compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("CC", str(script(tmp_path / "cc", f'PATH={os.path.dirname(compiler)} exec {compiler} "$@"')))
-    assert dispatch._triton(CPU) is backend
+    assert dispatch._triton_backend(CPU) is backend
 
 
 def test_a_failure_of_another_kind_leads_to_the_documentation(works):
@@ -178,7 +178,7 @@ def test_a_failure_of_another_kind_leads_to_the_documentation(works):
     with pytest.warns(
         gpuaug.GpuAugWarning, match=r"\(RuntimeError: no driver\)\. See what Triton needs: https:\S+#what-triton-needs\.$"
     ):
-        dispatch._triton(CPU)
+        dispatch._triton_backend(CPU)
 
 
 @pytest.mark.parametrize("value", ["1", "true"])
@@ -189,9 +189,9 @@ def test_a_program_that_requires_triton_gets_an_error_in_every_call(value, works
         no_compiler(patch, tmp_path)
         for _ in range(2):
             with pytest.raises(gpuaug.DeviceError, match="cannot run on cpu with GPUAUG_REQUIRE_TRITON set, because Triton"):
-                dispatch._triton(CPU)
+                dispatch._triton_backend(CPU)
         assert devices.plain_torch_reason(CPU).endswith("set CC to the path of a compiler.")
-    assert dispatch._triton(CPU) is backend
+    assert dispatch._triton_backend(CPU) is backend
     assert devices.plain_torch_reason(CPU) is None
 
 
@@ -202,8 +202,8 @@ def test_a_required_triton_stops_the_first_call_and_nothing_that_describes_it(mo
     monkeypatch.setattr(backend, "probe", broken)
     monkeypatch.setenv("GPUAUG_REQUIRE_TRITON", "1")
     with pytest.raises(gpuaug.DeviceError, match="no driver"):
-        dispatch.name(CUDA)
-    assert dispatch.name(CUDA) == "torch"
+        dispatch.backend_name(CUDA)
+    assert dispatch.backend_name(CUDA) == "torch"
 
 
 @pytest.mark.parametrize("value", ["0", ""])
@@ -212,13 +212,13 @@ def test_triton_is_not_required_unless_asked_for(value, works, monkeypatch, tmp_
     no_compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("GPUAUG_REQUIRE_TRITON", value)
     with pytest.warns(gpuaug.GpuAugWarning, match=SLOW):
-        assert dispatch._triton(CPU) is None
+        assert dispatch._triton_backend(CPU) is None
 
 
 def test_cpu_needs_no_triton(monkeypatch):
     monkeypatch.setenv("GPUAUG_REQUIRE_TRITON", "1")
     monkeypatch.setattr(backend, "probe", None)
-    assert dispatch.name(CPU) == "torch"
+    assert dispatch.backend_name(CPU) == "torch"
     gpuaug.fuse(K.RandomInvert())(photographs(2))
 
 
@@ -229,7 +229,7 @@ def test_a_cache_that_cannot_be_written_is_replaced(works, monkeypatch):
         r"its cache /dev/null/cache cannot be written \(NotADirectoryError: .*\)\. Set TRITON_CACHE_DIR to a folder that lasts"
     )
     with pytest.warns(gpuaug.GpuAugWarning, match=text):
-        assert dispatch._triton(CPU) is backend
+        assert dispatch._triton_backend(CPU) is backend
     folder = os.environ["TRITON_CACHE_DIR"]
     assert [path.name.partition(".")[0] for path in Path(folder).rglob("*.so")] == ["helper"]
     with warnings.catch_warnings():
@@ -240,8 +240,8 @@ def test_a_cache_that_cannot_be_written_is_replaced(works, monkeypatch):
 
 
 def make_read_only(monkeypatch, folder):
-    why_not = cache._why_not
-    monkeypatch.setattr(cache, "_why_not", lambda path: "is read-only" if path == str(folder) else why_not(path))
+    why_not = cache._unusable_reason
+    monkeypatch.setattr(cache, "_unusable_reason", lambda path: "is read-only" if path == str(folder) else why_not(path))
 
 
 def test_what_a_read_only_cache_holds_is_used(works, monkeypatch, tmp_path):
@@ -252,7 +252,7 @@ def test_what_a_read_only_cache_holds_is_used(works, monkeypatch, tmp_path):
     no_compiler(monkeypatch, tmp_path)
     works(lambda: build.compile_module_from_src(module, "helper"))
     with pytest.warns(gpuaug.GpuAugWarning, match="is read-only"):
-        assert dispatch._triton(CPU) is backend
+        assert dispatch._triton_backend(CPU) is backend
     assert os.environ["TRITON_CACHE_DIR"] != str(old)
     shutil.rmtree(os.environ["TRITON_CACHE_DIR"])  # which has links to the old one
     assert list(old.rglob("*.so"))
@@ -263,7 +263,7 @@ def test_what_a_cache_holds_that_is_mounted_noexec_is_left(works, monkeypatch, t
     monkeypatch.setattr(cache, "is_noexec", lambda path: path == str(tmp_path / "cache"))
     works(compile_c)
     with pytest.warns(gpuaug.GpuAugWarning, match="is on a file system that is mounted noexec"):
-        assert dispatch._triton(CPU) is backend
+        assert dispatch._triton_backend(CPU) is backend
     assert len(os.listdir(os.environ["TRITON_CACHE_DIR"])) == 1
 
 
@@ -275,7 +275,7 @@ def test_a_cache_of_another_user_is_replaced(works, monkeypatch, tmp_path):
     works(compile_c)
     monkeypatch.setattr(os, "listdir", refused)
     with pytest.warns(gpuaug.GpuAugWarning, match="is read-only"):
-        assert dispatch._triton(CPU) is backend
+        assert dispatch._triton_backend(CPU) is backend
 
 
 def test_a_cache_that_can_be_written_is_left_alone(tmp_path):

@@ -115,7 +115,7 @@ def test_launches_go_to_the_current_gpu_alone(monkeypatch):
 def test_launches_of_one_form_are_compiled_once(monkeypatch):
     ran = []
     WaitingKernel("gather_kernel", Barrier(1), ran, monkeypatch)
-    with launch.compiled_together():
+    with launch.compile_in_parallel():
         center_crop_run([])()
         center_crop_run([])()
     assert ran == ["compiled"]

@@ -180,7 +180,7 @@ DETRS = [
 
 
 def test_choice_of_many_sizes_is_fused_with_what_gives_images_one_size():
-    with pytest.raises(gpuaug.ArgumentError, match="pipeline must give images one size behind RandomShortestSize_0, got Ran"):
+    with pytest.raises(gpuaug.ArgumentError, match="pipeline must give images one size after RandomShortestSize_0, got Ran"):
         gpuaug.fuse([v2.RandomChoice(DETRS), TO_FLOAT])
     augment = gpuaug.fuse([v2.RandomChoice(DETRS), v2.CenterCrop(40), TO_FLOAT], ragged=True)
     images = images_of([(30, 40), (1, 9), (50, 20), (40, 40)])

@@ -17,10 +17,10 @@ from gpuaug.fusion.lower import kornia
 
 @pytest.fixture
 def another_kornia(monkeypatch):
-    kornia.warn_of_version.cache_clear()
+    kornia.warn_of_untested_version.cache_clear()
     monkeypatch.setattr(kornia, "version", lambda name: "1.3.0rc1")
     yield
-    kornia.warn_of_version.cache_clear()
+    kornia.warn_of_untested_version.cache_clear()
 
 
 UNTESTED = "Kornia 1.3.0rc1 is not one of the tested versions (kornia>=0.9,<0.10)"
@@ -63,8 +63,8 @@ def test_installed_kornia_is_a_version_compared_with():
     """CI installs the newest Kornia there is, so that a release to compare with is known at once."""
     assert kornia.untested_version() is None, (
         f"Kornia {version('kornia')} is installed, and the ops were compared with {kornia.REQUIREMENT} alone: every user "
-        "of it has all modules left to Kornia. Widen TESTED in gpuaug/fusion/lower/kornia.py, run tests/fusion, make the ops "
-        "agree, and update docs/fuse.md."
+        "of it has all modules left to Kornia. Widen TESTED_VERSIONS in gpuaug/fusion/lower/kornia.py, run tests/fusion, make "
+        "the ops agree, and update docs/fuse.md."
     )
 
 

@@ -128,11 +128,11 @@ LEFT = {
     ),
     "more picks than weights": (
         lambda: written.RandomSubsetApply(MARKS, [1.0, 0.0, 0.0, 1.0], 3),
-        "its weights are not what torch.multinomial takes",
+        "torch.multinomial does not accept its weights",
     ),
     "a weight below 0": (
         lambda: written.RandomSubsetApply(MARKS, [1.0, 2.0, 3.0, -1.0], 2),
-        "its weights are not what torch.multinomial takes",
+        "torch.multinomial does not accept its weights",
     ),
     "many places": (
         lambda: written.RandomSubsetApply(MARKS * 2, n_subset=4, random_order=True),

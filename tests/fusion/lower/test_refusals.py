@@ -16,7 +16,7 @@ from torchvision.models.video import R3D_18_Weights
 from torchvision.transforms import _presets, v2
 
 import gpuaug
-from gpuaug.fusion.lower.refusals import NOT_TAKEN, TIMM
+from gpuaug.fusion.lower.refusals import UNSUPPORTED, UNSUPPORTED_TIMM
 
 
 class EachByItself(nn.Module):
@@ -108,7 +108,7 @@ def test_user_modules_may_hold_torchvision_transforms():
     assert augment._program().ops[0].reason == "not one of Kornia's modules"
 
 
-@pytest.mark.parametrize("name", [*NOT_TAKEN, *re.findall(r"v2\.(\w+)\(", " ".join(TIMM.values()))])
+@pytest.mark.parametrize("name", [*UNSUPPORTED, *re.findall(r"v2\.(\w+)\(", " ".join(UNSUPPORTED_TIMM.values()))])
 def test_names_of_torchvision_are_there(name):
     if name == "SanitizeKeyPoints" and not hasattr(v2, name):
         pytest.skip("torchvision 0.23 has none yet")

@@ -30,7 +30,9 @@ TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 left = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
 
 OF_KORNIA = [*kornia.LOWERED, *kornia.POLICIES, *kornia.CONTAINERS]
-OF_V2 = sorted((kind for kind in torchvision.KNOWN if kind.__module__.startswith("torchvision.transforms.v2")), key=str)
+OF_V2 = sorted(
+    (kind for kind in torchvision.LOWERED_CLASSES if kind.__module__.startswith("torchvision.transforms.v2")), key=str
+)
 OF_V1 = {
     v1.ColorJitter: (0.4,), v1.Compose: ([v1.RandomInvert()],), v1.Normalize: ([0.5], [0.5]),
     v1.RandomApply: ([v1.RandomInvert()],),

@@ -60,7 +60,7 @@ REFUSED = {
     "no scale": (
         [v2.RandomInvert(), v2.ToDtype(torch.float32)],
         "ToDtype_1 must convert images to float32 in [0, 1] for gpuaug.fuse, got dtype=torch.float32, scale=False. "
-        "Pass scale=True, and set later transforms for images in [0, 1].",
+        "Pass scale=True, and give later transforms settings for images in [0, 1].",
     ),
     "half": (
         v2.ConvertImageDtype(torch.bfloat16),
@@ -73,7 +73,7 @@ REFUSED = {
     ),
     "means of bytes": (
         [TO_FLOAT, v2.Normalize([123.675, 0.0, 0.0], [58.395, 1.0, 1.0])],
-        "mean and std of Normalize_1 must be those of images in [0, 1], got a mean of 123.675 and a std of 58.395. Divide both "
+        "mean and std of Normalize_1 must be for images in [0, 1], got a mean of 123.675 and a std of 58.395. Divide both "
         "by 255, by 65535 for uint16 images or by 32767 for int16 ones.",
     ),
     "a threshold of bytes behind the conversion": (
@@ -274,16 +274,16 @@ def test_draws_name_what_they_have_no_form_for():
     )
     with pytest.raises(gpuaug.ArgumentError) as raised:
         mixed.as_torchvision()
-    assert "draws must be of fused torchvision transforms for as_torchvision(), got RandomInvert_1, one of Kornia" in str(
+    assert "draws must be of fused torchvision transforms for as_torchvision(), got RandomInvert_1, a module of Kornia" in str(
         raised.value
     )
     with pytest.warns(gpuaug.GpuAugWarning):
         left = gpuaug.fuse(v2.RGB())
-    with pytest.raises(gpuaug.ArgumentError, match="got RGB, one that torchvision runs"):
+    with pytest.raises(gpuaug.ArgumentError, match="got RGB, which torchvision runs"):
         left.draw(images.shape).as_torchvision()
     with pytest.raises(gpuaug.ArgumentError) as raised:
         gpuaug.fuse(v2.RandomInvert(), views=2).draw(images.shape).as_torchvision()
-    text = "draws must be those of one view, got 2. Take one: draws.views[0].as_torchvision()."
+    text = "draws must be of one view, got 2 views. Take one: draws.views[0].as_torchvision()."
     assert str(raised.value) == text
 
 

@@ -139,12 +139,12 @@ def test_preset_with_drawn_sizes_is_the_same_at_every_depth(name, ragged):
 
 
 IOU_CROP = (
-    "pipeline must give images one size behind {name}, got {behind} as its end. Put v2.Resize((300, 300)) directly after it, "
+    "pipeline must give images one size after {name}, got {behind} at the end. Put v2.Resize((300, 300)) directly after it, "
     "or keep {name} in the dataset."
 )
 SAID = {
     "multiscale": (
-        "pipeline must give images one size behind RandomShortestSize_1, got RandomHorizontalFlip_2 as its end. Put a "
+        "pipeline must give images one size after RandomShortestSize_1, got RandomHorizontalFlip_2 at the end. Put a "
         "transform to one size after it, such as v2.RandomCrop((224, 224), pad_if_needed=True), or keep RandomShortestSize_1 "
         "in the dataset."
     ),
@@ -177,6 +177,6 @@ def test_rest_of_a_preset_runs_fused_behind_the_dataset(name):
 
 
 def test_multiscale_preset_has_no_rest_that_gives_one_size():
-    text = "pipeline must give images one size where ragged=True, got RandomHorizontalFlip_0 as its end. Put a transform"
+    text = "pipeline must give images one size with ragged=True, got RandomHorizontalFlip_0 at the end. Put a transform"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.fuse([FLIP, *ENDING], ragged=True)

@@ -222,7 +222,7 @@ def test_policies_that_are_not_exact_are_left_to_torchvision_whole(reason):
     assert (line.package, line.launches) == ("torchvision", None)
     assert reason in line.reason
     assert any("Aug" in name for name in draws.of(0))
-    with pytest.raises(gpuaug.ArgumentError, match="one that torchvision runs"):
+    with pytest.raises(gpuaug.ArgumentError, match="which torchvision runs"):
         draws.as_torchvision()
 
 
@@ -253,7 +253,7 @@ def test_passes_are_counted_by_kinds_and_not_by_operations():
 @pytest.mark.parametrize("name", MADE)
 def test_rows_of_policies_are_made_with_all_others_of_the_pipeline(name):
     augment = gpuaug.fuse([v2.RandomResizedCrop(16), MADE[name](), TO_FLOAT])
-    planned = augment._program().segments.whole(Size(4, 3, 24, 28), masks=False, views=1)
+    planned = augment._program().segments.whole_plan(Size(4, 3, 24, 28), masks=False, views=1)
     assert planned is not None
     assert not planned.needs_own_batch
-    assert sum(planned.columns) == planned.numbers
+    assert sum(planned.uniforms_per_op) == planned.uniform_count

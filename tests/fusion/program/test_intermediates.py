@@ -12,7 +12,7 @@ import gpuaug
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, in_strips, is_clean, may_round, types_written
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_round, types_written
 
 HALF, FLOAT, BYTES = torch.bfloat16, torch.float32, torch.uint8
 CROP, BLUR, TURN = K.RandomResizedCrop((16, 16)), K.RandomGaussianBlur((3, 3), (0.1, 2.0)), K.RandomRotation(30.0)
@@ -54,8 +54,10 @@ def test_a_warp_is_clean_by_its_fill(fill):
     """As Python's bool, which becomes a constant of kernels: Triton compiles none of NumPy's."""
     augment = gpuaug.fuse([v2.ToDtype(FLOAT, scale=True), v2.RandomAffine(20, fill=fill)])
     (step,) = augment._program().segments.at(0, Size(2, 3, 24, 24), masks=False).plan.passes
-    assert is_clean(step.front, BYTES) is (min(np.atleast_1d(fill)).item() >= 0 and max(np.atleast_1d(fill)).item() <= 1)
-    assert is_clean(step.front, FLOAT) is False
+    assert gives_unit_range(step.front, BYTES) is (
+        min(np.atleast_1d(fill)).item() >= 0 and max(np.atleast_1d(fill)).item() <= 1
+    )
+    assert gives_unit_range(step.front, FLOAT) is False
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_warp_is_clean_by_its_fill(fill):
 def test_blurs_are_in_strips_where_the_result_is_bfloat16(side, given, dtype, strips, launches):
     augment = gpuaug.fuse(K.RandomGaussianBlur((3, side), (0.1, 2.0)), dtype=dtype)
     assert (
-        in_strips(augment._program().segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype)
+        blurs_in_strips(augment._program().segments.at(0, Size(2, 3, 48, 48), masks=False).plan.passes[0].front, given, dtype)
         == strips
     )
     if given == BYTES:
@@ -87,7 +89,7 @@ def test_images_that_may_be_anything_stay_float32():
 
 @pytest.mark.parametrize(("weights", "clean"), [(None, True), (torch.ones(4) / 4, True), (torch.ones(4), False)])
 def test_greys_of_many_channels_are_clean_by_their_weights(weights, clean):
-    assert is_clean(LOWERED[K.RandomGrayscale]("grey", K.RandomGrayscale(rgb_weights=weights)), BYTES) is clean
+    assert gives_unit_range(LOWERED[K.RandomGrayscale]("grey", K.RandomGrayscale(rgb_weights=weights)), BYTES) is clean
 
 
 def test_whole_numbers_of_16_bits_are_rounded_once():

@@ -17,13 +17,13 @@ def segments_of(*modules, **options):
 
 
 def names(segment):
-    return [op.name for op in (segment.ops if segment.eager is None else (segment.eager,))]
+    return [op.name for op in (segment.ops if segment.separate_op is None else (segment.separate_op,))]
 
 
 @left_to_kornia
 def test_a_module_left_to_kornia_stands_alone_between_two_plans():
     segments = segments_of(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomMedianBlur(), K.RandomVerticalFlip())
-    found = segments.all(SIZE)
+    found = segments.all_segments(SIZE)
     assert [names(segment) for segment in found] == [
         ["RandomHorizontalFlip_0", "RandomInvert_1"],
         ["RandomMedianBlur_2"],
@@ -48,22 +48,22 @@ def test_a_module_left_to_kornia_stands_alone_between_two_plans():
 )
 def test_one_plan_runs_everything_unless_something_stands_alone_or_views_would_mix(modules, views, whole):
     segments = segments_of(*modules)
-    found = segments.whole(SIZE, masks=False, views=views)
-    assert found is (segments.all(SIZE)[0].plan if whole else None)
+    found = segments.whole_plan(SIZE, masks=False, views=views)
+    assert found is (segments.all_segments(SIZE)[0].plan if whole else None)
 
 
 @left_to_kornia
 def test_an_op_stands_alone_for_images_of_an_unsupported_size_only():
     segments = segments_of(K.RandomInvert(), K.RandomGaussianBlur((9, 9), (0.5, 1.0)))
-    assert [names(segment) for segment in segments.all(SIZE)] == [["RandomInvert_0", "RandomGaussianBlur_1"]]
-    small = segments.all(Size(4, 3, 4, 4))
+    assert [names(segment) for segment in segments.all_segments(SIZE)] == [["RandomInvert_0", "RandomGaussianBlur_1"]]
+    small = segments.all_segments(Size(4, 3, 4, 4))
     assert [names(segment) for segment in small] == [["RandomInvert_0"], ["RandomGaussianBlur_1"]]
-    assert small[1].eager.reason
+    assert small[1].separate_op.reason
 
 
 @left_to_kornia
 def test_a_segment_sees_the_size_that_the_one_before_it_gives():
-    first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomMedianBlur(), K.RandomInvert()).all(SIZE)
+    first, _, last = segments_of(K.CenterCrop((20, 24)), K.RandomMedianBlur(), K.RandomInvert()).all_segments(SIZE)
     assert (first.plan.source.height, first.plan.out.height, first.plan.out.width) == (32, 20, 24)
     assert (last.plan.source.height, last.plan.source.width) == (20, 24)
 
@@ -101,7 +101,7 @@ def test_plans_of_many_image_sizes_are_dropped_in_the_end(monkeypatch):
 
 def test_where_no_op_is_picked_one_runs_that_changes_no_pixel():
     augment = gpuaug.fuse(K.AugmentationSequential(K.RandomInvert(p=1.0), random_apply=(0, 1)))
-    picked = [augment._program().segments.picked(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
+    picked = [augment._program().segments.picked_ops(augment.draw(SIZE.shape, seed=seed)._drawn) for seed in range(20)]
     assert {len(parts) for parts in picked} == {1}
     kinds = {type(op).__name__ for ((ops, _),) in picked for op in ops}
     assert kinds == {"IdentityOp", "OneOf"}

@@ -136,7 +136,7 @@ def test_rows_written_by_column_are_the_same(monkeypatch, name, points):
 
 def test_needs_own_batch_is_set_for_mixes_and_noise():
     for name in PIPELINES:
-        planned = fused(name)._program().segments.whole(Size(9, 3, 30, 41), masks=False, views=1)
+        planned = fused(name)._program().segments.whole_plan(Size(9, 3, 30, 41), masks=False, views=1)
         assert planned.needs_own_batch == ("noise" in name or "mix" in name), name
 
 
@@ -301,7 +301,7 @@ def test_tables_for_a_gpu_equal_those_for_a_cpu(monkeypatch, points):
     def calls(device):
         torch.manual_seed(3)
         made = TablePrefetch()
-        return [made.table(segment.plan, segment.ops, size, torch.device(device), points=points) for _ in range(6)]
+        return [made.table(segment.plan, segment.ops, size, torch.device(device), has_points=points) for _ in range(6)]
 
     for one, other in zip(calls("cuda:0"), calls("cpu"), strict=True):
         assert_values(one, other)

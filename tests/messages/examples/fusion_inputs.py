@@ -45,7 +45,7 @@ def cameras_of_two_sizes(told):
     assert torch.equal(made["right"], right.flip(-1))
 
 
-@example("Name its modules without it for images")
+@example("For images, put its modules into another container")
 def images_for_a_video_sequential(told):
     video = K.VideoSequential(K.RandomHorizontalFlip(p=1.0))
     images = torch.rand(2, 3, 8, 8)

@@ -133,7 +133,7 @@ def empty_pipeline(told):
     gpuaug.fuse([K.RandomHorizontalFlip()])
 
 
-@example("Convert in it: image.float()")
+@example("Convert the images in the function: image.float()")
 def function_of_changing_type(told):
     calls = []
 
@@ -155,7 +155,7 @@ def normalize_of_bytes(told):
     torch.testing.assert_close(gpuaug.fuse(pipeline)(IMAGES), v2.Compose(pipeline)(IMAGES))
 
 
-@example("mean and std of … must be those of images in [0, 1]")
+@example("mean and std of … must be for images in [0, 1]")
 def means_of_bytes(told):
     mean, std = torch.tensor([124.0, 116, 104]), torch.tensor([58.0, 57, 57])
     with told:
@@ -390,7 +390,7 @@ def ragged_batch_for_another_pipeline(told):
     assert gpuaug.fuse(v2.Resize((4, 4)), ragged=True)(packed).shape == (2, 3, 4, 4)
 
 
-@example("pipeline must give images one size …, got … as its end")
+@example("pipeline must give images one size …, got … at the end")
 def ragged_without_a_size(told):
     packed = gpuaug.collate_ragged(list(IMAGES))
     with told:

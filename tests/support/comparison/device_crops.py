@@ -10,7 +10,7 @@ import gpuaug
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
-from gpuaug.fusion.table.rows import make_table, of_all_parts
+from gpuaug.fusion.table.rows import draws_by_part, make_table
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 CROPS = {
@@ -107,8 +107,8 @@ def fault_of_shared_tables(device):
 def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
     """How the device's tables differ from the host's, or an empty string. Numbers must be equal; matrices may be rounded."""
     augment, size, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
-    drawn = [of_all_parts(augment._program().ops, augment._program()._draw_view(size, seed)._drawn) for seed in SEEDS]
-    expected = torch.cat([make_table(plan, size, each, device, points=points) for each in drawn])
+    drawn = [draws_by_part(augment._program().ops, augment._program()._draw_view(size, seed)._drawn) for seed in SEEDS]
+    expected = torch.cat([make_table(plan, size, each, device, has_points=points) for each in drawn])
     got = device_tables(crop, sizes, device, points=points, masks=masks, behind=behind)
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, not {tuple(expected.shape)}"
@@ -124,7 +124,7 @@ def through_kernels(module, images, masks, antialias):
     augment, size = gpuaug.fuse(module, antialias=antialias), Size(*images.shape)
     plan = augment._program().segments.at(0, size, masks=True).plan
     (drawn,) = augment._program()._draw_view(size, 1)._drawn
-    table = make_table(plan, size, {augment._program().ops[0]: drawn}, images.device, points=False)
+    table = make_table(plan, size, {augment._program().ops[0]: drawn}, images.device, has_points=False)
     made = backend.run(plan, images, table, torch.float32, torch.contiguous_format)
     return made, backend.run_mask(plan.passes[0], masks, table), torch.tensor(drawn["apply_mask"], device=images.device)
 

@@ -11,7 +11,7 @@ from gpuaug.fusion.backends.torch_backend import gather_mask, run
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import LARGEST, converted
-from gpuaug.fusion.table.rows import fill_table, of_all_parts
+from gpuaug.fusion.table.rows import draws_by_part, fill_table
 
 
 def through_both(modules, images, dtype, memory_format, frames=0):
@@ -23,20 +23,20 @@ def through_both(modules, images, dtype, memory_format, frames=0):
     draws = program.draw(size, 1)
     masks = (photographs(images.shape[0], 2, *images.shape[2:], seed=5).long() // 16).to(torch.int16).to(images.device)
     expected, got, expected_masks, got_masks = images, images, masks, masks
-    parts = program.segments.picked(draws._drawn)
+    parts = program.segments.picked_ops(draws._drawn)
     for number, (ops, drawn) in enumerate(parts):
         size = size_of(got, frames)
         segment = program.segments.at(0, size, masks=True, ops=ops)
-        assert segment.stop == len(ops), f"left to Kornia: {segment.eager}"
+        assert segment.stop == len(ops), f"left to Kornia: {segment.separate_op}"
         plan = segment.plan
         table = torch.zeros(size.batch, plan.width)
-        fill_table(plan, size, of_all_parts(segment.ops, drawn), table.numpy())
+        fill_table(plan, size, draws_by_part(segment.ops, drawn), table.numpy())
         table = table.to(images.device)
         expected = run(plan, expected, table)
         last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)
         got = backend.run(plan, got, table, *last)
         for step in plan.passes:
-            if step.moves:
+            if step.gather_ops:
                 expected_masks = gather_mask(step, expected_masks, table)
                 got_masks = backend.run_mask(step, got_masks, table)
     return converted(expected, dtype), got, expected_masks, got_masks

@@ -56,7 +56,7 @@ def programs(augment, shape, seeds):
     found = set()
     for seed in range(seeds):
         draws = augment.draw(shape, seed=seed)
-        for ops, _ in augment._program().segments.picked(draws._drawn):
+        for ops, _ in augment._program().segments.picked_ops(draws._drawn):
             start = 0
             while start < len(ops):
                 segment = augment._program().segments.at(start, Size(*shape), masks=False, ops=ops)

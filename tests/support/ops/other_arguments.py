@@ -19,7 +19,7 @@ from gpuaug.loader.definition import definition
 KORNIA = [*kornia.LOWERED, *kornia.POLICIES]
 TORCHVISION = [*torchvision.LOWERED, *mix.LOWERED]
 OTHERS = [
-    *torchvision.PASSED, *torchvision.ENDINGS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.BY_CHANCE,
+    *torchvision.IDENTITIES, *torchvision.TARGET_TRANSFORMS, v2.ToDtype, v2.ConvertImageDtype, *torchvision.RANDOM_CONTAINERS,
     v2.Compose, v2.LinearTransformation, v2.GaussianNoise, v2.Lambda, K.AugmentationSequential, K.ImageSequential, K.RandomRain,
     K.VideoSequential,
 ]  # fmt: skip

@@ -1,4 +1,8 @@
-"""Executor of plans in Triton kernels: one launch per pass, plus one if a contrast needs a mean."""
+"""Backend that runs a plan in Triton kernels: one launch per pass, or two for some filters and for contrasts around a mean.
+
+A pass is one reading and writing of all images: a gather, which moves or interpolates pixels, a filter or a mix, and pointwise
+ops. A plan is the passes of a pipeline for images of one size.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,40 +15,47 @@ from triton import next_power_of_2
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
-from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeated_per_view
+from gpuaug.fusion.backends.readers import MaskLayout, dtype_of, repeat_per_view
 from gpuaug.fusion.backends.torch_backend import as_bits, mask_fill
 from gpuaug.fusion.backends.triton.cache import use_writable_cache
 from gpuaug.fusion.backends.triton.channels import combine_channels
+from gpuaug.fusion.backends.triton.contrast import contrast_kernel
 from gpuaug.fusion.backends.triton.filters.blur import blur
-from gpuaug.fusion.backends.triton.filters.levels import level
+from gpuaug.fusion.backends.triton.filters.levels import map_levels
 from gpuaug.fusion.backends.triton.filters.sharpness import sharpen
 from gpuaug.fusion.backends.triton.gather import gather_kernel
-from gpuaug.fusion.backends.triton.launch import Launch, compile_and_run, compiled_together, is_current, on_device, prepared
+from gpuaug.fusion.backends.triton.launch import (
+    Launch,
+    cached_launch,
+    compile_and_run,
+    compile_in_parallel,
+    is_current,
+    on_device,
+)
 from gpuaug.fusion.backends.triton.mask import mask_kernel
 from gpuaug.fusion.backends.triton.mix import mix
-from gpuaug.fusion.backends.triton.second_pass import rest_kernel
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
-from gpuaug.fusion.program.gather import Gather, Part
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, is_clean, marked_program, may_round, types_written
+from gpuaug.fusion.program.gather import Gather, IndexMaps
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, gives_unit_range, may_round, program_with_flags, types_written
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
-# Numbers of options in the constants of kernels: type of the interpolation, antialiasing filter, layout of ragged images,
-# largest value of integer images, padding mode of permutations.
-_KINDS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
+# Values of kernel constants, by option: type of the interpolation, antialiasing filter, layout of ragged images, largest value
+# of integer images, padding mode of an index map.
+_INTERPOLATIONS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
-_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
-_GREATEST_VALUES = {torch.uint8: 255, UINT16_UNIT: 65535}
-_MAPS = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
+_RAGGED_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
+_MAX_VALUES = {torch.uint8: 255, UINT16_UNIT: 65535}
+_PADDING_MODES = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
-"""(height, width) of a block's tile, by type of the interpolation. The threads of a warp lie along x (``tile_pixels``)."""
+"""(height, width) of the tile of a thread block, by type of the interpolation. Threads of a warp lie along x."""
 
 COLOUR_TILE = (32, 32)
-"""Tile of a pass that needs a mean: fewer blocks, and so fewer sums to add."""
+"""(height, width) of a tile in a pass that needs a mean. A larger tile gives fewer blocks, and so fewer sums to add."""
 
 ANTIALIASED_TILE = (8, 64)
-"""Tile of an antialiased resize. A block is one warp, which computes one line after another."""
+"""(height, width) of a tile in an antialiased resize. A block is one warp, which computes one line after another."""
 
 MOST_SAMPLES = 65535
 """Maximum number of samples, or masks, per launch: CUDA limits the second axis of a grid."""
@@ -52,14 +63,14 @@ MOST_SAMPLES = 65535
 OP_KERNELS: dict[str, Callable[[OpPass[Any], Tensor, Tensor, Tensor], object]] = {
     "blur": blur,
     "channels": combine_channels,
-    "levels": level,
+    "levels": map_levels,
     "mix": mix,
     "sharpness": sharpen,
 }
 """Function that launches a pass whose front is an op, by ``FrontOp.kernel``."""
 
-REST_BLOCK = 1024
-"""Pixels per block of ``rest_kernel``, which reads the pixels that the first pass over an image kept."""
+CONTRAST_BLOCK = 1024
+"""Pixels per block of ``contrast_kernel``."""
 
 
 def run(
@@ -74,14 +85,14 @@ def run(
 
     Args:
         plan: Plan for the size of the images.
-        images: Images of a type in ``PIXELS``.
+        images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).
         table: Parameter table.
         dtype: Dtype of the result.
         memory_format: Memory format of the result.
-        canvases: ``Plan.canvases``.
+        canvases: ``Plan.canvases``, (height, width) of the buffers between passes, if images differ in size there.
 
     Shape:
-        - images: (B · T, C, H, W), any strides; or a ragged batch of B
+        - images: (B · T, C, H, W), any strides, with T frames per clip, or 1; or a ragged batch of B
         - table: (V · B, K) float32, for V views
         - returns: (V · B · T, C, H', W') of ``dtype`` and ``memory_format``
 
@@ -103,74 +114,74 @@ def run(
         with on_device(images.device):
             return run(plan, images, table, dtype, memory_format, canvases)
     key = types_written, dtype_of(images), dtype
-    types = plan.passes[-1].prepared.get(key)
-    if types is None:
-        types = types_written(plan.passes, dtype_of(images), dtype)
-        with compiled_together():  # the first call compiles the kernels of all passes in parallel, and launches none
-            _run(plan, images, table, types, memory_format, canvases)
-        plan.passes[-1].prepared[key] = types
-    return _run(plan, images, table, types, memory_format, canvases)
+    dtypes = plan.passes[-1].launch_cache.get(key)
+    if dtypes is None:
+        dtypes = types_written(plan.passes, dtype_of(images), dtype)
+        with compile_in_parallel():  # compiles the kernels of all passes, and launches none
+            _run_passes(plan, images, table, dtypes, memory_format, canvases)
+        plan.passes[-1].launch_cache[key] = dtypes
+    return _run_passes(plan, images, table, dtypes, memory_format, canvases)
 
 
-def _run(
+def _run_passes(
     plan: Plan,
     images: Tensor | Ragged,
     table: Tensor,
-    types: tuple[torch.dtype, ...],
+    dtypes: tuple[torch.dtype, ...],
     memory_format: torch.memory_format,
     canvases: Canvases,
 ) -> Tensor:
     source = images
-    last = len(plan.passes) - 1
+    last_index = len(plan.passes) - 1
     buffers: Tensor | None = None
     for index, pass_ in enumerate(plan.passes):
         sides = canvases[index] if pass_.out.ragged else (pass_.out.height, pass_.out.width)
         shape = table.shape[0] * pass_.out.each, pass_.out.channels, *sides
-        if index == last:
-            out = torch.empty(shape, dtype=types[index], device=images.device, memory_format=memory_format)
+        if index == last_index:
+            out = torch.empty(shape, dtype=dtypes[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].route_column < 0:
-            out = torch.empty(shape, dtype=types[index], device=images.device)
-        else:  # a pass reads a sample from one of the two, and writes it to the other
+            out = torch.empty(shape, dtype=dtypes[index], device=images.device)
+        else:  # a pass reads a sample from one of two buffers, and writes it to one of them
             if buffers is None:
-                buffers = torch.empty((2, *shape), dtype=types[index], device=images.device)
+                buffers = torch.empty((2, *shape), dtype=dtypes[index], device=images.device)
             out = buffers[0]
         rows = pass_.rows_of(table)
         if isinstance(pass_, GatherPass):
             gather(pass_, source, rows, out)
         else:
             assert isinstance(source, Tensor), "ragged batches begin with a gather"
-            OP_KERNELS[pass_.front.kernel](pass_, repeated_per_view(source, len(out)), rows, out)
+            OP_KERNELS[pass_.front.kernel](pass_, repeat_per_view(source, len(out)), rows, out)
         source = out
     return out
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
-    """Launch a gather pass into ``out``, and before it the sums that a contrast needs."""
-    launches = prepared(pass_, images, table, out, _gather_launches)
-    source, places = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
-    if launches.sums is None:
-        launches.pixels((source, places, out, table, table, table))
+    """Launch a gather pass into ``out``. For a contrast, launch the sums of grey for its mean before."""
+    launches = cached_launch(pass_, images, table, out, _gather_launches)
+    source, image_layouts = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
+    if launches.grey_sums is None:
+        launches.pixels((source, image_layouts, out, table, table, table))
         return
-    sums = torch.empty(launches.partials, dtype=torch.float32, device=images.device)
-    if launches.keeps:
-        kept = torch.empty(out.shape, dtype=UINT16_UNIT, device=images.device)
-        launches.sums((source, places, out, table, sums, kept))
-        launches.pixels((kept, out, table, sums))
+    grey_sums = torch.empty(launches.grey_sums_shape, dtype=torch.float32, device=images.device)
+    if launches.saves_pixels:
+        saved_pixels = torch.empty(out.shape, dtype=UINT16_UNIT, device=images.device)
+        launches.grey_sums((source, image_layouts, out, table, grey_sums, saved_pixels))
+        launches.pixels((saved_pixels, out, table, grey_sums))
     else:
-        launches.sums((source, places, out, table, sums, table))
-        launches.pixels((source, places, out, table, sums, table))
+        launches.grey_sums((source, image_layouts, out, table, grey_sums, table))
+        launches.pixels((source, image_layouts, out, table, grey_sums, table))
 
 
 @dataclass(frozen=True, slots=True)
 class _GatherLaunches:
-    """Launches of a gather pass, for sources with one ``source_key``."""
+    """Launches of a gather pass, for sources of one dtype, size and layout."""
 
-    sums: Launch | None
+    grey_sums: Launch | None
     """Launch of the sums of grey for the mean of a contrast; ``None`` if no op needs a mean."""
-    partials: tuple[int, int]
-    """Shape of the sums: (samples, blocks)."""
-    keeps: bool
-    """Whether ``sums`` also stores the pixels before the contrast, in 16 bits per value, which ``pixels`` then reads."""
+    grey_sums_shape: tuple[int, int]
+    """(samples, blocks per sample) of the sums."""
+    saves_pixels: bool
+    """Whether ``grey_sums`` also stores the pixels before the contrast, in 16 bits per value, for ``pixels`` to read."""
     pixels: Launch
     """Launch that stores the output pixels."""
 
@@ -179,92 +190,99 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     front = pass_.front
     batch, channels, height, width = out.shape
     layout, strides, shortest_side = _source_layout(images)
+    # Images of different sizes, each in the top left corner of a buffer of one size.
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
-    """Whether the source has images of different sizes, each in the top left corner of its memory."""
     images_per_view = batch // pass_.out.each * pass_.source.each
     rgb = channels == 3
-    clean = is_clean(front, dtype_of(images))
-    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.mean else TILES[front.kind]
+    in_unit_range = gives_unit_range(front, dtype_of(images))
+    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.needs_mean else TILES[front.interpolation]
     warps = 1 if front.filter else 4
-    tiles_across, tiles_down = _tiles(height, width, tile)
+    tiles_across, tiles_down = _tile_counts(height, width, tile)
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples then begin at multiples of 32 bits
     constants = {
-        "RAGGED": _LAYOUTS[layout],
-        "REPEATS": (images_per_view != len(images), pass_.out.each, pass_.columns.frames, pass_.source.each),
+        "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
+        "VIEWS_AND_FRAMES": (images_per_view != len(images), pass_.out.each, pass_.columns.frames, pass_.source.each),
         "SOURCE_W": strides[3],
-        "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and shortest_side > 1,
-        "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
+        "ADJACENT_TAPS": in_unit_range
+        and front.interpolation == "resample"
+        and not front.nearest
+        and not front.before.ops
+        and shortest_side > 1,
+        "ANTIALIAS": (_FILTERS[front.filter], _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
-        "PROGRAM": marked_program(pass_, clean=clean),
-        "COUNT": len(pass_.program),
+        "PROGRAM": program_with_flags(pass_, in_unit_range=in_unit_range),
+        "OP_COUNT": len(pass_.program),
         "CHANNELS": channels,
-        "SCALE": _GREATEST_VALUES.get(dtype_of(images), 0),
-        "EXACT": front.exact,
-        "WAY": pass_.route_column,
-        "REDUCE": -1,
-        "KEEP": False,
-        "PARTIALS": 0,
+        "MAX_VALUE": _MAX_VALUES.get(dtype_of(images), 0),
+        "EXACT_DIVISION": front.exact_division,
+        "ROUTE_COLUMN": pass_.route_column,
+        "CONTRAST_COLUMN": -1,
+        "SAVE_PIXELS": False,
+        "SUM_COUNT": 0,
         "TILE": tile,
-        **_constants(pass_),
+        **_gather_constants(pass_),
     }
-    if on_canvas or pass_.out.ragged:  # the sides of its memory differ in every batch
-        constants |= _NOT_COMPILED_IN
+    if on_canvas or pass_.out.ragged:  # the size of the buffer differs in every batch
+        constants |= _SIZES_AS_ARGUMENTS
     else:
-        constants |= _compiled_in(constants, strides, out, whole=width % tile[1] == 0 and height % tile[0] == 0)
+        constants |= _size_constants(constants, strides, out, full_tiles=width % tile[1] == 0 and height % tile[0] == 0)
     sizes = (len(images), height, width)
     row_stride = table.stride(0)
     out_strides = out.stride()[:3]
-    if not pass_.mean:
-        numbers = (*sizes, tiles_across, row_stride, tiles_across * tiles_down, 0, *strides[:3], *out_strides)
+    if not pass_.needs_mean:
+        integers = (*sizes, tiles_across, row_stride, tiles_across * tiles_down, 0, *strides[:3], *out_strides)
         grid = (tiles_across * tiles_down, batch, 1 if rgb else channels)
-        return _GatherLaunches(None, (0, 0), False, Launch(gather_kernel, grid, numbers, constants, warps=warps))
+        return _GatherLaunches(None, (0, 0), False, Launch(gather_kernel, grid, integers, constants, warps=warps))
     tiles = tiles_across * tiles_down
     planes = 1 if rgb else channels
     blocks = tiles * planes
-    constants["PARTIALS"] = next_power_of_2(blocks)
-    contrast_index = next(index for index, op in enumerate(pass_.points) if op.needs_mean)
+    constants["SUM_COUNT"] = next_power_of_2(blocks)
+    contrast_index = next(index for index, op in enumerate(pass_.point_ops) if op.needs_mean)
     code, mask_column, flags = constants["PROGRAM"][contrast_index]
     sum_program = (*constants["PROGRAM"][:contrast_index], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST))
-    rest_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
-    # Kept pixels are rounded to 16 bits per value, so only results with 16 bits allow it. In a pass between two buffers, the
-    # second kernel would not know which samples the pass skips.
+    contrast_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
+    # Saved pixels are rounded to 16 bits per value, so only an output with 16 bits allows it. In a pass between two buffers,
+    # ``contrast_kernel`` would not know which samples the pass skips.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
     rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
-    keeps = rgb and clean and rounds and all(op.keeps_unit_range for op in pass_.points[:contrast_index])
-    sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "COUNT": len(sum_program), "PARTIALS": 0}
-    sum_constants |= {"REDUCE": mask_column, "KEEP": keeps, "WORDS": keeps and pairs_aligned}
-    numbers = (*sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
-    sums = Launch(gather_kernel, (tiles, batch, planes), (*numbers, 0, 0, 0), sum_constants, warps=warps)
-    if not keeps:
-        pixels = Launch(gather_kernel, (tiles, batch, planes), (*numbers, *out_strides), constants, warps=warps)
-        return _GatherLaunches(sums, (batch, blocks), keeps, pixels)
+    saves_pixels = rgb and in_unit_range and rounds and all(op.keeps_unit_range for op in pass_.point_ops[:contrast_index])
+    sum_constants = {**constants, "OUT_W": 1, "PROGRAM": sum_program, "OP_COUNT": len(sum_program), "SUM_COUNT": 0}
+    sum_constants |= {"CONTRAST_COLUMN": mask_column, "SAVE_PIXELS": saves_pixels, "WORDS": saves_pixels and pairs_aligned}
+    integers = (*sizes, tiles_across, row_stride, tiles, blocks, *strides[:3])
+    grey_sums = Launch(gather_kernel, (tiles, batch, planes), (*integers, 0, 0, 0), sum_constants, warps=warps)
+    if not saves_pixels:
+        pixels = Launch(gather_kernel, (tiles, batch, planes), (*integers, *out_strides), constants, warps=warps)
+        return _GatherLaunches(grey_sums, (batch, blocks), saves_pixels, pixels)
     area = height * width
-    rest_constants = {name: constants[name] for name in ("PIXELS", "OUT_W", "PARTIALS")}
-    rest_constants["FRAMES"] = pass_.out.each
+    contrast_constants = {name: constants[name] for name in ("PIXELS", "OUT_W", "SUM_COUNT")}
+    contrast_constants["FRAMES"] = pass_.out.each
     compiled_pixels = constants["PIXELS"]
-    rest_constants |= {
-        "PROGRAM": rest_program,
-        "COUNT": len(rest_program),
-        "WHOLE": compiled_pixels > 0 and compiled_pixels % REST_BLOCK == 0,
+    contrast_constants |= {
+        "PROGRAM": contrast_program,
+        "OP_COUNT": len(contrast_program),
+        "FULL_BLOCKS": compiled_pixels > 0 and compiled_pixels % CONTRAST_BLOCK == 0,
         "WORDS": compiled_pixels > 0 and compiled_pixels % 2 == 0 and out.stride(1) == 1,
-        "BLOCK": REST_BLOCK,
+        "BLOCK": CONTRAST_BLOCK,
     }
-    numbers = (height, width, row_stride, blocks, *out_strides[:2])
+    integers = (height, width, row_stride, blocks, *out_strides[:2])
     return _GatherLaunches(
-        sums, (batch, blocks), keeps, Launch(rest_kernel, (-(-area // REST_BLOCK), batch, 1), numbers, rest_constants)
+        grey_sums,
+        (batch, blocks),
+        saves_pixels,
+        Launch(contrast_kernel, (-(-area // CONTRAST_BLOCK), batch, 1), integers, contrast_constants),
     )
 
 
 _compiled_sizes: dict[tuple[Any, ...], dict[str, Any]] = {}
-"""Strides and sizes that are compiled in, keyed by all other constants."""
+"""Constants for the strides and sizes of the first images, keyed by all other constants of the kernel and the output dtype."""
 
-_NOT_COMPILED_IN: dict[str, Any] = {"SOURCE": (0, 0), "WIDTH": 0, "PIXELS": 0, "WHOLE": False}
-"""Constants of kernels that take all strides and sizes as arguments."""
+_SIZES_AS_ARGUMENTS: dict[str, Any] = {"SOURCE_STRIDES": (0, 0), "WIDTH": 0, "PIXELS": 0, "FULL_TILES": False}
+"""Constants for strides and sizes of a kernel that takes all of them as arguments."""
 
 
 def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
-    """Return the layout of a ragged batch or ``""``, the strides (B, C, H, W), 0 where images differ, and the shortest side."""
+    """Return (layout of a ragged batch or ``""``, strides of (B, C, H, W) or 0 if images differ in them, shortest side)."""
     if isinstance(images, Tensor):
         return "", images.stride(), min(images.shape[2:])
     shapes = images.shapes
@@ -272,27 +290,27 @@ def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
     return shapes.layout if shapes.windows is None else "windows", strides, shapes.least
 
 
-def _compiled_in(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, whole: bool) -> dict[str, Any]:
-    """Return strides and sizes to compile in, if they equal those of the first images that such a pass read; else zeros.
+def _size_constants(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, full_tiles: bool) -> dict[str, Any]:
+    """Return the constants for strides and sizes: their values for the size of the first images of such a pass, else zeros.
 
-    They save a third of the instructions. Images of all other sizes share one more compilation.
+    Compiled-in sizes save a third of the instructions. Images of all other sizes share a second compilation.
     """
     height, width = out.shape[2:]
     sizes = {
-        "SOURCE": strides[1:3],
+        "SOURCE_STRIDES": strides[1:3],
         "WIDTH": width,
         "PIXELS": height * width,
-        "WHOLE": whole,
+        "FULL_TILES": full_tiles,
     }
     first_sizes = _compiled_sizes.setdefault((*constants.values(), out.dtype), sizes)
-    return sizes if first_sizes == sizes else _NOT_COMPILED_IN
+    return sizes if first_sizes == sizes else _SIZES_AS_ARGUMENTS
 
 
 def run_mask(
     pass_: GatherPass,
     masks: Tensor,
     table: Tensor,
-    places: MaskLayout | None = None,
+    mask_layout: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
     """Run a gather pass on masks of any dtype, with the nearest pixel.
@@ -301,72 +319,72 @@ def run_mask(
         pass_: The pass.
         masks: Masks of any dtype.
         table: Parameter table.
-        places: Layout of masks that differ in size.
-        canvas: Entry of ``Plan.canvases`` for the pass, if images differ in size after it.
+        mask_layout: Layout in memory of masks that differ in size.
+        canvas: (height, width) of the output masks, if images differ in size after the pass.
 
     Shape:
-        - masks: (B · T, C, H, W); with ``places`` of N masks, the tensor from whose first element their offsets count
+        - masks: (B · T, C, H, W); with ``mask_layout`` of N masks, a flat tensor whose first element has offset 0
         - table: (B, K) float32
-        - returns: (B · T, C, H', W'); with ``places`` (N, 1, H', W')
+        - returns: (B · T, C, H', W'); with ``mask_layout`` (N, 1, H', W')
     """
-    flat = places is not None
+    is_ragged = mask_layout is not None
     table = pass_.rows_of(table)
-    batch, channels = masks.shape[:2] if places is None else (len(places.owners), 1)
+    batch, channels = masks.shape[:2] if mask_layout is None else (len(mask_layout.owners), 1)
     height, width = canvas or (pass_.out.height, pass_.out.width)
     result = torch.empty((batch, channels, height, width), dtype=masks.dtype, device=masks.device)
-    # The number of masks is not part of the key, because it differs between batches.
-    frames = 1 if flat else max(batch // max(len(table), 1), 1)
-    key = _mask_launch, masks.dtype, masks.stride(-1), flat, frames
-    mask_launch = pass_.prepared.get(key)
+    # The number of masks is not maps of the key, because it differs between batches.
+    frames = 1 if is_ragged else max(batch // max(len(table), 1), 1)
+    key = _mask_launch, masks.dtype, masks.stride(-1), is_ragged, frames
+    mask_launch = pass_.launch_cache.get(key)
     if mask_launch is None:
-        mask_launch = pass_.prepared[key] = _mask_launch(pass_, masks, flat=flat, frames=frames)
-    tiles_across, tiles_down = _tiles(height, width, mask_launch.tile)
-    strides = (0, 0, 0) if flat else masks.stride()[:3]
+        mask_launch = pass_.launch_cache[key] = _mask_launch(pass_, masks, is_ragged=is_ragged, frames=frames)
+    tiles_across, tiles_down = _tile_counts(height, width, mask_launch.tile)
+    strides = (0, 0, 0) if is_ragged else masks.stride()[:3]
     sizes = (height, width, tiles_across, table.stride(0))
-    owners, samples = (table, table) if places is None else places
-    tensors = (as_bits(masks), as_bits(result), table, owners, samples)
-    numbers = (*mask_launch.fills, *sizes, *strides, *result.stride()[:3])
+    owners, sample_layouts = (table, table) if mask_layout is None else mask_layout
+    tensors = (as_bits(masks), as_bits(result), table, owners, sample_layouts)
+    integers = (*mask_launch.fills, *sizes, *strides, *result.stride()[:3])
     with on_device(masks.device):
-        for first in range(0, batch, MOST_SAMPLES):
+        for first_mask in range(0, batch, MOST_SAMPLES):
             mask_launch.launch(
-                tensors, (tiles_across * tiles_down, min(batch - first, MOST_SAMPLES), channels), (first, *numbers)
+                tensors, (tiles_across * tiles_down, min(batch - first_mask, MOST_SAMPLES), channels), (first_mask, *integers)
             )
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class _MaskLaunch:
-    """Launch of a gather of masks, and the bits of both fills (before and after the interpolation)."""
+    """Launch of a gather of masks, the bits of its fills (before and after the interpolation), and its tile."""
 
     fills: tuple[int, int]
     tile: tuple[int, int]
     launch: Launch
 
 
-def _mask_launch(pass_: GatherPass, masks: Tensor, *, flat: bool, frames: int = 1) -> _MaskLaunch:
+def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> _MaskLaunch:
     front = pass_.front
-    before, after = (mask_fill(part, masks.dtype) for part in (front.before, front.after))
-    tile = TILES[front.kind]
+    fill_before, fill_after = (mask_fill(maps, masks.dtype) for maps in (front.before, front.after))
+    tile = TILES[front.interpolation]
     constants = {
-        **_constants(pass_),
+        **_gather_constants(pass_),
         "HALF_PIXEL": front.mask_half_pixel_centers,
-        "WARP_AT": max(pass_.columns.mask_warp, 0),
-        "FLAT": flat,
+        "WARP_COLUMN": max(pass_.columns.mask_warp, 0),
+        "RAGGED": is_ragged,
         "FRAMES": frames,
         "SOURCE_W": masks.stride(-1),
         "TILE": tile,
     }
-    for name in ("NEAREST", "WARP_FILL"):
+    for name in ("NEAREST", "WARP_FILL_COLUMN"):
         del constants[name]
-    return _MaskLaunch((before, after), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
+    return _MaskLaunch((fill_before, fill_after), tile, Launch(mask_kernel, (1, 1, 1), (), constants))
 
 
-def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
-    """Compile and run a kernel.
+def probe(device: torch.device, first_call: tuple[Any, ...] | None = None) -> None:
+    """Compile and run the kernel of a gather of one pixel, to find out whether Triton works.
 
     Args:
-        device: Device to run it on.
-        first: Arguments of the call of ``run`` that follows. Its kernels are compiled at the same time.
+        device: Device to run the kernel on.
+        first_call: Arguments of the next call of ``run``. Its kernels are compiled at the same time.
 
     Raises:
         Exception: Error of Triton, of any type.
@@ -378,29 +396,29 @@ def probe(device: torch.device, first: tuple[Any, ...] | None = None) -> None:
     images = torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=device)
     with on_device(device):
         launch = partial(gather, pass_, images, images.view(1, 1), torch.empty_like(images))
-        compile_and_run(launch, None if first is None else partial(run, *first))
+        compile_and_run(launch, None if first_call is None else partial(run, *first_call))
 
 
-def _constants(pass_: GatherPass) -> dict[str, Any]:
-    """Return the constants of a gather that image and mask kernels share."""
+def _gather_constants(pass_: GatherPass) -> dict[str, Any]:
+    """Return the constants that are common to the gather kernels of images and of masks."""
     front, columns = pass_.front, pass_.columns
     return {
-        "KIND": _KINDS[front.kind],
+        "INTERPOLATION": _INTERPOLATIONS[front.interpolation],
         "HALF_PIXEL": front.half_pixel_centers,
         "NEAREST": front.nearest,
         "ZEROS": front.zeros,
-        "AFTER": (_padding_mode(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
-        "WARP_AT": max(columns.warp, 0),
-        "WARP_FILL": columns.warp_fill,
-        "BEFORE": (_padding_mode(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
-        "SIDES": columns.sides,
+        "MAP_AFTER": (_padding_mode(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
+        "WARP_COLUMN": max(columns.warp, 0),
+        "WARP_FILL_COLUMN": columns.warp_fill,
+        "MAP_BEFORE": (_padding_mode(front.before), max(columns.before, 0), max(columns.before_fill, 0)),
+        "OUT_SIZE_COLUMN": columns.out_size,
     }
 
 
-def _padding_mode(part: Part) -> int:
-    return _MAPS[part.edge] if part.ops else 0
+def _padding_mode(maps: IndexMaps) -> int:
+    return _PADDING_MODES[maps.edge] if maps.ops else 0
 
 
-def _tiles(height: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:
+def _tile_counts(height: int, width: int, tile: tuple[int, int]) -> tuple[int, int]:
     """Return the number of tiles across and down."""
     return -(-width // tile[1]), -(-height // tile[0])

@@ -1,4 +1,7 @@
-"""Triton kernel that maps boxes and points, and converts their format, in one launch."""
+"""Triton kernel that maps boxes and keypoints to the coordinates of the output images, and converts their format.
+
+A *sample* is an image of the batch, or an augmented view of it. The torch form of the kernel is in ``gpuaug.fusion.ops.boxes``.
+"""
 
 from typing import Any
 
@@ -11,9 +14,11 @@ from gpuaug.fusion.backends.triton.launch import Launch, on_device
 from gpuaug.fusion.ops.boxes import BoxMapping
 
 BLOCK = 128
+"""Boxes per thread block."""
 
+# By layout of a box (``gpuaug.fusion.ops.boxes.Layout``): value of the kernel's constants, and numbers per box.
 _LAYOUTS = {"vertices": 0, "corners": 1, "sides": 2, "centre": 3, "points": 4}
-_WIDTHS = {"vertices": 8, "corners": 4, "sides": 4, "centre": 4}
+_NUMBERS_PER_BOX = {"vertices": 8, "corners": 4, "sides": 4, "centre": 4}
 
 
 @triton.jit
@@ -43,71 +48,84 @@ def quotient(a, b, DOUBLE: tl.constexpr):
 
 @triton.jit
 def map_point(x, y, matrix, in_bounds, DOUBLE: tl.constexpr):
-    """Map a point by the matrix of its sample."""
-    at_x = (load_number(matrix + 2, in_bounds, DOUBLE) + load_number(matrix, in_bounds, DOUBLE) * x) + load_number(
+    """Map a point by the 3x3 matrix at address ``matrix``."""
+    mapped_x = (load_number(matrix + 2, in_bounds, DOUBLE) + load_number(matrix, in_bounds, DOUBLE) * x) + load_number(
         matrix + 1, in_bounds, DOUBLE
     ) * y
-    at_y = (load_number(matrix + 5, in_bounds, DOUBLE) + load_number(matrix + 3, in_bounds, DOUBLE) * x) + load_number(
+    mapped_y = (load_number(matrix + 5, in_bounds, DOUBLE) + load_number(matrix + 3, in_bounds, DOUBLE) * x) + load_number(
         matrix + 4, in_bounds, DOUBLE
     ) * y
     depth = (load_number(matrix + 8, in_bounds, DOUBLE) + load_number(matrix + 6, in_bounds, DOUBLE) * x) + load_number(
         matrix + 7, in_bounds, DOUBLE
     ) * y
-    return quotient(at_x, depth, DOUBLE), quotient(at_y, depth, DOUBLE)
+    return quotient(mapped_x, depth, DOUBLE), quotient(mapped_y, depth, DOUBLE)
 
 
 @triton.jit
 def is_visible(first, last, length, EDGES: tl.constexpr):
-    """Return whether an extent overlaps a frame of this length by at least one pixel."""
+    """Return whether [first, last] overlaps an image side of ``length`` pixels by at least one pixel.
+
+    ``EDGES``: ``last`` is the end of the last pixel, not its centre.
+    """
     end = last if EDGES else last + 1
     return minimum(maximum(end, 0.0), length) - minimum(maximum(first, 0.0), length) >= 1
 
 
 @triton.jit(
-    do_not_specialize=["count", "per_sample", "stride", "source_height", "source_width", "out_height", "out_width"],
-    do_not_specialize_on_alignment=["values", "valid", "owners", "matrices", "places", "results", "kept"],
+    do_not_specialize=[
+        "box_count",
+        "boxes_per_sample",
+        "matrix_stride",
+        "source_height",
+        "source_width",
+        "out_height",
+        "out_width",
+    ],
+    do_not_specialize_on_alignment=["values", "valid", "owners", "matrices", "image_layouts", "results", "valid_result"],
 )
 def box_kernel(
-    values, valid, owners, matrices, places, results, kept,
-    count, per_sample, stride, source_height, source_width, out_height, out_width,
-    LAYOUT: tl.constexpr, WIDTH: tl.constexpr, TO: tl.constexpr, TO_WIDTH: tl.constexpr, EDGES: tl.constexpr,
-    SHARE: tl.constexpr, TO_SHARE: tl.constexpr, CLIP: tl.constexpr, GIVEN: tl.constexpr, OWNED: tl.constexpr,
-    RAGGED: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
+    values, valid, owners, matrices, image_layouts, results, valid_result,
+    box_count, boxes_per_sample, matrix_stride, source_height, source_width, out_height, out_width,
+    LAYOUT: tl.constexpr, NUMBERS: tl.constexpr, TO_LAYOUT: tl.constexpr, TO_NUMBERS: tl.constexpr, EDGES: tl.constexpr,
+    FRACTIONS: tl.constexpr, TO_FRACTIONS: tl.constexpr, CLIP: tl.constexpr, HAS_VALID: tl.constexpr, HAS_OWNERS: tl.constexpr,
+    IMAGE_LAYOUT_COLUMNS: tl.constexpr, DOUBLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute what ``gpuaug.fusion.ops.boxes.map_boxes`` returns: ``results``, and the mask ``kept`` of valid boxes.
+    """Map ``values``, boxes or points, to ``results``, and write the mask of valid boxes to ``valid_result``.
 
-    ``per_sample``: number of boxes per sample, if there are no ``owners``.
+    ``matrices``: one 3x3 matrix per sample, input → output pixel coordinates. ``boxes_per_sample``: number of boxes per sample,
+    without ``owners``. ``image_layouts``: offset, height and width of each ragged image.
 
     Constants:
-        LAYOUT, WIDTH, TO, TO_WIDTH: Layout (``_LAYOUTS``) and numbers per box, of the input and of the output.
+        LAYOUT, NUMBERS, TO_LAYOUT, TO_NUMBERS: Layout (``_LAYOUTS``) and numbers per box, of the input and of the output.
         EDGES: Whether coordinates refer to pixel edges, not to pixel centres.
-        SHARE, TO_SHARE: Whether coordinates are fractions of the image size, in the input and in the output.
-        CLIP: Whether boxes are clipped, and ``kept`` is written.
-        GIVEN: Whether ``valid`` is an input mask.
-        OWNED: Whether ``owners`` holds the sample of each box.
-        RAGGED: Numbers per row of ``places``; 0 if all images have one size.
+        DOUBLE: Whether to compute in float64.
+        FRACTIONS, TO_FRACTIONS: Whether coordinates are fractions of the image size, in the input and in the output.
+        CLIP: Whether boxes are clipped, and ``valid_result`` is written.
+        HAS_VALID: Whether ``valid`` is an input mask.
+        HAS_OWNERS: Whether ``owners`` holds the sample of each box.
+        IMAGE_LAYOUT_COLUMNS: Numbers per row of ``image_layouts``; 0 if all images have one size.
 
     Grid: (blocks of boxes, 1, 1).
     """
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    in_bounds = index < count
-    owner = index // per_sample
-    if OWNED:
+    in_bounds = index < box_count
+    owner = index // boxes_per_sample
+    if HAS_OWNERS:
         owner = tl.load(owners + index, mask=in_bounds, other=0).to(tl.int32)
-    matrix = matrices + owner * stride
-    box = values + index * WIDTH
-    result = results + index * TO_WIDTH
+    matrix = matrices + owner * matrix_stride
+    box = values + index * NUMBERS
+    result = results + index * TO_NUMBERS
     shift = 0.5 if EDGES else 0.0
     zeros = tl.full((BLOCK,), 0, tl.float64 if DOUBLE else tl.float32)
-    frame_width = zeros + out_width
-    frame_height = zeros + out_height
+    right_limit = zeros + out_width
+    lower_limit = zeros + out_height
     x1 = load_number(box, in_bounds, DOUBLE)
     y1 = load_number(box + 1, in_bounds, DOUBLE)
     if LAYOUT == 4:
         x1, y1 = map_point(x1 - shift, y1 - shift, matrix, in_bounds, DOUBLE)
         tl.store(result, (x1 + shift).to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 1, (y1 + shift).to(results.dtype.element_ty), mask=in_bounds)
-        if WIDTH == 3:
+        if NUMBERS == 3:
             tl.store(result + 2, load_number(box + 2, in_bounds, DOUBLE).to(results.dtype.element_ty), mask=in_bounds)
         return
     x2 = load_number(box + 2, in_bounds, DOUBLE)
@@ -126,12 +144,12 @@ def box_kernel(
         has_extent = (x2 > 0) & (y2 > 0)
         if LAYOUT == 1:
             has_extent = (x2 - x1 > (0 if EDGES else -1)) & (y2 - y1 > (0 if EDGES else -1))
-        if SHARE:
+        if FRACTIONS:
             height = zeros + source_height
             width = zeros + source_width
-            if RAGGED:
-                height = load_number(places + owner * RAGGED + 1, in_bounds, DOUBLE)
-                width = load_number(places + owner * RAGGED + 2, in_bounds, DOUBLE)
+            if IMAGE_LAYOUT_COLUMNS:
+                height = load_number(image_layouts + owner * IMAGE_LAYOUT_COLUMNS + 1, in_bounds, DOUBLE)
+                width = load_number(image_layouts + owner * IMAGE_LAYOUT_COLUMNS + 2, in_bounds, DOUBLE)
             x1, y1, x2, y2 = x1 * width, y1 * height, x2 * width, y2 * height
         if LAYOUT == 3:
             x1 = x1 - x2 / 2
@@ -149,33 +167,33 @@ def box_kernel(
     x2 = maximum(maximum(ax, bx), maximum(cx, dx)) + shift
     y2 = maximum(maximum(ay, by), maximum(cy, dy)) + shift
     if CLIP:
-        is_valid = has_extent & is_visible(x1, x2, frame_width, EDGES) & is_visible(y1, y2, frame_height, EDGES)
-        if GIVEN:
+        is_valid = has_extent & is_visible(x1, x2, right_limit, EDGES) & is_visible(y1, y2, lower_limit, EDGES)
+        if HAS_VALID:
             is_valid &= tl.load(valid + index, mask=in_bounds, other=0) != 0
-        tl.store(kept + index, is_valid.to(tl.uint8), mask=in_bounds)
-        end_x = frame_width if EDGES else frame_width - 1
-        end_y = frame_height if EDGES else frame_height - 1
+        tl.store(valid_result + index, is_valid.to(tl.uint8), mask=in_bounds)
+        end_x = right_limit if EDGES else right_limit - 1
+        end_y = lower_limit if EDGES else lower_limit - 1
         x1 = minimum(maximum(x1, 0.0), end_x)
         y1 = minimum(maximum(y1, 0.0), end_y)
         x2 = minimum(maximum(x2, 0.0), end_x)
         y2 = minimum(maximum(y2, 0.0), end_y)
-    if TO == 0:
+    if TO_LAYOUT == 0:
         tl.store(result + 4, x2.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 5, y2.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 6, x1.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 7, y2.to(results.dtype.element_ty), mask=in_bounds)
         y2 = y1
-    elif TO > 1:
+    elif TO_LAYOUT > 1:
         across = x2 - x1 if EDGES else x2 - x1 + 1
         down = y2 - y1 if EDGES else y2 - y1 + 1
-        if TO == 3:
+        if TO_LAYOUT == 3:
             x1 = (x1 + x2) / 2
             y1 = (y1 + y2) / 2
         x2 = across
         y2 = down
-    if TO_SHARE:
-        x1, y1 = quotient(x1, frame_width, DOUBLE), quotient(y1, frame_height, DOUBLE)
-        x2, y2 = quotient(x2, frame_width, DOUBLE), quotient(y2, frame_height, DOUBLE)
+    if TO_FRACTIONS:
+        x1, y1 = quotient(x1, right_limit, DOUBLE), quotient(y1, lower_limit, DOUBLE)
+        x2, y2 = quotient(x2, right_limit, DOUBLE), quotient(y2, lower_limit, DOUBLE)
     tl.store(result, x1.to(results.dtype.element_ty), mask=in_bounds)
     tl.store(result + 1, y1.to(results.dtype.element_ty), mask=in_bounds)
     tl.store(result + 2, x2.to(results.dtype.element_ty), mask=in_bounds)
@@ -187,23 +205,23 @@ _launches: dict[Any, Launch] = {}
 
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Compute what ``gpuaug.fusion.ops.boxes.map_boxes`` returns, on the current stream.
+    """Map boxes or points, as ``gpuaug.fusion.ops.boxes.map_boxes`` does, on the current stream.
 
     Cost:
         One launch, and a copy of each input that is not contiguous.
     """
     values = values.contiguous()
     points = mapping.form.layout == "points"
-    width = values.shape[-1] if points else _WIDTHS[mapping.form.layout]
-    to_width = width if points else _WIDTHS[mapping.to.layout]
+    box_numbers = values.shape[-1] if points else _NUMBERS_PER_BOX[mapping.form.layout]
+    to_numbers = box_numbers if points else _NUMBERS_PER_BOX[mapping.to.layout]
     axes = values.ndim - (2 if mapping.form.layout == "vertices" else 1)
     shape = values.shape[:axes]
-    trailing = (4, 2) if mapping.to.layout == "vertices" else (to_width,)
+    trailing = (4, 2) if mapping.to.layout == "vertices" else (to_numbers,)
     results = torch.empty((*shape, *trailing), dtype=dtype, device=values.device)
-    kept = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
-    ragged = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
-    owned = mapping.owners is not None
-    key = (values.dtype, dtype, mapping.form, width, mapping.to, mapping.clip, valid is None, owned, ragged)
+    valid_result = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
+    layout_columns = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
+    has_owners = mapping.owners is not None
+    key = (values.dtype, dtype, mapping.form, box_numbers, mapping.to, mapping.clip, valid is None, has_owners, layout_columns)
     launch = _launches.get(key)
     if launch is None:
         launch = _launches[key] = Launch(
@@ -212,35 +230,36 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
             (),
             {
                 "LAYOUT": _LAYOUTS[mapping.form.layout],
-                "WIDTH": width,
-                "TO": _LAYOUTS[mapping.to.layout],
-                "TO_WIDTH": to_width,
+                "NUMBERS": box_numbers,
+                "TO_LAYOUT": _LAYOUTS[mapping.to.layout],
+                "TO_NUMBERS": to_numbers,
                 "EDGES": mapping.to.edges,
-                "SHARE": mapping.form.share,
-                "TO_SHARE": mapping.to.share,
+                "FRACTIONS": mapping.form.share,
+                "TO_FRACTIONS": mapping.to.share,
                 "CLIP": mapping.clip,
-                "GIVEN": valid is not None,
-                "OWNED": owned,
-                "RAGGED": ragged,
+                "HAS_VALID": valid is not None,
+                "HAS_OWNERS": has_owners,
+                "IMAGE_LAYOUT_COLUMNS": layout_columns,
                 "DOUBLE": values.dtype == torch.float64,
                 "BLOCK": BLOCK,
             },
         )
-    count = shape.numel()
-    if not count:
-        return results, kept
+    box_count = shape.numel()
+    if not box_count:
+        return results, valid_result
     matrix = mapping.matrix
     tensors = (
         values,
         matrix if valid is None else valid.contiguous().view(torch.uint8),
         matrix if mapping.owners is None else mapping.owners,
         matrix,
-        matrix if not ragged else mapping.source,
+        matrix if not layout_columns else mapping.source,
         results,
-        matrix if kept is None else kept.view(torch.uint8),
+        matrix if valid_result is None else valid_result.view(torch.uint8),
     )
-    source = (1, 1) if ragged else mapping.source
-    per_sample = 1 if owned else shape[1]
+    source = (1, 1) if layout_columns else mapping.source
+    boxes_per_sample = 1 if has_owners else shape[1]
     with on_device(values.device):
-        launch(tensors, (triton.cdiv(count, BLOCK), 1, 1), (count, per_sample, matrix.stride(0), *source, *mapping.out))
-    return results, kept
+        integers = (box_count, boxes_per_sample, matrix.stride(0), *source, *mapping.out)
+        launch(tensors, (triton.cdiv(box_count, BLOCK), 1, 1), integers)
+    return results, valid_result

@@ -1,4 +1,4 @@
-"""The folder in which Triton keeps what it compiles. Apart from ``launch``, because it changes the process's environment."""
+"""Folder for compiled kernels of Triton. Not in ``launch.py``, because this module changes the environment of the process."""
 
 import atexit
 import os
@@ -14,27 +14,27 @@ from gpuaug.fusion.backends.triton_failure import is_noexec
 
 
 def use_writable_cache() -> None:
-    """Set ``TRITON_CACHE_DIR`` to a temporary folder if Triton cannot write and load code in its own, ``~/.triton/cache``.
+    """Set ``TRITON_CACHE_DIR`` to a temporary folder if Triton cannot write files to its cache, or load code from it.
 
-    A container often has a home directory that is read-only or belongs to another user. What is in the cache already is used.
-    The temporary folder is deleted at the end of the process.
+    The cache is ``~/.triton/cache`` by default, and containers often have a home directory that is read-only or belongs to
+    another user. Kernels that are in the cache already are used. The temporary folder is deleted at the end of the process.
 
     Warns:
-        GpuAugWarning: If it was set.
+        GpuAugWarning: If ``TRITON_CACHE_DIR`` was set.
     """
     folder = knobs.cache.dir
-    reason = _why_not(folder)
+    reason = _unusable_reason(folder)
     if reason is None:
         return
     try:
         temporary = tempfile.mkdtemp(prefix="triton-")
-    except OSError:  # Triton then raises what is wrong with its own folder
+    except OSError:  # Triton will raise an error for its own folder
         return
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    if _why_not(temporary) is not None:
+    if _unusable_reason(temporary) is not None:
         return
     if not is_noexec(folder):  # an image may come with compiled kernels, and without a compiler
-        with suppress(OSError):  # the folder is not there, or cannot be read
+        with suppress(OSError):  # the folder does not exist, or cannot be read
             for key in os.listdir(folder):
                 os.symlink(os.path.join(os.path.abspath(folder), key), os.path.join(temporary, key))
     os.environ["TRITON_CACHE_DIR"] = temporary
@@ -46,7 +46,7 @@ def use_writable_cache() -> None:
     )
 
 
-def _why_not(folder: str) -> str | None:
+def _unusable_reason(folder: str) -> str | None:
     """Return the reason why Triton cannot write a file in a folder and load code from it, or ``None``."""
     try:
         os.makedirs(folder, exist_ok=True)

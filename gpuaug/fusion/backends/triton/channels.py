@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, prepared, store_constants
+from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, output_constants
 from gpuaug.fusion.backends.triton.mix import SIZES, STRIDES, TILE, load_unit_pixel
-from gpuaug.fusion.backends.triton.pixel_math import stored_as
-from gpuaug.fusion.backends.triton.points import points
-from gpuaug.fusion.backends.triton.taps import buffers
+from gpuaug.fusion.backends.triton.pixel_math import to_output_type
+from gpuaug.fusion.backends.triton.points import apply_point_ops
+from gpuaug.fusion.backends.triton.taps import select_buffers
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.ops.channel import Grayscale
 from gpuaug.fusion.program.plan import OpPass
@@ -17,19 +17,21 @@ from gpuaug.fusion.program.plan import OpPass
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
 def channels_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, WEIGHS: tl.constexpr, TILE: tl.constexpr, WAY: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TO_GREY: tl.constexpr, TILE: tl.constexpr,
+    ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Compute each channel of a tile: a copy of the channel that the row names, or, with ``WEIGHS``, the weighted sum of all.
+    """Compute the channels of a tile: with ``TO_GREY`` the weighted sum of all channels, else the channel with a given index.
 
-    The op is the front of its pass. Constants: see ``store_constants`` in ``launch.py``.
+    Columns of a row: apply mask, then the weight, or the index of the source channel, per channel. Other constants: see
+    ``output_constants`` in ``launch.py``.
 
     Grid: (tiles per image, samples).
     """
     sample = tl.program_id(1)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     index = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -39,36 +41,36 @@ def channels_kernel(
     pixel = source + sample.to(tl.int64) * source_b + y * source_h + x * SOURCE_W
     applies = tl.load(row) != 0
     total = tl.zeros((TILE,), tl.float32)
-    if WEIGHS and applies:
+    if TO_GREY and applies:
         for channel in range(CHANNELS):
-            total += load_unit_pixel(pixel + channel * source_c, in_bounds, SCALE) * tl.load(row + 1 + channel)
+            total += load_unit_pixel(pixel + channel * source_c, in_bounds, BYTES) * tl.load(row + 1 + channel)
     for channel in range(CHANNELS):
         plane = tl.full((), 0, tl.int32) + channel
-        if WEIGHS and applies:
+        if TO_GREY and applies:
             value = total
         else:
             source_plane = plane
             if applies:
                 source_plane = tl.load(row + 1 + plane).to(tl.int32)
-            value = load_unit_pixel(pixel + source_plane * source_c, in_bounds, SCALE)
-        value, _, _ = points(
-            value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB
+            value = load_unit_pixel(pixel + source_plane * source_c, in_bounds, BYTES)
+        value, _, _ = apply_point_ops(
+            value, value, value, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB
         )  # fmt: skip
         target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-        tl.store(target, stored_as(value, out.dtype.element_ty), mask=in_bounds)
+        tl.store(target, to_output_type(value, out.dtype.element_ty), mask=in_bounds)
 
 
 def combine_channels(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
     """Launch a pass whose front is a channel shuffle or a conversion to grey on the current stream, in one launch.
 
-    Arguments and shapes: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
+    Arguments and shapes: see ``blur`` in ``filters/blur.py``.
     """
-    prepared(pass_, source, rows, out, _channels_launch)((source, out, rows))
+    cached_launch(pass_, source, rows, out, _channels_launch)((source, out, rows))
 
 
 def _channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     batch, _, height, width = source.shape
-    constants, _ = store_constants(pass_, source, out)
-    constants |= {"RGB": False, "WEIGHS": isinstance(pass_.front, Grayscale), "TILE": TILE, "WAY": pass_.route_column}
-    numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), numbers, constants)
+    constants, _ = output_constants(pass_, source, out)
+    constants |= {"RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE, "ROUTE_COLUMN": pass_.route_column}
+    integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    return Launch(channels_kernel, (triton.cdiv(height * width, TILE), batch, 1), integers, constants)

@@ -1,4 +1,4 @@
-"""Triton kernel that computes the windows of resized crops, for images whose sizes only the device knows."""
+"""Triton kernel that computes the crop windows of a ``RandomResizedCrop``, when ragged images and their sizes arrive."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _INCREMENT, _FIRST, _SECOND = tl.constexpr(INCREMENT), tl.constexpr(FIRST), tl.c
 
 @triton.jit
 def splitmix64_mix(words):
-    """Return the output of SplitMix64 for a state."""
+    """Return the output of the random number generator SplitMix64 for a state."""
     words = (words ^ (words >> 30)) * _FIRST
     words = (words ^ (words >> 27)) * _SECOND
     return words ^ (words >> 31)
@@ -34,14 +34,17 @@ def bits24_of(number):
 
 
 @triton.jit
-def number_of(bits):
-    """Invert ``bits_of``."""
+def uniform_of(bits):
+    """Invert ``bits24_of``."""
     return bits.to(tl.int32).to(tl.float32) * (1 / 16777216)
 
 
 @triton.jit
 def write_resize(row, start, count, in_bounds, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
-    """Write the columns of the resize along one axis: scale, first pixel of the window, number of pixels."""
+    """Write the columns of a resize along one axis to ``row``: scale, first pixel of the window, number of pixels.
+
+    ``TARGET``: number of output pixels.
+    """
     if HALF_PIXEL:
         scale = tl.div_rn(count, count * 0 + TARGET)
     elif TARGET > 1:
@@ -55,7 +58,7 @@ def write_resize(row, start, count, in_bounds, TARGET: tl.constexpr, HALF_PIXEL:
 
 @triton.jit
 def input_to_output(start, count, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr):
-    """Return the scale and shift that map coordinates of the input along one axis to the output, in float64."""
+    """Return the scale and shift from input to output coordinates along one axis, in float64, as for ``write_resize``."""
     start = start.to(tl.float64)
     count = count.to(tl.float64)
     if HALF_PIXEL:
@@ -67,31 +70,37 @@ def input_to_output(start, count, TARGET: tl.constexpr, HALF_PIXEL: tl.constexpr
     return scale, shift
 
 
-@triton.jit(do_not_specialize=["samples", "images", "row_stride"], do_not_specialize_on_alignment=["rows", "places"])
+@triton.jit(do_not_specialize=["samples", "images", "row_stride"], do_not_specialize_on_alignment=["rows", "image_layouts"])
 def crops_kernel(
-    rows, places, samples, images, row_stride,
-    CROP_CANDIDATES: tl.constexpr, NUMBERS_AT: tl.constexpr, WARP_AT: tl.constexpr, MASK_WARP_AT: tl.constexpr,
-    MATRIX_AT: tl.constexpr, REST_AT: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, HALF_PIXEL: tl.constexpr,
-    LEAST_AREA: tl.constexpr, BY_AREA: tl.constexpr, LEAST_LOG_ASPECT: tl.constexpr, BY_LOG_ASPECT: tl.constexpr,
-    NARROWEST: tl.constexpr, WIDEST: tl.constexpr, CENTRED: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
+    rows, image_layouts, samples, images, row_stride,
+    CROP_CANDIDATES: tl.constexpr, UNIFORMS_COLUMN: tl.constexpr, WARP_COLUMN: tl.constexpr, MASK_WARP_COLUMN: tl.constexpr,
+    MATRIX_COLUMN: tl.constexpr, MATRIX_AFTER_COLUMN: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr,
+    HALF_PIXEL: tl.constexpr, MIN_AREA: tl.constexpr, AREA_RANGE: tl.constexpr, MIN_LOG_ASPECT: tl.constexpr,
+    LOG_ASPECT_RANGE: tl.constexpr, MIN_RATIO: tl.constexpr, MAX_RATIO: tl.constexpr, CENTRED: tl.constexpr,
+    LAYOUT_COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the windows of ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` into the rows, bit for bit.
 
-    ``places`` is ``Ragged.places``, with ``PLACE`` numbers per row. Each view has one sample per image.
+    ``image_layouts``: offset, height and width of each ragged image, in rows of ``LAYOUT_COLUMNS`` numbers. Every view of the
+    batch has one sample per image.
 
     Constants:
-        NUMBERS_AT, WARP_AT, MASK_WARP_AT, MATRIX_AT, REST_AT: First columns of the uniform numbers, of the resize of images and
-            of masks, and of the matrices of all ops and of the ops after the crop (``DeviceCropColumns``).
-        WIDTH, HEIGHT, HALF_PIXEL: Output size and convention of the resize.
-        LEAST_AREA, BY_AREA, LEAST_LOG_ASPECT, BY_LOG_ASPECT: Lower bounds and ranges of area and log ratio.
-        NARROWEST, WIDEST: Bounds of the ratio if no candidate fits. CENTRED: whether the window is then centred.
+        CROP_CANDIDATES: Number of candidate windows per sample, of which the first that fits into the image is used.
+        UNIFORMS_COLUMN: First column of the uniform numbers in [0, 1) of the crop.
+        WARP_COLUMN, MASK_WARP_COLUMN: First column of the resize of images, and of masks.
+        MATRIX_COLUMN, MATRIX_AFTER_COLUMN: First column of the matrix of all ops, which is written, and of the ops after the
+            crop. MATRIX_COLUMN is -1 without boxes or keypoints.
+        WIDTH, HEIGHT, HALF_PIXEL: Output size, and whether the resize has half-pixel centres.
+        MIN_AREA, AREA_RANGE, MIN_LOG_ASPECT, LOG_ASPECT_RANGE: Lower bound and range of the window's share of the area of the
+            image, and of the logarithm of its aspect ratio.
+        MIN_RATIO, MAX_RATIO: Bounds of the aspect ratio if no candidate fits. CENTRED: whether the window is then centred.
 
     Grid: (blocks of samples, 1, 1).
     """
     sample = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_bounds = sample < samples
     row = rows + sample.to(tl.int64) * row_stride
-    layout = places + (sample % images).to(tl.int64) * PLACE
+    layout = image_layouts + (sample % images).to(tl.int64) * LAYOUT_COLUMNS
     height = tl.load(layout + 1, mask=in_bounds, other=1)
     width = tl.load(layout + 2, mask=in_bounds, other=1)
     length = tl.sqrt_rn((height * width).to(tl.float32))
@@ -99,95 +108,103 @@ def crops_kernel(
     width = width.to(tl.float32)
     # Window if no candidate fits: the image, or as much of it as the ratios allow.
     ratio = tl.div_rn(width, height)
-    across = tl.where(ratio > WIDEST, half_to_even(height * WIDEST).to(tl.float32), width)
-    down = tl.where(ratio < NARROWEST, half_to_even(tl.div_rn(width, width * 0 + NARROWEST)).to(tl.float32), height)
-    across = tl.maximum(across, 1)
-    down = tl.maximum(down, 1)
-    area = tl.load(row + NUMBERS_AT, mask=in_bounds, other=0)
-    shape = tl.load(row + NUMBERS_AT + 1, mask=in_bounds, other=0)
-    x = tl.load(row + NUMBERS_AT + 2, mask=in_bounds, other=0)
-    y = tl.load(row + NUMBERS_AT + 3, mask=in_bounds, other=0)
+    crop_width = tl.where(ratio > MAX_RATIO, half_to_even(height * MAX_RATIO).to(tl.float32), width)
+    crop_height = tl.where(ratio < MIN_RATIO, half_to_even(tl.div_rn(width, width * 0 + MIN_RATIO)).to(tl.float32), height)
+    crop_width = tl.maximum(crop_width, 1)
+    crop_height = tl.maximum(crop_height, 1)
+    area = tl.load(row + UNIFORMS_COLUMN, mask=in_bounds, other=0)
+    shape = tl.load(row + UNIFORMS_COLUMN + 1, mask=in_bounds, other=0)
+    x = tl.load(row + UNIFORMS_COLUMN + 2, mask=in_bounds, other=0)
+    y = tl.load(row + UNIFORMS_COLUMN + 3, mask=in_bounds, other=0)
     state = splitmix64_mix((bits24_of(area) << 24) | bits24_of(shape)) ^ ((bits24_of(x) << 24) | bits24_of(y))
-    misses = width > 0
+    lacks_window = width > 0
     for _ in tl.static_range(CROP_CANDIDATES):
-        side = tl.sqrt_rn(area * BY_AREA + LEAST_AREA) * length
-        root = tl.exp((shape * BY_LOG_ASPECT + LEAST_LOG_ASPECT).to(tl.float64)).to(tl.float32)
-        wide = half_to_even(side * root).to(tl.float32)
-        high = half_to_even(tl.div_rn(side, root)).to(tl.float32)
-        fits = misses & (wide > 0) & (wide <= width) & (high > 0) & (high <= height)
-        across = tl.where(fits, wide, across)
-        down = tl.where(fits, high, down)
-        misses = misses & (fits == 0)
+        side = tl.sqrt_rn(area * AREA_RANGE + MIN_AREA) * length
+        root = tl.exp((shape * LOG_ASPECT_RANGE + MIN_LOG_ASPECT).to(tl.float64)).to(tl.float32)
+        candidate_width = half_to_even(side * root).to(tl.float32)
+        candidate_height = half_to_even(tl.div_rn(side, root)).to(tl.float32)
+        fits = (
+            lacks_window
+            & (candidate_width > 0)
+            & (candidate_width <= width)
+            & (candidate_height > 0)
+            & (candidate_height <= height)
+        )
+        crop_width = tl.where(fits, candidate_width, crop_width)
+        crop_height = tl.where(fits, candidate_height, crop_height)
+        lacks_window = lacks_window & (fits == 0)
         state += _INCREMENT
         random_bits = splitmix64_mix(state)
-        area = number_of(random_bits >> 40)
-        shape = number_of(random_bits & 0xFFFFFF)
-    x = tl.floor(x * (width + 1 - across))
-    y = tl.floor(y * (height + 1 - down))
+        area = uniform_of(random_bits >> 40)
+        shape = uniform_of(random_bits & 0xFFFFFF)
+    x = tl.floor(x * (width + 1 - crop_width))
+    y = tl.floor(y * (height + 1 - crop_height))
     if CENTRED:
-        x = tl.where(misses, tl.floor((width - across) * 0.5), x)
-        y = tl.where(misses, tl.floor((height - down) * 0.5), y)
-    write_resize(row + WARP_AT, x, across, in_bounds, WIDTH, HALF_PIXEL)
-    write_resize(row + WARP_AT + 3, y, down, in_bounds, HEIGHT, HALF_PIXEL)
-    if MASK_WARP_AT != WARP_AT:
-        write_resize(row + MASK_WARP_AT, x, across, in_bounds, WIDTH, True)
-        write_resize(row + MASK_WARP_AT + 3, y, down, in_bounds, HEIGHT, True)
-    if MATRIX_AT >= 0:
-        scale_x, shift_x = input_to_output(x, across, WIDTH, HALF_PIXEL)
-        scale_y, shift_y = input_to_output(y, down, HEIGHT, HALF_PIXEL)
+        x = tl.where(lacks_window, tl.floor((width - crop_width) * 0.5), x)
+        y = tl.where(lacks_window, tl.floor((height - crop_height) * 0.5), y)
+    write_resize(row + WARP_COLUMN, x, crop_width, in_bounds, WIDTH, HALF_PIXEL)
+    write_resize(row + WARP_COLUMN + 3, y, crop_height, in_bounds, HEIGHT, HALF_PIXEL)
+    if MASK_WARP_COLUMN != WARP_COLUMN:
+        write_resize(row + MASK_WARP_COLUMN, x, crop_width, in_bounds, WIDTH, True)
+        write_resize(row + MASK_WARP_COLUMN + 3, y, crop_height, in_bounds, HEIGHT, True)
+    if MATRIX_COLUMN >= 0:
+        scale_x, shift_x = input_to_output(x, crop_width, WIDTH, HALF_PIXEL)
+        scale_y, shift_y = input_to_output(y, crop_height, HEIGHT, HALF_PIXEL)
         for k in tl.static_range(3):
-            rest = row + REST_AT + 3 * k
-            matrix = row + MATRIX_AT + 3 * k
-            by_x = tl.load(rest, mask=in_bounds, other=0).to(tl.float64)
-            by_y = tl.load(rest + 1, mask=in_bounds, other=0).to(tl.float64)
-            shift = tl.load(rest + 2, mask=in_bounds, other=0).to(tl.float64)
-            tl.store(matrix, (by_x * scale_x).to(tl.float32), mask=in_bounds)
-            tl.store(matrix + 1, (by_y * scale_y).to(tl.float32), mask=in_bounds)
-            tl.store(matrix + 2, (by_x * shift_x + by_y * shift_y + shift).to(tl.float32), mask=in_bounds)
+            matrix_after = row + MATRIX_AFTER_COLUMN + 3 * k
+            matrix = row + MATRIX_COLUMN + 3 * k
+            from_x = tl.load(matrix_after, mask=in_bounds, other=0).to(tl.float64)
+            from_y = tl.load(matrix_after + 1, mask=in_bounds, other=0).to(tl.float64)
+            shift = tl.load(matrix_after + 2, mask=in_bounds, other=0).to(tl.float64)
+            tl.store(matrix, (from_x * scale_x).to(tl.float32), mask=in_bounds)
+            tl.store(matrix + 1, (from_y * scale_y).to(tl.float32), mask=in_bounds)
+            tl.store(matrix + 2, (from_x * shift_x + from_y * shift_y + shift).to(tl.float32), mask=in_bounds)
 
 
-def fit(pass_: GatherPass, crop: ResizedCrop, rows: Tensor, places: Tensor, layout: DeviceCropColumns) -> None:
+def write_crop_windows(
+    pass_: GatherPass, crop: ResizedCrop, rows: Tensor, image_layouts: Tensor, columns: DeviceCropColumns
+) -> None:
     """Write the window of each sample's crop into its row, in one launch on the current stream.
 
     Shape:
-        - rows: (V · B, ``layout.width``) float32, for V views
-        - places: (B, 3 or 4) int64: ``Ragged.places``
+        - rows: (V · B, ``columns.width``) float32, for V views
+        - image_layouts: (B, 3 or 4) int64: ``Ragged.places``
     """
-    samples, images = rows.shape[0], places.shape[0]
+    samples, images = rows.shape[0], image_layouts.shape[0]
     if not samples:
         return
-    key = crops_kernel, layout, samples, images, places.stride(0)
-    launch = pass_.prepared.get(key)
+    key = crops_kernel, columns, samples, images, image_layouts.stride(0)
+    launch = pass_.launch_cache.get(key)
     if launch is None:
-        launch = pass_.prepared[key] = _launch(pass_, crop, layout, samples, images, places.stride(0))
+        launch = pass_.launch_cache[key] = _launch(pass_, crop, columns, samples, images, image_layouts.stride(0))
     with on_device(rows.device):
-        launch((rows, places))
+        launch((rows, image_layouts))
 
 
 def _launch(
-    pass_: GatherPass, crop: ResizedCrop, layout: DeviceCropColumns, samples: int, images: int, layout_columns: int
+    pass_: GatherPass, crop: ResizedCrop, columns: DeviceCropColumns, samples: int, images: int, layout_columns: int
 ) -> Launch:
     out = crop.out(pass_.source)
     constants: dict[str, Any] = {
         "CROP_CANDIDATES": CROP_CANDIDATES,
-        "NUMBERS_AT": layout.numbers,
-        "WARP_AT": pass_.columns.warp,
-        "MASK_WARP_AT": pass_.columns.mask_warp,
-        "MATRIX_AT": layout.matrix,
-        "REST_AT": layout.rest,
+        "UNIFORMS_COLUMN": columns.uniforms,
+        "WARP_COLUMN": pass_.columns.warp,
+        "MASK_WARP_COLUMN": pass_.columns.mask_warp,
+        "MATRIX_COLUMN": columns.matrix,
+        "MATRIX_AFTER_COLUMN": columns.matrix_after,
         "WIDTH": out.width,
         "HEIGHT": out.height,
         "HALF_PIXEL": pass_.front.half_pixel_centers,
-        "LEAST_AREA": crop.areas[0],
-        "BY_AREA": crop.areas[1],
-        "LEAST_LOG_ASPECT": crop.log_aspect[0],
-        "BY_LOG_ASPECT": crop.log_aspect[1],
-        "NARROWEST": crop.ratios[0],
-        "WIDEST": crop.ratios[1],
+        "MIN_AREA": crop.areas[0],
+        "AREA_RANGE": crop.areas[1],
+        "MIN_LOG_ASPECT": crop.log_aspect[0],
+        "LOG_ASPECT_RANGE": crop.log_aspect[1],
+        "MIN_RATIO": crop.ratios[0],
+        "MAX_RATIO": crop.ratios[1],
         "CENTRED": crop.centred,
-        "PLACE": layout_columns,
+        "LAYOUT_COLUMNS": layout_columns,
         "BLOCK": BLOCK,
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)
     # Not fused: products that are not rounded before a sum could give another window than on the host.
-    return Launch(crops_kernel, grid, (samples, images, layout.width), constants, warps=1, fused=False)
+    return Launch(crops_kernel, grid, (samples, images, columns.width), constants, warps=1, fp_fusion=False)

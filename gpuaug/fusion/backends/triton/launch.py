@@ -1,4 +1,7 @@
-"""Launching Triton kernels with less of the training thread's time."""
+"""Launches of Triton kernels that take little host time, and constants that several kernels have.
+
+A pass is one reading and writing of all images. Its *front* is the op that is not pointwise, with a kernel of its own.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,82 +24,81 @@ P = TypeVar("P", bound=BasePass)
 T = TypeVar("T")
 
 MOST_ARGUMENTS = 49
-"""Largest number of arguments of a kernel, constants included.
+"""Maximum number of arguments of a kernel, constants included.
 
-Triton's launcher parses these arguments and 13 of its own with a table of 16 bytes per argument from malloc. For 1 KiB or more,
-glibc first merges all freed small blocks, which takes 0.1 ms after a training step.
+To parse these arguments and 13 more, Triton's launcher allocates 16 bytes per argument with malloc. If a request has 1 KiB or
+more, glibc first merges all freed small blocks, which takes 0.1 ms after a training step.
 """
 
-_compiling: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_compiling", default=None)
-"""Compilations that ``compiled_together`` runs at its end, by the form of the launch."""
+_pending: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_pending", default=None)
+"""Compilations that ``compile_in_parallel`` runs at its end, by form of the launch; ``None`` outside of it."""
 
-_forms: set[Any] = set()
-"""Forms of launches (kernel, device, constants, dtypes) that were compiled: Triton has them in its cache."""
+_compiled_forms: set[Any] = set()
+"""Forms of launches, (kernel, device, constants, dtypes), whose kernel is in Triton's cache."""
 
 
-class _Compiled(NamedTuple):
-    """A compiled kernel on one device, as arguments of Triton's launcher.
-
-    The arguments after the tensors are ``tail`` (default numbers and constants), or the numbers of a call and ``constants``.
-    """
+class _CompiledKernel(NamedTuple):
+    """A compiled kernel on one device: Triton's launcher and its arguments."""
 
     launcher: Callable[..., None]
     function: int
     metadata: Any
     constants: tuple[Any, ...]
-    tail: tuple[Any, ...]
+    """Constants, in the order of the kernel's signature."""
+    arguments: tuple[Any, ...]
+    """Default arguments after the tensors: the integers of the launch, and the constants."""
 
 
 class Launch:
     """Reusable launch of one kernel, for all tensors with the same dtypes, shapes and strides.
 
-    At each launch, Triton determines from the value of every argument which compiled form of a kernel to run. The kernels of
-    this package are specialised on their constants only, so that the form that the first launch compiles serves all launches.
-    A launch calls Triton's launcher directly, with addresses in place of tensors: given tensors, the launcher queries the
-    driver for each, and ``kernel[grid]`` prepares metadata for Triton's launch hooks (profilers).
+    At each call of ``kernel[grid]``, Triton determines from the value of every argument which compiled form of the kernel to
+    run, and prepares metadata for launch hooks (profilers). The kernels of this package are specialised on their constants
+    only, so the form that the first launch compiles serves all launches, which call Triton's launcher directly. They pass
+    addresses, because for a tensor the launcher queries the driver.
 
     Args:
-        kernel: A ``triton.jit`` function that takes tensors, then numbers, then constants: at most ``MOST_ARGUMENTS``.
+        kernel: A ``triton.jit`` function of tensors, then integers, then constants; at most ``MOST_ARGUMENTS`` in all.
         grid: Number of blocks along three axes.
-        numbers: Integer arguments after the tensors, in the order of the kernel's signature.
+        integers: Integer arguments after the tensors, in the order of the kernel's signature.
         constants: The constants by name.
         warps: Warps in a block.
-        fused: Whether a product and a sum may be one instruction that rounds once. With it, bytes are divided by 255 exactly.
+        fp_fusion: Whether a product and a sum may be one instruction that rounds once, which ``byte_share`` relies on.
         registers: Maximum number of registers per thread, to bound the registers of a block. Default: the compiler chooses.
     """
 
-    __slots__ = ("_compiled", "_constants", "_grid", "_kernel", "_options", "_tail")
+    __slots__ = ("_compiled", "_constants", "_grid", "_integers", "_kernel", "_options")
 
     def __init__(
         self,
         kernel: Any,
         grid: tuple[int, int, int],
-        numbers: Sequence[int],
+        integers: Sequence[int],
         constants: dict[str, Any],
         *,
         warps: int = 4,
-        fused: bool = True,
+        fp_fusion: bool = True,
         registers: int | None = None,
     ) -> None:
         self._kernel = kernel
         self._grid = grid
-        self._tail = tuple(numbers)
+        self._integers = tuple(integers)
         self._constants = constants
         # Always passed, since the compiler's default differs between versions.
-        self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fused}
+        self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fp_fusion}
         if registers is not None:
             self._options["maxnreg"] = registers
-        self._compiled: dict[int, _Compiled] = {}
+        self._compiled: dict[int, _CompiledKernel] = {}
 
     def __call__(
-        self, tensors: Sequence[Tensor], grid: tuple[int, int, int] | None = None, numbers: Sequence[int] | None = None
+        self, tensors: Sequence[Tensor], grid: tuple[int, int, int] | None = None, integers: Sequence[int] | None = None
     ) -> None:
         """Launch on the current stream of the current device, which the tensors are on.
 
         Args:
             tensors: In the order of the kernel's arguments.
             grid: Grid of this call, if it differs between batches, as for boxes. Default: the grid of the constructor.
-            numbers: Integer arguments of this call. Default: those of the constructor.
+            integers: Integer arguments of this call. Default: the integers of the constructor.
 
         Cost:
             No synchronisation; the first launch of a form compiles it.
@@ -104,51 +106,53 @@ class Launch:
         device = tensors[0].get_device()
         compiled = self._compiled.get(device)
         if compiled is not None:
-            tail = compiled.tail if numbers is None else (*numbers, *compiled.constants)
+            arguments = compiled.arguments if integers is None else (*integers, *compiled.constants)
             stream = current_stream(device)
             addresses = map(Tensor.data_ptr, tensors)
-            # No data for hooks, and no hooks.
+            # Three times None: metadata for hooks, hook before the launch, hook after it.
             compiled.launcher(
-                *(grid or self._grid), stream, compiled.function, compiled.metadata, None, None, None, *addresses, *tail
+                *(grid or self._grid), stream, compiled.function, compiled.metadata, None, None, None, *addresses, *arguments
             )
             return
         grid = grid or self._grid
-        tail = self._tail if numbers is None else tuple(numbers)
+        arguments = self._integers if integers is None else tuple(integers)
         form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
-        jobs = _compiling.get()
+        jobs = _pending.get()
         if jobs is None:
-            self._compile(form, self._kernel[grid], tensors, tail)
-        elif form not in _forms and hasattr(self._kernel, "warmup"):  # not in Triton 3.4's interpreter
-            jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, tail))
+            self._compile(form, self._kernel[grid], tensors, arguments)
+        elif form not in _compiled_forms and hasattr(self._kernel, "warmup"):  # not in Triton 3.4's interpreter
+            jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, arguments))
 
-    def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+    def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
         with on_device(tensors[0].device):
-            kernel = compiler(*tensors, *numbers, **self._constants, **self._options)
+            kernel = compiler(*tensors, *integers, **self._constants, **self._options)
             if kernel is not None:  # the interpreter compiles nothing
-                names = self._kernel.arg_names[len(tensors) + len(numbers) :]
+                names = self._kernel.arg_names[len(tensors) + len(integers) :]
                 constants = tuple(self._constants[name] for name in names)
                 # ``run`` is read first: reading it loads the kernel, which sets ``function``.
-                compiled = _Compiled(kernel.run, kernel.function, kernel.packed_metadata, constants, (*self._tail, *constants))
+                compiled = _CompiledKernel(
+                    kernel.run, kernel.function, kernel.packed_metadata, constants, (*self._integers, *constants)
+                )
                 self._compiled[tensors[0].get_device()] = compiled
-                _forms.add(form)
+                _compiled_forms.add(form)
 
 
 @contextmanager
-def compiled_together() -> Iterator[None]:
-    """Context manager in which launches of new forms do not run. Their kernels are compiled in parallel at its end.
+def compile_in_parallel() -> Iterator[None]:
+    """Return a context manager in which launches of new forms do not run, and at whose end their kernels are compiled.
 
-    A nested context leaves its compilations to the outer context. Only the part of Triton's compiler that is written in Python,
-    a fifth of its time, holds the interpreter lock.
+    They are compiled in threads: four fifths of the compile time do not hold the interpreter lock. A nested context leaves its
+    compilations to the outer context.
     """
-    if _compiling.get() is not None:
+    if _pending.get() is not None:
         yield
         return
     jobs: dict[Any, Callable[[], None]] = {}
-    token = _compiling.set(jobs)
+    token = _pending.set(jobs)
     try:
         yield
     finally:
-        _compiling.reset(token)
+        _pending.reset(token)
     # Errors of the threads are ignored: the launch compiles the kernel again, and raises an error that persists. CPython until
     # 3.11.8 and 3.12.2 may fail to parse in several threads (https://github.com/python/cpython/issues/106905).
     with ThreadPoolExecutor() as threads:
@@ -161,12 +165,12 @@ def _empty_kernel() -> None:
 
 
 def compile_and_run(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
-    """Compile and run ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
+    """Call ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
     # At the first compilation of a process, Triton takes 0.3 s to build a helper of its driver, and 0.3 s to hash its source
     # for the key of its cache. Threads that start together would each pay both.
     if hasattr(_empty_kernel, "warmup"):  # not in Triton 3.4's interpreter
         _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
-    with compiled_together():
+    with compile_in_parallel():
         launch()
         if other is not None:
             with suppress(Exception):
@@ -174,47 +178,46 @@ def compile_and_run(launch: Callable[[], Any], other: Callable[[], Any] | None) 
     launch()
 
 
-def prepared(pass_: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
-    """Return ``make(pass_, source, rows, out)``, cached per pass by dtype, size and strides of the tensors.
+def cached_launch(pass_: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
+    """Return the launches ``make(pass_, source, rows, out)``, cached per pass by dtype, size and strides of the tensors.
 
-    To make the launch of a crop, a flip and a jitter takes 16 µs of host time, to read it from the cache 1 µs (one core,
-    2026-11-26).
+    For a crop, a flip and a jitter, ``make`` takes 16 µs of host time, and the cache 1 µs (one core, 2026-11-26).
     """
     key = make, source_key(source), out.dtype, out.shape, rows.stride(0), out.stride()
-    value: T | None = pass_.prepared.get(key)
+    value: T | None = pass_.launch_cache.get(key)
     if value is None:
-        if len(pass_.prepared) >= 64:
-            pass_.prepared.clear()
-        value = pass_.prepared[key] = make(pass_, source, rows, out)
+        if len(pass_.launch_cache) >= 64:
+            pass_.launch_cache.clear()
+        value = pass_.launch_cache[key] = make(pass_, source, rows, out)
     return value
 
 
-def read_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
-    """Return the constants of all kernels that read images of one size as the source of an op.
+def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
+    """Return the constants of kernels that read images of one size.
 
-    ``SOURCE_W``: elements between neighbours along x. ``FRAMES``: images per row of the parameter table. ``SCALE``: whether
-    pixels are bytes. ``CHANNELS``: number of channels.
+    ``SOURCE_W``: stride of the source along x, in elements. ``FRAMES``: images per row of the parameter table, the frames of a
+    clip. ``BYTES``: whether pixels are bytes. ``CHANNELS``: number of channels.
     """
     return {
         "SOURCE_W": source.stride(3),
         "FRAMES": pass_.out.each,
-        "SCALE": source.dtype == torch.uint8,
+        "BYTES": source.dtype == torch.uint8,
         "CHANNELS": source.shape[1],
     }
 
 
-def store_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
-    """Return the constants of all kernels that read images of one size and store output pixels, and the planes of the grid.
+def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
+    """Return the constants of kernels that read images of one size and store output pixels, and the planes of the grid.
 
-    Constants of the output: ``OUT_W``: elements between neighbours along x. ``PROGRAM``, ``COUNT``: pointwise ops
-    (``points.py``) and their number. ``RGB``: whether a block computes all three channels. The kernels of passes that can skip
-    samples also take ``WAY``: column of the buffer route (``buffers`` in ``taps.py``), or -1.
+    In addition to ``source_constants``: ``OUT_W``: stride of the output along x, in elements. ``PROGRAM``, ``OP_COUNT``:
+    pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes all three channels. The kernels of passes
+    that can skip samples also take ``ROUTE_COLUMN``: column of the buffer route (``select_buffers`` in ``taps.py``), or -1.
     """
     # If the channels of a pixel are adjacent, a block of three planes stores whole pixels.
     channels = source.shape[1]
-    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in pass_.points))
-    constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.program, "COUNT": len(pass_.program), "RGB": rgb}
-    return read_constants(pass_, source) | constants, 1 if rgb else channels
+    rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in pass_.point_ops))
+    constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.program, "OP_COUNT": len(pass_.program), "RGB": rgb}
+    return source_constants(pass_, source) | constants, 1 if rgb else channels
 
 
 def source_key(source: Tensor | Ragged) -> tuple[Any, ...]:
@@ -226,7 +229,7 @@ def source_key(source: Tensor | Ragged) -> tuple[Any, ...]:
 
 
 def is_current(device: torch.device) -> bool:
-    """Whether launches go to ``device``: Triton launches on the current device, regardless of the device of the tensors."""
+    """Return whether launches go to ``device``: Triton launches on the current device, whatever the device of the tensors."""
     return device.index is None or device.index == current_device()  # the interpreter's device, a CPU, has no index
 
 

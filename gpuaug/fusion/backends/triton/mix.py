@@ -1,4 +1,4 @@
-"""Triton kernels of mixes: of images, as the front of a pass; and of labels, as class probabilities."""
+"""Triton kernels of mixes, which combine each sample with a partner sample: of images, and of labels as class probabilities."""
 
 import functools
 from typing import Any
@@ -8,33 +8,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, on_device, prepared, store_constants
-from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, stored_as
-from gpuaug.fusion.backends.triton.points import points
+from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, on_device, output_constants
+from gpuaug.fusion.backends.triton.pixel_math import as_float, byte_share, to_output_type
+from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
 from gpuaug.fusion.program.plan import OpPass
 
 TILE = 1024
-"""Consecutive pixels of a block."""
+"""Consecutive pixels per thread block."""
 
 MOST_CLASSES = 1024
-"""Maximum number of classes of a block."""
+"""Maximum number of classes per thread block."""
 
 SIZES = ("height", "width", "row_stride")
 STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 
 @triton.jit
-def load_unit_pixel(pointer, in_bounds, SCALE: tl.constexpr):
-    """Load pixels in [0, 1], with bytes divided as torch does, bit for bit."""
-    value = as_float(tl.load(pointer, mask=in_bounds, other=0), SCALE)
-    return byte_share(value) if SCALE else value
+def load_unit_pixel(pointer, in_bounds, BYTES: tl.constexpr):
+    """Load pixels in [0, 1]. ``BYTES``: divide bytes by 255, bit for bit as torch does."""
+    value = as_float(tl.load(pointer, mask=in_bounds, other=0), BYTES)
+    return byte_share(value) if BYTES else value
 
 
 @triton.jit
-def mix_with_partner(pixel, pointer, in_bounds, inside, weight, SCALE: tl.constexpr):
-    """Mix one channel with the partner's channel at ``pointer``: the partner's pixel ``inside``, elsewhere a weighted mean."""
-    partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), SCALE)
+def mix_with_partner(pixel, pointer, in_bounds, inside, weight, BYTES: tl.constexpr):
+    """Mix one channel with the partner's at ``pointer``: its pixel if ``inside``, else a mean in which it has ``weight``."""
+    partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), BYTES)
     # With a weight of 0, pixels remain unchanged, bit for bit.
     return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
 
@@ -42,10 +42,13 @@ def mix_with_partner(pixel, pointer, in_bounds, inside, weight, SCALE: tl.conste
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=["source", "out", "rows"])
 def mix_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr,
-    PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr,
+    PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Mix each image with its partner; frames of a clip with the partner's frames of the same index.
+    """Mix each image with its partner, and each frame of a clip with the frame of the same index of the partner.
+
+    Columns of a row: apply mask, partner, weight of its label, weight of its pixels, and left, top, right, bottom of the pasted
+    rectangle. Constants: see ``output_constants`` in ``launch.py``.
 
     Grid: (tiles per image, samples, planes; with ``RGB`` one plane).
     """
@@ -58,78 +61,91 @@ def mix_kernel(
     y = index // width
     channel_pixel = source + plane * source_c + y * source_h + x * SOURCE_W
     pixel = channel_pixel + sample.to(tl.int64) * source_b
-    r = load_unit_pixel(pixel, in_bounds, SCALE)
-    g = load_unit_pixel(pixel + source_c, in_bounds, SCALE) if RGB else r
-    b = load_unit_pixel(pixel + 2 * source_c, in_bounds, SCALE) if RGB else r
+    r = load_unit_pixel(pixel, in_bounds, BYTES)
+    g = load_unit_pixel(pixel + source_c, in_bounds, BYTES) if RGB else r
+    b = load_unit_pixel(pixel + 2 * source_c, in_bounds, BYTES) if RGB else r
     if tl.load(row) != 0:
         partner = channel_pixel + (tl.load(row + 1).to(tl.int64) * FRAMES + sample % FRAMES) * source_b
         weight = tl.load(row + 3)
         inside = in_bounds & (x >= tl.load(row + 4)) & (x < tl.load(row + 6)) & (y >= tl.load(row + 5)) & (y < tl.load(row + 7))
-        r = mix_with_partner(r, partner, in_bounds, inside, weight, SCALE)
+        r = mix_with_partner(r, partner, in_bounds, inside, weight, BYTES)
         if RGB:
-            g = mix_with_partner(g, partner + source_c, in_bounds, inside, weight, SCALE)
-            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, inside, weight, SCALE)
-    r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
+            g = mix_with_partner(g, partner + source_c, in_bounds, inside, weight, BYTES)
+            b = mix_with_partner(b, partner + 2 * source_c, in_bounds, inside, weight, BYTES)
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     target = out + sample.to(tl.int64) * out_b + plane * out_c + y * out_h + x * OUT_W
-    tl.store(target, stored_as(r, out.dtype.element_ty), mask=in_bounds)
+    tl.store(target, to_output_type(r, out.dtype.element_ty), mask=in_bounds)
     if RGB:
-        tl.store(target + out_c, stored_as(g, out.dtype.element_ty), mask=in_bounds)
-        tl.store(target + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=in_bounds)
+        tl.store(target + out_c, to_output_type(g, out.dtype.element_ty), mask=in_bounds)
+        tl.store(target + 2 * out_c, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
 
 
 def mix(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None:
     """Launch a pass whose front is a mix on the current stream, in one launch.
 
-    Arguments and shapes: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
+    Arguments and shapes: see ``blur`` in ``filters/blur.py``.
     """
-    prepared(pass_, source, rows, out, _mix_launch)((source, out, rows))
+    cached_launch(pass_, source, rows, out, _mix_launch)((source, out, rows))
 
 
 def _mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
     batch, _, height, width = source.shape
-    constants, planes = store_constants(pass_, source, out)
-    numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, planes), numbers, {**constants, "TILE": TILE})
+    constants, planes = output_constants(pass_, source, out)
+    integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    return Launch(mix_kernel, (triton.cdiv(height * width, TILE), batch, planes), integers, {**constants, "TILE": TILE})
 
 
 @triton.jit
 def class_probabilities(
-    label, column, in_bounds, label_k, DENSE: tl.constexpr, KEPT: tl.constexpr, ON: tl.constexpr, OFF: tl.constexpr
+    label,
+    column,
+    in_bounds,
+    label_k,
+    DENSE: tl.constexpr,
+    DENSE_FACTOR: tl.constexpr,
+    ON_VALUE: tl.constexpr,
+    OFF_VALUE: tl.constexpr,
 ):
     """Return the probabilities of a block of classes. ``label``: address of the class index, or of the first probability."""
     if DENSE:
-        return tl.load(label + column * label_k, mask=in_bounds, other=0).to(tl.float32) * KEPT + OFF
+        return tl.load(label + column * label_k, mask=in_bounds, other=0).to(tl.float32) * DENSE_FACTOR + OFF_VALUE
     value = tl.load(label)
     # As float32, because half precision cannot represent all class indices.
     is_class = (value.to(tl.float32) == column.to(tl.float32)) if value.dtype.is_floating() else (value.to(tl.int64) == column)
-    return tl.where(is_class, ON, OFF)
+    return tl.where(is_class, ON_VALUE, OFF_VALUE)
 
 
 @triton.jit(do_not_specialize=["row_stride", "label_b", "label_k"], do_not_specialize_on_alignment=["labels", "rows", "out"])
 def labels_kernel(
     labels, rows, out, row_stride, label_b, label_k,
-    CLASSES: tl.constexpr, DENSE: tl.constexpr, MIXED: tl.constexpr, KEPT: tl.constexpr, ON: tl.constexpr, OFF: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CLASSES: tl.constexpr, DENSE: tl.constexpr, MIXED: tl.constexpr, DENSE_FACTOR: tl.constexpr, ON_VALUE: tl.constexpr,
+    OFF_VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convert labels to class probabilities, and mix the probabilities of each sample with those of its partner.
+    """Convert labels to class probabilities, and mix the probabilities of each sample with its partner's.
 
-    Constants: ``DENSE``: labels are probabilities, not indices. ``KEPT``, ``ON``, ``OFF``: label smoothing: factor of a dense
-    label, probability of the labelled class, and of all others. ``MIXED``: whether there are rows of a mix.
+    Constants:
+        DENSE: Whether labels are probabilities, with elements ``label_k`` apart, not class indices.
+        ON_VALUE, OFF_VALUE: Smoothed probability of the labelled class, and of every other class.
+        DENSE_FACTOR: Factor of a dense label, to which OFF_VALUE is added.
+        MIXED: Whether ``rows`` has the parameters of a mix.
 
     Grid: (blocks of classes, samples).
     """
     sample = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     in_bounds = column < CLASSES
-    probabilities = class_probabilities(labels + sample * label_b, column, in_bounds, label_k, DENSE, KEPT, ON, OFF)
+    probabilities = class_probabilities(
+        labels + sample * label_b, column, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
+    )
     if MIXED:
         row = rows + sample * row_stride
         lam = tl.load(row + 2)
         if lam != 0:
             partner = labels + tl.load(row + 1).to(tl.int64) * label_b
-            probabilities = (
-                probabilities * (1 - lam) + class_probabilities(partner, column, in_bounds, label_k, DENSE, KEPT, ON, OFF) * lam
+            partner_probabilities = class_probabilities(
+                partner, column, in_bounds, label_k, DENSE, DENSE_FACTOR, ON_VALUE, OFF_VALUE
             )
+            probabilities = probabilities * (1 - lam) + partner_probabilities * lam
     tl.store(out + sample * CLASSES + column, probabilities.to(out.dtype.element_ty), mask=in_bounds)
 
 
@@ -139,7 +155,7 @@ def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor
     Shape:
         - labels: (B,) or (B, K), any strides
         - rows: (B, columns of the mix), float32; ``None`` if labels are not mixed
-        - returns: (B, K)
+        - returns: (B, K) for K classes
     """
     batch = labels.shape[0]
     out = torch.empty((batch, soft.classes), dtype=soft.type_of(labels), device=labels.device)
@@ -159,9 +175,9 @@ def _launch(soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int
         "CLASSES": soft.classes,
         "DENSE": dense,
         "MIXED": row_stride is not None,
-        "KEPT": soft.kept,
-        "ON": soft.on,
-        "OFF": soft.off,
+        "DENSE_FACTOR": soft.kept,
+        "ON_VALUE": soft.on,
+        "OFF_VALUE": soft.off,
         "BLOCK": block,
     }
     grid = (triton.cdiv(soft.classes, block), batch, 1)

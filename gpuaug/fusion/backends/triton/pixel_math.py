@@ -1,6 +1,6 @@
-"""Arithmetic that kernels share, without loads and stores.
+"""Arithmetic of several kernels, without loads and stores.
 
-Coordinates of a tile's pixels, conversions of bytes and 16-bit values, clamping, byte levels and tables, Gaussian weights,
+Coordinates of the pixels of a tile, conversions of bytes and 16-bit values, clamping, byte levels and tables, Gaussian weights,
 colours, noise.
 """
 
@@ -32,8 +32,9 @@ LEVELS = tl.constexpr(filters.LEVELS)
 def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: tl.constexpr):
     """Return the coordinates (x, y) of a tile's pixels, (TILE_H · TILE_W,) each, line by line.
 
-    They have one axis, because versions of Triton differ in the axis that the threads of a warp lie along, and it must be x.
-    ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x. One thread computes both in a block of at most N / 2 threads.
+    Both arrays have one axis, along which the threads of a warp lie. Of two axes, versions of Triton would choose different
+    ones, and neighbouring threads must have neighbouring x. ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x. One
+    thread computes both in a block of at most N / 2 threads.
     """
     index = tl.arange(0, TILE_H * TILE_W)
     if PAIRED:
@@ -77,7 +78,7 @@ def share_of_65535(value):
 
 
 @triton.jit
-def stored_as(value, TYPE: tl.constexpr):
+def to_output_type(value, TYPE: tl.constexpr):
     """Convert pixels to the dtype of the output: floats, or integers in units of the largest value of their dtype."""
     if tl.uint16 == TYPE:
         return as_16_bits(value)
@@ -107,21 +108,21 @@ def to_centred(bits):
 
 
 @triton.jit
-def pack_word(low, high, KIND: tl.constexpr):
+def pack_word(low, high, TYPE: tl.constexpr):
     """Round two numbers to a 16-bit dtype, and pack them into a word of 32 bits."""
     if COMPILED:
         # One instruction for both numbers; one per number runs at an eighth of the speed.
-        asm: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if tl.bfloat16 == KIND else "cvt.rn.f16x2.f32 $0, $2, $1;"
+        asm: tl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if tl.bfloat16 == TYPE else "cvt.rn.f16x2.f32 $0, $2, $1;"
         return tl.inline_asm_elementwise(asm, "=r,f,f", [low, high], tl.int32, True, 1)
-    low = low.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low | (high.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    low = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return low | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
 def pack_words(r, g, b, TYPE: tl.constexpr):
     """Pack two pixels of three channels, (…, 2), into three words of 32 bits and a fourth that is not stored: (…, 2, 2).
 
-    With a fourth word, neighbouring threads store neighbouring words, and whole cache lines are written.
+    With a fourth word, neighbouring threads store neighbouring words, and sector_index cache lines are written.
     """
     first_r, second_r = tl.split(r)
     first_g, second_g = tl.split(g)
@@ -131,13 +132,13 @@ def pack_words(r, g, b, TYPE: tl.constexpr):
 
 
 @triton.jit
-def as_float(value, SCALE: tl.constexpr):
-    """Convert pixels to float32: with ``SCALE``, integers keep their value; without, uint16 and int16 become fractions."""
-    if value.dtype == tl.uint16 and not SCALE:
+def as_float(value, INTEGERS: tl.constexpr):
+    """Convert pixels to float32: with ``INTEGERS``, integers keep their value; without, uint16 and int16 become fractions."""
+    if value.dtype == tl.uint16 and not INTEGERS:
         return from_16_bits(value)
     if value.dtype == tl.int16:
         return value.to(tl.float32) * (1 / 32767)
-    if SCALE and COMPILED:
+    if INTEGERS and COMPILED:
         # From 32 bits: the compiler would convert from 8 or 16 bits, at a quarter of the speed.
         return tl.inline_asm_elementwise("cvt.rn.f32.s32 $0, $1;", "=f,r", [value.to(tl.int32)], tl.float32, True, 1)
     return value.to(tl.float32)
@@ -151,10 +152,10 @@ def byte_share(value):
 
 
 @triton.jit
-def unit(v):
+def clamp01(value):
     """Clamp to [0, 1]. NaN stays NaN, as in torch."""
-    v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    return tl.minimum(v, 1.0, propagate_nan=tl.PropagateNan.ALL)
+    value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(value, 1.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -164,10 +165,10 @@ def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def equalize_table(counts, pixels, KEEPS: tl.constexpr):
-    """Return the equalized value per level, (LEVELS,) float32, from the number of pixels per level, (LEVELS,) int32.
+def equalize_table(counts, pixels, KEEPS_VALUES: tl.constexpr):
+    """Return the equalized value per byte level, (LEVELS,) float32, from the number of pixels per level, (LEVELS,) int32.
 
-    ``KEEPS``: -1 where values must not change.
+    ``KEEPS_VALUES``: if the channel must not change, return -1 for all levels.
     """
     levels = tl.arange(0, LEVELS)
     last_level = tl.max(tl.where(counts > 0, levels, 0), 0)
@@ -175,46 +176,52 @@ def equalize_table(counts, pixels, KEEPS: tl.constexpr):
     mapped = (tl.cumsum(counts, 0) - counts + step // 2) // tl.maximum(step, 1)
     mapped = tl.where(step == 0, levels, tl.minimum(mapped, 255)).to(tl.float32)
     fractions = tl.div_rn(mapped, 255.0 + 0.0 * mapped)
-    return tl.where(step == 0, -1.0, fractions) if KEEPS else fractions
+    return tl.where(step == 0, -1.0, fractions) if KEEPS_VALUES else fractions
 
 
 @triton.jit
-def tile_side(length, COUNT: tl.constexpr):
-    """Return the length of a tile of CLAHE in pixels, for ``COUNT`` tiles along an axis of ``length`` pixels."""
-    return (length + COUNT - 1) // COUNT
+def tile_side(length, TILE_COUNT: tl.constexpr):
+    """Return the length of a tile of CLAHE in pixels, for ``TILE_COUNT`` tiles along an axis of ``length`` pixels."""
+    return (length + TILE_COUNT - 1) // TILE_COUNT
 
 
 @triton.jit
-def nearest_tiles(index, length, COUNT: tl.constexpr):
+def nearest_tiles(index, length, TILE_COUNT: tl.constexpr):
     """Return the two tiles of CLAHE with the nearest centres along an axis, and the weight of the first.
 
-    Beyond the first or last centre both are the outermost tile. Indices behind the image are clamped to its last pixel.
+    Before the first centre and after the last centre, both are the outermost tile. Indices after the image are clamped to its
+    last pixel.
     """
     index = tl.minimum(index, length - 1)
-    double_side = 2 * tile_side(length, COUNT)
+    double_side = 2 * tile_side(length, TILE_COUNT)
     position = 2 * index + 1 + double_side // 2
     second = position // double_side
     weight = tl.div_rn((double_side - position % double_side).to(tl.float32), double_side + 0.0 * index)
-    return tl.maximum(second - 1, 0), tl.minimum(second, COUNT - 1), weight
+    return tl.maximum(second - 1, 0), tl.minimum(second, TILE_COUNT - 1), weight
 
 
 @triton.jit
-def unit_sum(v, factor, base, FLAGS: tl.constexpr):
-    """Return v · factor + base, clamped to [0, 1]. With ``CLEAN`` in ``FLAGS``, no pixel is NaN, and it is one instruction."""
+def clamped_sum(value, factor, base, FLAGS: tl.constexpr):
+    """Return value · factor + base, clamped to [0, 1].
+
+    If ``FLAGS`` contains ``CLEAN``, no pixel is NaN, and one instruction is enough.
+    """
     if COMPILED and CLEAN & FLAGS:
-        return tl.inline_asm_elementwise("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [v, factor, base], tl.float32, True, 1)
-    return unit(v * factor + base)
+        return tl.inline_asm_elementwise(
+            "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [value, factor, base], tl.float32, True, 1
+        )
+    return clamp01(value * factor + base)
 
 
 @triton.jit
-def unit_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
+def clamped_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
     """Apply ``unit_sum`` to three channels."""
-    return unit_sum(r, factor, base, FLAGS), unit_sum(g, factor, base, FLAGS), unit_sum(b, factor, base, FLAGS)
+    return clamped_sum(r, factor, base, FLAGS), clamped_sum(g, factor, base, FLAGS), clamped_sum(b, factor, base, FLAGS)
 
 
 @triton.jit
 def grey_of(r, g, b, FLAGS: tl.constexpr):
-    """Return the grey of a pixel, the weighted sum of its channels; with torchvision's weights if ``FLAGS`` has its bit."""
+    """Return the weighted sum of the channels of a pixel; with torchvision's weights if ``FLAGS`` has ``TORCHVISION_GREY``."""
     red: tl.constexpr = TORCHVISION_RED if TORCHVISION_GREY & FLAGS else RED
     return r * red + g * GREEN + b * BLUE
 
@@ -228,7 +235,7 @@ def gaussian_exponent(sigma):
 
 @triton.jit
 def gaussian_norm(exponent, TAPS: tl.constexpr):
-    """Return the factor with which the weights of all taps sum to 1. ``exponent``: as returned by ``gaussian_exponent``."""
+    """Return the factor with which the weights of all ``TAPS`` sum to 1. ``exponent``: result of ``gaussian_exponent``."""
     total = exponent * 0
     for tap in tl.static_range(TAPS):
         total += tl.exp((tap - TAPS // 2) * (tap - TAPS // 2) * exponent)
@@ -237,7 +244,7 @@ def gaussian_norm(exponent, TAPS: tl.constexpr):
 
 @triton.jit
 def gaussian_weights(distance, exponent, norm, TAPS: tl.constexpr):
-    """Return the weights of pixels at these distances, float16; 0 beyond the kernel."""
+    """Return the Gaussian weights of pixels at integer distances, float16; 0 for pixels outside the ``TAPS`` of the filter."""
     distance = distance.to(tl.float32)
     return tl.where(tl.abs(distance) <= TAPS // 2, tl.exp(distance * distance * exponent) * norm, 0.0).to(tl.float16)
 
@@ -255,7 +262,7 @@ def scale_saturation(r, g, b, factor):
     minimum = tl.minimum(tl.minimum(r, g), b)
     spread = maximum - minimum
     saturation = spread / tl.where(maximum == 0, 1.0, maximum + 1e-8)
-    new_spread = maximum * unit(saturation * factor)
+    new_spread = maximum * clamp01(saturation * factor)
     scale = new_spread / tl.where(spread == 0, 1.0, spread)
     base = maximum - new_spread
     return (r - minimum) * scale + base, (g - minimum) * scale + base, (b - minimum) * scale + base
@@ -269,14 +276,14 @@ def scale_lightness(r, g, b, threshold, factor):
     sum_of_both = maximum + minimum
     light = sum_of_both * 0.5
     largest_spread = tl.where(sum_of_both < 1, sum_of_both, 2 - sum_of_both)
-    new_light = tl.where(light < threshold, unit(light * factor), light)
+    new_light = tl.where(light < threshold, clamp01(light * factor), light)
     scale = 2 * tl.minimum(new_light, 1 - new_light) / tl.where(largest_spread == 0, 1.0, largest_spread + 1e-8)
     return new_light + (r - light) * scale, new_light + (g - light) * scale, new_light + (b - light) * scale
 
 
 @triton.jit
 def hue_channel(sector, maximum, minimum, falling, rising):
-    """Return a channel in ``sector`` of the six sectors of the hue circle: rising, maximum twice, falling, minimum twice."""
+    """Return the value of a channel by sector of the hue circle, 0 to 5: rising, maximum twice, falling, minimum twice."""
     sector = tl.where(sector >= 6, sector - 6, sector)
     return tl.where(sector == 0, rising, tl.where(sector <= 2, maximum, tl.where(sector == 3, falling, minimum)))
 
@@ -298,66 +305,66 @@ def rotate_hue(r, g, b, turns):
     sector = sector + turns * 6.0
     sector = sector - 6.0 * tl.floor(sector * (1 / 6))
     sector = tl.where(sector >= 6.0, 0.0, sector)
-    whole = tl.floor(sector)
-    fraction = sector - whole
+    sector_index = tl.floor(sector)
+    fraction = sector - sector_index
     low = maximum * (1 - saturation)
     falling = maximum * (1 - fraction * saturation)
     rising = maximum * (1 - (1 - fraction) * saturation)
-    r = hue_channel(whole + 2, maximum, low, falling, rising)
-    g = hue_channel(whole, maximum, low, falling, rising)
-    b = hue_channel(whole + 4, maximum, low, falling, rising)
+    r = hue_channel(sector_index + 2, maximum, low, falling, rising)
+    g = hue_channel(sector_index, maximum, low, falling, rising)
+    b = hue_channel(sector_index + 4, maximum, low, falling, rising)
     return r, g, b
 
 
 @triton.jit
-def normalized(v, mean, std):
-    """Return (v - mean) / std, as one fused product and sum per pixel.
+def normalize(value, mean, std):
+    """Return (value - mean) / std, as one fused product and sum per pixel.
 
-    The error is at most a unit in the last place of v, plus one of the mean, both divided by std.
+    The error is at most a unit in the last place of value, plus one of the mean, both divided by std.
     """
     inverse = 1.0 / std
-    return v * inverse - mean * inverse
+    return value * inverse - mean * inverse
 
 
 @triton.jit
-def power(v, gamma):
-    """Return v ** gamma, for v in [0, 1]."""
-    result = tl.exp2(gamma * tl.log2(tl.where(v > 0, v, 1.0)))
-    return tl.where(v > 0, result, tl.where(v == 0, tl.where(gamma == 0, 1.0, 0.0), v))
+def power(value, gamma):
+    """Return value ** gamma, for value in [0, 1]."""
+    result = tl.exp2(gamma * tl.log2(tl.where(value > 0, value, 1.0)))
+    return tl.where(value > 0, result, tl.where(value == 0, tl.where(gamma == 0, 1.0, 0.0), value))
 
 
 @triton.jit
-def posterized(v, quantum, offset):
-    """Round v · 255 + offset down to a byte, and the byte down to a multiple of ``quantum``."""
-    v = unit(v)
-    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(v * 255 + offset), quantum + 0.0 * v), 255.0 + 0.0 * v) * 255)
-    kept = tl.where(quantum == 256, 0.0, tl.div_rn(levels * quantum, 255.0 + 0.0 * v))
-    return tl.where(quantum == 1, v, kept)
+def posterize(value, quantum, offset):
+    """Round value · 255 + offset down to a byte, and the byte down to a multiple of ``quantum``."""
+    value = clamp01(value)
+    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(value * 255 + offset), quantum + 0.0 * value), 255.0 + 0.0 * value) * 255)
+    rounded = tl.where(quantum == 256, 0.0, tl.div_rn(levels * quantum, 255.0 + 0.0 * value))
+    return tl.where(quantum == 1, value, rounded)
 
 
 @triton.jit
 def normal(x, y, channel, field, width, seed):
     """Return standard normal numbers of one channel, from Philox with the counter (pixel index, channel, field, 0)."""
-    c0 = (y * width + x).to(tl.uint32)
-    c1 = (c0 * 0 + channel.to(tl.uint32)).to(tl.uint32)
-    c2 = (c0 * 0 + field.to(tl.uint32)).to(tl.uint32)
-    c3 = c0 * 0
-    k0 = seed.to(tl.uint32)
-    k1 = k0 * 0
-    m0 = tl.full((), MULTIPLIER_0, tl.uint32)
-    m1 = tl.full((), MULTIPLIER_1, tl.uint32)
+    counter0 = (y * width + x).to(tl.uint32)
+    counter1 = (counter0 * 0 + channel.to(tl.uint32)).to(tl.uint32)
+    counter2 = (counter0 * 0 + field.to(tl.uint32)).to(tl.uint32)
+    counter3 = counter0 * 0
+    key0 = seed.to(tl.uint32)
+    key1 = key0 * 0
+    multiplier0 = tl.full((), MULTIPLIER_0, tl.uint32)
+    multiplier1 = tl.full((), MULTIPLIER_1, tl.uint32)
     for _ in tl.static_range(10):
-        high0 = tl.umulhi(m0, c0)
-        high1 = tl.umulhi(m1, c2)
-        low0 = m0 * c0
-        low1 = m1 * c2
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
-        k0 = k0 + tl.full((), INCREMENT_0, tl.uint32)
-        k1 = k1 + tl.full((), INCREMENT_1, tl.uint32)
-    first = (c0 >> 8).to(tl.int32).to(tl.float32)
-    second = (c1 >> 8).to(tl.int32).to(tl.float32)
+        high0 = tl.umulhi(multiplier0, counter0)
+        high1 = tl.umulhi(multiplier1, counter2)
+        low0 = multiplier0 * counter0
+        low1 = multiplier1 * counter2
+        counter0 = high1 ^ counter1 ^ key0
+        counter1 = low1
+        counter2 = high0 ^ counter3 ^ key1
+        counter3 = low0
+        key0 = key0 + tl.full((), INCREMENT_0, tl.uint32)
+        key1 = key1 + tl.full((), INCREMENT_1, tl.uint32)
+    first = (counter0 >> 8).to(tl.int32).to(tl.float32)
+    second = (counter1 >> 8).to(tl.int32).to(tl.float32)
     radius = tl.sqrt(-2.0 * tl.log((first + 1.0) * 5.9604644775390625e-08))
     return radius * tl.cos(3.7450704e-07 * second)

@@ -1,8 +1,9 @@
-"""Pointwise ops as device functions, which kernels of passes call between reading and storing a pixel.
+"""Pointwise ops as device functions, which kernels call between reading and storing a pixel.
 
-A program is a compile-time list of (op code, column of the op in the row, flags), so that a kernel contains the code of its own
-ops only. Parameters that differ between samples are loaded from the sample's row. Arithmetic is in ``pixel_math.py``. The torch
-form of an op is in its file in ``gpuaug.fusion.ops``, or in ``one_of.py`` in ``gpuaug.fusion.policies``.
+A *program* is a compile-time list of (code of the op, its first column in the row, flags), one entry per op, so that a kernel
+contains only the code of these ops. Parameters that differ between samples are loaded from the sample's row of the parameter
+table. Arithmetic is in ``pixel_math.py``. The torch form of an op is in its file in ``gpuaug.fusion.ops``, or in ``one_of.py``
+in ``gpuaug.fusion.policies``.
 """
 
 import triton
@@ -10,16 +11,16 @@ import triton.language as tl
 
 from gpuaug.fusion.backends.triton.pixel_math import (
     CLEAN,
+    clamp01,
+    clamped_sums,
     grey_of,
     normal,
-    normalized,
-    posterized,
+    normalize,
+    posterize,
     power,
     rotate_hue,
     scale_lightness,
     scale_saturation,
-    unit,
-    unit_sums,
 )
 from gpuaug.fusion.ops import channel, color, color_jitter, positional
 from gpuaug.fusion.ops.base import MOST_CODES
@@ -51,37 +52,38 @@ FROM_CONTRAST = tl.constexpr(color_jitter.FROM_CONTRAST)
 
 
 @triton.jit
-def adjust(r, g, b, row, mean, adjustment, AROUND_MEAN: tl.constexpr, ACTIVE: tl.constexpr):
+def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.constexpr):
     """Apply one adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
-    ``ACTIVE`` has a bit per adjustment that the jitter may make, ``CLEAN`` if no pixel is NaN, and ``TORCHVISION_GREY`` if grey
-    has torchvision's weights.
+    ``IS_JITTER``: adjust as Kornia's ``ColorJitter``, whose contrast scales differences from ``mean``; else as ``ColorJiggle``.
+    ``FLAGS``: bit n if the jitter may make adjustment n, ``CLEAN`` if no pixel is NaN, ``TORCHVISION_GREY`` for torchvision's
+    weights of grey.
     """
-    if ACTIVE & 1:
+    if FLAGS & 1:
         if adjustment == 0:
             factor = tl.load(row + 1)
-            if AROUND_MEAN:
-                r, g, b = unit_sums(r, g, b, factor, 0.0, ACTIVE)
+            if IS_JITTER:
+                r, g, b = clamped_sums(r, g, b, factor, 0.0, FLAGS)
             else:
                 base = factor - 1
-                r, g, b = unit_sums(r, g, b, 1.0, base, ACTIVE)
-    if ACTIVE & 2:
+                r, g, b = clamped_sums(r, g, b, 1.0, base, FLAGS)
+    if FLAGS & 2:
         if adjustment == 1:
             factor = tl.load(row + 2)
-            if AROUND_MEAN:
+            if IS_JITTER:
                 base = mean * (1 - factor)
-                r, g, b = unit_sums(r, g, b, factor, base, ACTIVE)
+                r, g, b = clamped_sums(r, g, b, factor, base, FLAGS)
             else:
-                r, g, b = unit_sums(r, g, b, factor, 0.0, ACTIVE)
-    if ACTIVE & 4:
+                r, g, b = clamped_sums(r, g, b, factor, 0.0, FLAGS)
+    if FLAGS & 4:
         if adjustment == 2:
             factor = tl.load(row + 3)
-            if AROUND_MEAN:
-                grey = (1 - factor) * grey_of(r, g, b, ACTIVE)
-                r, g, b = unit_sums(r, g, b, factor, grey, ACTIVE)
+            if IS_JITTER:
+                grey = (1 - factor) * grey_of(r, g, b, FLAGS)
+                r, g, b = clamped_sums(r, g, b, factor, grey, FLAGS)
             else:
                 r, g, b = scale_saturation(r, g, b, factor)
-    if ACTIVE & 8:
+    if FLAGS & 8:
         if adjustment == 3:
             r, g, b = rotate_hue(r, g, b, tl.load(row + 4))
     return r, g, b
@@ -89,7 +91,7 @@ def adjust(r, g, b, row, mean, adjustment, AROUND_MEAN: tl.constexpr, ACTIVE: tl
 
 @triton.jit
 def permute_channels(r, g, b, channels):
-    """Permute channels. ``channels``: address of the source channel of r, of g and of b."""
+    """Permute channels. ``channels``: address of the indices of the source channels of r, g and b."""
     from_r = tl.load(channels)
     from_g = tl.load(channels + 1)
     from_b = tl.load(channels + 2)
@@ -110,27 +112,27 @@ def apply_op(
     if CODE == BRIGHTNESS:
         change = tl.load(row + 1)
         if tl.load(row + 2) != 0:
-            r, g, b = unit(unit(r) + change), unit(unit(g) + change), unit(unit(b) + change)
+            r, g, b = clamp01(clamp01(r) + change), clamp01(clamp01(g) + change), clamp01(clamp01(b) + change)
         else:
             r, g, b = r + change, g + change, b + change
     elif CODE == CONTRAST:
         change = tl.load(row + 1)
         if tl.load(row + 2) != 0:
-            r, g, b = unit(unit(r) * change), unit(unit(g) * change), unit(unit(b) * change)
+            r, g, b = clamp01(clamp01(r) * change), clamp01(clamp01(g) * change), clamp01(clamp01(b) * change)
         else:
             r, g, b = r * change, g * change, b * change
     elif CODE == SATURATION:
-        r, g, b = scale_saturation(unit(r), unit(g), unit(b), tl.load(row + 1))
-        r, g, b = unit(r), unit(g), unit(b)
+        r, g, b = scale_saturation(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1))
+        r, g, b = clamp01(r), clamp01(g), clamp01(b)
     elif CODE == HUE:
-        r, g, b = rotate_hue(unit(r), unit(g), unit(b), tl.load(row + 1))
-        r, g, b = unit(r), unit(g), unit(b)
+        r, g, b = rotate_hue(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1))
+        r, g, b = clamp01(r), clamp01(g), clamp01(b)
     elif CODE == GAMMA:
         gamma = tl.load(row + 1)
         gain = tl.load(row + 2)
-        r = unit(gain * power(unit(r), gamma))
-        g = unit(gain * power(unit(g), gamma))
-        b = unit(gain * power(unit(b), gamma))
+        r = clamp01(gain * power(clamp01(r), gamma))
+        g = clamp01(gain * power(clamp01(g), gamma))
+        b = clamp01(gain * power(clamp01(b), gamma))
     elif CODE == GRAYSCALE:
         grey = r * tl.load(row + 1) + g * tl.load(row + 2) + b * tl.load(row + 3)
         r, g, b = grey, grey, grey
@@ -140,17 +142,17 @@ def apply_op(
     elif CODE == SOLARIZE:
         threshold = tl.load(row + 1)
         change = tl.load(row + 2)
-        r, g, b = unit(unit(r) + change), unit(unit(g) + change), unit(unit(b) + change)
+        r, g, b = clamp01(clamp01(r) + change), clamp01(clamp01(g) + change), clamp01(clamp01(b) + change)
         r = tl.where(r < threshold, r, 1 - r)
         g = tl.where(g < threshold, g, 1 - g)
         b = tl.where(b < threshold, b, 1 - b)
     elif CODE == POSTERIZE:
         quantum = tl.load(row + 1)
         offset = tl.load(row + 2)
-        r, g, b = posterized(r, quantum, offset), posterized(g, quantum, offset), posterized(b, quantum, offset)
+        r, g, b = posterize(r, quantum, offset), posterize(g, quantum, offset), posterize(b, quantum, offset)
     elif CODE == SNOW:
-        r, g, b = scale_lightness(unit(r), unit(g), unit(b), tl.load(row + 1), tl.load(row + 2))
-        r, g, b = unit(r), unit(g), unit(b)
+        r, g, b = scale_lightness(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1), tl.load(row + 2))
+        r, g, b = clamp01(r), clamp01(g), clamp01(b)
     elif CODE == SHUFFLE:
         r, g, b = permute_channels(r, g, b, row + 1)
     elif CODE == DROPOUT:
@@ -176,30 +178,30 @@ def apply_op(
         means = row + 1 + plane
         stds = means + CHANNELS
         if CODE == NORMALIZE:
-            r = normalized(r, tl.load(means), tl.load(stds))
-            g = normalized(g, tl.load(means + green_index), tl.load(stds + green_index))
-            b = normalized(b, tl.load(means + blue_index), tl.load(stds + blue_index))
+            r = normalize(r, tl.load(means), tl.load(stds))
+            g = normalize(g, tl.load(means + green_index), tl.load(stds + green_index))
+            b = normalize(b, tl.load(means + blue_index), tl.load(stds + blue_index))
         else:
             r = r * tl.load(stds) + tl.load(means)
             g = g * tl.load(stds + green_index) + tl.load(means + green_index)
             b = b * tl.load(stds + blue_index) + tl.load(means + blue_index)
     elif CODE == JITTER or CODE == JIGGLE:
         if not CLEAN & FLAGS:
-            r, g, b = unit(r), unit(g), unit(b)
-        from_contrast = 0  # 1 from the contrast on
+            r, g, b = clamp01(r), clamp01(g), clamp01(b)
+        from_contrast = 0  # becomes 1 at the contrast
         # A loop, because four copies would not fit into the instruction cache.
         for position in range(4):
             adjustment = tl.load(row + 5 + position).to(tl.int32)
             if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
                 from_contrast = tl.where(adjustment == 1, 1, from_contrast)
-                # Adjustments of the other kernel are replaced by none.
+                # Skip the adjustments of the other of both kernels, before or from the contrast on.
                 other_kernel = 1 if BEFORE_CONTRAST & FLAGS else 0
                 adjustment = tl.where(from_contrast == other_kernel, 4, adjustment)
             r, g, b = adjust(r, g, b, row, mean, adjustment, CODE == JITTER, FLAGS)
         if not BEFORE_CONTRAST & FLAGS:
             if FLAGS & 8 or (FLAGS & 4 and CODE == JIGGLE):
                 # The other adjustments end with a clamp.
-                r, g, b = unit(r), unit(g), unit(b)
+                r, g, b = clamp01(r), clamp01(g), clamp01(b)
             if PERMUTES & FLAGS:
                 r, g, b = permute_channels(r, g, b, row + 9)
     return r, g, b
@@ -210,7 +212,7 @@ def apply_op_or_pick(
     r, g, b, x, y, sample, plane, width, row, mean,
     CODE: tl.constexpr, FLAGS: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Apply one op. If the op picks one of several per sample, ``FLAGS`` has a bit per op code, and the row names the code."""
+    """Apply an op, or, for ``ONE_OF``, the op whose code is in the row. ``FLAGS`` then has a bit per possible code."""
     if CODE == ONE_OF:
         picked_code = tl.load(row + 1).to(tl.int32)
         for code in tl.static_range(1, ONE_OF):
@@ -223,16 +225,16 @@ def apply_op_or_pick(
 
 
 @triton.jit
-def points(
+def apply_point_ops(
     r, g, b, x, y, sample, plane, height, width, row, mean,
-    PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
+    PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
 ):  # fmt: skip
-    """Run a program on a tile of one sample.
+    """Run a program of ``OP_COUNT`` ops on a tile of one sample. ``mean``: mean grey of the image, for a contrast.
 
-    With ``RGB``, r, g and b are the channels. Without, r is channel ``plane``, and g and b are copies, which are never stored,
-    so that the compiler removes their computation.
+    With ``RGB``, r, g and b are the three channels. Without, r is channel ``plane``, and g and b are copies of it, which are
+    never stored, so that the compiler removes their computation.
     """
-    for index in tl.static_range(COUNT):
+    for index in tl.static_range(OP_COUNT):
         op_row = row + PROGRAM[index][1]
         if tl.load(op_row) != 0:
             r, g, b = apply_op_or_pick(

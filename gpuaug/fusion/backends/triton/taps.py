@@ -1,20 +1,25 @@
-"""Device functions that read the source of a gather: source coordinates of an output pixel, and the pixels (taps) around them.
+"""Device functions that read the source of a gather, the op of a pass that moves pixels.
 
-Values r, g and b are three channels with ``RGB``; without, one channel three times. A *line* is a row of pixels; ``row`` is the
-row of the sample in the parameter table. The *window* of a resize is the part of the source that it reads; of a warp, all.
+They compute the source coordinates of an output pixel, and read the source pixels around them, its *taps*. Values r, g and b
+are three channels with ``RGB``; without, one channel three times. A *line* is a row of pixels; ``row`` is the address of the
+sample's row in the parameter table. The *window* of a resize is the part of the source that it reads; the window of a warp is
+the whole source. An *index map* is an integer map of pixels, such as a flip, a crop or padding.
+
+``MAX_VALUE``: 255 for bytes, 65535 for 16-bit values, which the functions return as integers; 0 for values in [0, 1].
 """
 
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, unit_sum
+from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, clamped_sum
 
 
 @triton.jit
-def buffers(route, source, source_b, out, out_b, samples):
-    """Return whether a pass skips the sample, and the sample's source and output in the two buffers, adjacent in memory.
+def select_buffers(route, source, source_b, out, out_b, samples):
+    """Return whether a pass skips the sample, and the buffers that the sample is read from and written to.
 
-    ``route``: address of the buffer route (``_fill_routes`` in ``table/rows.py``). ``samples``: number of samples of a buffer.
+    Both buffers are adjacent in memory. ``route``: address of the sample's buffer route, which is 0 to skip the sample, else
+    1 + source buffer + 2 · output buffer. ``samples``: number of samples per buffer.
     """
     route = tl.load(route).to(tl.int32) - 1
     source += (route & 1).to(tl.int64) * samples * source_b
@@ -23,131 +28,134 @@ def buffers(route, source, source_b, out, out_b, samples):
 
 
 @triton.jit
-def apply_edge(index, low, high, EDGE: tl.constexpr):
-    """Return an index not_padding [low, high): by reflection if ``EDGE`` is 3, else by clamping."""
-    if EDGE == 3:
+def pad_index(index, low, high, PADDING: tl.constexpr):
+    """Return the index of a pixel in [low, high) for any index: by reflection if ``PADDING`` is 3, else by clamping."""
+    if PADDING == 3:
         index = low + tl.abs(index - low)
         index = high - 1 - tl.abs(high - 1 - index)
     return tl.minimum(tl.maximum(index, low), high - 1)
 
 
 @triton.jit
-def map_index(index, row, AXIS: tl.constexpr, MAP: tl.constexpr):
-    """Map an index along one axis through a composed permutation. Return the source index, and whether it is not padding.
+def map_index(index, map_columns, AXIS: tl.constexpr, PADDING: tl.constexpr):
+    """Map an index along one axis through an index map. Return the source index, and whether it is not in constant padding.
 
-    ``MAP``: padding mode (``_MAPS`` in ``backend.py``): 1, no padding; 2, constant; 3, reflection; 4, the border pixel.
+    ``map_columns``: address of the columns of the map. ``PADDING``: 1, no padding; 2, constant; 3, reflection; 4, the border
+    pixel.
     """
-    sign = tl.load(row + 2 * AXIS).to(tl.int32)
-    offset = tl.load(row + 2 * AXIS + 1).to(tl.int32)
+    sign = tl.load(map_columns + 2 * AXIS).to(tl.int32)
+    offset = tl.load(map_columns + 2 * AXIS + 1).to(tl.int32)
     index = sign * index + offset
-    inside = index == index
-    if MAP >= 2:
-        low = tl.load(row + 4 + 2 * AXIS).to(tl.int32)
-        high = tl.load(row + 5 + 2 * AXIS).to(tl.int32)
-        if MAP == 2:
-            inside = (index >= low) & (index < high)
+    not_padding = index == index
+    if PADDING >= 2:
+        low = tl.load(map_columns + 4 + 2 * AXIS).to(tl.int32)
+        high = tl.load(map_columns + 5 + 2 * AXIS).to(tl.int32)
+        if PADDING == 2:
+            not_padding = (index >= low) & (index < high)
             index = tl.minimum(tl.maximum(index, low), high - 1)
         else:
-            index = apply_edge(index, low, high, MAP)
-    return index, inside
+            index = pad_index(index, low, high, PADDING)
+    return index, not_padding
 
 
 @triton.jit
-def tap_axis(index, start, count, row, AXIS: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
-    """Return the source index of a tap along one axis, whether it is in the window, and whether it is not padding.
+def tap_axis(index, start, count, map_columns, AXIS: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr):
+    """Return the source index of a tap along one axis, whether it is in the window, and whether it is not in constant padding.
 
-    ``start``, ``count``: window. ``ZEROS``: pixels outside are 0. ``BEFORE``: padding mode of the permutations before the
-    interpolation, or 0 without permutations.
+    ``start``, ``count``: first pixel and number of pixels of the window. ``ZEROS``: pixels outside the window are 0.
+    ``map_columns``, ``PADDING``: index map map_columns the interpolation (``map_index``); ``PADDING`` is 0 without a map.
     """
     in_window = index == index
     if ZEROS:
         in_window = (index >= 0) & (index < count)
     index = start + tl.minimum(tl.maximum(index, 0), count - 1)
     not_padding = in_window
-    if BEFORE > 0:
-        index, not_padding = map_index(index, row, AXIS, BEFORE)
+    if PADDING > 0:
+        index, not_padding = map_index(index, map_columns, AXIS, PADDING)
     return index, in_window, not_padding
 
 
 @triton.jit
-def load_tap(pointer, offset, in_window, not_padding, fill, SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr):
-    """Load one channel at one tap. Outside the window it is 0 with ``ZEROS``; in constant padding (``BEFORE`` 2), ``fill``."""
-    if BEFORE == 2:
-        value = as_float(tl.load(pointer + offset, mask=in_window & not_padding, other=0), SCALE)
+def load_tap(
+    pointer, offset, in_window, not_padding, fill, MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr
+):
+    """Load one channel at one tap: with ``ZEROS`` 0 outside the window, and ``fill`` in constant padding (``PADDING`` 2)."""
+    if PADDING == 2:
+        value = as_float(tl.load(pointer + offset, mask=in_window & not_padding, other=0), MAX_VALUE)
         return tl.where(in_window & (not_padding == 0), fill, value)
     if ZEROS:
-        return as_float(tl.load(pointer + offset, mask=in_window, other=0), SCALE)
-    return as_float(tl.load(pointer + offset), SCALE)
+        return as_float(tl.load(pointer + offset, mask=in_window, other=0), MAX_VALUE)
+    return as_float(tl.load(pointer + offset), MAX_VALUE)
 
 
 @triton.jit
-def load_resize(axis):
-    """Load the resize along one axis from the parameter table: scale, first pixel of the window, number of pixels."""
-    return tl.load(axis), tl.load(axis + 1).to(tl.int32), tl.load(axis + 2).to(tl.int32)
+def load_resize(columns):
+    """Load the columns of a resize along one axis: scale, first pixel of the window, number of pixels."""
+    return tl.load(columns), tl.load(columns + 1).to(tl.int32), tl.load(columns + 2).to(tl.int32)
 
 
 @triton.jit
 def resize_coordinates(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
     """Return the input coordinates of output pixels along one axis of a resize."""
-    centre = index.to(tl.float32)
+    coordinate = index.to(tl.float32)
     if HALF_PIXEL:
-        centre = (centre + 0.5) * scale
-        return centre if NEAREST else centre - 0.5
-    return centre * scale
+        coordinate = (coordinate + 0.5) * scale
+        return coordinate if NEAREST else coordinate - 0.5
+    return coordinate * scale
 
 
 @triton.jit
-def source_coordinates(x, y, row, KIND: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
+def source_coordinates(x, y, columns, INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
     """Return the input coordinates of output pixels, and the window of the taps: (x, y, start_x, count_x, start_y, count_y).
 
-    ``KIND``: 1, resize; 2, affine; 3, perspective (``_KINDS`` in ``backend.py``).
+    ``columns``: address of the columns of the interpolation. ``INTERPOLATION``: 1, resize; 2, affine; 3, perspective.
     """
-    if KIND == 1:
-        scale_x, start_x, count_x = load_resize(row)
-        scale_y, start_y, count_y = load_resize(row + 3)
-        at_x = resize_coordinates(x, scale_x, HALF_PIXEL, NEAREST)
-        at_y = resize_coordinates(y, scale_y, HALF_PIXEL, NEAREST)
+    if INTERPOLATION == 1:
+        scale_x, start_x, count_x = load_resize(columns)
+        scale_y, start_y, count_y = load_resize(columns + 3)
+        source_x = resize_coordinates(x, scale_x, HALF_PIXEL, NEAREST)
+        source_y = resize_coordinates(y, scale_y, HALF_PIXEL, NEAREST)
     else:
-        fx = x.to(tl.float32)
-        fy = y.to(tl.float32)
-        at_x = tl.load(row) * fx + (tl.load(row + 1) * fy + tl.load(row + 2))
-        at_y = tl.load(row + 3) * fx + (tl.load(row + 4) * fy + tl.load(row + 5))
-        sizes = row + 6
-        if KIND == 3:
-            depth = tl.load(row + 6) * fx + (tl.load(row + 7) * fy + tl.load(row + 8))
-            at_x = tl.div_rn(at_x, depth)
-            at_y = tl.div_rn(at_y, depth)
-            sizes = row + 9
+        x_float = x.to(tl.float32)
+        y_float = y.to(tl.float32)
+        source_x = tl.load(columns) * x_float + (tl.load(columns + 1) * y_float + tl.load(columns + 2))
+        source_y = tl.load(columns + 3) * x_float + (tl.load(columns + 4) * y_float + tl.load(columns + 5))
+        sizes = columns + 6
+        if INTERPOLATION == 3:
+            depth = tl.load(columns + 6) * x_float + (tl.load(columns + 7) * y_float + tl.load(columns + 8))
+            source_x = tl.div_rn(source_x, depth)
+            source_y = tl.div_rn(source_y, depth)
+            sizes = columns + 9
         # Clamped, because a larger float would not convert to an integer. All such pixels are outside.
         limit = 1048576.0
-        at_x = tl.minimum(tl.maximum(tl.where(at_x == at_x, at_x, -limit), -limit), limit)
-        at_y = tl.minimum(tl.maximum(tl.where(at_y == at_y, at_y, -limit), -limit), limit)
+        source_x = tl.minimum(tl.maximum(tl.where(source_x == source_x, source_x, -limit), -limit), limit)
+        source_y = tl.minimum(tl.maximum(tl.where(source_y == source_y, source_y, -limit), -limit), limit)
         start_x = 0
         start_y = 0
         count_x = tl.load(sizes).to(tl.int32)
         count_y = tl.load(sizes + 1).to(tl.int32)
-    return at_x, at_y, start_x, count_x, start_y, count_y
+    return source_x, source_y, start_x, count_x, start_y, count_y
 
 
 @triton.jit
-def first_neighbour(at, start, count, HALF_PIXEL: tl.constexpr):
-    """Return the first of the two neighbours of coordinate ``at``, and the weight of the second.
+def first_neighbour(coordinate, start, count, HALF_PIXEL: tl.constexpr):
+    """Return the first of the two pixels next to a coordinate along one axis, and the weight of the second.
 
-    Both neighbours are read through one address, so they lie in the window: at its end, they are its last two pixels. In a
-    window of one pixel, they are this pixel and a neighbour in the image, with weight 0 for the latter.
+    Both pixels are read through one address, so both lie in the window: at the end of the window, they are its last two
+    pixels. If the window has one pixel, they are this pixel and its neighbour in the image, which has weight 0.
     """
     if HALF_PIXEL:
-        at = tl.minimum(tl.maximum(at, 0.0), (count - 1).to(tl.float32))
-    first = tl.minimum(tl.floor(at).to(tl.int32), tl.maximum(count - 2, -start))
+        coordinate = tl.minimum(tl.maximum(coordinate, 0.0), (count - 1).to(tl.float32))
+    first = tl.minimum(tl.floor(coordinate).to(tl.int32), tl.maximum(count - 2, -start))
     # Clamped, because rounding may move the last coordinate beyond the window.
-    return first, unit_sum(at, 1.0, -first.to(tl.float32), CLEAN)
+    return first, clamped_sum(coordinate, 1.0, -first.to(tl.float32), CLEAN)
 
 
 @triton.jit
-def half_to_even(at):
-    """Round to the nearest integer, halves to the even one, as ``grid_sample`` does."""
-    floor = tl.floor(at)
-    fraction = at - floor
+def half_to_even(coordinate):
+    """Round to the nearest integer, and halves to the nearest even integer, as ``grid_sample`` does."""
+    floor = tl.floor(coordinate)
+    fraction = coordinate - floor
     odd = (floor.to(tl.int32) & 1) != 0
     rounds_up = (fraction > 0.5) | ((fraction == 0.5) & odd)
     return floor.to(tl.int32) + rounds_up.to(tl.int32)
@@ -155,53 +163,56 @@ def half_to_even(at):
 
 @triton.jit
 def interpolate_taps(
-    pointer, o00, o10, o01, o11, f00, f10, f01, f11, w00, w10, w01, w11, right, lower, fill,
-    SCALE: tl.constexpr, ZEROS: tl.constexpr, BEFORE: tl.constexpr,
+    pointer, o00, o10, o01, o11, i00, i10, i01, i11, n00, n10, n01, n11, weight_x, weight_y, fill,
+    MAX_VALUE: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
     """Interpolate one channel bilinearly between four taps.
 
-    ``o``: offsets, ``f``: in the window, ``w``: not padding; indexed by (x, y) of the tap. ``right``, ``lower``: weights of the
-    right and lower taps.
+    ``o``: offset of a tap, ``i``: whether it is in the window, ``n``: whether it is not in constant padding; the digits are its
+    x and y. ``weight_x``, ``weight_y``: weights of the two taps to the right, and of the two lower taps.
     """
-    v00 = load_tap(pointer, o00, f00, w00, fill, SCALE, ZEROS, BEFORE)
-    v10 = load_tap(pointer, o10, f10, w10, fill, SCALE, ZEROS, BEFORE)
-    v01 = load_tap(pointer, o01, f01, w01, fill, SCALE, ZEROS, BEFORE)
-    v11 = load_tap(pointer, o11, f11, w11, fill, SCALE, ZEROS, BEFORE)
-    return lerp(lerp(v00, v10, right, SCALE), lerp(v01, v11, right, SCALE), lower, SCALE)
+    v00 = load_tap(pointer, o00, i00, n00, fill, MAX_VALUE, ZEROS, PADDING)
+    v10 = load_tap(pointer, o10, i10, n10, fill, MAX_VALUE, ZEROS, PADDING)
+    v01 = load_tap(pointer, o01, i01, n01, fill, MAX_VALUE, ZEROS, PADDING)
+    v11 = load_tap(pointer, o11, i11, n11, fill, MAX_VALUE, ZEROS, PADDING)
+    return lerp(lerp(v00, v10, weight_x, MAX_VALUE), lerp(v01, v11, weight_x, MAX_VALUE), weight_y, MAX_VALUE)
 
 
 @triton.jit
-def weight_inside(at, count, NEAREST: tl.constexpr):
+def weight_inside(coordinate, count, NEAREST: tl.constexpr):
     """Return the weight of the taps inside the window, along one axis."""
     if NEAREST:
-        index = half_to_even(at)
+        index = half_to_even(coordinate)
         return tl.where((index >= 0) & (index < count), 1.0, 0.0)
-    first = tl.floor(at)
-    second_weight = at - first
+    first = tl.floor(coordinate)
+    second_weight = coordinate - first
     first_weight = tl.where((first >= 0) & (first < count), 1 - second_weight, 0.0)
     return first_weight + tl.where((first >= -1) & (first < count - 1), second_weight, 0.0)
 
 
 @triton.jit
-def blend_fill(value, share, fill):
-    """Blend a pixel with a fill, which has the weight of the taps outside the window. ``share``: weight inside."""
-    return tl.where(share == 1, value, share * (value - fill) + fill)
+def blend_fill(value, weight, fill):
+    """Blend a pixel with a fill. ``weight``: weight of the taps inside the window, from ``weight_inside``."""
+    return tl.where(weight == 1, value, weight * (value - fill) + fill)
 
 
 @triton.jit
-def lerp(first, second, share, SCALE: tl.constexpr):
-    """Interpolate linearly between two values. ``share``: weight of the second."""
-    if SCALE:
-        return first + share * (second - first)
-    # No difference, which is NaN for infinities. With a share of 0, the first stays bit for bit: 0 · NaN would be NaN.
-    return tl.where(share == 0, first, first * (1 - share) + second * share)
+def lerp(first, second, weight, MAX_VALUE: tl.constexpr):
+    """Interpolate linearly between two values. ``weight``: weight of the second."""
+    if MAX_VALUE:
+        return first + weight * (second - first)
+    # Not ``second - first``, which is NaN for infinities. With weight 0, ``first`` stays bit for bit: 0 · NaN would be NaN.
+    return tl.where(weight == 0, first, first * (1 - weight) + second * weight)
 
 
 @triton.jit
-def filter_weight(distance, ANTIALIAS: tl.constexpr):
-    """Return the antialiasing weight of a pixel by its distance from the output pixel: triangle (1) or cubic (2)."""
+def filter_weight(distance, FILTER: tl.constexpr):
+    """Return the antialiasing weight of a pixel at a distance from the output pixel, in pixels of the smaller image.
+
+    ``FILTER``: 1, triangle; 2, cubic. It is also the radius of the filter.
+    """
     distance = tl.abs(distance)
-    if ANTIALIAS == 1:
+    if FILTER == 1:
         return tl.maximum(1.0 - distance, 0.0)
     near = (1.5 * distance - 2.5) * distance * distance + 1.0
     far = -0.5 * (((distance - 5.0) * distance + 8.0) * distance - 4.0)
@@ -209,101 +220,111 @@ def filter_weight(distance, ANTIALIAS: tl.constexpr):
 
 
 @triton.jit
-def support_range(at, scale, count, ANTIALIAS: tl.constexpr):
-    """Return the first and end index of the pixels with a nonzero weight, per output pixel, and the factor of distances."""
-    support = tl.maximum(scale, 1.0) * ANTIALIAS
-    first = tl.maximum((at - support + 1.0).to(tl.int32), 0)
-    end = tl.minimum((at + support + 1.0).to(tl.int32), count)
+def support_range(coordinate, scale, count, FILTER: tl.constexpr):
+    """Return the range of source pixels with a nonzero weight, per output pixel, and the factor of distances from it."""
+    support = tl.maximum(scale, 1.0) * FILTER
+    first = tl.maximum((coordinate - support + 1.0).to(tl.int32), 0)
+    end = tl.minimum((coordinate + support + 1.0).to(tl.int32), count)
     return first, end, tl.minimum(tl.div_rn(1.0, scale), 1.0)
 
 
 @triton.jit
-def padded_range(at, scale, count, ANTIALIAS: tl.constexpr):
-    """Return a range of pixels per output pixel, equally long for all: first index, its scaled distance, spacing, length.
+def padded_range(coordinate, scale, count, FILTER: tl.constexpr):
+    """Return a range of source pixels per output pixel, of one length: first index, its scaled distance, spacing, length.
 
-    The range contains all pixels with a nonzero weight, and lies in the window.
+    The range contains all source pixels with a nonzero weight, and lies in the window.
     """
-    first, _, shrink = support_range(at, scale, count, ANTIALIAS)
-    length = tl.minimum(tl.ceil(2 * ANTIALIAS * tl.maximum(scale, 1.0)).to(tl.int32), count)
+    first, _, shrink = support_range(coordinate, scale, count, FILTER)
+    length = tl.minimum(tl.ceil(2 * FILTER * tl.maximum(scale, 1.0)).to(tl.int32), count)
     first = tl.minimum(first, count - length)
-    return first, (first.to(tl.float32) - at) * shrink, shrink, length
+    return first, (first.to(tl.float32) - coordinate) * shrink, shrink, length
 
 
 @triton.jit
-def weight_sum(at, scale, count, ANTIALIAS: tl.constexpr):
+def weight_sum(coordinate, scale, count, FILTER: tl.constexpr):
     """Return the sum of the weights of all pixels, per output pixel, along one axis."""
-    _, distance, shrink, length = padded_range(at, scale, count, ANTIALIAS)
-    sum_of_weights = at * 0.0
+    _, distance, shrink, length = padded_range(coordinate, scale, count, FILTER)
+    sum_of_weights = coordinate * 0.0
     # No range: the interpreter does not support ranges up to a loaded number.
     tap = 0
     while tap < length:
-        sum_of_weights += filter_weight(tap * shrink + distance, ANTIALIAS)
+        sum_of_weights += filter_weight(tap * shrink + distance, FILTER)
         tap += 1
     return sum_of_weights
 
 
 @triton.jit
-def add_weighted(total, share, value, SCALE: tl.constexpr):
-    """Return ``total + share * value``; ``total`` if the share is 0, because 0 · NaN would be NaN."""
-    if SCALE:
-        return total + share * value
-    return tl.where(share == 0, total, total + share * value)
+def add_weighted(total, weight, value, MAX_VALUE: tl.constexpr):
+    """Return ``total + weight * value``. If the weight is 0, return ``total``, because 0 · NaN would be NaN."""
+    if MAX_VALUE:
+        return total + weight * value
+    return tl.where(weight == 0, total, total + weight * value)
 
 
 @triton.jit
 def negative_zeros(like):
-    """Return -0.0, to which sums add their first term without a change of bits. Triton replaces a constant -0 by 0."""
+    """Return -0.0 in the shape of ``like``. Sums start from it, because -0.0 + x is x bit for bit, which 0.0 + -0.0 is not.
+
+    Computed, because Triton replaces a constant -0 by 0.
+    """
     return tl.zeros(like.shape, tl.float32) * -1.0
 
 
 @triton.jit
 def line_sums(
-    line, at, scale, start, count, before, not_padding_y, plane_stride, fill_r, fill_g, fill_b,
-    SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
+    line, coordinate, scale, start, count, map_columns, not_padding_y, plane_stride, fill_r, fill_g, fill_b,
+    SOURCE_W: tl.constexpr, RGB: tl.constexpr, MAX_VALUE: tl.constexpr, PADDING: tl.constexpr, FILTER: tl.constexpr,
 ):  # fmt: skip
-    """Return the weighted sums of a line's pixels along x, (W,) per channel."""
-    first, distance, shrink, length = padded_range(at, scale, count, ANTIALIAS)
-    r = negative_zeros(at)
+    """Return the weighted sums of a line's pixels along x, (W,) per channel.
+
+    ``line``: address of the line. ``not_padding_y``: whether the line is not in constant padding.
+    """
+    first, distance, shrink, length = padded_range(coordinate, scale, count, FILTER)
+    r = negative_zeros(coordinate)
     g = r
     b = r
     tap = 0
     while tap < length:
-        share = filter_weight(tap * shrink + distance, ANTIALIAS)
+        weight = filter_weight(tap * shrink + distance, FILTER)
         x = start + first + tap
-        in_window = share == share
+        in_window = weight == weight
         not_padding = in_window
-        if BEFORE > 0:
-            x, not_padding = map_index(x, before, 0, BEFORE)
+        if PADDING > 0:
+            x, not_padding = map_index(x, map_columns, 0, PADDING)
             # != 0, because in the interpreter of Triton 3.9 a mask of a scalar and a block is an integer.
             not_padding = (not_padding & not_padding_y) != 0
         offset = (x * SOURCE_W).to(tl.uint32)
-        r = add_weighted(r, share, load_tap(line, offset, in_window, not_padding, fill_r, SCALE, False, BEFORE), SCALE)
+        r = add_weighted(
+            r, weight, load_tap(line, offset, in_window, not_padding, fill_r, MAX_VALUE, False, PADDING), MAX_VALUE
+        )
         if RGB:
-            value_g = load_tap(line + plane_stride, offset, in_window, not_padding, fill_g, SCALE, False, BEFORE)
-            value_b = load_tap(line + 2 * plane_stride, offset, in_window, not_padding, fill_b, SCALE, False, BEFORE)
-            g, b = add_weighted(g, share, value_g, SCALE), add_weighted(b, share, value_b, SCALE)
+            value_g = load_tap(line + plane_stride, offset, in_window, not_padding, fill_g, MAX_VALUE, False, PADDING)
+            value_b = load_tap(line + 2 * plane_stride, offset, in_window, not_padding, fill_b, MAX_VALUE, False, PADDING)
+            g, b = add_weighted(g, weight, value_g, MAX_VALUE), add_weighted(b, weight, value_b, MAX_VALUE)
         tap += 1
     return r, g, b
 
 
 @triton.jit
 def antialiased_line(
-    pointer, y, state, columns, lines, before, line_stride, plane_stride, fill_r, fill_g, fill_b, HALF_PIXEL: tl.constexpr,
-    SOURCE_W: tl.constexpr, RGB: tl.constexpr, SCALE: tl.constexpr, BEFORE: tl.constexpr, ANTIALIAS: tl.constexpr,
-    CLAMP: tl.constexpr,
+    pointer, y, state, resize_x, resize_y, map_columns, line_stride, plane_stride, fill_r, fill_g, fill_b,
+    HALF_PIXEL: tl.constexpr, SOURCE_W: tl.constexpr, RGB: tl.constexpr, MAX_VALUE: tl.constexpr, PADDING: tl.constexpr,
+    FILTER: tl.constexpr, CLAMP: tl.constexpr,
 ):  # fmt: skip
-    """Return the weighted means for the pixels of output line ``y``, (W,) per channel, and the next ``state``.
+    """Return the weighted means for the pixels of output line ``y``, (W,) per channel, and the state for the next line.
 
     If a triangle shrinks the image, each source line has weights in two output lines. So the sums of a source line along x are
-    computed once, and added to both. A state is (output line, next source line, sum of weights, sums of r, g and b).
+    computed once, and added to both output lines. ``state``: (output line that it is for or -1, next source line, sum of
+    weights, sums of r, g and b). ``resize_x``: source coordinates of the columns, scale, window, and inverse sums of weights.
+    ``resize_y``: scale and window. ``CLAMP``: largest value of the result, or 0 not to clamp it.
     """
     state_line, line, total, r, g, b = state
-    at_x, scale_x, start_x, count_x, inverse_x = columns
-    scale_y, start_y, count_y = lines
-    at = resize_coordinates(y, scale_y, HALF_PIXEL, False)
-    first, end, shrink = support_range(at, scale_y, count_y, ANTIALIAS)
-    next_at = resize_coordinates(y + 1, scale_y, HALF_PIXEL, False)
-    zeros = negative_zeros(at_x)
+    source_x, scale_x, start_x, count_x, inverse_x = resize_x
+    scale_y, start_y, count_y = resize_y
+    coordinate = resize_coordinates(y, scale_y, HALF_PIXEL, False)
+    first, end, shrink = support_range(coordinate, scale_y, count_y, FILTER)
+    next_coordinate = resize_coordinates(y + 1, scale_y, HALF_PIXEL, False)
+    zeros = negative_zeros(source_x)
     if y != state_line:
         line = first
         total = 0.0
@@ -313,26 +334,26 @@ def antialiased_line(
     next_g = zeros
     next_b = zeros
     while line < end:
-        at_line = start_y + line
-        not_padding = at_line == at_line
-        if BEFORE > 0:
-            at_line, not_padding = map_index(at_line, before, 1, BEFORE)
+        source_line = start_y + line
+        not_padding = source_line == source_line
+        if PADDING > 0:
+            source_line, not_padding = map_index(source_line, map_columns, 1, PADDING)
         line_r, line_g, line_b = line_sums(
-            pointer + at_line * line_stride, at_x, scale_x, start_x, count_x, before, not_padding, plane_stride,
-            fill_r, fill_g, fill_b, SOURCE_W, RGB, SCALE, BEFORE, ANTIALIAS,
+            pointer + source_line * line_stride, source_x, scale_x, start_x, count_x, map_columns, not_padding, plane_stride,
+            fill_r, fill_g, fill_b, SOURCE_W, RGB, MAX_VALUE, PADDING, FILTER,
         )  # fmt: skip
-        share = filter_weight((line.to(tl.float32) - at) * shrink, ANTIALIAS)
-        total += share
+        weight = filter_weight((line.to(tl.float32) - coordinate) * shrink, FILTER)
+        total += weight
         r, g, b = (
-            add_weighted(r, share, line_r, SCALE),
-            add_weighted(g, share, line_g, SCALE),
-            add_weighted(b, share, line_b, SCALE),
+            add_weighted(r, weight, line_r, MAX_VALUE),
+            add_weighted(g, weight, line_g, MAX_VALUE),
+            add_weighted(b, weight, line_b, MAX_VALUE),
         )
-        if ANTIALIAS == 1:
-            share = filter_weight((line.to(tl.float32) - next_at) * shrink, ANTIALIAS)
-            next_total += share
-            next_r, next_g = add_weighted(next_r, share, line_r, SCALE), add_weighted(next_g, share, line_g, SCALE)
-            next_b = add_weighted(next_b, share, line_b, SCALE)
+        if FILTER == 1:
+            weight = filter_weight((line.to(tl.float32) - next_coordinate) * shrink, FILTER)
+            next_total += weight
+            next_r, next_g = add_weighted(next_r, weight, line_r, MAX_VALUE), add_weighted(next_g, weight, line_g, MAX_VALUE)
+            next_b = add_weighted(next_b, weight, line_b, MAX_VALUE)
         line += 1
     inverse = inverse_x * tl.div_rn(1.0, total)
     r, g, b = r * inverse, g * inverse, b * inverse
@@ -343,19 +364,19 @@ def antialiased_line(
         g = tl.minimum(tl.maximum(g, 0.0), largest)
         b = tl.minimum(tl.maximum(b, 0.0), largest)
     state_line = -1
-    if ANTIALIAS == 1:
+    if FILTER == 1:
         if scale_y >= 1:
             state_line = y + 1
     return r, g, b, (state_line, line, next_total, next_r, next_g, next_b)
 
 
 @triton.jit
-def interpolate_neighbours(pointer, offset, right, lower, line_stride, SOURCE_W: tl.constexpr, SCALE: tl.constexpr):
-    """Interpolate one channel bilinearly between four neighbours. ``offset``: offset of the upper left neighbour."""
-    v00 = as_float(tl.load(pointer + offset), SCALE)
-    v10 = as_float(tl.load(pointer + SOURCE_W + offset), SCALE)
-    v01 = as_float(tl.load(pointer + line_stride + offset), SCALE)
-    v11 = as_float(tl.load(pointer + line_stride + SOURCE_W + offset), SCALE)
-    upper_mean = v00 + right * (v10 - v00)
-    lower_mean = v01 + right * (v11 - v01)
-    return upper_mean + lower * (lower_mean - upper_mean)
+def interpolate_neighbours(pointer, offset, weight_x, weight_y, line_stride, SOURCE_W: tl.constexpr, MAX_VALUE: tl.constexpr):
+    """Interpolate one channel bilinearly between four adjacent pixels. ``offset``: offset of the upper left pixel."""
+    v00 = as_float(tl.load(pointer + offset), MAX_VALUE)
+    v10 = as_float(tl.load(pointer + SOURCE_W + offset), MAX_VALUE)
+    v01 = as_float(tl.load(pointer + line_stride + offset), MAX_VALUE)
+    v11 = as_float(tl.load(pointer + line_stride + SOURCE_W + offset), MAX_VALUE)
+    upper_mean = v00 + weight_x * (v10 - v00)
+    lower_mean = v01 + weight_x * (v11 - v01)
+    return upper_mean + weight_y * (lower_mean - upper_mean)

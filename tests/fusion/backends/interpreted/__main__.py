@@ -25,13 +25,13 @@ def shrink_blocks():
     """Make blocks small, so that small images have several. The interpreter takes its time for each, and for a blur's rows."""
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
     backend.COLOUR_TILE = (16, 32)
-    backend.REST_BLOCK = 256
+    backend.CONTRAST_BLOCK = 256
     tiles.ALONG = small_blur.ALONG = 8
     tiles.TILES = small_blur.TILES = 2
     boxes.BLOCK = 32
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64
-    levels.PART = 110
+    levels.SPLIT_PIXELS = 110
 
 
 def leave_out_overflow_checks():

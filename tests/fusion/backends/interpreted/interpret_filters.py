@@ -112,7 +112,7 @@ def fault(module, images, dtype, memory_format, *, way=False, launches=None):
     floats = images.float() / {torch.uint8: 255, UINT16_UNIT: 65535}.get(images.dtype, 1)
     expected = torch.where(rows[:, 2, None, None, None] != 0, op.apply(floats, rows[:, 2:]), floats).to(dtype)
     got = torch.empty(images.shape, dtype=dtype).to(memory_format=memory_format)
-    step = OpPass(op, (), size, size, (), first=2, route_column=op.width if way else -1)
+    step = OpPass(op, (), size, size, (), first_column=2, route_column=op.width if way else -1)
     launched = backend.OP_KERNELS[op.kernel](step, images, step.rows_of(rows), got)
     if launched != (launches or op.launches):
         return f"{launched} launches"
@@ -126,7 +126,7 @@ def fault_in_strips(name, channels, memory_format):
     module, shape, dtype = STRIPS[name]
     images = torch.rand(2, channels, *shape, generator=torch.Generator().manual_seed(1))
     images = (images * (255 if dtype == torch.uint8 else 65535)).to(torch.int32).to(dtype)
-    with mock.patch.object(blur, "in_strips", return_value=True):
+    with mock.patch.object(blur, "blurs_in_strips", return_value=True):
         return fault(module, images, torch.float16, memory_format, way="odd" in name, launches=1)
 
 

@@ -97,7 +97,7 @@ def masks_agree(name, dtype):
     samples, table, step = [1, 0, 2], torch.cat(tables), plan.passes[0]
 
     def listed(executor):
-        with mock.patch.object(dispatch, "name", return_value=executor):
+        with mock.patch.object(dispatch, "backend_name", return_value=executor):
             made = MaskList(given, samples, Size(3, 3, heights, widths), torch.device("cpu"))
         take_numbers(made)
         return made
@@ -111,7 +111,7 @@ def masks_agree(name, dtype):
     return (
         0 < apart._values.numel() < together._values.numel()
         and got.shape == expected.shape
-        and (got != expected).float().mean() <= (0.01 if step.front.kind else 0)
+        and (got != expected).float().mean() <= (0.01 if step.front.interpolation else 0)
         and bool(expected.any())
     )
 

@@ -390,18 +390,26 @@ def test_boxes_are_where_an_earlier_plan_has_taken_them():
 
 
 BEHIND = (
-    "pipeline must only move and recolour pixels until images have one size behind RandomIoUCrop_0, got {}: only flips and a "
+    "pipeline must only move and recolour pixels until images have one size after RandomIoUCrop_0, got {}: only flips and a "
     "v2.Resize to two sides may follow a crop by boxes. Put v2.Resize((300, 300)) directly after it, or keep RandomIoUCrop_0 "
     "in the dataset."
 )
 OWN_SIZES = "RandomIoUCrop_0 must be a transform that gpuaug.fuse lowers, as it draws a size per image, got {}. Keep it"
 REFUSED = {
     "colour": ([v2.RandomInvert(), RESIZE], gpuaug.ArgumentError, BEHIND.format("RandomInvert_1")),
-    "flip": ([v2.RandomHorizontalFlip()], gpuaug.ArgumentError, "got RandomHorizontalFlip_1 as its end. Put v2.Resize"),
+    "flip": (
+        [v2.RandomHorizontalFlip()],
+        gpuaug.ArgumentError,
+        "got RandomHorizontalFlip_1 at the end. Put v2.Resize",
+    ),
     "one side": ([v2.Resize(30)], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
     "Kornia's": ([K.Resize((30, 26))], gpuaug.ArgumentError, BEHIND.format("Resize_1")),
     "crop": ([v2.RandomResizedCrop(30)], gpuaug.ArgumentError, BEHIND.format("RandomResizedCrop_1")),
-    "end": ([], gpuaug.ArgumentError, "got RandomIoUCrop_0 as its end. Put v2.Resize((300, 300)) directly after it"),
+    "end": (
+        [],
+        gpuaug.ArgumentError,
+        "got RandomIoUCrop_0 at the end. Put v2.Resize((300, 300)) directly after it",
+    ),
     "two": (
         [RESIZE, v2.RandomIoUCrop(), RESIZE],
         gpuaug.ArgumentError,

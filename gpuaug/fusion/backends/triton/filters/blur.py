@@ -1,4 +1,8 @@
-"""Triton kernels of large blurs, and ``blur``, which launches blurs of all sizes. Tiles: ``tiles.py``."""
+"""Triton kernels of large Gaussian blurs, and ``blur``, which launches blurs of all sizes.
+
+A large blur runs in two launches, one per axis, or, for bfloat16 output, in one launch of a block per strip of the image. The
+tiles of thread blocks are in ``tiles.py``.
+"""
 
 from typing import Any
 
@@ -25,11 +29,17 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     tiles_of,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared, read_constants, store_constants
-from gpuaug.fusion.backends.triton.pixel_math import gaussian_exponent, gaussian_norm, gaussian_weights, stored_as, to_centred
-from gpuaug.fusion.backends.triton.taps import buffers
+from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, output_constants, source_constants
+from gpuaug.fusion.backends.triton.pixel_math import (
+    gaussian_exponent,
+    gaussian_norm,
+    gaussian_weights,
+    to_centred,
+    to_output_type,
+)
+from gpuaug.fusion.backends.triton.taps import select_buffers
 from gpuaug.fusion.ops.filters import BlurOp
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, in_strips, is_clean, may_round
+from gpuaug.fusion.program.intermediates import UINT16_UNIT, blurs_in_strips, gives_unit_range, may_round
 from gpuaug.fusion.program.plan import OpPass
 
 STRIP, REACH = 32, 16
@@ -37,22 +47,22 @@ STRIP, REACH = 32, 16
 
 
 @triton.jit
-def blur_along(
-    pointer, first, size, stride, across, sigma,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+def blur_tile_along(
+    pointer, first, size, stride, offsets_across, sigma,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Blur a tile of one plane along its last axis.
 
-    ``first``: index of the first output on that axis, which has ``size`` pixels, ``stride`` elements apart. ``across``:
-    (ACROSS, 1) offsets of the tile's pixels on the other axis.
+    ``first``: index of the first output along the axis. ``size``, ``stride``: number of pixels of the image along the axis, and
+    elements between them. ``offsets_across``: (ACROSS, 1) offsets of the tile's pixels along the other axis.
     """
     exponent = gaussian_exponent(sigma)
     norm = gaussian_norm(exponent, TAPS)
     total = tl.zeros((ACROSS, ALONG), tl.float32)
     for start in tl.static_range(0, ALONG + TAPS - 1, LINES):
         index = first + (start - TAPS // 2) + tl.arange(0, LINES)[None, :]
-        inside = (index >= 0) & (index < size) & (across >= 0)
-        lines = load_lines(pointer + border_index(index, size, BORDER) * stride + across, inside, BORDER, SCALE)
+        inside = (index >= 0) & (index < size) & (offsets_across >= 0)
+        lines = load_lines(pointer + border_index(index, size, BORDER) * stride + offsets_across, inside, BORDER, BYTES)
         total = add_lines(total, lines, start, exponent, norm, TAPS, ALONG)
     return total
 
@@ -60,17 +70,17 @@ def blur_along(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_columns_kernel(
     source, blurred_y, rows, height, width, tiles, row_stride, source_b, source_c, source_h,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr,
-    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
+    CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Blur along y into planes of W x H, so that the axis of the second blur is not contiguous either.
+    """Blur along y into planes of (W, H): like this blur, ``blur_rows_kernel`` then works along an axis that is not contiguous.
 
     Grid: (blocks per image, samples, channels).
     """
     sample = tl.program_id(1)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, _ = buffers(row + WAY, source, source_b, blurred_y, 0, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, _ = select_buffers(row + ROUTE_COLUMN, source, source_b, blurred_y, 0, tl.num_programs(1))
         if skipped:
             return
     if tl.load(row) != 0:
@@ -78,21 +88,21 @@ def blur_columns_kernel(
         first, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
         pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         across = tl.minimum(x, width - 1) * SOURCE_W
-        value = blur_along(
-            pointer, first, height, source_h, across, tl.load(row + 1), TAPS, BORDER, SCALE, ALONG, ACROSS
+        value = blur_tile_along(
+            pointer, first, height, source_h, across, tl.load(row + 1), TAPS, BORDER, BYTES, ALONG, ACROSS
         )  # fmt: skip
-        if SCALE and blurred_y.dtype.element_ty == tl.uint16:
+        if BYTES and blurred_y.dtype.element_ty == tl.uint16:
             value *= 1 / 255
         start = blurred_y + (sample.to(tl.int64) * CHANNELS + plane) * height * width
-        tl.store(start + x * height + y, stored_as(value, blurred_y.dtype.element_ty), mask=(x < width) & (y < height))
+        tl.store(start + x * height + y, to_output_type(value, blurred_y.dtype.element_ty), mask=(x < width) & (y < height))
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def blur_rows_kernel(
     source, blurred_y, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr,
-    OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, WAY: tl.constexpr,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
+    OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
+    ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Blur the output of ``blur_columns_kernel`` along x. Samples whose apply mask is 0 are read from the source.
 
@@ -101,8 +111,8 @@ def blur_rows_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     first, x, y = tile_indices(tiles, ALONG, ACROSS, TILES)
@@ -115,17 +125,19 @@ def blur_rows_kernel(
         b = r
         for channel in range(3 if RGB else 1):
             plane_pointer = start + channel * height * width
-            value = blur_along(plane_pointer, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
+            value = blur_tile_along(plane_pointer, first, width, height, across, sigma, TAPS, BORDER, False, ALONG, ACROSS)
             r, g, b = with_channel(value, channel, r, g, b, RGB)
-        if SCALE and blurred_y.dtype.element_ty == tl.float32:
+        if BYTES and blurred_y.dtype.element_ty == tl.float32:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
         pixel = source + sample.to(tl.int64) * source_b + plane * source_c
         pixel += across * source_h + x * SOURCE_W
-        r, g, b = load_exact_pixels(pixel, x < width, source_c, SCALE, RGB, X_LAST=True)
+        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB, X_LAST=True)
     # A warp stores along x, even if the three channels of a pixel are adjacent.
     x, y, r, g, b = tl.trans(x), tl.trans(y), tl.trans(r), tl.trans(g), tl.trans(b)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+    store_tile(
+        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
+    )  # fmt: skip
 
 
 @triton.jit
@@ -140,23 +152,24 @@ def blur_down(bits, weights_y):
 def blur_strips_kernel(
     source, out, rows, height, width, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr,
-    SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
+    BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr,
     RGB: tl.constexpr, WORDS: tl.constexpr, STRIP: tl.constexpr, REACH: tl.constexpr, ALIGNED: tl.constexpr,
-    WAY: tl.constexpr,
+    ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Blur images in [0, 1] along both axes, by products of float16 matrices of pixels and weights.
 
-    A block goes along a strip by ``REACH`` columns per iteration. It blurs the next ``REACH`` columns along y, with the lines
-    above and below the strip, and then the previous columns along x, which needs the columns on both sides. ``ALIGNED``: lines
-    begin and end at aligned addresses. ``WORDS``: see ``store_tile``.
+    A block moves along a strip by ``REACH`` columns per iteration. It blurs the next ``REACH`` columns along y, with the lines
+    above and below the strip, and then the ``REACH`` columns before them along x, for which it needs the columns on both sides.
+
+    ``STRIP``: height of a strip. ``ALIGNED``: whether lines begin and end at aligned addresses. ``WORDS``: see ``store_tile``.
 
     Grid: (strips per image, samples, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
@@ -210,7 +223,7 @@ def blur_strips_kernel(
                 )
                 store_tile(
                     red, green, blue, first + index[None, :], y, sample, plane, height, width, row, out, out_b, out_c, out_h,
-                    OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
+                    OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
                 )  # fmt: skip
             previous_r, previous_g, previous_b = current_r, current_g, current_b
             current_r, current_g, current_b = next_r, next_g, next_b
@@ -231,10 +244,10 @@ def blur_strips_kernel(
             if ALIGNED:
                 pixel = tl.max_contiguous(tl.multiple_of(pixel, (1, REACH)), (1, REACH))
                 source_c = source_c // REACH * REACH
-            r, g, b = load_exact_pixels(pixel, (x < width) | ALIGNED, source_c, SCALE, RGB, X_LAST=True)
+            r, g, b = load_exact_pixels(pixel, (x < width) | ALIGNED, source_c, BYTES, RGB, X_LAST=True)
             store_tile(
                 r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
-                OUT_W, PROGRAM, COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
+                OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, first, WORDS, X_LAST=True,
             )  # fmt: skip
 
 
@@ -243,9 +256,9 @@ def blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> in
 
     Args:
         pass_: The pass.
-        source: Input, of a type in ``PIXELS`` or ``UINT16_UNIT``, any strides.
+        source: Input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides.
         rows: Parameter table.
-        out: Output, of a type in ``PIXELS`` or ``UINT16_UNIT``, any strides.
+        out: Output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``, any strides.
 
     Shape:
         - source, out: (B, C, H, W)
@@ -257,7 +270,7 @@ def blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor) -> in
     Cost:
         With two launches, a copy of the images between them: float32, or 16 bits per value, as between passes.
     """
-    prepared_launches = prepared(pass_, source, rows, out, _blur_launches)
+    prepared_launches = cached_launch(pass_, source, rows, out, _blur_launches)
     if isinstance(prepared_launches, Launch):
         prepared_launches((source, out, rows))
         return 1
@@ -276,7 +289,7 @@ def _blur_launches(
     (down, across) = pass_.front.kernel_size
     border = BORDERS[pass_.front.border]
     constants = {"TAPS_Y": down, "TAPS_X": across, "BORDER": border}
-    if in_strips(pass_.front, source.dtype, out.dtype):
+    if blurs_in_strips(pass_.front, source.dtype, out.dtype):
         return _strips_launch(pass_, source, rows, out, constants)
     if pass_.front.launches == 1:
         return small_blur(pass_, source, rows, out, constants)
@@ -286,21 +299,21 @@ def _blur_launches(
         blur_columns_kernel,
         (blocks, batch, channels),
         (height, width, tiles_across, rows.stride(0), *source.stride()[:3]),
-        {**read_constants(pass_, source), "WAY": pass_.route_column, **tile, "BORDER": border, "TAPS": down},
+        {**source_constants(pass_, source), "ROUTE_COLUMN": pass_.route_column, **tile, "BORDER": border, "TAPS": down},
         warps=tile["TILES"],
     )
     rows_launch = storing_launch(blur_rows_kernel, pass_, source, rows, out, {"TAPS": across, "BORDER": border}, along_x=True)
-    rounds = is_clean(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
+    rounds = gives_unit_range(pass_.front, source.dtype) and may_round(pass_, source.dtype, out.dtype)
     return columns_launch, rows_launch, UINT16_UNIT if rounds else torch.float32
 
 
 def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:
     batch, _, height, width = source.shape
-    constants, planes = store_constants(pass_, source, out)
-    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "WAY": pass_.route_column}
+    constants, planes = output_constants(pass_, source, out)
+    constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "ROUTE_COLUMN": pass_.route_column}
     # Images between passes begin at aligned addresses; images of users may not.
-    aligned = pass_.first > 0 and source.dtype == UINT16_UNIT
+    aligned = pass_.first_column > 0 and source.dtype == UINT16_UNIT
     constants["ALIGNED"] = aligned and not any(size % REACH for size in (*source.stride()[:3], width))
     constants["WORDS"] = constants["RGB"] and out.stride(1) == 1 and width % 2 == 0
-    numbers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), numbers, constants, warps=2, registers=160)
+    integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    return Launch(blur_strips_kernel, (triton.cdiv(height, STRIP), batch, planes), integers, constants, warps=2, registers=160)

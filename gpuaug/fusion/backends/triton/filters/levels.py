@@ -1,7 +1,7 @@
-"""Triton kernels of equalize, CLAHE and auto contrast, and their launches. Tiles of blocks: ``tiles.py``.
+"""Triton kernels of equalize, CLAHE and auto contrast, and their launches. The tiles of thread blocks are in ``tiles.py``.
 
 The ops run in two launches: the first computes a table per channel (equalize), per tile of a channel (CLAHE), or the minimum
-and maximum of a channel (auto contrast); the second maps the pixels.
+and maximum of a channel (auto contrast); the second maps the pixels. A *level* is a byte, 0 to 255.
 """
 
 from typing import Any, NamedTuple
@@ -25,18 +25,18 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     tile_indices,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared, read_constants
+from gpuaug.fusion.backends.triton.launch import Launch, cached_launch, source_constants
 from gpuaug.fusion.backends.triton.pixel_math import (
     LEVELS,
     as_float,
     byte_share,
+    clamp01,
     equalize_table,
     nearest_tiles,
     tile_side,
     to_level,
-    unit,
 )
-from gpuaug.fusion.backends.triton.taps import buffers
+from gpuaug.fusion.backends.triton.taps import select_buffers
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.program.plan import OpPass
@@ -44,69 +44,73 @@ from gpuaug.fusion.program.plan import OpPass
 EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.FLAT)
 
 BLOCK = 2048
-"""Pixels that a block of ``table_kernel`` reads at once."""
+"""Pixels that a thread block of ``table_kernel`` reads at once."""
 
 TILE_BLOCK = 512
-"""Pixels that a block of ``tile_table_kernel`` reads at once. A tile of CLAHE has some hundreds."""
+"""Pixels that a thread block of ``tile_table_kernel`` reads at once. A tile of CLAHE has some hundreds of pixels."""
 
-PART, MOST_PARTS = 8192, 8
-"""Pixels per block, and maximum number of blocks per channel, in a pass that skips samples, which reads few channels."""
+SPLIT_PIXELS, MOST_SPLITS = 8192, 8
+"""Pixels per split, and maximum number of splits of a channel, in a pass that skips samples.
 
-NUMBERS = ("height", "width", "row_stride", "source_b", "source_c", "source_h")
-TABLES = ("source", "tables", "rows")
+Such a pass reads few channels, so several thread blocks compute the table of a channel, each from one split of it.
+"""
+
+TABLE_SIZES = ("height", "width", "row_stride", "source_b", "source_c", "source_h")
+TABLE_POINTERS = ("source", "tables", "rows")
 
 
 @triton.jit
 def round_to_levels(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
     """Round values in [0, 1] to byte levels, as fractions of 255. NaN stays NaN."""
-    level = tl.floor(unit(value) * FACTOR + OFFSET)
+    level = tl.floor(clamp01(value) * FACTOR + OFFSET)
     return tl.div_rn(level, 255.0 + 0.0 * level)
 
 
-@triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
+@triton.jit(do_not_specialize=[*TABLE_SIZES], do_not_specialize_on_alignment=[*TABLE_POINTERS])
 def table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
-    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, ROUNDS: tl.constexpr, EITHER: tl.constexpr,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr, WAY: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, ENTRIES: tl.constexpr,
+    FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, ROUNDS: tl.constexpr, PICKS_OP: tl.constexpr,
+    BLOCK: tl.constexpr, SPLITS: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Compute the table of a channel (equalize), or its minimum and maximum (auto contrast).
 
     Constants:
-        EITHER: Whether each sample picked one of both ops; its row begins with ``EQUALIZE`` or another nonzero number.
+        PICKS_OP: Whether the op differs by sample: equalize if its row begins with ``EQUALIZE``, else auto contrast.
         ENTRIES: Number of elements of a table; ``LEVELS`` for equalize.
-        PARTS: Number of blocks per channel. With more than one, each writes the int32 pixel counts per level of its part of the
-            channel, or its minimum and maximum, and ``levels_kernel`` combines them.
-        KEEPS: See ``equalize_table``.
-        ROUNDS: Whether auto contrast rounds values to byte levels.
-        WAY: Column of the buffer route, or -1.
+        SPLITS: Number of blocks per channel. If greater than 1, each block writes the int32 pixel counts per level of its split
+            of the channel, or its minimum and maximum, and ``levels_kernel`` combines them.
+        KEEPS_VALUES: Whether the table has -1 for a channel that must not change (``equalize_table``).
+        FACTOR, OFFSET: Map from values in [0, 1] to levels (``to_level``).
+        ROUNDS: Whether auto contrast rounds values to levels.
+        ROUTE_COLUMN: Column of the buffer route, or -1.
 
-    Grid: (samples, planes, parts).
+    Grid: (samples, planes, splits of a channel).
     """
     sample = tl.program_id(0)
     plane = tl.program_id(1)
-    if WAY >= 0:
-        skipped, source, _ = buffers(
-            rows + sample // FRAMES * row_stride + WAY, source, source_b, tables, 0, tl.num_programs(0)
+    if ROUTE_COLUMN >= 0:
+        skipped, source, _ = select_buffers(
+            rows + sample // FRAMES * row_stride + ROUTE_COLUMN, source, source_b, tables, 0, tl.num_programs(0)
         )
         if skipped:
             return
-    part = tl.program_id(2)
-    table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * PARTS + part) * ENTRIES
+    split = tl.program_id(2)
+    table = tables + ((sample.to(tl.int64) * CHANNELS + plane) * SPLITS + split) * ENTRIES
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
-    if PARTS > 1:
-        lines = (height + PARTS - 1) // PARTS
-        pointer += part * lines * source_h
-        height = tl.maximum(tl.minimum(height - part * lines, lines), 0)
+    if SPLITS > 1:
+        lines = (height + SPLITS - 1) // SPLITS
+        pointer += split * lines * source_h
+        height = tl.maximum(tl.minimum(height - split * lines, lines), 0)
     pixels = height * width
     picked = tl.load(rows + sample // FRAMES * row_stride)
     if picked != 0:
-        if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
+        if picked == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
             entries = count_levels(
-                pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, SCALE, FACTOR, OFFSET, False, BLOCK
+                pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, False, BLOCK
             )
-            if PARTS == 1:
-                entries = equalize_table(entries, pixels, KEEPS)
+            if SPLITS == 1:
+                entries = equalize_table(entries, pixels, KEEPS_VALUES)
             tl.store(table + tl.arange(0, ENTRIES), entries)
         else:
             minimum = tl.full((BLOCK,), float("inf"), tl.float32)
@@ -114,7 +118,7 @@ def table_kernel(
             has_nan = tl.zeros((BLOCK,), tl.int32)
             for start in range(0, pixels, BLOCK):
                 index = tl.minimum(start + tl.arange(0, BLOCK), pixels - 1)
-                value = load_exact(pointer + index // width * source_h + index % width * SOURCE_W, SCALE)
+                value = load_exact(pointer + index // width * source_h + index % width * SOURCE_W, BYTES)
                 value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
                 minimum = tl.minimum(minimum, value)
                 maximum = tl.maximum(maximum, value)
@@ -124,11 +128,11 @@ def table_kernel(
             tl.store(range_pointer + 1, tl.max(maximum, 0))
 
 
-@triton.jit(do_not_specialize=[*NUMBERS], do_not_specialize_on_alignment=[*TABLES])
+@triton.jit(do_not_specialize=[*TABLE_SIZES], do_not_specialize_on_alignment=[*TABLE_POINTERS])
 def tile_table_kernel(
     source, tables, rows, height, width, row_stride, source_b, source_c, source_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
-    OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, BLOCK: tl.constexpr, WAY: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, CHANNELS: tl.constexpr, FACTOR: tl.constexpr,
+    OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr, BLOCK: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Compute the table of a tile of a channel for CLAHE, (LEVELS,) uint8.
 
@@ -138,8 +142,8 @@ def tile_table_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, _ = buffers(row + WAY, source, source_b, tables, 0, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, _ = select_buffers(row + ROUTE_COLUMN, source, source_b, tables, 0, tl.num_programs(1))
         if skipped:
             return
     if tl.load(row) != 0:
@@ -149,7 +153,7 @@ def tile_table_kernel(
         left = tile % GRID_W * across
         pointer = source + sample.to(tl.int64) * source_b + plane * source_c
         counts = count_levels(
-            pointer, top, left, down, across, height, width, source_h, SOURCE_W, SCALE, FACTOR, OFFSET, True, BLOCK
+            pointer, top, left, down, across, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, True, BLOCK
         )
         counts = tl.minimum(counts, tl.load(row + 1).to(tl.int32))
         pixels = down * across
@@ -166,83 +170,92 @@ def tile_table_kernel(
 
 
 @triton.jit
-def map_by_table(value, table, pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr, PARTS: tl.constexpr):
-    """Map the pixels of a channel through its table, or, with several ``PARTS``, the table of the sum of their counts."""
-    clamped = unit(value)
+def map_by_table(
+    value, table, pixels, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr, SPLITS: tl.constexpr
+):
+    """Map the pixels of a channel through its table.
+
+    With several ``SPLITS``, the table is computed from the sum of their pixel counts. ``pixels``: number of pixels.
+    """
+    clamped = clamp01(value)
     level = to_level(clamped, FACTOR, OFFSET)
-    if PARTS == 1:
+    if SPLITS == 1:
         result = load_flattened(table + level)
     else:
         levels = tl.arange(0, LEVELS)
         counts = tl.load(table + levels)
-        for part in tl.static_range(1, PARTS):
-            counts += tl.load(table + part * LEVELS + levels)
-        result = tl.reshape(tl.gather(equalize_table(counts, pixels, KEEPS), tl.ravel(level), 0), level.shape)
-    if KEEPS:
+        for split in tl.static_range(1, SPLITS):
+            counts += tl.load(table + split * LEVELS + levels)
+        result = tl.reshape(tl.gather(equalize_table(counts, pixels, KEEPS_VALUES), tl.ravel(level), 0), level.shape)
+    if KEEPS_VALUES:
         result = tl.where(result < 0, tl.div_rn(clamped * 255.0, 255.0 + 0.0 * clamped), result)
     return tl.where(value == value, result, value)
 
 
 @triton.jit
-def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, PARTS: tl.constexpr):
+def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, SPLITS: tl.constexpr):
     """Map the pixels of a channel from [minimum, maximum] to [0, 1].
 
-    If both are equal, pixels become 0, or, if ``EPSILON`` is 0, do not change.
+    ``EPSILON`` is added to the divisor. If minimum and maximum are equal, pixels become 0, or do not change if it is 0.
     """
     table = table.to(tl.pointer_type(tl.float32))
     minimum = tl.load(table)
     maximum = tl.load(table + 1)
-    for part in tl.static_range(1, PARTS):
-        minimum = tl.minimum(minimum, tl.load(table + part * ENTRIES), propagate_nan=tl.PropagateNan.ALL)
-        maximum = tl.maximum(maximum, tl.load(table + part * ENTRIES + 1))
-    flat = (minimum == maximum) | (maximum - minimum <= FLAT)
+    for split in tl.static_range(1, SPLITS):
+        minimum = tl.minimum(minimum, tl.load(table + split * ENTRIES), propagate_nan=tl.PropagateNan.ALL)
+        maximum = tl.maximum(maximum, tl.load(table + split * ENTRIES + 1))
+    is_flat = (minimum == maximum) | (maximum - minimum <= FLAT)
     if EPSILON == 0:
-        minimum = tl.where(flat, 0.0, minimum)
-        maximum = tl.where(flat, 1.0, maximum)
+        minimum = tl.where(is_flat, 0.0, minimum)
+        maximum = tl.where(is_flat, 1.0, maximum)
     result = tl.div_rn(value - minimum, (maximum - minimum + EPSILON) + 0.0 * value)
     if EPSILON > 0:
-        result = tl.where(flat, 0.0, result)
+        result = tl.where(is_flat, 0.0, result)
     if CLIP:
-        result = unit(result)
+        result = clamp01(result)
     return result
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def levels_kernel(
     source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS: tl.constexpr,
-    ROUNDS: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, EITHER: tl.constexpr, PARTS: tl.constexpr,
-    WAY: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    TILES: tl.constexpr, ENTRIES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, KEEPS_VALUES: tl.constexpr,
+    ROUNDS: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, PICKS_OP: tl.constexpr, SPLITS: tl.constexpr,
+    ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Map pixels through the tables, or ranges, that ``table_kernel`` wrote. Constants: see ``table_kernel``.
+    """Map pixels through the tables, or minima and maxima, that ``table_kernel`` wrote.
+
+    Constants: see ``table_kernel``; ``EPSILON``, ``CLIP``: see ``stretch``.
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-    r, g, b = load_exact_pixels(pixel, x < width, source_c, SCALE, RGB)
+    r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
     picked = tl.load(row)
     if picked != 0:
         for channel in range(3 if RGB else 1):
-            table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (PARTS * ENTRIES)
+            table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
             value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            if picked == EQUALIZE if EITHER else ENTRIES == LEVELS:
-                value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS, PARTS)
+            if picked == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
+                value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
             else:
                 value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
-                value = stretch(value, table, ENTRIES, EPSILON, CLIP, PARTS)
+                value = stretch(value, table, ENTRIES, EPSILON, CLIP, SPLITS)
             r, g, b = with_channel(value, channel, r, g, b, RGB)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+    store_tile(
+        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
+    )  # fmt: skip
 
 
 @triton.jit
@@ -251,7 +264,7 @@ def interpolate_tables(
     GRID_W: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Map the pixels of a channel through the tables of the four nearest tiles, interpolated bilinearly."""
-    entry = table + to_level(unit(value), FACTOR, OFFSET)
+    entry = table + to_level(clamp01(value), FACTOR, OFFSET)
     top_left = as_float(load_flattened(entry + (top * GRID_W + left) * LEVELS), True)
     top_right = as_float(load_flattened(entry + (top * GRID_W + right) * LEVELS), True)
     bottom_left = as_float(load_flattened(entry + (bottom * GRID_W + left) * LEVELS), True)
@@ -264,10 +277,10 @@ def interpolate_tables(
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def clahe_kernel(
     source, tables, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
     TILES: tl.constexpr, FACTOR: tl.constexpr, OFFSET: tl.constexpr, GRID_H: tl.constexpr, GRID_W: tl.constexpr,
-    WAY: tl.constexpr,
+    ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Map pixels through the tables that ``tile_table_kernel`` wrote.
 
@@ -276,8 +289,8 @@ def clahe_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     _, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
@@ -292,34 +305,36 @@ def clahe_kernel(
         g = r
         b = r
         for channel in range(3 if RGB else 1):
-            value = load_exact_tile(pixel + channel * source_c, x < width, SCALE)
+            value = load_exact_tile(pixel + channel * source_c, x < width, BYTES)
             channel_table = table + channel * entries
             value = interpolate_tables(
                 value, channel_table, top, bottom, upper_share, left, right, left_share, GRID_W, FACTOR, OFFSET
             )
             r, g, b = with_channel(value, channel, r, g, b, RGB)
     else:
-        r, g, b = load_exact_pixels(pixel, x < width, source_c, SCALE, RGB)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
+    store_tile(
+        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
+    )  # fmt: skip
 
 
 class _LevelsLaunches(NamedTuple):
-    """Both launches of a pass, and its tables."""
+    """Both launches of a pass, and the shape of its tables."""
 
     tables: Launch
     pixels: Launch
     entries: int
-    """Number of table elements per channel, of all parts or tiles."""
+    """Number of table elements per channel, over all splits or tiles."""
     dtype: torch.dtype
     """Dtype of the tables."""
 
 
-def level(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
+def map_levels(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass whose front is equalize, CLAHE or auto contrast on the current stream, in two launches.
 
-    Arguments, shapes and return value: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
+    Arguments, shapes and return value: see ``blur`` in ``blur.py``.
     """
-    launches = prepared(pass_, source, rows, out, _levels_launches)
+    launches = cached_launch(pass_, source, rows, out, _levels_launches)
     tables = torch.empty((*source.shape[:2], launches.entries), dtype=launches.dtype, device=source.device)
     launches.tables((source, tables, rows))
     launches.pixels((source, tables, out, rows))
@@ -329,10 +344,10 @@ def level(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) ->
 def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> _LevelsLaunches:
     op = pass_.front
     batch, channels, height, width = source.shape
-    source_constants = read_constants(pass_, source)
-    numbers = (height, width, rows.stride(0), *source.stride()[:3])
+    common = source_constants(pass_, source)
+    integers = (height, width, rows.stride(0), *source.stride()[:3])
     # A byte is its own level, however the op rounds values in [0, 1].
-    factor, offset = (255.0, 0.5) if source_constants["SCALE"] else op.to_levels
+    factor, offset = (255.0, 0.5) if common["BYTES"] else op.to_levels
     settings: dict[str, Any] = {"FACTOR": factor, "OFFSET": offset}
     if isinstance(op, Clahe):
         settings |= {"GRID_H": op.grid[0], "GRID_W": op.grid[1]}
@@ -340,21 +355,23 @@ def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out:
         tables = Launch(
             tile_table_kernel,
             grid,
-            numbers,
-            {**source_constants, **settings, "WAY": pass_.route_column, "BLOCK": TILE_BLOCK},
-            fused=False,
+            integers,
+            {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": TILE_BLOCK},
+            fp_fusion=False,
         )
         return _LevelsLaunches(
             tables, storing_launch(clahe_kernel, pass_, source, rows, out, settings), op.entries, torch.uint8
         )
-    parts = min(triton.cdiv(height * width, PART), MOST_PARTS) if pass_.route_column >= 0 else 1
-    equalize, contrast = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
-    keeps = isinstance(equalize, Equalize) and equalize.keeps_values
-    settings |= {"ENTRIES": op.entries, "KEEPS": keeps, "PARTS": parts, "EITHER": equalize is not contrast}
-    settings["ROUNDS"] = contrast.rounds and not source_constants["SCALE"]
-    constants = {**source_constants, **settings, "WAY": pass_.route_column, "BLOCK": BLOCK}
-    tables = Launch(table_kernel, (batch, channels, parts), numbers, constants, warps=8)
-    epsilon, clip = (contrast.epsilon, contrast.clips) if isinstance(contrast, AutoContrast) else (0.0, False)
+    splits = min(triton.cdiv(height * width, SPLIT_PIXELS), MOST_SPLITS) if pass_.route_column >= 0 else 1
+    equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
+    keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
+    settings |= {"ENTRIES": op.entries, "KEEPS_VALUES": keeps, "SPLITS": splits, "PICKS_OP": equalize_op is not contrast_op}
+    settings["ROUNDS"] = contrast_op.rounds and not common["BYTES"]
+    constants = {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": BLOCK}
+    tables = Launch(table_kernel, (batch, channels, splits), integers, constants, warps=8)
+    epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
     settings |= {"EPSILON": epsilon, "CLIP": clip}
-    dtype = torch.int32 if parts > 1 and isinstance(equalize, Equalize) else torch.float32
-    return _LevelsLaunches(tables, storing_launch(levels_kernel, pass_, source, rows, out, settings), parts * op.entries, dtype)
+    dtype = torch.int32 if splits > 1 and isinstance(equalize_op, Equalize) else torch.float32
+    return _LevelsLaunches(
+        tables, storing_launch(levels_kernel, pass_, source, rows, out, settings), splits * op.entries, dtype
+    )

@@ -16,17 +16,17 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     tile_indices,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, prepared
-from gpuaug.fusion.backends.triton.pixel_math import byte_share, unit
-from gpuaug.fusion.backends.triton.taps import buffers
+from gpuaug.fusion.backends.triton.launch import Launch, cached_launch
+from gpuaug.fusion.backends.triton.pixel_math import byte_share, clamp01
+from gpuaug.fusion.backends.triton.taps import select_buffers
 from gpuaug.fusion.ops.filters import SharpnessOp
 from gpuaug.fusion.program.plan import OpPass
 
 
 @triton.jit
-def sharpened(
+def sharpen_tile(
     pointer, first_y, x, height, width, stride_y, factor,
-    SOURCE_W: tl.constexpr, SCALE: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Sharpen a tile of one plane, (ACROSS, ALONG), starting at line ``first_y``: mix it with its 3x3 blur, by ``factor``.
 
@@ -37,29 +37,29 @@ def sharpened(
     centre = tl.zeros((ACROSS, ALONG), tl.float32)
     for line in tl.static_range(ALONG + 2):
         line_pointer = pointer + border_index(first_y + (line - 1), height, 2) * stride_y
-        left = load_pixels(line_pointer + border_index(x - 1, width, 2) * SOURCE_W, True, 2, SCALE)
-        middle = load_pixels(line_pointer + border_index(x, width, 2) * SOURCE_W, True, 2, SCALE)
-        right = load_pixels(line_pointer + border_index(x + 1, width, 2) * SOURCE_W, True, 2, SCALE)
-        if not SCALE:
-            left, middle, right = unit(left), unit(middle), unit(right)
+        left = load_pixels(line_pointer + border_index(x - 1, width, 2) * SOURCE_W, True, 2, BYTES)
+        middle = load_pixels(line_pointer + border_index(x, width, 2) * SOURCE_W, True, 2, BYTES)
+        right = load_pixels(line_pointer + border_index(x + 1, width, 2) * SOURCE_W, True, 2, BYTES)
+        if not BYTES:
+            left, middle, right = clamp01(left), clamp01(middle), clamp01(right)
         tap_y = line - along
         sum_3x3 = tl.where((tap_y >= 0) & (tap_y < 3), sum_3x3 + (left + middle + right), sum_3x3)
         centre = tl.where(tap_y == 1, middle, centre)
-    smooth = (sum_3x3 + 4 * centre) * (1 / (13 * 255) if SCALE else 1 / 13)
-    if SCALE:
+    smooth = (sum_3x3 + 4 * centre) * (1 / (13 * 255) if BYTES else 1 / 13)
+    if BYTES:
         centre = byte_share(centre)
     y = first_y + along
     inside = (y > 0) & (y < height - 1) & (x > 0) & (x < width - 1)
-    smooth = tl.where(inside, unit(smooth), centre)
-    return unit(smooth + (centre - smooth) * factor)
+    smooth = tl.where(inside, clamp01(smooth), centre)
+    return clamp01(smooth + (centre - smooth) * factor)
 
 
 @triton.jit(do_not_specialize=[*SIZES, *STRIDES], do_not_specialize_on_alignment=[*POINTERS])
 def sharpness_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
-    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
-    COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, WAY: tl.constexpr,
+    SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr,
+    OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
+    TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     """Sharpen the samples whose apply mask is set. Row: apply mask, factor.
 
@@ -68,8 +68,8 @@ def sharpness_kernel(
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     first_y, y, x = tile_indices(tiles, ALONG, ACROSS, TILES)
@@ -81,20 +81,22 @@ def sharpness_kernel(
         b = r
         for channel in range(3 if RGB else 1):
             plane_pointer = pointer + channel * source_c
-            value = sharpened(plane_pointer, first_y, x, height, width, source_h, factor, SOURCE_W, SCALE, ALONG, ACROSS)
+            value = sharpen_tile(plane_pointer, first_y, x, height, width, source_h, factor, SOURCE_W, BYTES, ALONG, ACROSS)
             r, g, b = with_channel(value, channel, r, g, b, RGB)
     else:
         pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-        r, g, b = load_exact_pixels(pixel, x < width, source_c, SCALE, RGB)
-    store_tile(r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, COUNT, CHANNELS, RGB)
+        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
+    store_tile(
+        r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h, OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB
+    )  # fmt: skip
 
 
 def sharpen(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> int:
     """Launch a pass whose front is a sharpness op on the current stream, in one launch.
 
-    Arguments, shapes and return value: see ``gpuaug.fusion.backends.triton.filters.blur.blur``.
+    Arguments, shapes and return value: see ``blur`` in ``blur.py``.
     """
-    prepared(pass_, source, rows, out, _sharpness_launch)((source, out, rows))
+    cached_launch(pass_, source, rows, out, _sharpness_launch)((source, out, rows))
     return 1
 
 

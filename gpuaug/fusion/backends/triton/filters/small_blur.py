@@ -1,4 +1,4 @@
-"""Triton kernel of small blurs, along both axes at once, and its launch."""
+"""Triton kernel of small Gaussian blurs, along both axes at once, and its launch. The tiles are in ``tiles.py``."""
 
 from typing import Any
 
@@ -21,17 +21,17 @@ from gpuaug.fusion.backends.triton.filters.tiles import (
     store_tile,
     with_channel,
 )
-from gpuaug.fusion.backends.triton.launch import Launch, store_constants
+from gpuaug.fusion.backends.triton.launch import Launch, output_constants
 from gpuaug.fusion.backends.triton.pixel_math import gaussian_exponent, gaussian_norm
-from gpuaug.fusion.backends.triton.taps import buffers
+from gpuaug.fusion.backends.triton.taps import select_buffers
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.program.plan import OpPass
 
 GROUP = 4
-"""Neighbours along x that a thread loads at once and blurs together, if they lie at aligned addresses.
+"""Number of neighbours along x that a thread loads at once and blurs together, if they lie at aligned addresses.
 
-Pixels that the neighbours share are then loaded from the first-level cache less often. With more than four, too few registers
-are left for other threads.
+Pixels that several neighbours depend on are then loaded from the first-level cache less often. With more than four neighbours,
+a thread needs so many registers that fewer threads run at once.
 """
 
 GROUP_ALONG, GROUP_LINES = 4, 2
@@ -39,10 +39,11 @@ GROUP_ALONG, GROUP_LINES = 4, 2
 
 
 @triton.jit
-def load_groups(line, offsets, inside, BORDER: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, ALIGNED: tl.constexpr):
-    """Load (ACROSS, N lines) pixels by ``load_pixels``, as groups of neighbours: (N · ACROSS / GROUP, GROUP).
+def load_groups(line, offsets, inside, BORDER: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, ALIGNED: tl.constexpr):
+    """Load (ACROSS, N) pixels of N lines by ``load_pixels``, as groups of neighbours: (N · ACROSS / GROUP, GROUP).
 
-    ``ALIGNED``: each group begins at a multiple of its size in bytes.
+    ``line``: addresses of the lines. ``offsets``: offsets along x. ``ALIGNED``: the address of each group is a multiple of its
+    size in bytes.
     """
     line, offsets = tl.broadcast(line, offsets)
     # On one axis, so that the compiler can infer which addresses are contiguous.
@@ -50,15 +51,15 @@ def load_groups(line, offsets, inside, BORDER: tl.constexpr, SCALE: tl.constexpr
     if ALIGNED:
         pixel_bytes: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
         pointer = tl.max_contiguous(tl.multiple_of(pointer, GROUP * pixel_bytes), GROUP)
-    pixels = load_pixels(pointer, tl.ravel(tl.trans(inside)), BORDER, SCALE)
+    pixels = load_pixels(pointer, tl.ravel(tl.trans(inside)), BORDER, BYTES)
     return tl.reshape(pixels, pixels.shape[0] // GROUP, GROUP)
 
 
 @triton.jit
 def lines_along_x(
-    pointer, first_y, x, height, width, stride_y, exponent, norm, TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W:
-    tl.constexpr,
-    SCALE: tl.constexpr, GROUP: tl.constexpr, INSIDE: tl.constexpr, LINES: tl.constexpr, ACROSS: tl.constexpr,
+    pointer, first_y, x, height, width, stride_y, exponent, norm,
+    TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, BYTES: tl.constexpr,
+    GROUP: tl.constexpr, INSIDE: tl.constexpr, LINES: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Load lines of one plane from ``first_y`` on, and blur them along x: (ACROSS, LINES).
 
@@ -74,7 +75,7 @@ def lines_along_x(
         if not INSIDE:
             inside = inside & (group_x >= 0) & (group_x < width)
             group_x = border_index(group_x, width, BORDER)
-        pixels = load_groups(line, group_x * SOURCE_W, inside, BORDER, SCALE, GROUP, INSIDE)
+        pixels = load_groups(line, group_x * SOURCE_W, inside, BORDER, BYTES, GROUP, INSIDE)
         lines = add_lines(lines, pixels, group * GROUP + TAPS // 2, exponent, norm, TAPS, GROUP)
     return tl.trans(tl.reshape(lines, LINES, ACROSS))
 
@@ -82,7 +83,7 @@ def lines_along_x(
 @triton.jit
 def blur_tile(
     pointer, first_y, x, height, width, stride_y, sigma_y, sigma_x, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr,
-    BORDER: tl.constexpr, SOURCE_W: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, INSIDE: tl.constexpr,
+    BORDER: tl.constexpr, SOURCE_W: tl.constexpr, BYTES: tl.constexpr, GROUP: tl.constexpr, INSIDE: tl.constexpr,
     LINES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """Blur a tile of one plane: each line along x, then along y. ``INSIDE``: see ``lines_along_x``."""
@@ -93,7 +94,7 @@ def blur_tile(
         for start in tl.static_range(0, ALONG + TAPS_Y - 1, LINES):
             lines = lines_along_x(
                 pointer, first_y + (start - TAPS_Y // 2), x, height, width, stride_y, exponent_x, norm_x,
-                TAPS_X, BORDER, SOURCE_W, SCALE, GROUP, INSIDE, LINES, ACROSS,
+                TAPS_X, BORDER, SOURCE_W, BYTES, GROUP, INSIDE, LINES, ACROSS,
             )  # fmt: skip
             total = add_lines(total, lines, start, exponent_y, norm_y, TAPS_Y, ALONG)
     else:
@@ -101,7 +102,7 @@ def blur_tile(
         for start in range(0, ALONG + TAPS_Y - 1, LINES):
             lines = lines_along_x(
                 pointer, first_y + (start - TAPS_Y // 2), x, height, width, stride_y, exponent_x, norm_x,
-                TAPS_X, BORDER, SOURCE_W, SCALE, GROUP, INSIDE, LINES, ACROSS,
+                TAPS_X, BORDER, SOURCE_W, BYTES, GROUP, INSIDE, LINES, ACROSS,
             )  # fmt: skip
             total = add_lines(total, lines, start, exponent_y, norm_y, TAPS_Y, ALONG)
     return total
@@ -111,19 +112,19 @@ def blur_tile(
 def blur_kernel(
     source, out, rows, height, width, tiles, row_stride, source_b, source_c, source_h, out_b, out_c, out_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr,
-    SCALE: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr,
+    BYTES: tl.constexpr, OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr,
     RGB: tl.constexpr, GROUP: tl.constexpr, LINES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
-    TILES: tl.constexpr, WAY: tl.constexpr,
+    TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Blur along both axes. The tiles of a block are consecutive down the image, in columns of ``tiles`` tiles.
+    """Blur along both axes. A block has consecutive tiles, counted down the image, in columns of ``tiles`` tiles.
 
     Grid: (blocks per image, samples, planes; with ``RGB`` one plane).
     """
     sample = tl.program_id(1)
     plane = tl.program_id(2)
     row = rows + sample // FRAMES * row_stride
-    if WAY >= 0:
-        skipped, source, out = buffers(row + WAY, source, source_b, out, out_b, tl.num_programs(1))
+    if ROUTE_COLUMN >= 0:
+        skipped, source, out = select_buffers(row + ROUTE_COLUMN, source, source_b, out, out_b, tl.num_programs(1))
         if skipped:
             return
     tile_across: tl.constexpr = ACROSS // TILES
@@ -137,7 +138,7 @@ def blur_kernel(
         sigma_y = tl.load(row + 1)
         sigma_x = tl.load(row + 2)
         reach: tl.constexpr = (TAPS_X // 2 + GROUP - 1) // GROUP * GROUP
-        # First column and end of the tiles of the block.
+        # Columns [left, right) of the tiles of the block.
         left = tl.program_id(0) * TILES // tiles * tile_across
         right = (tl.program_id(0) * TILES + TILES - 1) // tiles * tile_across + tile_across
         inside = (left >= reach) & (right + reach <= width)
@@ -149,43 +150,43 @@ def blur_kernel(
             if GROUP > 1 and inside:
                 value = blur_tile(
                     plane_pointer, first_y, x, height, width, source_h, sigma_y, sigma_x,
-                    TAPS_Y, TAPS_X, BORDER, SOURCE_W, SCALE, GROUP, True, LINES, ALONG, ACROSS,
+                    TAPS_Y, TAPS_X, BORDER, SOURCE_W, BYTES, GROUP, True, LINES, ALONG, ACROSS,
                 )  # fmt: skip
             else:
                 value = blur_tile(
                     plane_pointer, first_y, x, height, width, source_h, sigma_y, sigma_x,
-                    TAPS_Y, TAPS_X, BORDER, SOURCE_W, SCALE, GROUP, False, LINES, ALONG, ACROSS,
+                    TAPS_Y, TAPS_X, BORDER, SOURCE_W, BYTES, GROUP, False, LINES, ALONG, ACROSS,
                 )  # fmt: skip
             r, g, b = with_channel(value, channel, r, g, b, RGB)
-        if SCALE:
+        if BYTES:
             r, g, b = r * (1 / 255), g * (1 / 255), b * (1 / 255)
     else:
         pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
-        r, g, b = load_exact_pixels(pixel, x < width, source_c, SCALE, RGB)
+        r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
     store_tile(
         r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
-        OUT_W, PROGRAM, COUNT, CHANNELS, RGB, GROUP=GROUP,
+        OUT_W, PROGRAM, OP_COUNT, CHANNELS, RGB, GROUP=GROUP,
     )  # fmt: skip
 
 
 def small_blur(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:
     """Return the launch of a blur along both axes at once. ``blur_constants``: numbers of taps, and border mode."""
     batch, _, height, width = source.shape
-    common, planes = store_constants(pass_, source, out)
+    common, planes = output_constants(pass_, source, out)
     strides = (*source.stride()[:3], *out.stride()[:3])
     # Images between passes begin at aligned addresses; images of users may not. Three planes at once need too many registers.
     planar = source.stride(3) == out.stride(3) == 1 and not common["RGB"]
-    grouped = planar and pass_.first > 0 and not any(size % GROUP for size in (width, *strides))
+    grouped = planar and pass_.first_column > 0 and not any(size % GROUP for size in (width, *strides))
     group, along, lines = (GROUP, GROUP_ALONG, GROUP_LINES) if grouped else (1, ALONG, LINES.value)
     tiles_down, tiles_across = triton.cdiv(height, along), triton.cdiv(width, ACROSS)
     warps = min(TILES, triton.next_power_of_2(triton.cdiv(tiles_down * tiles_across, group))) if pass_.route_column >= 0 else 1
     blocks = triton.cdiv(tiles_down * tiles_across, group * warps)
     constants = {"GROUP": group, "LINES": lines, "ALONG": along, "ACROSS": ACROSS * group * warps, "TILES": group * warps}
-    numbers = (height, width, tiles_down, rows.stride(0), *strides)
+    integers = (height, width, tiles_down, rows.stride(0), *strides)
     return Launch(
         blur_kernel,
         (blocks, batch, planes),
-        numbers,
-        {**common, **blur_constants, **constants, "WAY": pass_.route_column},
+        integers,
+        {**common, **blur_constants, **constants, "ROUTE_COLUMN": pass_.route_column},
         warps=warps,
     )

@@ -1,15 +1,16 @@
-"""Device functions shared by the kernels of filters (tile indices, reading beyond the border, storing), and launch arguments.
+"""Device functions of several filter kernels (tile indices, reading beyond the border, storing), and launch arguments.
 
-A tile is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
-block is one warp with one tile. So it reads each line of the source once per tile, and adds the line to all outputs in reach,
-with weights that are equal in all threads: one multiplication per tap, and no shuffle. Loops over lines are unrolled, so that
-the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along the first axis,
-values are read and stored through one axis (``flatten``).
+A *tile* is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
+thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line to all outputs that
+depend on it, with weights that are equal in all threads: one multiplication per tap, and no shuffle. Loops over lines are
+unrolled, so that the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along
+the first axis, values are read and stored through one axis (``flatten``).
 
 In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis. A warp of a small
 blur may have four tiles (``small_blur.py``).
 
-A *line* is a row or column of pixels; a *row* is a row of the parameter table.
+A *line* is a row or column of pixels; a *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
+denote strides, in elements, of the axes batch, channel, line and x. ``BYTES``: whether pixels are bytes.
 """
 
 from typing import Any
@@ -18,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuaug.fusion.backends.triton.launch import Launch, store_constants
-from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, pack_words, stored_as, to_level, unit
-from gpuaug.fusion.backends.triton.points import points
+from gpuaug.fusion.backends.triton.launch import Launch, output_constants
+from gpuaug.fusion.backends.triton.pixel_math import LEVELS, as_float, byte_share, clamp01, pack_words, to_level, to_output_type
+from gpuaug.fusion.backends.triton.points import apply_point_ops
 from gpuaug.fusion.ops.base import FrontOp
 from gpuaug.fusion.program.plan import OpPass
 
@@ -31,12 +32,13 @@ ACROSS = 32
 """Outputs of a tile along the other axis: a multiple of the threads in a warp."""
 
 TILES = 8
-"""Maximum number of warps per block in a pass that skips samples, a power of two. More warps make fewer idle blocks."""
+"""Maximum number of tiles, and of warps, per block in a pass that skips samples; a power of two. Fewer blocks are then idle."""
 
 LINES = tl.constexpr(8)
-"""Lines per load. Triton's compile time grows with the number of loads, and faster with the code that depends on each."""
+"""Lines per load. Triton's compile time grows with the number of loads, and faster with the code per load."""
 
 BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
+"""Value of the constant ``BORDER`` by padding mode."""
 
 SIZES = ("height", "width", "tiles", "row_stride")
 STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
@@ -67,7 +69,7 @@ def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.con
 
 @triton.jit
 def border_index(index, size, BORDER: tl.constexpr):
-    """Return the index of the source pixel for an index that may lie outside; with a constant border, of any pixel inside."""
+    """Return the index of the source pixel for any index; with a constant border, of some pixel that the caller masks."""
     if BORDER == 1:
         index = tl.abs(index)
         index = size - 1 - tl.abs(size - 1 - index)
@@ -78,20 +80,20 @@ def border_index(index, size, BORDER: tl.constexpr):
 
 
 @triton.jit
-def load_pixels(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
-    """Load pixels: bytes as 0 to 255, other types in [0, 1]. With a constant border, pixels outside are 0."""
+def load_pixels(pointer, inside, BORDER: tl.constexpr, BYTES: tl.constexpr):
+    """Load pixels: bytes as 0 to 255, other types in [0, 1]. With a constant border, pixels that are not ``inside`` are 0."""
     if BORDER == 0:
         # != 0, because in the interpreter of Triton 3.9 a mask of a scalar and a block is an integer.
-        return as_float(tl.load(pointer, mask=inside != 0, other=0), SCALE)
-    return as_float(tl.load(pointer), SCALE)
+        return as_float(tl.load(pointer, mask=inside != 0, other=0), BYTES)
+    return as_float(tl.load(pointer), BYTES)
 
 
 @triton.jit
 def flatten(values):
     """Flatten (ACROSS, ALONG) to one axis, with neighbours along the first axis adjacent.
 
-    If Triton infers contiguous addresses along neither of two axes, it puts the threads of a warp along the first axis, from
-    version 3.7 on along the last. With one axis, all versions do the same.
+    If Triton infers contiguous addresses along neither of two axes, it puts the threads of a warp along the first axis before
+    version 3.7, and along the last axis from 3.7 on. With one axis, all versions behave equally.
     """
     return tl.ravel(tl.trans(values))
 
@@ -109,16 +111,16 @@ def load_flattened(pointer):
 
 
 @triton.jit
-def load_lines(pointer, inside, BORDER: tl.constexpr, SCALE: tl.constexpr):
+def load_lines(pointer, inside, BORDER: tl.constexpr, BYTES: tl.constexpr):
     """Apply ``load_pixels`` to (ACROSS, LINES) addresses. A thread loads the pixels of all lines."""
-    return unflatten(load_pixels(flatten(pointer), flatten(inside), BORDER, SCALE), pointer)
+    return unflatten(load_pixels(flatten(pointer), flatten(inside), BORDER, BYTES), pointer)
 
 
 @triton.jit
 def load_aligned(pointer, offsets, in_bounds, REACH: tl.constexpr):
     """Load ``REACH`` pixels per line, the first at an aligned address; 0 where ``in_bounds`` is false.
 
-    ``offsets`` are (columns, lines).
+    ``offsets``: (columns, lines) offsets from ``pointer``.
     """
     address = pointer + offsets
     return tl.load(tl.max_contiguous(tl.multiple_of(address, (REACH, 1)), (REACH, 1)), mask=in_bounds, other=0)
@@ -126,16 +128,16 @@ def load_aligned(pointer, offsets, in_bounds, REACH: tl.constexpr):
 
 @triton.jit
 def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl.constexpr):
-    """Return outputs ``total``, (ACROSS, ALONG), plus ``lines``, (ACROSS, N), weighted by a Gaussian.
+    """Return the outputs ``total``, (ACROSS, ALONG), plus ``lines``, (ACROSS, N), weighted by a Gaussian.
 
-    A line is added only to the outputs that it reaches, because a weight of 0 would not remove NaN. ``start``: index of the
-    first line, from the first line that the tile reads on. ``exponent``, ``norm``: as returned by ``gaussian_exponent`` and
-    ``gaussian_norm``.
+    A line is added only to the outputs that depend on it, because a weight of 0 would not remove NaN. ``start``: index of the
+    first of the lines; line 0 is the first that the tile depends on. ``exponent``, ``norm``: results of ``gaussian_exponent``
+    and ``gaussian_norm``.
     """
     count: tl.constexpr = lines.shape[1]
     bits = lines.to(tl.int32, bitcast=True)
     for index in tl.static_range(count):
-        # Selects one line: a sum of its bits and zeros, which compiles to no instruction, as a thread has all lines.
+        # Selects one line, as a sum of its bits and zeros. It compiles to no instruction, because a thread has all lines.
         line = tl.sum(tl.where(tl.arange(0, count)[None, :] == index, bits, 0), axis=1, keep_dims=True)
         tap = start + index - tl.arange(0, ALONG)[None, :]
         distance = (tap - TAPS // 2).to(tl.float32)
@@ -146,23 +148,24 @@ def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl
 
 
 @triton.jit
-def load_exact(pointer, SCALE: tl.constexpr, in_bounds=None):
-    """Load one channel of skipped samples, in [0, 1], with bytes divided as torch does, bit for bit.
+def load_exact(pointer, BYTES: tl.constexpr, in_bounds=None):
+    """Load one channel in [0, 1], with bytes divided by 255 as torch does, bit for bit, for samples that must not change.
 
-    Undefined where ``in_bounds`` is false.
+    The result is undefined where ``in_bounds`` is false.
     """
-    value = as_float(tl.load(pointer, mask=in_bounds), SCALE)
-    return byte_share(value) if SCALE else value
+    value = as_float(tl.load(pointer, mask=in_bounds), BYTES)
+    return byte_share(value) if BYTES else value
 
 
 @triton.jit
 def count_levels(
-    pointer, top, left, down, across, height, width, source_h, SOURCE_W: tl.constexpr, SCALE: tl.constexpr,
+    pointer, top, left, down, across, height, width, source_h, SOURCE_W: tl.constexpr, BYTES: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, REFLECTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the number of pixels per level in a rectangle of one channel, (LEVELS,) int32.
+    """Return the number of pixels per byte level in a rectangle of one channel, (LEVELS,) int32.
 
-    ``REFLECTS``: the rectangle may extend beyond the image, which is reflected there.
+    ``top``, ``left``, ``down``, ``across``: position, height and width of the rectangle. ``REFLECTS``: it may extend beyond the
+    image, which is reflected there. ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
     """
     pixels = down * across
     counts = tl.zeros((LEVELS,), tl.int32)
@@ -174,33 +177,33 @@ def count_levels(
         if REFLECTS:
             y = border_index(y, height, 1)
             x = border_index(x, width, 1)
-        value = unit(load_exact(pointer + y * source_h + x * SOURCE_W, SCALE))
+        value = clamp01(load_exact(pointer + y * source_h + x * SOURCE_W, BYTES))
         # Indices beyond the rectangle are counted as black, and subtracted below.
         counts += tl.histogram(tl.where(index < pixels, to_level(value, FACTOR, OFFSET), 0), LEVELS)
     return counts - tl.where(tl.arange(0, LEVELS) == 0, (pixels + BLOCK - 1) // BLOCK * BLOCK - pixels, 0)
 
 
 @triton.jit
-def load_exact_tile(pointer, in_bounds, SCALE: tl.constexpr):
+def load_exact_tile(pointer, in_bounds, BYTES: tl.constexpr):
     """Apply ``load_exact`` to (ACROSS, ALONG) pixels. The threads of a warp lie along the first axis."""
-    return unflatten(load_exact(flatten(pointer), SCALE, flatten(tl.broadcast_to(in_bounds, pointer.shape))), pointer)
+    return unflatten(load_exact(flatten(pointer), BYTES, flatten(tl.broadcast_to(in_bounds, pointer.shape))), pointer)
 
 
 @triton.jit
-def load_exact_pixels(pointer, in_bounds, source_c, SCALE: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
+def load_exact_pixels(pointer, in_bounds, source_c, BYTES: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
     """Load (r, g, b) of a tile by ``load_exact``; without ``RGB``, one channel three times.
 
-    The first axis of the tile is x; with ``X_LAST`` the last is. ``in_bounds``: mask of the pixels inside along x. With clamped
-    indices instead, the compiler could not infer that addresses are contiguous.
+    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image.
+    With clamped column indices in place of a mask, the compiler could not infer that addresses are contiguous.
     """
-    r = load_exact(pointer, SCALE, in_bounds) if X_LAST else load_exact_tile(pointer, in_bounds, SCALE)
+    r = load_exact(pointer, BYTES, in_bounds) if X_LAST else load_exact_tile(pointer, in_bounds, BYTES)
     g = r
     b = r
     if RGB:
         green = pointer + source_c
         blue = green + source_c
-        g = load_exact(green, SCALE, in_bounds) if X_LAST else load_exact_tile(green, in_bounds, SCALE)
-        b = load_exact(blue, SCALE, in_bounds) if X_LAST else load_exact_tile(blue, in_bounds, SCALE)
+        g = load_exact(green, BYTES, in_bounds) if X_LAST else load_exact_tile(green, in_bounds, BYTES)
+        b = load_exact(blue, BYTES, in_bounds) if X_LAST else load_exact_tile(blue, in_bounds, BYTES)
     return r, g, b
 
 
@@ -208,7 +211,7 @@ def load_exact_pixels(pointer, in_bounds, source_c, SCALE: tl.constexpr, RGB: tl
 def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
     """Return (r, g, b) with ``value`` as channel ``channel``; without ``RGB``, ``value`` three times.
 
-    It allows kernels to compute channels in a loop at run time. Triton would take nine times as long to compile three copies.
+    With it, a kernel computes channels in a loop at run time. Three copies of the code take nine times as long to compile.
     """
     if RGB:
         return tl.where(channel == 0, value, r), tl.where(channel == 1, value, g), tl.where(channel == 2, value, b)
@@ -218,22 +221,22 @@ def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
 @triton.jit
 def store_tile(
     r, g, b, x, y, sample, plane, height, width, row, out, out_b, out_c, out_h,
-    OUT_W: tl.constexpr, PROGRAM: tl.constexpr, COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
-    first=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1, X_LAST: tl.constexpr = False,
+    OUT_W: tl.constexpr, PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, CHANNELS: tl.constexpr, RGB: tl.constexpr,
+    first_x=0, WORDS: tl.constexpr = False, GROUP: tl.constexpr = 1, X_LAST: tl.constexpr = False,
 ):  # fmt: skip
-    """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST`` the last is.
+    """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST``, the last axis is x.
 
-    ``WORDS``: store two neighbouring pixels as three words of 32 bits. The last axis is x and begins at ``first``. ``GROUP``:
+    ``WORDS``: store two neighbouring pixels as three words of 32 bits; needs ``X_LAST``, with x from ``first_x`` on. ``GROUP``:
     number of neighbours along x that begin at an aligned address, and lie all inside or all outside the image.
     """
-    r, g, b = points(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, COUNT, CHANNELS, RGB)
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     if WORDS:
         r = tl.reshape(r, r.shape[0], r.shape[1] // 2, 2)
         g = tl.reshape(g, r.shape)
         b = tl.reshape(b, r.shape)
         packed = tl.reshape(pack_words(r, g, b, out.dtype.element_ty), r.shape[0], 4 * r.shape[1])
         word = tl.arange(0, 4 * r.shape[1])[None, :]
-        offset = first // 2 * 3 + word // 4 * 3 + word % 4
+        offset = first_x // 2 * 3 + word // 4 * 3 + word % 4
         target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (out_b // 2) + y * (out_h // 2) + offset
         tl.store(target, packed, mask=(y < height) & (offset < width // 2 * 3) & (word % 4 < 3))
     else:
@@ -245,14 +248,17 @@ def store_tile(
             in_bounds = tl.max_constancy(in_bounds, (GROUP, 1))
         elif not X_LAST:
             pixel, in_bounds, r, g, b = flatten(pixel), flatten(in_bounds), flatten(r), flatten(g), flatten(b)
-        tl.store(pixel, stored_as(r, out.dtype.element_ty), mask=in_bounds)
+        tl.store(pixel, to_output_type(r, out.dtype.element_ty), mask=in_bounds)
         if RGB:
-            tl.store(pixel + out_c, stored_as(g, out.dtype.element_ty), mask=in_bounds)
-            tl.store(pixel + 2 * out_c, stored_as(b, out.dtype.element_ty), mask=in_bounds)
+            tl.store(pixel + out_c, to_output_type(g, out.dtype.element_ty), mask=in_bounds)
+            tl.store(pixel + 2 * out_c, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
 
 
 def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
-    """Return the number of tiles across, the number of blocks and the constants of a block, for planes of this size."""
+    """Return the number of tiles across, the number of blocks and the constants of a block.
+
+    ``along``, ``across``: numbers of pixels of a plane along the axis of the filter, and along the other axis.
+    """
     tiles_across = triton.cdiv(across, ACROSS)
     tiles = tiles_across * triton.cdiv(along, ALONG)
     block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
@@ -275,15 +281,15 @@ def storing_launch(
         kernel: Kernel whose integer arguments are the sizes, the number of tiles across, and the strides of rows, source and
             output.
         pass_: The pass.
-        source: (B, C, H, W) input, of a type in ``PIXELS`` or ``UINT16_UNIT``.
+        source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
         rows: (B, K) parameter table.
-        out: (B, C, H, W) output, of a type in ``PIXELS`` or ``UINT16_UNIT``.
+        out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
         constants: Constants of this kernel only.
         along_x: Whether the filter works along x, not along y.
     """
     batch, _, height, width = source.shape
     tiles_across, blocks, tile = tiles_of(pass_, width, height) if along_x else tiles_of(pass_, height, width)
-    common, planes = store_constants(pass_, source, out)
-    numbers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
-    constants = {**common, "WAY": pass_.route_column, **tile, **constants}
-    return Launch(kernel, (blocks, batch, planes), numbers, constants, warps=tile["TILES"])
+    common, planes = output_constants(pass_, source, out)
+    integers = (height, width, tiles_across, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
+    constants = {**common, "ROUTE_COLUMN": pass_.route_column, **tile, **constants}
+    return Launch(kernel, (blocks, batch, planes), integers, constants, warps=tile["TILES"])

@@ -1,0 +1,74 @@
+"""Triton kernel of a contrast around the mean grey of an image, after ``gather_kernel`` in ``gather.py``.
+
+``gather_kernel`` has stored the pixels before the contrast, in 16 bits per value, and the sums of their grey per thread block.
+"""
+
+import triton
+import triton.language as tl
+
+from gpuaug.fusion.backends.triton.pixel_math import from_16_bits, pack_words, to_output_type
+from gpuaug.fusion.backends.triton.points import apply_point_ops
+
+
+@triton.jit
+def load_mean(block_sums, sample, blocks, pixels, SUM_COUNT: tl.constexpr):
+    """Return the mean grey of a sample. ``block_sums``: ``blocks`` sums per sample; ``SUM_COUNT``: ``blocks``, rounded up."""
+    index = tl.arange(0, SUM_COUNT)
+    return tl.sum(tl.load(block_sums + sample * blocks + index, mask=index < blocks, other=0.0)) / pixels
+
+
+@triton.jit(
+    do_not_specialize=["row_stride", "blocks", "height", "width", "out_b", "out_c"],
+    do_not_specialize_on_alignment=["rows", "block_sums"],
+)
+def contrast_kernel(
+    saved_pixels, out, rows, block_sums, height, width, row_stride, blocks, out_b, out_c,
+    FRAMES: tl.constexpr, PIXELS: tl.constexpr, FULL_BLOCKS: tl.constexpr, WORDS: tl.constexpr, OUT_W: tl.constexpr,
+    PROGRAM: tl.constexpr, OP_COUNT: tl.constexpr, SUM_COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Run the contrast and the pointwise ops after it on ``saved_pixels``.
+
+    The output is contiguous per image, as planes (``OUT_W`` is 1) or with the channels of a pixel adjacent.
+
+    Constants:
+        PROGRAM, OP_COUNT: Pointwise ops (``points.py``) and their number.
+        PIXELS: Pixels per image if compiled in, else 0. FULL_BLOCKS: whether blocks cover the image exactly.
+        WORDS: Whether two pixels are stored as three words of 32 bits.
+        FRAMES: Images per row of the table. SUM_COUNT: see ``load_mean``.
+
+    Grid: (blocks of pixels, samples).
+    """
+    sample = tl.program_id(1)
+    row = rows + sample // FRAMES * row_stride
+    pixels = PIXELS if PIXELS > 0 else height * width
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if WORDS:
+        # Two neighbouring pixels per thread, which are three words. By default, a thread would get eight.
+        index = tl.program_id(0) * BLOCK + 2 * tl.arange(0, BLOCK // 2)[:, None] + tl.arange(0, 2)[None, :]
+    address = saved_pixels + sample.to(tl.int64) * (3 * pixels) + index
+    in_bounds = index < pixels
+    if FULL_BLOCKS:
+        in_bounds = index == index
+    r = from_16_bits(tl.load(address, mask=in_bounds, other=0))
+    g = from_16_bits(tl.load(address + pixels, mask=in_bounds, other=0))
+    b = from_16_bits(tl.load(address + 2 * pixels, mask=in_bounds, other=0))
+    mean = load_mean(block_sums, sample, blocks, pixels, SUM_COUNT)
+    x = index % width
+    y = index // width
+    r, g, b = apply_point_ops(r, g, b, x, y, sample, 0, height, width, row, mean, PROGRAM, OP_COUNT, 3, True)
+    if WORDS:
+        target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (3 * PIXELS // 2)
+        packed = tl.reshape(pack_words(r, g, b, out.dtype.element_ty), (2 * BLOCK,))
+        word = tl.arange(0, 2 * BLOCK)
+        offset = tl.program_id(0) * (3 * BLOCK // 2) + word // 4 * 3 + word % 4
+        tl.store(target + offset, packed, mask=(word % 4 < 3) & (offset < 3 * PIXELS // 2))
+        return
+    if PIXELS > 0 and OUT_W == 1:
+        pixel = out + sample.to(tl.int64) * (3 * PIXELS) + index
+        plane_stride = PIXELS
+    else:
+        pixel = out + sample.to(tl.int64) * out_b + index * OUT_W
+        plane_stride = out_c
+    tl.store(pixel, to_output_type(r, out.dtype.element_ty), mask=in_bounds)
+    tl.store(pixel + plane_stride, to_output_type(g, out.dtype.element_ty), mask=in_bounds)
+    tl.store(pixel + 2 * plane_stride, to_output_type(b, out.dtype.element_ty), mask=in_bounds)
