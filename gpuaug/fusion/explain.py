@@ -217,11 +217,13 @@ def _line(
 def _values(size: Size, drawn: Size | None, samples: int) -> int | None:
     """Return the number of values of all images; ``None`` if unknown. ``drawn``: sizes of images that differ in size."""
     if not size.ragged:
-        values: int = samples * size.each * size.channels * size.height * size.width
+        values: int = samples * size.images_per_sample * size.channels * size.height * size.width
         return values
     if drawn is None or not _known(drawn):
         return None
-    return int(np.sum(np.multiply(drawn.height, drawn.width))) * (samples // drawn.batch) * size.each * size.channels
+    return (
+        int(np.sum(np.multiply(drawn.height, drawn.width))) * (samples // drawn.batch) * size.images_per_sample * size.channels
+    )
 
 
 def _known(size: Size) -> bool:

@@ -22,17 +22,17 @@ from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.tree import ending_of, leaves, transforms_done
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
-from gpuaug.fusion.ops.fallback import EagerOp, Retyped
-from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
+from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
+from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.pixels import PIXELS
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import make_table, of_all_parts
-from gpuaug.fusion.targets.box_crop import records_of
-from gpuaug.fusion.targets.data_keys import keys_given
-from gpuaug.fusion.targets.targets import Targets, joined
+from gpuaug.fusion.targets.box_crop import target_dicts_for_crop
+from gpuaug.fusion.targets.data_keys import checked_keys
+from gpuaug.fusion.targets.targets import Targets, concatenated_views
 
 
 def fuse(
@@ -131,7 +131,7 @@ class Fused(nn.Module):
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(byte_program.tree))
-        classes = classes_of(options.num_classes, byte_program.mixes)
+        classes = merged_num_classes(options.num_classes, byte_program.mixes)
         self.options = replace(options, num_classes=classes)
         self._ending = ending_of(byte_program.tree)
         self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
@@ -276,7 +276,7 @@ class Fused(nn.Module):
             cached = known_program.cached.get(key)
             if cached is not None:
                 return self._run_cached(known_program, cached, inputs[0])
-        keys = ("input",) if alone else self._keys_of(inputs) if data_keys is None else keys_given(data_keys)
+        keys = ("input",) if alone else self._keys_of(inputs) if data_keys is None else checked_keys(data_keys)
         targets = self._targets(inputs, keys)
         size, views = targets.size, self.options.views
         program = self._program(targets.dtype)
@@ -301,12 +301,12 @@ class Fused(nn.Module):
                 else:
                     assert view_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
-                    cut = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
+                    is_cutmix = self._soft is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
-                    result = joined(view_results, targets.passed_keys, cut=cut)
+                    result = concatenated_views(view_results, targets.passed_keys, is_cutmix=is_cutmix)
                 program.check_type(ran=True)
                 return result
-            except Retyped as retyped:
+            except OutputDtypeChange as retyped:
                 returned = {**program.returned, retyped.number: retyped.dtype}
                 program = Program(self.pipeline[0], self.options, targets.dtype, returned)
                 self._programs[targets.dtype] = program
@@ -377,7 +377,7 @@ class Fused(nn.Module):
         """Run the pipeline on images and targets, for all views at once or for one view."""
         with torch.no_grad():
             if self._soft is not None:
-                targets.soften(self._soft, program.mixes)
+                targets.convert_labels(self._soft, program.mixes)
             planned = program.segments.whole(targets.size, masks=targets.has_masks, views=self.options.views)
             if planned is not None:
                 views = None if draws is None else [of_all_parts(program.plain_ops, view._drawn) for view in draws.views]
@@ -415,9 +415,9 @@ class Fused(nn.Module):
                     if not last:
                         targets.check_size(segment.eager, size)
                 elif segment.plan is not None:
-                    of_parts = of_all_parts(segment.ops, drawn)
-                    table = make_table(segment.plan, size, of_parts, targets.device, points=points)
-                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [of_parts]), *form)
+                    draws_by_op = of_all_parts(segment.ops, drawn)
+                    table = make_table(segment.plan, size, draws_by_op, targets.device, points=points)
+                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [draws_by_op]), *form)
                     size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop
 
@@ -431,4 +431,4 @@ def _check_targets(program: Program, targets: Targets) -> None:
     for op in program.mixes:
         targets.check_mix(op)
     if program.box_crop is not None:
-        records_of(program.box_crop, targets.values, targets.keys)
+        target_dicts_for_crop(program.box_crop, targets.values, targets.keys)

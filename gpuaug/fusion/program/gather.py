@@ -18,9 +18,9 @@ from gpuaug.fusion.ops.geometry import (
     GatherOp,
     IndexMap,
     IndexOp,
+    PerSample,
     ResampleOp,
     Resampling,
-    Rows,
     WarpOp,
 )
 
@@ -197,7 +197,7 @@ class Gather:
             if isinstance(op, IndexOp):
                 map_ = op.map(drawn_of(op), current_size)
                 # Bounds of padding refer to the padded image, regardless of flips or crops after it.
-                map_ = map_.padding(current_size) if op.edge else map_
+                map_ = map_.with_bounds(current_size) if op.edge else map_
                 if op in self.before.ops:
                     before = map_ if before is None else map_.after(before)
                 else:
@@ -252,7 +252,7 @@ def frames_of(ops: Iterable[Op], count: int) -> Array | None:
 
 
 def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, fixed: bool) -> None:
-    values: tuple[Rows, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
+    values: tuple[PerSample, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
     _write(values, table, column, fixed)
@@ -270,7 +270,7 @@ def _write_resampling(resampling: Resampling, table: Array, column: int, fixed: 
     _write(values, table, column, fixed)
 
 
-def _write(values: Sequence[Rows], table: Array, column: int, fixed: bool) -> None:
+def _write(values: Sequence[PerSample], table: Array, column: int, fixed: bool) -> None:
     for k, value in enumerate(values):
         # A Python number is equal for all batches of this size.
         if fixed or isinstance(value, np.ndarray):

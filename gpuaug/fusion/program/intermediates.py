@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp
-from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
+from gpuaug.fusion.ops.color_jitter import NO_NAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.program.gather import Gather
@@ -74,10 +74,10 @@ def in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: torch.d
 
 
 def marked_program(pass_: Pass, *, clean: bool) -> tuple[tuple[int, int, int], ...]:
-    """Return the program of a pass, with the flag ``CLEAN`` for jitters with input in [0, 1] and no NaN: faster to clamp."""
+    """Return the program of a pass, with the flag ``NO_NAN`` for jitters with input in [0, 1] and no NaN: faster to clamp."""
     marked = []
     for op, (code, column, flags) in zip(pass_.points, pass_.program, strict=True):
         jitter = isinstance(op, ColorJitter | ColorJiggle)
-        marked.append((code, column, flags | CLEAN if jitter and clean else flags))
+        marked.append((code, column, flags | NO_NAN if jitter and clean else flags))
         clean = clean and op.keeps_unit_range
     return tuple(marked)

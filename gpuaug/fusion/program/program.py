@@ -14,7 +14,7 @@ from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import Drawn, Op, Size, draw_each
+from gpuaug.fusion.ops.base import DrawnOp, Op, Size, draw_in_order
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -165,7 +165,7 @@ class Program:
         first = self._sizing[0]
         if not isinstance(first, GatherOp) or first.draws_size:
             return None
-        of_views = size.times(self._views)
+        of_views = size.repeat(self._views)
         sampler = Sampler(seeds_of_views(seed, self._views), size.batch, planned.numbers)
         windows = first.window(first.draw(sampler, of_views), of_views)
         if windows is None:
@@ -176,7 +176,7 @@ class Program:
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
         out = first.out(size)
-        table = np.concatenate((start, end - start), 1).repeat(size.each, 0)
+        table = np.concatenate((start, end - start), 1).repeat(size.images_per_sample, 0)
         return Windows(table, (out.height, out.width), may_downsample=self._views == 1)
 
     @property
@@ -189,9 +189,9 @@ class Program:
         planned = self.segments.at(0, size, masks=False).plan
         columns = planned.numbers if planned is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
-        drawn: list[Drawn] = []
+        drawn: list[DrawnOp] = []
         current_size = size
         while len(drawn) < len(self.ops):
-            drawn += draw_each(self.segments.at(len(drawn), current_size, masks=False).run, sampler, current_size)
+            drawn += draw_in_order(self.segments.at(len(drawn), current_size, masks=False).run, sampler, current_size)
             current_size = drawn[-1].out
         return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn), tuple(entry.size for entry in drawn))

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_each
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_in_order
 from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -99,7 +99,7 @@ class Segments:
             if segment.plan is not None:
                 size = segment.plan.out
             elif segment.eager is not None:
-                (entry,) = draw_each(segment.run, Sampler((0,), size.batch), size)
+                (entry,) = draw_in_order(segment.run, Sampler((0,), size.batch), size)
                 size = entry.out
             start = segment.stop
         return segments
@@ -115,9 +115,9 @@ class Segments:
         groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, draws in zip(self._ops, drawn, strict=True):
             # A container that does not support the size of the images is run by its library, with the library's draws.
-            whole = (PickedOp(op, draws, begins=False),)
+            whole = (PickedOp(op, draws, starts_plan=False),)
             for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else whole:
-                if picked_op.begins and groups[-1][0]:
+                if picked_op.starts_plan and groups[-1][0]:
                     groups.append(([], []))
                 groups[-1][0].append(picked_op.op)
                 groups[-1][1].append(picked_op.drawn)
@@ -145,7 +145,7 @@ def check_channels(op: Op | None, channels: int) -> None:
         ArgumentError: If the number of channels or of values does not fit.
     """
     for part in op.ops if isinstance(op, Picking) else (op,):
-        requirement = part.channels_taken(channels) if isinstance(part, Op) else None
+        requirement = part.unsupported_channels(channels) if isinstance(part, Op) else None
         if requirement is not None:
             counts, operation = requirement
             picks = f", from which {op.name} picks" if isinstance(op, Picking) else ""
@@ -154,7 +154,7 @@ def check_channels(op: Op | None, channels: int) -> None:
                 "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
             )
     run = op.ops if isinstance(op, RandomApply) else (op,)
-    for part in (part for run_op in run if isinstance(run_op, Op) for part in run_op.parts):
+    for part in (part for run_op in run if isinstance(run_op, Op) for part in run_op.plan_ops):
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))
             if count not in (1, channels):

@@ -84,7 +84,7 @@ class TablePrefetch:
         stream = current_stream(device.index if device.type == "cuda" else -1)
         # The windows were drawn on the host, so the host computes the crops, too.
         windows = layout is not None and layout.shape[1] == 4
-        key = (size.batch, points, windows, device, stream, *(op.read_at_draw for op in planned.rereading))
+        key = (size.batch, points, windows, device, stream, *(op.settings_of_draw for op in planned.rereading))
         last_block = None
         for block in self._blocks:
             if block.planned is planned and block.key == key:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_each
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_in_order
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan
@@ -54,11 +54,11 @@ class DeviceCropTables:
             width=self._end + columns + MATRIX * points,
         )
         total_size = upcoming.whole
-        crop_draws, *other_draws = draw_each(upcoming.ops, upcoming.sampler(), total_size, later={crop.op: columns})
+        crop_draws, *other_draws = draw_in_order(upcoming.ops, upcoming.sampler(), total_size, deferred={crop.op: columns})
         # All other columns are computed as if the crop changed nothing.
-        drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(total_size.batch)}
+        drawn: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
         for op, draws, _, _ in other_draws:
-            drawn |= op.of_parts(draws)
+            drawn |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
             fill_table(planned, total_size, drawn, table)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, cut, draw_each
-from gpuaug.fusion.ops.sampler import GivenUniforms
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_in_order, select_samples
+from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
 from gpuaug.fusion.table.upcoming import UpcomingBatches
@@ -37,15 +37,15 @@ class HostTables:
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
         planned = upcoming.planned
         columns = dict(zip(upcoming.ops, planned.columns, strict=True)) if size_dependent else {}
-        later = {op: columns[op] for op in size_dependent}
+        deferred = {op: columns[op] for op in size_dependent}
         self._upcoming = upcoming
         self._numbers: dict[Op, Array] = {}
         self._drawn: dict[Op, OpDraws] = {}
-        for op, draws, _, _ in draw_each(upcoming.ops, upcoming.sampler(), upcoming.whole, later=later):
-            if op in later:
+        for op, draws, _, _ in draw_in_order(upcoming.ops, upcoming.sampler(), upcoming.whole, deferred=deferred):
+            if op in deferred:
                 self._numbers[op] = draws["numbers"]
             else:
-                self._drawn |= op.of_parts(draws)
+                self._drawn |= op.draws_by_op(draws)
         self._sent: tuple[Tensor, ...] = ()
         if size_dependent:
             rows = np.empty((upcoming.whole.batch, planned.width), dtype=np.float32)
@@ -70,17 +70,17 @@ class HostTables:
             return self._sent[index]
         planned = self._upcoming.planned
         points = self._upcoming.points
-        size_of_views = size.times(self._upcoming.views)
+        size_of_views = size.repeat(self._upcoming.views)
         samples = slice(index * size_of_views.batch, (index + 1) * size_of_views.batch)
         drawn: dict[Op, OpDraws] = {}
         current_size = size_of_views
         for op, numbers in self._numbers.items():
-            (entry,) = draw_each([op], GivenUniforms(numbers[:, samples]), current_size)
+            (entry,) = draw_in_order([op], ArraySampler(numbers[:, samples]), current_size)
             drawn[op] = entry.draws
             current_size = entry.out
         for op, draws in self._drawn.items():
             if points or op in planned.passes[0].moves:
-                drawn[op] = cut(draws, samples)
+                drawn[op] = select_samples(draws, samples)
 
         def fill(table: Array) -> None:
             table[:, : planned.width] = self._rows[index]

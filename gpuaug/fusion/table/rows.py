@@ -20,7 +20,7 @@ BY_COLUMN_FROM = 1024
 
 def of_all_parts(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
     """Return the draws of the parts of several ops, by part."""
-    return {part: draws for op, all_draws in zip(ops, drawn, strict=True) for part, draws in op.of_parts(all_draws).items()}
+    return {part: draws for op, all_draws in zip(ops, drawn, strict=True) for part, draws in op.draws_by_op(all_draws).items()}
 
 
 def make_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.device, *, points: bool) -> Tensor:
@@ -91,7 +91,7 @@ def fill_table(planned: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array
         out_size = pass_.out_drawn(drawn.__getitem__, current_size)
         rows = pass_.rows_of(table)
         for op, (_, column, _) in zip(pass_.points, pass_.program, strict=True):
-            if writes_template or op.is_random or not op.fixed:
+            if writes_template or op.is_random or not op.has_fixed_row:
                 # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write
                 write(drawn[op], out_size, rows[:, column : column + op.row_width(size.channels)])

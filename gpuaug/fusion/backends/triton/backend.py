@@ -91,7 +91,7 @@ def run(
     Cost:
         The launches of the passes, some 10 µs of host time each, and memory for the images between passes (``types_written``).
     """
-    samples = table.shape[0] * max(plan.source.each, plan.out.each)
+    samples = table.shape[0] * max(plan.source.images_per_sample, plan.out.images_per_sample)
     if samples > MOST_SAMPLES:
         raise ArgumentError(
             f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {samples}. "
@@ -125,7 +125,7 @@ def _run(
     buffers: Tensor | None = None
     for index, pass_ in enumerate(plan.passes):
         sides = canvases[index] if pass_.out.ragged else (pass_.out.height, pass_.out.width)
-        shape = table.shape[0] * pass_.out.each, pass_.out.channels, *sides
+        shape = table.shape[0] * pass_.out.images_per_sample, pass_.out.channels, *sides
         if index == last:
             out = torch.empty(shape, dtype=types[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].route_column < 0:
@@ -181,7 +181,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     layout, strides, shortest_side = _source_layout(images)
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
     """Whether the source has images of different sizes, each in the top left corner of its memory."""
-    images_per_view = batch // pass_.out.each * pass_.source.each
+    images_per_view = batch // pass_.out.images_per_sample * pass_.source.images_per_sample
     rgb = channels == 3
     clean = is_clean(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.mean else TILES[front.kind]
@@ -190,7 +190,12 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples then begin at multiples of 32 bits
     constants = {
         "RAGGED": _LAYOUTS[layout],
-        "REPEATS": (images_per_view != len(images), pass_.out.each, pass_.columns.frames, pass_.source.each),
+        "REPEATS": (
+            images_per_view != len(images),
+            pass_.out.images_per_sample,
+            pass_.columns.frames,
+            pass_.source.images_per_sample,
+        ),
         "SOURCE_W": strides[3],
         "PAIRS": clean and front.kind == "resample" and not front.nearest and not front.before.ops and shortest_side > 1,
         "ANTIALIAS": (_FILTERS[front.filter], _GREATEST_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
@@ -241,7 +246,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         return _GatherLaunches(sums, (batch, blocks), keeps, pixels)
     area = height * width
     rest_constants = {name: constants[name] for name in ("PIXELS", "OUT_W", "PARTIALS")}
-    rest_constants["FRAMES"] = pass_.out.each
+    rest_constants["FRAMES"] = pass_.out.images_per_sample
     compiled_pixels = constants["PIXELS"]
     rest_constants |= {
         "PROGRAM": rest_program,

@@ -193,17 +193,17 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         One launch, and a copy of each input that is not contiguous.
     """
     values = values.contiguous()
-    points = mapping.form.layout == "points"
-    width = values.shape[-1] if points else _WIDTHS[mapping.form.layout]
-    to_width = width if points else _WIDTHS[mapping.to.layout]
-    axes = values.ndim - (2 if mapping.form.layout == "vertices" else 1)
+    points = mapping.source_format.layout == "points"
+    width = values.shape[-1] if points else _WIDTHS[mapping.source_format.layout]
+    to_width = width if points else _WIDTHS[mapping.target_format.layout]
+    axes = values.ndim - (2 if mapping.source_format.layout == "vertices" else 1)
     shape = values.shape[:axes]
-    trailing = (4, 2) if mapping.to.layout == "vertices" else (to_width,)
+    trailing = (4, 2) if mapping.target_format.layout == "vertices" else (to_width,)
     results = torch.empty((*shape, *trailing), dtype=dtype, device=values.device)
     kept = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
     ragged = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
     owned = mapping.owners is not None
-    key = (values.dtype, dtype, mapping.form, width, mapping.to, mapping.clip, valid is None, owned, ragged)
+    key = (values.dtype, dtype, mapping.source_format, width, mapping.target_format, mapping.clip, valid is None, owned, ragged)
     launch = _launches.get(key)
     if launch is None:
         launch = _launches[key] = Launch(
@@ -211,13 +211,13 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
             (1, 1, 1),
             (),
             {
-                "LAYOUT": _LAYOUTS[mapping.form.layout],
+                "LAYOUT": _LAYOUTS[mapping.source_format.layout],
                 "WIDTH": width,
-                "TO": _LAYOUTS[mapping.to.layout],
+                "TO": _LAYOUTS[mapping.target_format.layout],
                 "TO_WIDTH": to_width,
-                "EDGES": mapping.to.edges,
-                "SHARE": mapping.form.share,
-                "TO_SHARE": mapping.to.share,
+                "EDGES": mapping.target_format.edges,
+                "SHARE": mapping.source_format.share,
+                "TO_SHARE": mapping.target_format.share,
                 "CLIP": mapping.clip,
                 "GIVEN": valid is not None,
                 "OWNED": owned,

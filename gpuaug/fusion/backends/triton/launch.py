@@ -197,7 +197,7 @@ def read_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """
     return {
         "SOURCE_W": source.stride(3),
-        "FRAMES": pass_.out.each,
+        "FRAMES": pass_.out.images_per_sample,
         "SCALE": source.dtype == torch.uint8,
         "CHANNELS": source.shape[1],
     }

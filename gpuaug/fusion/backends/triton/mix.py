@@ -159,9 +159,9 @@ def _launch(soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int
         "CLASSES": soft.classes,
         "DENSE": dense,
         "MIXED": row_stride is not None,
-        "KEPT": soft.kept,
-        "ON": soft.on,
-        "OFF": soft.off,
+        "KEPT": soft.scale,
+        "ON": soft.label_probability,
+        "OFF": soft.other_probability,
         "BLOCK": block,
     }
     grid = (triton.cdiv(soft.classes, block), batch, 1)

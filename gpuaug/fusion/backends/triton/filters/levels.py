@@ -41,7 +41,7 @@ from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.program.plan import OpPass
 
-EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.FLAT)
+EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.CONSTANT_RANGE)
 
 BLOCK = 2048
 """Pixels that a block of ``table_kernel`` reads at once."""
@@ -351,7 +351,7 @@ def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out:
     equalize, contrast = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize, Equalize) and equalize.keeps_values
     settings |= {"ENTRIES": op.entries, "KEEPS": keeps, "PARTS": parts, "EITHER": equalize is not contrast}
-    settings["ROUNDS"] = contrast.rounds and not source_constants["SCALE"]
+    settings["ROUNDS"] = contrast.rounds_to_levels and not source_constants["SCALE"]
     constants = {**source_constants, **settings, "WAY": pass_.route_column, "BLOCK": BLOCK}
     tables = Launch(table_kernel, (batch, channels, parts), numbers, constants, warps=8)
     epsilon, clip = (contrast.epsilon, contrast.clips) if isinstance(contrast, AutoContrast) else (0.0, False)
