@@ -76,8 +76,8 @@ class Draws:
                 raise ArgumentError(
                     f"draws must be of modules that process images independently, got {leaf.op.name}. Replay the whole batch."
                 )
-            drawn.append(leaf.op.of_sample(op_drawn, index))
-        sizes = tuple(size.of(index) for size in self._sizes)
+            drawn.append(leaf.op.sample_draws(op_drawn, index))
+        sizes = tuple(size.sample(index) for size in self._sizes)
         return Draws(sizes[0].shape, self._tree, tuple(drawn), sizes)
 
     def __len__(self) -> int:
@@ -294,7 +294,7 @@ def _parameters(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Ite
     """Yield (name, parameters) of the module, or of the modules that it picked, for one sample."""
     if isinstance(op, Picking) and "layers" in drawn:
         for entry in (entry for layer in drawn["layers"] for entry in layer):
-            if entry.where is None or entry.where[sample]:
+            if entry.mask is None or entry.mask[sample]:
                 member = op.children[entry.child].members[entry.position]
                 yield from _parameters(f"{name}/{member.name}", member.op, entry.drawn, sample)
     elif isinstance(op, OneMix):

@@ -232,14 +232,14 @@ def _pass_line(
 def _value_count(size: Size, ragged_size: Size | None, samples: int) -> int | None:
     """Return the number of values of all images; ``None`` if unknown. ``ragged_size``: used if images differ in size."""
     if not size.ragged:
-        count: int = samples * size.each * size.channels * size.height * size.width
+        count: int = samples * size.images_per_sample * size.channels * size.height * size.width
         return count
     if ragged_size is None or not _sizes_known(ragged_size):
         return None
     return (
         int(np.sum(np.multiply(ragged_size.height, ragged_size.width)))
         * (samples // ragged_size.batch)
-        * size.each
+        * size.images_per_sample
         * size.channels
     )
 

@@ -26,17 +26,17 @@ from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.tree import ending_of, implicit_transforms, leaves
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
-from gpuaug.fusion.ops.fallback import EagerOp, Retyped
-from gpuaug.fusion.ops.mix import CutMix, SoftLabels, classes_of
+from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
+from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
 from gpuaug.fusion.options import Options
 from gpuaug.fusion.pixels import IMAGE_DTYPES
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import draws_by_part, make_table
-from gpuaug.fusion.targets.box_crop import records_of
-from gpuaug.fusion.targets.data_keys import keys_given
-from gpuaug.fusion.targets.targets import Targets, joined
+from gpuaug.fusion.targets.box_crop import target_dicts_for_crop
+from gpuaug.fusion.targets.data_keys import checked_keys
+from gpuaug.fusion.targets.targets import Targets, concatenated_views
 
 
 def fuse(
@@ -135,7 +135,7 @@ class Fused(nn.Module):
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(byte_program.tree))
-        classes = classes_of(options.num_classes, byte_program.mixes)
+        classes = merged_num_classes(options.num_classes, byte_program.mixes)
         self.options = replace(options, num_classes=classes)
         self._ending = ending_of(byte_program.tree)
         """Effect of the pipeline's transforms of targets, which are applied at its end."""
@@ -281,7 +281,7 @@ class Fused(nn.Module):
             cached_plan = cached_program.cached.get(key)
             if cached_plan is not None:
                 return self._run_cached(cached_program, cached_plan, inputs[0])
-        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else keys_given(data_keys)
+        keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else checked_keys(data_keys)
         targets = self._targets(inputs, keys)
         size, views = targets.size, self.options.views
         program = self._program(targets.dtype)
@@ -308,10 +308,10 @@ class Fused(nn.Module):
                     # Kornia's labels of a CutMix have an axis before the batch axis.
                     has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
-                    result = joined(view_results, targets.passed_keys, cut=has_cut_mix)
+                    result = concatenated_views(view_results, targets.passed_keys, is_cutmix=has_cut_mix)
                 program.check_type(has_run=True)
                 return result
-            except Retyped as retyped:
+            except OutputDtypeChange as retyped:
                 returned_types = {**program.returned_types, retyped.number: retyped.dtype}
                 program = Program(self.pipeline[0], self.options, targets.dtype, returned_types)
                 self._programs[targets.dtype] = program
@@ -388,7 +388,7 @@ class Fused(nn.Module):
         """Run the pipeline on images and targets, for all views at once or for one view."""
         with torch.no_grad():
             if self._soft_labels is not None:
-                targets.soften(self._soft_labels, program.mixes)
+                targets.convert_labels(self._soft_labels, program.mixes)
             plan = program.segments.whole_plan(targets.size, masks=targets.has_masks, views=self.options.views)
             if plan is not None:
                 view_draws = None if draws is None else [draws_by_part(program.plain_ops, view._drawn) for view in draws.views]
@@ -447,4 +447,4 @@ def _check_targets(program: Program, targets: Targets) -> None:
     for op in program.mixes:
         targets.check_mix(op)
     if program.box_crop is not None:
-        records_of(program.box_crop, targets.values, targets.keys)
+        target_dicts_for_crop(program.box_crop, targets.values, targets.keys)

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.fusion.lower import by_name
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.sampler import GivenUniforms, Sampler
+from gpuaug.fusion.ops.sampler import ArraySampler, Sampler
 from gpuaug.fusion.ops.torchvision.timm import resize_keep_ratio
 
 pytestmark = pytest.mark.frameworks
@@ -115,7 +115,7 @@ def test_drawn_sizes_equal_timms_for_the_same_numbers(area, monkeypatch):
         numbers = rng.random(4, np.float32)
         monkeypatch.setattr(transforms, "random", Numbers(numbers.astype(float).tolist(), scales))
         size = Size(1, 3, height, width)
-        ((_, mine),) = op.calls(op.draw(GivenUniforms(numbers[:, None]), size), 0, size)
+        ((_, mine),) = op.calls(op.draw(ArraySampler(numbers[:, None]), size), 0, size)
         assert mine["size"] == list(transform(torch.empty(3, height, width)).shape[1:])
 
 

@@ -143,7 +143,7 @@ def test_containers_that_pick_leave_these_ops_to_kornia():
     augment, images = gpuaug.fuse(picks), photographs(2, 4)
     assert "left to Kornia: shuffle channels" in str(augment.explain(images.shape))
     (picking,) = augment._program().ops
-    run = [type(picking._run_by(child, 0, Size(*images.shape))) for child in (0, 1)]
+    run = [type(picking._op_or_fallback(child, 0, Size(*images.shape))) for child in (0, 1)]
     assert run == [EagerKornia, Invert]
     for seed in range(4):
         draws = augment.draw(images.shape, seed=seed)

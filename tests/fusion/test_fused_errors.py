@@ -18,15 +18,15 @@ def test_boxes_on_another_device_are_refused():
 @pytest.mark.parametrize(
     ("module", "shape", "note"),
     [
-        (K.RandomSharpness(p=1.0), (2, 3, 2, 8), "RandomSharpness_0, which is left to it: the image has no 3x3 pixels."),
-        (K.CenterCrop(9), (2, 3, 8, 8), "CenterCrop_0, which is left to it: crops 9x9 out of 8x8."),
+        (K.RandomSharpness(p=1.0), (2, 3, 2, 8), "RandomSharpness_0: the image has no 3x3 pixels."),
+        (K.CenterCrop(9), (2, 3, 8, 8), "CenterCrop_0: crops 9x9 out of 8x8."),
     ],
 )
 def test_errors_of_kornia_name_the_module_and_why_kornia_runs_it(module, shape, note):
     with pytest.raises(Exception) as caught:  # noqa: PT011 of Kornia's own type
         gpuaug.fuse([module])(torch.zeros(shape))
     (found,) = caught.value.__notes__
-    assert found.startswith(f"gpuaug: raised by Kornia in {note}")
+    assert found.startswith(f"gpuaug: raised by Kornia, which runs {note}")
 
 
 def test_bad_draws_are_refused():
@@ -49,13 +49,13 @@ def test_bad_draws_are_refused():
 
 @pytest.mark.parametrize("shape", [(2, 1, 5, 4), (2, 1, 4, 5), (2, 5, 4)])
 def test_masks_of_another_size_are_refused(shape):
-    with pytest.raises(gpuaug.ArgumentError, match=r"mask must be of the images' size"):
+    with pytest.raises(gpuaug.ArgumentError, match=r"mask must have the size of the images"):
         gpuaug.fuse(K.RandomInvert())(torch.zeros(2, 3, 4, 4), torch.zeros(shape), data_keys=["input", "mask"])
 
 
 def test_a_mask_on_another_device_is_refused():
     with pytest.raises(
-        gpuaug.DeviceError, match=r"mask must be on cpu, where the images are, got meta\. Move it there first\."
+        gpuaug.DeviceError, match=r"mask must be on cpu, where the images are, got meta\. Move it to that device\."
     ):
         gpuaug.fuse(K.RandomInvert())(
             torch.zeros(2, 3, 4, 4), torch.zeros(2, 1, 4, 4, device="meta"), data_keys=["input", "mask"]

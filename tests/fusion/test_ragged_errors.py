@@ -172,5 +172,5 @@ def test_ragged_mask_of_another_size_than_its_image_is_refused():
     targets = targets_of(images)
     targets[3]["masks"] = targets[2]["masks"][:1]
     augment = gpuaug.fuse(K.CenterCrop(20), ragged=True)
-    with raises("masks of sample 3 must be of its image's size, 90x33, got (1, 48, 48). Resize them to it first."):
+    with raises("masks of sample 3 must have the size of their image, 90x33, got (1, 48, 48). Resize the masks to that size."):
         augment(pack(images), targets, data_keys=["input", "targets"])

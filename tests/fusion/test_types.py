@@ -295,8 +295,8 @@ def test_a_function_that_changes_the_type_draws_the_same_in_its_first_batch():
 def test_types_of_one_batch_must_be_one():
     floats = v2.Lambda(lambda image: image / 255)
     text = (
-        "Lambda_0 must give all images of a batch one type, uint8, uint16, int16 or floating, got torch.float32 of images of "
-        "torch.uint8. Have it return the type that it is passed. To convert, put "
+        "Lambda_0 must return all images of a batch in one type, uint8, uint16, int16 or floating, got torch.float32 for "
+        "images of torch.uint8. Make it return the type of its input. To convert, put "
         "v2.ToDtype(torch.float32, scale=True) before it."
     )
     with pytest.raises(gpuaug.ArgumentTypeError, match=re.escape(text)):

@@ -98,8 +98,8 @@ def windows_drawn(augment, batch, draws):
     starts, ends = sizes.copy(), np.zeros_like(sizes)
     for view in draws.views:
         for index, (height, width) in enumerate(sizes):
-            own = view._sizes[0].of(index)
-            drawn = first.of_sample(view._drawn[0], index)
+            own = view._sizes[0].sample(index)
+            drawn = first.sample_draws(view._drawn[0], index)
             if "width" in drawn:
                 sides = zip((drawn["y"], drawn["x"]), (drawn["height"], drawn["width"]), (height, width), strict=True)
                 axes = [range(int(start[0]), int(start[0] + count[0])) for start, count, _ in sides]

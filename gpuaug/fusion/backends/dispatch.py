@@ -49,7 +49,7 @@ def run(
     """
     data = images.data if isinstance(images, Ragged) else images
     if not data.numel() or not plan.out.height or not plan.out.width:
-        shape = table.shape[0] * plan.out.each, plan.out.channels, plan.out.height, plan.out.width
+        shape = table.shape[0] * plan.out.images_per_sample, plan.out.channels, plan.out.height, plan.out.width
         return data.new_zeros(shape, dtype=dtype).to(memory_format=memory_format)
     if (
         data.is_cuda

@@ -50,10 +50,10 @@ def run(plan: Plan, images: Tensor | Ragged, table: Tensor, canvases: Canvases =
         Some tens of launches per pass on a GPU, and several copies of the images.
     """
     first_pass, *other_passes = plan.passes
-    tables = {frames: _rows_of_frames(plan, table, frames) for frames in {pass_.out.each for pass_ in plan.passes}}
-    result = run_pass(first_pass, _without_16_bits(images), tables[first_pass.out.each], *canvases[:1])
+    tables = {frames: _rows_of_frames(plan, table, frames) for frames in {pass_.out.images_per_sample for pass_ in plan.passes}}
+    result = run_pass(first_pass, _without_16_bits(images), tables[first_pass.out.images_per_sample], *canvases[:1])
     for index, pass_ in enumerate(other_passes, 1):
-        table = tables[pass_.out.each]
+        table = tables[pass_.out.images_per_sample]
         if pass_.out.ragged:
             result = run_pass(pass_, result, table, canvases[index])
             continue
@@ -74,9 +74,9 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
     for pass_ in plan.passes:
         rows = pass_.rows_of(table)
         if isinstance(pass_.front, RowOp):
-            pass_.front.spread(rows, frame, frames)
+            pass_.front.rows_to_frames(rows, frame, frames)
         for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
-            op.spread(rows[:, column:], frame, frames)
+            op.rows_to_frames(rows[:, column:], frame, frames)
     return table
 
 
@@ -227,7 +227,7 @@ def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayo
     for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
             rows = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
-            covered = op.covers(masks, rows) & (rows[:, 0, None, None, None] != 0)
+            covered = op.erased_pixels(masks, rows) & (rows[:, 0, None, None, None] != 0)
             masks = as_bits(masks).masked_fill(covered, 0).view(masks.dtype)
     return masks
 

@@ -53,7 +53,7 @@ def _warn(op: EagerOp) -> None:
     page = "torchvision" if op.package == "torchvision" else "fuse"
     if op.package == "torchvision":
         runs = "It runs image by image, with separate launches for every image"
-    elif op.is_users:
+    elif op.is_user_defined:
         runs = "It runs once per batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
     else:
         runs = "Kornia runs it, with tens of launches per batch"

@@ -76,7 +76,7 @@ def lower(
     _expect_rounding(tree)
     for crop, box_filter in filtered_crops(tree):
         assert box_filter.ending is not None
-        crop.least = box_filter.ending.min_size, box_filter.ending.min_area
+        crop.min_side_and_area = box_filter.ending.min_size, box_filter.ending.min_area
     return Lowered(tree, types.dtype, types.refusal)
 
 

@@ -16,7 +16,7 @@ from torchvision.transforms.v2 import functional
 
 from gpuaug.core.torchvision_types import NOT_APPLIED, code_names
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.sampler import GivenUniforms
+from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.ops.torchvision import crop
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp
 
@@ -79,7 +79,7 @@ def _results(kind: type, height: int, width: int) -> Iterator[tuple[Tensor, Tens
     op: Any = LOWERED[kind.__name__]("", transform, torch.uint8)
     torch.default_generator.manual_seed(width)
     size = Size(1, 1, height, width)
-    calls = op.calls(op.draw_parameters(GivenUniforms(torch.rand(1, 1).numpy()), size), 0, size)
+    calls = op.calls(op.draw_parameters(ArraySampler(torch.rand(1, 1).numpy()), size), 0, size)
     expected: list[Any] = [image, image, _boxes(boxes, height, width)]
     for name, arguments in calls:
         for index, value in enumerate(expected):

@@ -183,7 +183,7 @@ class TorchvisionLowering:
         op.image_dtype = self._types.dtype
         if isinstance(op, ResampleOp):
             op.clamps = self._types.dtype in (torch.uint8, torch.uint16)
-        for part in op.parts:
+        for part in op.plan_ops:
             if isinstance(part, IndexOp | WarpOp):
                 self._types.check_fill(name, part.fill)
         if isinstance(op, color.Normalize):

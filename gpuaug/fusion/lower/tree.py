@@ -9,7 +9,7 @@ from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
-from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
+from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def ending_of(tree: Tree) -> Ending:
     Raises:
         ArgumentError: If boxes are removed before an op that moves pixels, except directly after a crop by boxes.
     """
-    ending = AS_THEY_CAME
+    ending = NO_CONVERSIONS
     box_filter = ""
     filters_of_crops = [crop_filter for _, crop_filter in filtered_crops(tree)]
     for item in _nodes_in_order(tree):

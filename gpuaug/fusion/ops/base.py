@@ -1,7 +1,9 @@
-"""Base classes of ops, the lowered form of modules. An op draws parameters for a whole batch and applies them to images.
+"""Base classes of ops. An op replaces one module of the user's pipeline: the module is *lowered* to the op.
 
-An op is independent of devices, kernel launches and passes. It computes Kornia's parameters from uniform numbers
-(``Op.draw``), converts them to Kornia's form (``Op.params``), and writes a float32 row per sample (``RowOp.rows``).
+An op draws random parameters for a whole batch (``Op.draw``), converts them to Kornia's format (``Op.params``), and writes
+them as float32 numbers, one *row* per sample, into the *parameter table* of the batch (``RowOp.rows``). A kernel, or the
+method ``RowOp.apply``, reads the rows. A *pass* is one kernel that reads and writes all images, and runs one or several ops.
+Ops do not depend on passes, kernel launches or devices.
 """
 
 from abc import ABC, abstractmethod
@@ -14,30 +16,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.sampler import Gate, Sampler, always
+from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
 
 Array = NDArray[Any]
 OpDraws = dict[str, Any]
-"""Draws of one op for one batch.
+"""Draws of one op for one batch, that is, its random parameters, by name.
 
 - ``"apply_mask"``: (B,) bool. True for samples that the op is applied to.
-- Parameters by name, mostly Kornia's names: NumPy arrays, (B, ...) unless documented otherwise, or plain numbers.
-- ``"partner"`` of a mix: index of the sample mixed with, (B,) int64.
+- Parameters, mostly under Kornia's names: NumPy arrays, (B, ...) unless documented otherwise, or plain numbers.
+- ``"partner"`` of a mix, such as MixUp: index of the sample that each sample is mixed with, (B,) int64.
 - ``"field"`` of Gaussian noise: index of the noise field per sample, (B,) float32. Frame t of a clip uses field + t.
-- ``"parts"`` of an op that runs one of several: tuples (op or its index, its ``OpDraws``, mask of its samples or ``None``).
-- ``"layers"`` of a module that picks: one tuple of ``Entry`` per layer, in order. If the batch shares its picks, also
-  ``"picks"``, indices of the children; for a container also ``"end"``, the output ``Size``.
-- ``"key"`` of a fallback module: seed of the random generators that the module uses while it runs.
+- ``"parts"`` of an op that picks one of several ops: tuples (picked op or its index, its ``OpDraws``, mask of the samples that
+  picked it, or ``None`` for all).
+- ``"layers"`` of a module that picks child modules (``policies/picking.py``): one tuple of ``Entry`` per layer, in order. If
+  all samples share the picks, also ``"picks"``, indices of the children; for a container also ``"end"``, the output ``Size``.
+- ``"key"`` of a fallback module, which its library runs: seed of the random generators that the module uses.
 - ``"params"`` of a module that Kornia runs: its ``params=`` argument, repeated for the frames of clips.
 - ``"frames"`` of a fallback module: number of frames per clip; 0 for images.
 """
 
 
-def cut(drawn: OpDraws, samples: slice | Array) -> OpDraws:
-    """Draws of the samples in a slice, or with the given indices."""
+def select_samples(drawn: OpDraws, samples: slice | Array) -> OpDraws:
+    """Select the draws of some samples, by slice or by index."""
     selected = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
     if "parts" in selected:
-        selected["parts"] = [(op, cut(part, samples), where[samples]) for op, part, where in selected["parts"]]
+        selected["parts"] = [(op, select_samples(part, samples), mask[samples]) for op, part, mask in selected["parts"]]
     return selected
 
 
@@ -45,7 +48,7 @@ def cut(drawn: OpDraws, samples: slice | Array) -> OpDraws:
 class Size:
     """Shape of a batch of images, (B, C, H, W), or of clips, (B, T, C, H, W).
 
-    ``height`` and ``width`` are integers, or int64 arrays, (B,), if images differ in size.
+    ``height`` and ``width`` are in pixels: integers, or int64 arrays, (B,), if images differ in size.
     """
 
     batch: int
@@ -67,7 +70,7 @@ class Size:
 
     @property
     def ragged(self) -> bool:
-        """True if images differ in size."""
+        """True if images may differ in size: ``height`` or ``width`` is an array."""
         return isinstance(self.height, np.ndarray) or isinstance(self.width, np.ndarray)
 
     @property
@@ -80,17 +83,18 @@ class Size:
     @property
     def images(self) -> int:
         """Number of images, counting every frame of a clip."""
-        return self.batch * self.each
+        return self.batch * self.images_per_sample
 
     @property
-    def each(self) -> int:
-        """Number of images per row of the parameter table: the frames of a clip, or 1."""
+    def images_per_sample(self) -> int:
+        """Number of frames per clip, or 1 for images. All frames of a clip share one row of the parameter table."""
         return self.frames or 1
 
     def per_frame(self) -> "Size":
         """Size of the frames of clips, as a batch of images."""
         height, width = (
-            np.repeat(side, self.each) if isinstance(side, np.ndarray) else side for side in (self.height, self.width)
+            np.repeat(side, self.images_per_sample) if isinstance(side, np.ndarray) else side
+            for side in (self.height, self.width)
         )
         return Size(self.images, self.channels, height, width)
 
@@ -98,17 +102,17 @@ class Size:
         """Size of the same batch with images of another height and width."""
         return Size(self.batch, self.channels, height, width, self.frames)
 
-    def of(self, index: int) -> "Size":
+    def sample(self, index: int) -> "Size":
         """Size of sample ``index``, as a batch of one."""
         height, width = (int(side[index]) if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
         return Size(1, self.channels, height, width, self.frames)
 
-    def taking(self, samples: Array) -> "Size":
-        """Size of the batch of samples with the given indices."""
+    def select(self, samples: Array) -> "Size":
+        """Size of the batch that consists of the samples with indices ``samples``."""
         height, width = (side[samples] if isinstance(side, np.ndarray) else side for side in (self.height, self.width))
         return Size(len(samples), self.channels, height, width, self.frames)
 
-    def times(self, count: int) -> "Size":
+    def repeat(self, count: int) -> "Size":
         """Size of ``count`` concatenated copies of the batch."""
         if count == 1:
             return self
@@ -117,11 +121,11 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Placeholder (height, width) for sides that differ between images and are not drawn yet."""
+"""Placeholder for (height, width) of images whose sizes differ and are not drawn yet."""
 
 
 class Op(ABC):
-    """Base class of lowered modules.
+    """Base class of ops.
 
     Args:
         name: Name of the module in its container, such as ``RandomHorizontalFlip_1``.
@@ -131,19 +135,19 @@ class Op(ABC):
     needs_own_batch: ClassVar[bool] = False
     """True if ``draw`` cannot draw for several batches in one call."""
 
-    counts_pixels: ClassVar[bool] = False
+    stores_coordinates: ClassVar[bool] = False
     """True if the row of the op holds pixel coordinates.
 
-    float32 represents integers exactly only up to 2**24, so larger images are rejected.
+    Images with sides above 2**24 pixels are then rejected, because float32 does not represent all larger integers.
     """
 
-    words: ClassVar[str]
-    """Short description for ``explain()``, if it is the same for all instances of the class."""
+    description: ClassVar[str]
+    """Short description for ``Fused.explain()``. Not set by classes that override ``describe``."""
 
     draws_size: bool = False
     """True if the output size is drawn per sample.
 
-    Set for an op that changes the size in a container that runs it for some samples only.
+    Also True for an op that changes the size in a container that runs the op for some samples only.
     """
 
     choice_end: tuple[int, int] | None = None
@@ -163,11 +167,11 @@ class Op(ABC):
         self.same_on_batch = False
         self.settings: dict[str, Any] = {}
         self.gates: tuple[Gate, ...] = ()
-        """One gate per enclosing container with a random choice. The op runs for samples that pass all gates."""
+        """One condition per enclosing container that picks modules at random. The op runs for samples that meet all."""
         self._read(module)
 
     def _read(self, module: Any) -> None:
-        """Read the settings that are common to Kornia's modules."""
+        """Set the attributes for settings that all modules of Kornia have. Called by the constructor."""
         self.p = float(getattr(module, "p", self.p))
         self.p_batch = float(getattr(module, "p_batch", self.p_batch))
         self.same_on_batch = bool(getattr(module, "same_on_batch", self.same_on_batch))
@@ -175,15 +179,15 @@ class Op(ABC):
 
     @property
     def is_random(self) -> bool:
-        """True if the op may be skipped for a sample: ``p`` or ``p_batch`` is below 1, or a container may skip the op.
+        """True if a sample may skip the op: ``p`` or ``p_batch`` is below 1, or an enclosing container may skip the op.
 
-        If False, backends apply the op to every sample without reading the apply mask, as Kornia does.
+        If False, the op is applied to every sample without reading the apply mask, as in Kornia.
         """
         return not (self.p == 1.0 and self.p_batch == 1.0) or bool(self.gates)
 
     @property
     def launches(self) -> int:
-        """Number of kernel launches of a pass that holds the op."""
+        """Number of kernel launches of a pass that runs the op."""
         return 1
 
     @property
@@ -192,94 +196,98 @@ class Op(ABC):
         return bool(getattr(self.module, "keepdim", self.package == "torchvision"))
 
     @property
-    def read_at_draw(self) -> tuple[Any, ...]:
-        """Settings that every draw reads from the module. Draws made ahead under other settings are discarded."""
+    def settings_of_draw(self) -> tuple[Any, ...]:
+        """Values of the settings that ``draw`` reads from the module at every call.
+
+        Draws may be computed before their batch arrives. If a value has changed by then, they are computed again.
+        """
         return ()
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:  # noqa: ARG003
-        """Reason why the module's library runs a module with these settings, or ``None`` if the module is lowered."""
+        """Reason why a module with these settings is not lowered, so that its library runs it; ``None`` if it is lowered."""
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why the op cannot be fused for images of ``size``, or ``None``."""
         return None
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """``None`` if the op's library accepts images of ``channels`` channels.
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Return parts of an error message if the op's library rejects images of ``channels`` channels, else ``None``.
 
-        Otherwise (numbers of channels that are accepted, name of the setting or module that needs them), for an error message.
+        Returns:
+            (accepted numbers of channels, as text; name of the module or setting with this restriction).
         """
         return None
 
     def out_applied(self, size: Size) -> Size:
-        """Output size of samples that the op is applied to, if it is not drawn."""
+        """Output size of samples that the op is applied to, for input images of ``size``. Not for sizes drawn per sample."""
         return size
 
     def out(self, size: Size) -> Size:
-        """Output size; ``ANY_SIDES`` if it is drawn per sample."""
+        """Output size for input images of ``size``. Its sides are ``ANY_SIDES`` if they are drawn per sample."""
         if self.choice_end is not None:
             return size.to(*self.choice_end)
         return size.to(*ANY_SIDES) if self.draws_size else self.out_applied(size)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size for the draws ``drawn``: the input size for a skipped sample."""
+        """Output size for input images of ``size`` and the draws ``drawn``: the input size for samples that skip the op."""
         if not self.draws_size:
             return self.out(size)
         return self.where_applied(drawn, self.out_applied(size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Output sizes of samples that the op is applied to, with the smallest and the largest that may be drawn."""
+        """Output sizes of samples that the op is applied to, which include the smallest and the largest that can be drawn."""
         return (self.out_applied(size),)
 
     @staticmethod
     def where_applied(drawn: OpDraws, out: Size, size: Size) -> Size:
-        """``out`` for samples that the op is applied to, ``size`` for skipped samples."""
+        """Size ``out`` for samples that the op is applied to, ``size`` for samples that skip the op."""
         applies = drawn["apply_mask"]
         return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the parameters and the apply mask, ``"apply_mask"``, (B,) bool, of a whole batch."""
-        drawn = self.draw_parameters(sampler.same() if self.same_on_batch else sampler, size)
+        """Draw the parameters and ``"apply_mask"``, (B,) bool, for a whole batch."""
+        drawn = self.draw_parameters(sampler.shared_by_samples() if self.same_on_batch else sampler, size)
         drawn["apply_mask"] = self.draw_apply_mask(sampler, size.batch)
         return drawn
 
     def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
         """Draw the apply mask, (B,) bool: ``p_batch`` once per batch, ``p`` per sample."""
-        applies: Array = always(batch)
+        applies: Array = all_true(batch)
         if self.p < 1:
-            applies = (sampler.same() if self.same_on_batch else sampler).uniform() < self.p
+            applies = (sampler.shared_by_samples() if self.same_on_batch else sampler).uniform() < self.p
         if self.p_batch < 1:
-            applies = applies & (sampler.number() < self.p_batch)
+            applies = applies & (sampler.uniform_per_batch() < self.p_batch)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
         return applies
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the parameters of a whole batch, without the apply mask."""
+        """Draw the parameters for a whole batch, without ``"apply_mask"``."""
         return {}
 
     @property
-    def parts(self) -> tuple["Op", ...]:
-        """Ops that run: for a policy the ops of its layers, for any other op the op itself."""
+    def plan_ops(self) -> tuple["Op", ...]:
+        """Ops that replace this op in the passes: the op itself, unless it picks other ops (``policies/picking.py``)."""
         return (self,)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings with one value, or one value per channel, by name, for images of ``channels`` channels."""
+        """Settings that may have one value per channel, by name. Errors about the number of channels name them."""
         return {}
 
-    def of_parts(self, drawn: OpDraws) -> dict["Op", OpDraws]:
-        """Draws per op of ``parts``."""
+    def draws_by_op(self, drawn: OpDraws) -> dict["Op", OpDraws]:
+        """Draws of each op in ``plan_ops``."""
         return {self: drawn}
 
-    def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index``, as a batch of one."""
         return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Drawn numbers of one sample by name, without the apply mask.
 
-        Names of array elements have suffixes ``_0``, ``_1``, …; names of coordinates of points ``_x``, ``_y``.
+        Elements of an array have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x`` and ``_y``.
         """
         numbers: dict[str, float] = {}
         for name, values in drawn.items():
@@ -293,7 +301,7 @@ class Op(ABC):
         return numbers
 
     def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Draws in the form of the ``params=`` argument of Kornia's module."""
+        """Draws in the format of the ``params=`` argument of Kornia's module."""
         return {
             **self.kornia_parameters(drawn, size),
             "batch_prob": torch.from_numpy(drawn["apply_mask"].astype(np.float32)),
@@ -301,16 +309,16 @@ class Op(ABC):
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Entries of ``params=`` without apply mask and shape. Override if draws differ from Kornia's in name or form."""
+        """Entries of ``params=`` without apply mask and shape. Override if names or shapes of draws differ from Kornia's."""
         return {name: torch.from_numpy(values) for name, values in drawn.items() if name != "apply_mask"}
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
-        return self.words
+        return self.description
 
 
-class Drawn(NamedTuple):
-    """Draws of one op in a sequence of ops."""
+class DrawnOp(NamedTuple):
+    """One op of a sequence, with its draws and sizes."""
 
     op: Any
     draws: OpDraws
@@ -320,102 +328,111 @@ class Drawn(NamedTuple):
     """Size of the output images of the op."""
 
 
-def draw_each(ops: Iterable[Any], sampler: Sampler, size: Size, *, later: Mapping[Any, int] | None = None) -> Iterator[Drawn]:
-    """Draw for a sequence of ops in order. The input size of an op is the output size of the op before it.
+def draw_in_order(
+    ops: Iterable[Any], sampler: Sampler, size: Size, *, deferred: Mapping[Any, int] | None = None
+) -> Iterator[DrawnOp]:
+    """Draw for a sequence of ops, in order. The input size of an op is the output size of the preceding op.
 
     Args:
         ops: Ops and fallback modules.
         sampler: Source of random numbers.
         size: Size of the input images of the first op.
-        later: Number of uniform numbers per op whose parameters are computed only when its images have arrived. The draws of
-            such an op are ``{"numbers": (count, B)}``, uniform numbers in [0, 1).
+        deferred: Ops whose parameters are computed later, when the size of the images is known: op → number of uniform numbers
+            per sample. The draws of such an op are ``{"numbers": …}``, (count, B), uniform in [0, 1).
     """
     for op in ops:
-        if later and op in later:
-            # uniform(0) would consume a number of the sampler.
-            numbers = sampler.uniform(later[op]) if later[op] else np.empty((0, sampler.batch), dtype=np.float32)
-            drawn = Drawn(op, {"numbers": numbers}, size, op.out(size))
+        if deferred and op in deferred:
+            drawn = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
         else:
             draws = op.draw(sampler, size)
-            drawn = Drawn(op, draws, size, op.out_drawn(draws, size))
+            drawn = DrawnOp(op, draws, size, op.out_drawn(draws, size))
         yield drawn
         size = drawn.out
 
 
 class RowOp(Op):
-    """Op computed from one row of the parameter table per sample, by ``apply`` and by a Triton kernel, which must agree."""
+    """Op whose parameters are one row of the parameter table per sample.
+
+    The method ``apply`` and a Triton kernel implement the op. Their results must agree.
+    """
 
     width: ClassVar[int]
-    """Number of columns of a row. Column 0 is the apply mask: 1 to apply the op, 0 to keep the sample bit for bit."""
+    """Number of columns of a row; 0 if it depends on the number of channels, as ``row_width`` then says.
+
+    Column 0 is the apply mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit.
+    """
 
     def row_width(self, channels: int) -> int:
         """Number of columns of a row for images of ``channels`` channels."""
         return self.width
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill ``out``, (B, row_width) float32."""
+        """Write the rows of all samples into ``out``, (B, row_width) float32."""
         out[:, 0] = drawn["apply_mask"]
         self.write(drawn, size, out)
 
     @abstractmethod
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill all columns of ``out`` except column 0."""
+        """Write the parameters of all samples into ``out``, all columns except column 0."""
 
-    def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Convert rows of clips, repeated for every frame, to rows of frames, in place.
+    def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
+        """Convert rows of clips to rows of frames, in place. Needed if a parameter differs between the frames of a clip.
 
         Args:
-            rows: Row of the clip per frame, (B · T, row_width).
+            rows: Row of the clip, repeated for each of its frames, (B · T, row_width).
             frame: Index of the frame in its clip, (B · T,).
             frames: Number of frames per clip, T.
         """
 
     @abstractmethod
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Apply the op to every sample. The caller restores samples whose apply mask is 0.
+        """Apply the op to all samples. The caller restores the samples whose apply mask is 0.
 
         Args:
             images: (B, C, H, W), float32.
-            rows: (B, row_width), float32, on the same device. A column is used as ``rows[:, k, None, None, None]``.
+            rows: (B, row_width), float32, on the same device.
         """
 
 
 class FrontOp(RowOp):
-    """Op whose output pixel depends on other pixels of the image, or on another image. It begins a pass."""
+    """Op whose output pixel depends on other pixels of the image, or on another image.
+
+    It is the first op, the *front*, of its pass.
+    """
 
     kernel: ClassVar[str]
     """Name of the Triton kernel of the op."""
 
 
-MOST_CODES = 31
-"""Largest ``PointOp.code``, used by ``OneOf``. Codes are bit indices in a 32-bit flag."""
+LARGEST_CODE = 31
+"""Largest ``PointOp.code``: codes are bit indices in a 32-bit field. It is the code of ``policies.one_of.OneOf``."""
 
 
 class PointOp(RowOp):
-    """Pointwise op: an output pixel depends on the same input pixel, its coordinates and the row of the sample only."""
+    """Pointwise op: an output pixel depends only on the same input pixel, its coordinates and the row of the sample."""
 
     code: ClassVar[int]
     """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
 
     flags: int = 0
-    """Bit field passed to Triton as a compile-time constant, so that the kernel omits branches that the op never takes.
+    """Bit field that Triton receives as a compile-time constant, to omit branches that the op never takes.
 
-    0 for none. An op with flags cannot be picked by ``OneOf``.
+    0 without such branches. ``policies.one_of.OneOf`` cannot pick an op whose field is not 0.
     """
 
     positional: ClassVar[bool] = False
-    """True if the result depends on the coordinates of the pixel. If False, the op commutes with a flip."""
+    """True if the result depends on the coordinates of the pixel. If False, the op can be exchanged with a flip."""
 
-    fixed: ClassVar[bool] = False
-    """True if the row, except the apply mask, is the same for all draws."""
+    has_fixed_row: ClassVar[bool] = False
+    """True if the row is the same for all draws, except for the apply mask."""
 
     rgb_only: ClassVar[bool] = False
-    """True if the op mixes channels, so that the kernel of its pass needs all three at once."""
+    """True if an output channel depends on all channels, so that a kernel must load three channels at once."""
 
     keeps_unit_range: bool = False
     """True if values in [0, 1] are guaranteed to stay in [0, 1].
 
-    In half precision, images between passes then use 16 bits per value instead of 32.
+    With a 16-bit output type, images between two passes are then stored in 16 bits per value instead of 32.
     """
 
     @property
@@ -429,30 +446,31 @@ class PointOp(RowOp):
         return 1 + self.needs_mean
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """``flags`` for images of ``channels`` channels, of which ``frames`` share one row of the parameter table."""
+        """``flags`` for images of ``channels`` channels. ``frames``: number of frames per clip, 1 for images."""
         return self.flags
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """Require three channels if the op mixes channels."""
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Require three channels if ``rgb_only``."""
         return ("3", self.name) if self.rgb_only and channels != 3 else None
 
 
 class ChannelOp(PointOp, FrontOp):
-    """Pointwise op that mixes any number of channels. It begins a pass unless images have three channels.
+    """Pointwise op whose output channels depend on all channels, for any number of channels.
 
-    A thread block of a pass holds three channels or one.
+    For images of three channels the op can join any pass. Otherwise it is the first op of its pass: the kernels of other passes
+    load either three channels at once or one.
     """
 
     kernel = "channels"
     rgb_only = True
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """``None``: any number of channels is accepted."""
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """``None``, because any number of channels is accepted."""
         return None
 
     @staticmethod
     def begins_pass(op: Any, channels: int) -> bool:
-        """True if ``op`` is a ``ChannelOp`` that begins a pass for images of ``channels`` channels."""
+        """True if ``op`` is a ``ChannelOp`` that must be the first op of a pass for images of ``channels`` channels."""
         return isinstance(op, ChannelOp) and channels != 3
 
 
@@ -466,6 +484,6 @@ def host_tensor(values: Any, dtype: type[np.number[Any]]) -> Tensor:
     return torch.from_numpy(np.array(values, dtype))
 
 
-def bounds(sampler: Any) -> tuple[float, float]:
+def bounds(distribution: Any) -> tuple[float, float]:
     """(lower, upper) bound of a uniform distribution of Kornia."""
-    return float(sampler.low), float(sampler.high)
+    return float(distribution.low), float(distribution.high)

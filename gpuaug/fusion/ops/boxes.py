@@ -1,11 +1,13 @@
 """Transformation of boxes and keypoints, in Kornia's formats and in the formats of target dicts.
 
+A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *sample* is an image or a clip.
+
 As in Kornia, the four corners of a box are mapped through all modules, and the output is the axis-aligned box around them.
 Coordinates of Kornia's formats refer to pixel centres, so both corners of a box of one pixel are equal. Coordinates of target
 dicts refer to pixel edges, as in torchvision: the first pixel extends from 0 to 1.
 
-Kornia reads the values to reject empty boxes, which makes the host wait for the device. Here empty boxes are mapped as well,
-and are not valid where the mask of valid boxes is requested.
+Kornia reads the values to reject empty boxes, which makes the host wait for the device. Here empty boxes are mapped like all
+others. With ``BoxMapping.clip`` the mask of the valid boxes is False for them.
 """
 
 from dataclasses import dataclass
@@ -16,72 +18,78 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
 
-Layout = Literal["vertices", "corners", "sides", "centre", "points"]
+BoxLayout = Literal["vertices", "corners", "sides", "centre", "points"]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Format of boxes or points: the layout and the convention of their coordinates."""
+class BoxFormat:
+    """Format of boxes or points: coordinates that are stored, and positions that the coordinates refer to."""
 
-    layout: Layout
+    layout: BoxLayout
     """``"vertices"``: four corners; ``"corners"``: XYXY; ``"sides"``: XYWH; ``"centre"``: CXCYWH; ``"points"``: (x, y)."""
 
     edges: bool = False
-    """True for coordinates of pixel edges; False for pixel centres, with the last pixel included."""
+    """True if coordinates refer to pixel edges; False for pixel centres, with the last pixel of a box included."""
 
     share: bool = False
-    """True if coordinates are fractions of the image size."""
+    """True if coordinates and sides are fractions of the width and height of the image."""
 
 
-FORMS: dict[str, Form] = {
-    "bbox": Form("vertices"),
-    "bbox_xyxy": Form("corners"),
-    "bbox_xywh": Form("sides"),
-    "keypoints": Form("points"),
+KORNIA_FORMATS: dict[str, BoxFormat] = {
+    "bbox": BoxFormat("vertices"),
+    "bbox_xyxy": BoxFormat("corners"),
+    "bbox_xywh": BoxFormat("sides"),
+    "keypoints": BoxFormat("points"),
 }
-"""Formats by Kornia's data key."""
+"""Format for each of Kornia's data keys, the names that say what an input holds."""
 
-_TAILS: dict[Layout, tuple[int, ...]] = {"vertices": (4, 2), "corners": (4,), "sides": (4,), "centre": (4,), "points": (2,)}
+_TRAILING_SHAPES: dict[BoxLayout, tuple[int, ...]] = {
+    "vertices": (4, 2),
+    "corners": (4,),
+    "sides": (4,),
+    "centre": (4,),
+    "points": (2,),
+}
+"""Shape of one box or point in each layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoxMapping:
-    """Map of boxes or points from format ``form`` to format ``to``.
+    """Arguments of ``map_boxes``: a matrix per sample, formats and image sizes."""
 
-    ``matrix``, (B, 3, 3) float32, maps pixel centres. The sample of a box is its index along the first axis, or, with
-    ``owners``, (n,) int64, the index ``owners`` holds for it. ``source`` is the (height, width) of the input images, or
-    ``Ragged.places``. With ``clip`` boxes are clipped to the output size ``out``, (height, width), and a mask of the valid
-    boxes is returned.
-    """
-
-    form: Form
-    to: Form
+    source_format: BoxFormat
+    target_format: BoxFormat
     matrix: Tensor
+    """Matrices that map input to output coordinates of pixel centres, (B, 3, 3) float32."""
     source: tuple[int, int] | Tensor
+    """(height, width) of the input images; ``Ragged.places``, (B, 3) int64 (offset, height, width), if they differ in size."""
     out: tuple[int, int]
+    """(height, width) of the output images."""
     owners: Tensor | None = None
+    """Sample index of each box, (n,) int64, for boxes (n, …); ``None`` for boxes (B, N, …)."""
     clip: bool = False
+    """Whether to clip boxes to the output image, and return the mask of the valid boxes."""
 
 
 def check_form(values: Tensor, key: str) -> None:
-    """Reject a tensor without the shape of Kornia's format ``key``.
+    """Raise an error for a tensor whose shape does not fit the data key ``key``.
 
     Raises:
-        ArgumentError: If the shape differs.
+        ArgumentError: If the shape does not fit.
     """
-    tail = _TAILS[FORMS[key].layout]
-    if values.ndim != 2 + len(tail) or tuple(values.shape[2:]) != tail:
+    trailing_shape = _TRAILING_SHAPES[KORNIA_FORMATS[key].layout]
+    if values.ndim != 2 + len(trailing_shape) or tuple(values.shape[2:]) != trailing_shape:
         raise ArgumentError(
-            f"{key} must be (B, N, {', '.join(map(str, tail))}), got {tuple(values.shape)}. Pad the samples to one N."
+            f"{key} must be (B, N, {', '.join(map(str, trailing_shape))}), got {tuple(values.shape)}. Pad the samples to one N."
         )
 
 
-def rank(form: Form) -> int:
+def axes_per_box(form: BoxFormat) -> int:
     """Number of axes of one box or point."""
-    return len(_TAILS[form.layout])
+    return len(_TRAILING_SHAPES[form.layout])
 
 
-def floating(dtype: torch.dtype) -> torch.dtype:
+def floating_dtype(dtype: torch.dtype) -> torch.dtype:
     """Output dtype for values of ``dtype``: float32 for integers, else ``dtype``."""
     return dtype if dtype.is_floating_point else torch.float32
 
@@ -90,15 +98,16 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     """Map boxes or points by ``mapping``, in float32 at least. Columns after a point's (x, y) are unchanged.
 
     Shape:
-        - values: (B, N, …), or (n, …) with owners; trailing axes as in the format ``mapping.form``
-        - valid: (B, N) or (n,) bool: mask of the boxes to consider, or ``None`` for all
-        - returns: values in the format ``mapping.to``, of ``dtype``; and the mask of valid boxes, ``None`` without ``clip``
+        - values: (B, N, …), or (n, …) with ``mapping.owners``; trailing axes as in ``mapping.source_format``
+        - valid: (B, N) or (n,) bool, mask of the input boxes that are valid; ``None`` for all
+        - returns: values in ``mapping.target_format``, of ``dtype``; and the mask of the output boxes that are valid, ``None``
+          without ``mapping.clip``
 
     Cost:
         About ten launches.
     """
     matrix = mapping.matrix
-    sides = mapping.source
+    source_size = mapping.source
     if values.dtype != torch.float64:
         values = values.float()
     if mapping.owners is not None:
@@ -106,34 +115,37 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         values = values[:, None]
         matrix = matrix.index_select(0, mapping.owners)
         valid = None if valid is None else valid[:, None]
-        sides = sides.index_select(0, mapping.owners) if isinstance(sides, Tensor) else sides
-    source = (sides[:, None, 1], sides[:, None, 2]) if isinstance(sides, Tensor) else sides
-    points = move(vertices(values, mapping.form, source), matrix)
-    kept: Tensor | None = None
-    if mapping.to.layout == "points":
-        mapped = points + 0.5 if mapping.to.edges else points
+        if isinstance(source_size, Tensor):
+            source_size = source_size.index_select(0, mapping.owners)
+    sides = (source_size[:, None, 1], source_size[:, None, 2]) if isinstance(source_size, Tensor) else source_size
+    points = apply_matrices(vertices(values, mapping.source_format, sides), matrix)
+    out_valid: Tensor | None = None
+    if mapping.target_format.layout == "points":
+        mapped = points + 0.5 if mapping.target_format.edges else points
         mapped = torch.cat((mapped, values[..., 2:]), -1) if values.shape[-1] > 2 else mapped
     else:
         first, last = torch.aminmax(points, dim=-2)
-        if mapping.to.edges:
+        if mapping.target_format.edges:
             first, last = first + 0.5, last + 0.5
         if mapping.clip:
-            kept = has_extent(values, mapping.form) & _is_seen(first, last, mapping)
-            kept = kept if valid is None else kept & valid
-            margin = 0 if mapping.to.edges else 1
+            out_valid = has_positive_area(values, mapping.source_format) & _overlaps_image(first, last, mapping)
+            out_valid = out_valid if valid is None else out_valid & valid
+            margin = 0 if mapping.target_format.edges else 1
             first, last = (_clamped(corner, mapping.out[0] - margin, mapping.out[1] - margin) for corner in (first, last))
-        mapped = _packed(first, last, mapping)
+        mapped = _from_corners(first, last, mapping)
     mapped = mapped.to(dtype)
     if mapping.owners is not None:
-        return mapped[:, 0], None if kept is None else kept[:, 0]
-    return mapped, kept
+        return mapped[:, 0], None if out_valid is None else out_valid[:, 0]
+    return mapped, out_valid
 
 
-def vertices(values: Tensor, form: Form, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
-    """Corners of boxes, clockwise from the top left, or points, in coordinates of pixel centres, in float32 at least.
+def vertices(values: Tensor, form: BoxFormat, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
+    """Corners of boxes, clockwise from the top left, in coordinates of pixel centres, in float32 at least. Points stay points.
+
+    ``source`` is (height, width) of the images, numbers or tensors that broadcast. Only needed if ``form.share``.
 
     Shape:
-        - values: (…), with trailing axes as in the format ``form``
+        - values: (…), with trailing axes as in ``form``
         - returns: (…, 4, 2), or (…, 2) for points
 
     Cost:
@@ -143,8 +155,8 @@ def vertices(values: Tensor, form: Form, source: tuple[int | Tensor, int | Tenso
         values = values.float()
     if form.share:
         height, width = source
-        x, y, across, down = values.unbind(-1)
-        values = torch.stack((x * width, y * height, across * width, down * height), -1)
+        x, y, box_width, box_height = values.unbind(-1)
+        values = torch.stack((x * width, y * height, box_width * width, box_height * height), -1)
     shift = 0.5 if form.edges else 0.0
     if form.layout == "vertices":
         return values
@@ -158,7 +170,7 @@ def vertices(values: Tensor, form: Form, source: tuple[int | Tensor, int | Tenso
     return _corners(first - shift, last - shift) if form.edges else _corners(first, last)
 
 
-def move(points: Tensor, matrix: Tensor) -> Tensor:
+def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
     """Map points, (B, …, 2) as (x, y), by matrices, (B, 3, 3) float32.
 
     Cost:
@@ -172,27 +184,27 @@ def move(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def composed(first: Tensor | None, then: Tensor) -> Tensor:
-    """Compose matrices, (B, 3, 3): ``first`` is applied before ``then``."""
+    """Matrices, (B, 3, 3), that apply ``first``, then ``then``. ``first``: ``None`` for the identity."""
     return then if first is None else (then[..., None] * first[:, None]).sum(2)
 
 
-def _packed(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
-    """Axis-aligned boxes in the format ``mapping.to``, from two opposite corners, (…, 2) each."""
-    layout = mapping.to.layout
+def _from_corners(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
+    """Axis-aligned boxes in ``mapping.target_format``, from their top left and bottom right corners, (…, 2) each."""
+    layout = mapping.target_format.layout
     if layout == "vertices":
         return _corners(first, last)
     if layout == "corners":
         return torch.cat((first, last), -1)
-    sides = last - first if mapping.to.edges else last - first + 1
-    packed = torch.cat((first if layout == "sides" else (first + last) / 2, sides), -1)
-    if not mapping.to.share:
-        return packed
+    sides = last - first if mapping.target_format.edges else last - first + 1
+    boxes = torch.cat((first if layout == "sides" else (first + last) / 2, sides), -1)
+    if not mapping.target_format.share:
+        return boxes
     height, width = mapping.out
-    x, y, across, down = packed.unbind(-1)
-    return torch.stack((x / width, y / height, across / width, down / height), -1)
+    x, y, box_width, box_height = boxes.unbind(-1)
+    return torch.stack((x / width, y / height, box_width / width, box_height / height), -1)
 
 
-def has_extent(values: Tensor, form: Form) -> Tensor:
+def has_positive_area(values: Tensor, form: BoxFormat) -> Tensor:
     """Mask of the input boxes with a positive area, (B, N) bool."""
     if form.layout == "vertices":
         return torch.ones_like(values[..., 0, 0], dtype=torch.bool)
@@ -200,18 +212,19 @@ def has_extent(values: Tensor, form: Form) -> Tensor:
     return (sides > (0 if form.edges or form.layout != "corners" else -1)).all(-1)
 
 
-def _is_seen(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
-    """Mask of the boxes that overlap the output image by at least one pixel along x and y, (B, N) bool."""
-    end = last if mapping.to.edges else last + 1
+def _overlaps_image(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
+    """Mask of the output boxes whose part inside the image is at least one pixel wide and high, (B, N) bool."""
+    end = last if mapping.target_format.edges else last + 1
     sides = _clamped(end, *mapping.out) - _clamped(first, *mapping.out)
     return (sides >= 1).all(-1)
 
 
 def _clamped(points: Tensor, height: int, width: int) -> Tensor:
+    """Points, (…, 2), with x clamped to [0, width] and y to [0, height]."""
     return torch.stack((points[..., 0].clamp(0, width), points[..., 1].clamp(0, height)), -1)
 
 
 def _corners(first: Tensor, last: Tensor) -> Tensor:
-    """Four corners, (…, 4, 2), clockwise from the top left, from two opposite corners, (…, 2) each."""
+    """Four corners, (…, 4, 2), clockwise from the top left, from the top left and bottom right, (…, 2) each."""
     left, top, right, bottom = first[..., 0], first[..., 1], last[..., 0], last[..., 1]
     return torch.stack((left, top, right, top, right, bottom, left, bottom), -1).view(*left.shape, 4, 2)

@@ -1,4 +1,8 @@
-"""Kornia's modules with parameters per channel: grayscale, channel shuffle, channel dropout, normalize."""
+"""Kornia's modules with parameters per channel: grayscale, channel shuffle, channel dropout, normalize.
+
+Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
+column is the apply mask: 1 to apply the op, 0 to skip it.
+"""
 
 from typing import Any, ClassVar
 
@@ -13,15 +17,14 @@ from gpuaug.fusion.ops.sampler import Sampler
 GREY = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in Kornia's grey values."""
 
-
 TORCHVISION_RED = 0.2989
-"""Weight of red in torchvision's grey values."""
+"""Weight of red in torchvision's grey values. The weights of green and blue are Kornia's."""
 
 
-def grey_of(images: Tensor, red_share: float = GREY[0]) -> Tensor:
+def grayscale(images: Tensor, red_weight: float = GREY[0]) -> Tensor:
     """Grey values, (B, 1, H, W), of RGB images, (B, 3, H, W)."""
     red, green, blue = images.unbind(1)
-    return (red * red_share + green * GREY[1] + blue * GREY[2])[:, None]
+    return (red * red_weight + green * GREY[1] + blue * GREY[2])[:, None]
 
 
 class Grayscale(ChannelOp):
@@ -29,9 +32,9 @@ class Grayscale(ChannelOp):
 
     code = 6
     width = 0
-    words = "grey"
+    description = "grey"
     weights_name: ClassVar[str] = "rgb_weights"
-    """Name of the weights in error messages."""
+    """Name of the weights in error messages: the argument of the user's module."""
 
     @property
     def _weights(self) -> Tensor | None:
@@ -41,18 +44,18 @@ class Grayscale(ChannelOp):
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
         """True unless a weight is negative or the sum of the weights exceeds 1."""
         weights = self._weights
-        shares = GREY if weights is None else weights.reshape(-1).tolist()
-        return min(shares) >= 0 and sum(shares) <= 1 + 1e-6
+        values = GREY if weights is None else weights.reshape(-1).tolist()
+        return min(values) >= 0 and sum(values) <= 1 + 1e-6
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Weights, if set."""
+        """Weights, if the user set them."""
         weights = self._weights
         return {} if weights is None else {self.weights_name: weights}
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject a single weight for several channels, for which Kornia raises an error."""
-        one = size.channels > 1 and any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
-        return f"{self.weights_name} holds one value" if one else None
+        """Reason if there is a single weight for several channels, for which Kornia raises an error; else ``None``."""
+        single = size.channels > 1 and any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
+        return f"{self.weights_name} holds one value" if single else None
 
     def row_width(self, channels: int) -> int:
         """Number of columns: the apply mask, and one weight per channel."""
@@ -60,8 +63,8 @@ class Grayscale(ChannelOp):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
-        equal = GREY if size.channels == 3 else 1 / size.channels
-        out[:, 1:] = equal if self._weights is None else self._weights.reshape(-1).tolist()
+        default = GREY if size.channels == 3 else 1 / size.channels
+        out[:, 1:] = default if self._weights is None else self._weights.reshape(-1).tolist()
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Write the weighted sum of the channels to every channel."""
@@ -86,7 +89,7 @@ class ChannelShuffle(ChannelOp):
 
     code = 10
     width = 0
-    words = "shuffle channels"
+    description = "shuffle channels"
     keeps_unit_range = True
 
     def row_width(self, channels: int) -> int:
@@ -98,7 +101,7 @@ class ChannelShuffle(ChannelOp):
         return {"channels": sampler.uniform(size.channels).T.argsort(axis=1)}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Permutations as int64."""
+        """Permutations as a tensor, (B, C) int64."""
         return {"channels": torch.from_numpy(np.ascontiguousarray(drawn["channels"]))}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -107,7 +110,7 @@ class ChannelShuffle(ChannelOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Permute the channels."""
-        return reordered(images, rows[:, 1 : 1 + images.shape[1]])
+        return permute_channels(images, rows[:, 1 : 1 + images.shape[1]])
 
 
 class ChannelDropout(PointOp):
@@ -115,7 +118,7 @@ class ChannelDropout(PointOp):
 
     code = 11
     width = 0
-    words = "drop channels"
+    description = "drop channels"
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -123,12 +126,12 @@ class ChannelDropout(PointOp):
         return 0 <= float(self.module.fill_value) <= 1  # type: ignore[arg-type]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject a number of dropped channels above the number of channels, for which Kornia raises an error."""
+        """Reason if more channels are to be dropped than there are, for which Kornia raises an error; else ``None``."""
         dropped: Any = self.module.num_drop_channels
         return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
 
     def row_width(self, channels: int) -> int:
-        """Number of columns: the apply mask, the fill value, and one number per channel."""
+        """Number of columns: the apply mask, the fill value, and one flag per channel."""
         return 2 + channels
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -137,14 +140,14 @@ class ChannelDropout(PointOp):
         return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Indices of the dropped channels."""
+        """Indices of the dropped channels, and of their samples."""
         return {
             "batch_idx": host_tensor(np.arange(size.batch)[:, None], np.int64),
             "channel_idx": torch.from_numpy(np.ascontiguousarray(drawn["channel_idx"])),
         }
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the fill value, and 1 per dropped channel, 0 per kept channel."""
+        """Write the fill value, then per channel 1 if it is dropped, else 0."""
         out[:, 1] = float(self.module.fill_value)  # type: ignore[arg-type]
         out[:, 2:] = 0
         np.put_along_axis(out[:, 2:], drawn["channel_idx"], 1.0, axis=1)
@@ -160,8 +163,8 @@ class Normalize(PointOp):
 
     code = 14
     width = 0
-    fixed = True
-    words = "normalise"
+    has_fixed_row = True
+    description = "normalise"
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -173,15 +176,15 @@ class Normalize(PointOp):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        self.mean = values_of(self.settings["mean"])
-        self.std = values_of(self.settings["std"])
+        self.mean = channel_values(self.settings["mean"])
+        self.std = channel_values(self.settings["std"])
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Mean and std."""
+        """Mean and std, arrays (1,) or (C,)."""
         return {"mean": self.mean, "std": self.std}
 
     def row_width(self, channels: int) -> int:
-        """Number of columns: the apply mask, and mean and std per channel."""
+        """Number of columns: the apply mask, one mean per channel, and one std per channel."""
         return 1 + 2 * channels
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -203,7 +206,7 @@ class Denormalize(Normalize):
     """``Denormalize``: ``value * std + mean``."""
 
     code = 15
-    words = "denormalise"
+    description = "denormalise"
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Multiply by the std, add the mean."""
@@ -211,12 +214,12 @@ class Denormalize(Normalize):
         return torch.addcmul(mean.expand_as(images), images, std)
 
 
-def reordered(images: Tensor, channels: Tensor) -> Tensor:
+def permute_channels(images: Tensor, channels: Tensor) -> Tensor:
     """Permute channels: output channel k of sample b is input channel ``channels[b, k]``."""
     return images.gather(1, channels.long()[:, :, None, None].expand_as(images))
 
 
-def values_of(setting: Any) -> Array:
+def channel_values(setting: Any) -> Array:
     """Convert a scalar, or one value per channel, to an array (K,) float32; K is 1 for a scalar."""
     values: Array = torch.as_tensor(setting, dtype=torch.float32, device="cpu").reshape(-1).numpy()
     return values

@@ -1,6 +1,8 @@
 """Kornia's pointwise color modules: brightness, contrast, saturation, hue, gamma, invert, solarize, posterize, snow.
 
-Ops repeat Kornia's arithmetic, including the clamps between operations, so operations cannot be merged.
+Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
+column is the apply mask: 1 to apply the op, 0 to skip it. Each op clamps values as Kornia's module does, so two ops cannot be
+merged into one.
 """
 
 import math
@@ -13,12 +15,12 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
-from gpuaug.fusion.ops.filters import SLACK
+from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class UniformOp(PointOp):
-    """Op whose parameters are uniform numbers, with bounds read from the module's parameter generator."""
+    """Base class of ops whose parameters are uniform numbers, with bounds read from the module's parameter generator."""
 
     names: tuple[str, ...]
     """Kornia's names of the parameters, in the order of the columns of a row."""
@@ -30,7 +32,7 @@ class UniformOp(PointOp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one uniform number per parameter and sample, (B,) each."""
-        return {name: sampler.within(*between) for name, between in zip(self.names, self.bounds, strict=True)}
+        return {name: sampler.within(low, high) for name, (low, high) in zip(self.names, self.bounds, strict=True)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Write the drawn numbers, in the order of ``names``."""
@@ -44,7 +46,7 @@ class Brightness(UniformOp):
     code = 1
     width = 3
     names = ("brightness_factor",)
-    words = "brightness"
+    description = "brightness"
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -52,13 +54,13 @@ class Brightness(UniformOp):
         return bool(self.module.clip_output)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the number to add, and 1 if values are clamped."""
+        """Write the number to add, then 1 to clamp values, else 0."""
         out[:, 1] = drawn["brightness_factor"] - 1
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, add, clamp."""
-        return _clipped(images, rows, lambda values: values + column(rows, 1))
+        """Add a number; with ``clip_output``, clamp to [0, 1] before and after."""
+        return _with_clamps(images, rows, lambda values: values + column(rows, 1))
 
 
 class Contrast(UniformOp):
@@ -67,7 +69,7 @@ class Contrast(UniformOp):
     code = 2
     width = 3
     names = ("contrast_factor",)
-    words = "contrast"
+    description = "contrast"
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -75,13 +77,13 @@ class Contrast(UniformOp):
         return bool(self.module.clip_output)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the factor, and 1 if values are clamped."""
+        """Write the factor, then 1 to clamp values, else 0."""
         out[:, 1] = drawn["contrast_factor"]
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, multiply, clamp."""
-        return _clipped(images, rows, lambda values: values * column(rows, 1))
+        """Multiply by a factor; with ``clip_output``, clamp to [0, 1] before and after."""
+        return _with_clamps(images, rows, lambda values: values * column(rows, 1))
 
 
 class Saturation(UniformOp):
@@ -91,12 +93,12 @@ class Saturation(UniformOp):
     width = 2
     names = ("saturation_factor",)
     rgb_only = True
-    words = "saturation"
+    description = "saturation"
     keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, multiply the saturation, clamp."""
-        return saturated(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
+        return scale_saturation(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
 
 
 class Hue(UniformOp):
@@ -106,12 +108,12 @@ class Hue(UniformOp):
     width = 2
     names = ("hue_factor",)
     rgb_only = True
-    words = "hue"
+    description = "hue"
     keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp, rotate the hue, clamp."""
-        return hue_turned(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
+        return rotate_hue(images.clamp(0, 1), column(rows, 1)).clamp(0, 1)
 
 
 class Gamma(UniformOp):
@@ -120,11 +122,11 @@ class Gamma(UniformOp):
     code = 5
     width = 3
     names = ("gamma_factor", "gain_factor")
-    words = "gamma"
+    description = "gamma"
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
-        """True unless a drawn number may be negative: 0 to a negative power is infinite."""
+        """True if exponent and gain cannot be negative: 0 to a negative power is infinite."""
         return all(low >= 0 for low, _ in self.bounds)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -137,24 +139,24 @@ class Invert(PointOp):
 
     code = 7
     width = 2
-    words = "invert"
+    description = "invert"
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
-        """True if values are subtracted from 1."""
+        """True if ``max_val`` is 1."""
         return bool(self.settings["max_val"] == 1)
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
-        largest = module.flags["max_val"]  # type: ignore[index]
-        one = isinstance(largest, int | float) or (isinstance(largest, Tensor) and largest.numel() == 1)
-        return None if one else "max_val has a value for each channel"
+        max_val = module.flags["max_val"]  # type: ignore[index]
+        is_single = isinstance(max_val, int | float) or (isinstance(max_val, Tensor) and max_val.numel() == 1)
+        return None if is_single else "max_val has a value for each channel"
 
     def out_applied(self, size: Size) -> Size:
-        """Output size. In Kornia, a ``max_val`` with several channels broadcasts images of one channel."""
-        largest = self.settings["max_val"]
-        channels = largest.shape[-3] if isinstance(largest, Tensor) and largest.ndim > 2 and size.channels == 1 else 1
+        """Output size. As in Kornia, images of one channel are broadcast to the channels of ``max_val``."""
+        max_val = self.settings["max_val"]
+        channels = max_val.shape[-3] if isinstance(max_val, Tensor) and max_val.ndim > 2 and size.channels == 1 else 1
         return size if channels == 1 else replace(size, channels=channels)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -172,7 +174,7 @@ class Solarize(UniformOp):
     code = 8
     width = 3
     names = ("thresholds", "additions")
-    words = "solarize"
+    description = "solarize"
     keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -188,20 +190,20 @@ class Snow(UniformOp):
     width = 3
     names = ("snow_coefficient", "brightness")
     rgb_only = True
-    words = "snow"
+    description = "snow"
     keeps_unit_range = True
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, brighten, clamp."""
-        return snowed(images.clamp(0, 1), column(rows, 1), column(rows, 2)).clamp(0, 1)
+        """Clamp to [0, 1], multiply low lightness, clamp."""
+        return add_snow(images.clamp(0, 1), column(rows, 1), column(rows, 2)).clamp(0, 1)
 
 
 class Posterize(PointOp):
-    """``RandomPosterize``: keeps the highest bits of 8-bit values."""
+    """``RandomPosterize``: sets the lowest bits of 8-bit values to 0, so that values are multiples, *levels*, of a step."""
 
     code = 9
     width = 3
-    words = "posterize"
+    description = "posterize"
     keeps_unit_range = True
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -210,8 +212,8 @@ class Posterize(PointOp):
         self._offset = 0.0
 
     def expect_rounding(self) -> None:
-        """Round down to levels with a tolerance, for images whose values have rounding errors of a preceding op."""
-        self._offset = SLACK
+        """Round down to levels with a tolerance. Called if a preceding op may have left rounding errors in the values."""
+        self._offset = LEVEL_TOLERANCE
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the number of bits per sample, rounded to an integer, (B,)."""
@@ -222,53 +224,54 @@ class Posterize(PointOp):
         return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the distance between kept levels, and the offset that is added before rounding down to a level."""
+        """Write the step between two levels, and the offset that is added before rounding down to a level."""
         out[:, 1] = np.exp2(8 - drawn["bits_factor"])
         out[:, 2] = self._offset
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Compute floor(value / step) · step in 8-bit values."""
+        """Round 8-bit values down to multiples of the step."""
         values = images.clamp(0, 1)
         step = column(rows, 1)
-        # A tensor, because torch on a GPU multiplies by the reciprocal of a Python number.
+        # A tensor, because torch on a GPU multiplies by the reciprocal of a Python number, which rounds differently.
         most = torch.full((), 255.0, dtype=torch.float32, device=images.device)
         levels = torch.floor(torch.floor(values * 255 + column(rows, 2)) / step / most * 255)
-        kept = torch.where(step == 256, 0.0, levels * step / most)
-        return torch.where(step == 1, values, kept)
+        posterized = torch.where(step == 256, 0.0, levels * step / most)
+        return torch.where(step == 1, values, posterized)
 
 
-def saturated(images: Tensor, factor: Tensor) -> Tensor:
-    """RGB images with the HSV saturation multiplied by ``factor`` and clamped."""
-    most, least = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
-    spread = most - least
-    share = spread / torch.where(most == 0, 1.0, most + 1e-8)
-    chroma = most * (share * factor).clamp(0, 1)
-    return (images - least) * (chroma / torch.where(spread == 0, 1.0, spread)) + (most - chroma)
+def scale_saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """Multiply the HSV saturation of RGB images by ``factor``, (B, 1, 1, 1), and clamp it to [0, 1]."""
+    maximum, minimum = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
+    chroma_range = maximum - minimum
+    saturation = chroma_range / torch.where(maximum == 0, 1.0, maximum + 1e-8)
+    chroma = maximum * (saturation * factor).clamp(0, 1)
+    return (images - minimum) * (chroma / torch.where(chroma_range == 0, 1.0, chroma_range)) + (maximum - chroma)
 
 
-def snowed(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
-    """RGB images in [0, 1] with HLS lightness below ``threshold`` multiplied by ``factor``; hue and saturation are kept."""
-    most, least = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
-    doubled = most + least
-    light = doubled / 2
+def add_snow(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
+    """Multiply HLS lightness below ``threshold`` by ``factor``, in RGB images in [0, 1]. Hue and saturation do not change."""
+    maximum, minimum = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
+    double_lightness = maximum + minimum
+    lightness = double_lightness / 2
     # For constant saturation, the distance of a channel from the lightness is proportional to min(lightness, 1 - lightness).
-    room = torch.where(doubled < 1, doubled, 2 - doubled)
-    lit = torch.where(light < threshold, (light * factor).clamp(0, 1), light)
-    scale = 2 * torch.minimum(lit, 1 - lit) / torch.where(room == 0, 1.0, room + 1e-8)
-    return lit + (images - light) * scale
+    largest_distance = torch.where(double_lightness < 1, double_lightness, 2 - double_lightness)
+    new_lightness = torch.where(lightness < threshold, (lightness * factor).clamp(0, 1), lightness)
+    new_distance = 2 * torch.minimum(new_lightness, 1 - new_lightness)
+    scale = new_distance / torch.where(largest_distance == 0, 1.0, largest_distance + 1e-8)
+    return new_lightness + (images - lightness) * scale
 
 
-def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
-    """RGB images with the HSV hue rotated by ``turns``, (B, 1, 1, 1), in full turns."""
+def rotate_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Rotate the HSV hue of RGB images by ``turns``, (B, 1, 1, 1), in full turns."""
     red, green, blue = images.unbind(1)
-    most, least = images.amax(1), images.amin(1)
-    spread = most - least
-    share = spread / torch.where(most == 0, 1.0, most + 1e-8)
-    safe = torch.where(spread == 0, 1.0, spread)
+    maximum, minimum = images.amax(1), images.amin(1)
+    chroma_range = maximum - minimum
+    saturation = chroma_range / torch.where(maximum == 0, 1.0, maximum + 1e-8)
+    divisor = torch.where(chroma_range == 0, 1.0, chroma_range)
     sector = torch.where(
         (red >= green) & (red >= blue),
-        (green - blue) / safe,
-        torch.where(green >= blue, (blue - red) / safe + 2.0, (red - green) / safe + 4.0),
+        (green - blue) / divisor,
+        torch.where(green >= blue, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0),
     )
     circle = 2 * math.pi
     angle = circle * torch.remainder(sector / 6.0, 1.0)
@@ -276,26 +279,26 @@ def hue_turned(images: Tensor, turns: Tensor) -> Tensor:
     angle = torch.remainder(angle + turns[:, 0] * 2 * math.pi, circle)
     angle = torch.where(angle >= circle, 0.0, angle)
     sixths = angle / circle * 6
-    whole = torch.floor(sixths) % 6
-    part = sixths % 6 - whole
-    low = most * (1 - share)
-    falling = most * (1 - part * share)
-    rising = most * (1 - (1 - part) * share)
-    whole = whole.clamp(0, 5)
+    sector_index = torch.floor(sixths) % 6
+    fraction = sixths % 6 - sector_index
+    low = maximum * (1 - saturation)
+    falling = maximum * (1 - fraction * saturation)
+    rising = maximum * (1 - (1 - fraction) * saturation)
+    sector_index = sector_index.clamp(0, 5)
 
-    def channel(peak_from: int) -> Tensor:
+    def channel(phase_shift: int) -> Tensor:
         # Over the six sectors of the hue a channel rises, is high twice, falls and is low twice. Channels differ in phase.
-        phase = torch.remainder(whole + peak_from, 6)
-        return torch.where(phase == 0, rising, torch.where(phase <= 2, most, torch.where(phase == 3, falling, low)))
+        phase = torch.remainder(sector_index + phase_shift, 6)
+        return torch.where(phase == 0, rising, torch.where(phase <= 2, maximum, torch.where(phase == 3, falling, low)))
 
     return torch.stack((channel(2), channel(0), channel(4)), 1)
 
 
-def _clipped(images: Tensor, rows: Tensor, change: Any) -> Tensor:
-    """Apply ``change``. Clamp before and after if column 2 of the row is not 0."""
-    clips = column(rows, 2) != 0
-    changed = change(torch.where(clips, images.clamp(0, 1), images))
-    return torch.where(clips, changed.clamp(0, 1), changed)
+def _with_clamps(images: Tensor, rows: Tensor, function: Any) -> Tensor:
+    """Apply ``function`` to the images. Clamp its input and output to [0, 1] if column 2 of the row is not 0."""
+    clamps = column(rows, 2) != 0
+    output = function(torch.where(clamps, images.clamp(0, 1), images))
+    return torch.where(clamps, output.clamp(0, 1), output)
 
 
 LOWERED: dict[type[nn.Module], type[PointOp]] = {

@@ -1,4 +1,9 @@
-"""Kornia's flips, crops and padding, which move whole pixels."""
+"""Kornia's flips, crops and padding, which move whole pixels.
+
+Each module is *lowered* to an op, or run by Kornia. An op describes its movement twice: for images as an ``IndexMap``, from
+output to input pixels, and for boxes and keypoints as matrices, from input to output pixels. Samples outside the *apply mask*
+skip the op.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,19 +14,22 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.geometry import Axis, Edge, GatherOp, IndexMap, IndexOp, changes_size_by_chance, length_of
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, GatherOp, IndexMap, IndexOp, length_of, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class _Flip(IndexOp):
+    """Base class of flips."""
+
     axis: str
+    """``"x"`` to reverse columns, ``"y"`` to reverse rows."""
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Map that reverses one axis of the samples in the apply mask."""
         apply_mask = drawn["apply_mask"]
         length = size.width if self.axis == "x" else size.height
-        flipped = Axis(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0))
-        return IndexMap(x=flipped) if self.axis == "x" else IndexMap(y=flipped)
+        reversal = AxisMap(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0))
+        return IndexMap(x=reversal) if self.axis == "x" else IndexMap(y=reversal)
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Matrices that map x to W - 1 - x, or y to H - 1 - y, for the samples in the apply mask."""
@@ -36,14 +44,14 @@ class HorizontalFlip(_Flip):
     """``RandomHorizontalFlip``."""
 
     axis = "x"
-    words = "flip left and right"
+    description = "flip left and right"
 
 
 class VerticalFlip(_Flip):
     """``RandomVerticalFlip``."""
 
     axis = "y"
-    words = "flip up and down"
+    description = "flip up and down"
 
 
 class Crop(IndexOp):
@@ -52,7 +60,7 @@ class Crop(IndexOp):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._height, self._width = (int(side) for side in self.settings["size"])
-        self.fill = _values_of(self.settings["fill"])
+        self.fill = _fill_values(self.settings["fill"])
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -60,49 +68,53 @@ class Crop(IndexOp):
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
         if flags["cropping_mode"] != "slice":
             return f"cropping_mode={flags['cropping_mode']!r}"
-        padded = flags["padding"] is not None or flags["pad_if_needed"]
-        return _cannot_pad("padding_mode", flags["padding_mode"], "fill", flags["fill"] if padded else 0)
+        pads = flags["padding"] is not None or flags["pad_if_needed"]
+        return _unsupported_mode("padding_mode", flags["padding_mode"], "fill", flags["fill"] if pads else 0)
 
     @property
     def edge(self) -> Edge:  # type: ignore[override]
         """Padding mode; ``""`` without padding."""
-        padded = self.settings["padding"] is not None or self.settings["pad_if_needed"]
-        return self.settings["padding_mode"] if padded else ""
+        pads = self.settings["padding"] is not None or self.settings["pad_if_needed"]
+        return self.settings["padding_mode"] if pads else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
-        # Padding that does not depend on the image: computed for an image of the size of the crop.
-        always: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
+        # Padding by the setting ``padding`` alone, because an image of the size of the crop needs no other padding.
+        fixed: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
         if not self.settings["pad_if_needed"]:
-            return always
-        across, down = self._width - size.width, self._height - size.height
-        missing = (across, across, down, down)
+            return fixed
+        missing_columns, missing_rows = self._width - size.width, self._height - size.height
+        missing = (missing_columns, missing_columns, missing_rows, missing_rows)
         if size.ragged:
-            return [np.where(lack > 0, np.maximum(lack, pad), pad) for lack, pad in zip(missing, always, strict=True)]
-        return [max(lack, pad) if lack > 0 else pad for lack, pad in zip(missing, always, strict=True)]
+            return [np.where(count > 0, np.maximum(count, pad), pad) for count, pad in zip(missing, fixed, strict=True)]
+        return [max(count, pad) if count > 0 else pad for count, pad in zip(missing, fixed, strict=True)]
 
     def _canvas(self, size: Size) -> Size:
+        """Size of the padded images."""
         left, right, top, bottom = self._padding(size)
         return size.to(size.height + top + bottom, size.width + left + right)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject a crop larger than the padded image, which Kornia resizes, and reflection beyond the image."""
+        """Reason why images of ``size`` cannot be cropped in a fused pass, or ``None``.
+
+        Kornia resizes padded images that are smaller than the crop. Padding by reflection cannot exceed the image.
+        """
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}, which Kornia resizes"
-        return why_not_padded(self._padding(size), self.edge, size) or changes_size_by_chance(self, size=size)
+        return unsupported_padding(self._padding(size), self.edge, size) or unsupported_skip(self, size=size)
 
     def out_applied(self, size: Size) -> Size:
         """Size of the crop."""
         return size.to(self._height, self._width)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the first column ``"x"`` and row ``"y"``, (B,), uniform over the positions at which the crop fits."""
+        """Draw the first column ``"x"`` and the first row ``"y"`` of the crop in the padded image, (B,) each."""
         canvas = self._canvas(size)
-        across, down = sampler.uniform(2)
+        uniform_x, uniform_y = sampler.uniform(2)
         return {
-            "x": np.floor(across * np.float32(canvas.width - self._width + 1)),
-            "y": np.floor(down * np.float32(canvas.height - self._height + 1)),
+            "x": np.floor(uniform_x * np.float32(canvas.width - self._width + 1)),
+            "y": np.floor(uniform_y * np.float32(canvas.height - self._height + 1)),
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -116,21 +128,22 @@ class Crop(IndexOp):
         }
 
     def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Draws in the form of ``params=``. ``forward_input_shape`` is the shape of the padded images."""
+        """Draws in the format of Kornia's ``params=``. ``forward_input_shape`` is the shape of the padded images."""
         if size.batch == 0:
             return super().params(drawn, size)
         return {**super().params(drawn, size), **self.kornia_parameters(drawn, size)}
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Shift by the start of the crop minus the padding. Skipped samples already have the size of the crop."""
+        """Shift by the start of the crop minus the padding. Samples that skip the op already have the size of the crop."""
         left, _, top, _ = self._padding(size)
         apply_mask = drawn["apply_mask"]
         return IndexMap(
-            Axis(offset=np.where(apply_mask, drawn["x"] - left, 0.0)), Axis(offset=np.where(apply_mask, drawn["y"] - top, 0.0))
+            AxisMap(offset=np.where(apply_mask, drawn["x"] - left, 0.0)),
+            AxisMap(offset=np.where(apply_mask, drawn["y"] - top, 0.0)),
         )
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Translation matrices."""
+        """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
         shifts = self.map(drawn, size)
         return translations(size, -shifts.x.offset, -shifts.y.offset)
 
@@ -153,10 +166,10 @@ class CenterCrop(IndexOp):
         return None if mode == "slice" else f"cropping_mode={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject a crop that is larger than the image, for which Kornia raises an error."""
+        """Reason if the crop is larger than the image, for which Kornia raises an error, or skipping changes the size."""
         if np.any(self._height > size.height) or np.any(self._width > size.width):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
-        return changes_size_by_chance(self, size=size)
+        return unsupported_skip(self, size=size)
 
     def out_applied(self, size: Size) -> Size:
         """Size of the crop."""
@@ -175,10 +188,10 @@ class CenterCrop(IndexOp):
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shift by the start of the crop."""
         left, top = applied_shift(self, drawn, *self.start(size))
-        return IndexMap(Axis(offset=length_of(left)), Axis(offset=length_of(top)))
+        return IndexMap(AxisMap(offset=length_of(left)), AxisMap(offset=length_of(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Translation matrices."""
+        """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
         left, top = applied_shift(self, drawn, *self.start(size))
         return translations(size, -left, -top)
 
@@ -188,42 +201,45 @@ class CenterCrop(IndexOp):
 
 
 class PadTo(IndexOp):
-    """``PadTo``: pads on the right and bottom, or crops there."""
+    """``PadTo``: pads on the right and bottom; larger images are cropped on the right and bottom."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.edge = self.settings["pad_mode"]
-        self.fill = _values_of(self.settings["pad_value"])
+        self.fill = _fill_values(self.settings["pad_value"])
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
         """Reason why Kornia runs the module, or ``None`` if it is lowered."""
         flags: dict[str, Any] = module.flags  # type: ignore[assignment]
-        return _cannot_pad("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
+        return _unsupported_mode("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Fill value, by Kornia's name."""
+        """Fill value, under Kornia's name of the argument."""
         return {"pad_value": self.fill}
 
     def out_applied(self, size: Size) -> Size:
         """Output size; without ``crop_if_exceeds`` at least the size of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
-            larger = np.maximum if size.ragged else max
-            height, width = larger(height, size.height), larger(width, size.width)
+            maximum = np.maximum if size.ragged else max
+            height, width = maximum(height, size.height), maximum(width, size.width)
         return size.to(height, width)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject reflection beyond the image, for which Kornia raises an error, and a crop with a mode other than constant."""
+        """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
+
+        Kornia raises an error for reflection beyond the image. With a mode other than constant only padding is lowered.
+        """
         out = self.out(size)
         if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
             return "reflects further than the image is wide"
         if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
             return f"pad_mode={self.edge!r} while cropping"
-        return changes_size_by_chance(self, size=size)
+        return unsupported_skip(self, size=size)
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Return the identity map: padding is on the right and bottom."""
+        """Return the identity map, because padding on the right and bottom does not move the image."""
         return IndexMap()
 
     def describe(self) -> str:
@@ -231,12 +247,13 @@ class PadTo(IndexOp):
         return "pad to {}x{}".format(*self.settings["size"])
 
 
-def _values_of(fill: Any) -> float | list[float]:
-    """Convert a fill to a float, or to a list of floats for a sequence or tensor."""
+def _fill_values(fill: Any) -> float | list[float]:
+    """Convert a fill value to a float; a sequence or tensor of fill values to a list of floats."""
     return float(fill) if isinstance(fill, int | float) else np.asarray(fill, dtype=np.float64).reshape(-1).tolist()
 
 
-def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
+def _unsupported_mode(mode_name: str, mode: str, value_name: str, value: Any) -> str | None:
+    """Reason why a padding mode is not lowered with this fill value, or ``None``."""
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
     if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # Kornia raises an error for it
@@ -244,13 +261,13 @@ def _cannot_pad(mode_name: str, mode: str, value_name: str, value: Any) -> str |
     return None
 
 
-def why_not_padded(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
+def unsupported_padding(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
     """Reason why images of ``size`` cannot be padded by ``sides``, (left, right, above, below), or ``None``."""
     left, right, top, bottom = sides
     if any(np.any(np.less(side, 0)) for side in sides):
         return "negative padding"
-    across, down = np.maximum(left, right), np.maximum(top, bottom)
-    if edge == "reflect" and (np.any(across >= size.width) or np.any(down >= size.height)):
+    columns, rows = np.maximum(left, right), np.maximum(top, bottom)
+    if edge == "reflect" and (np.any(columns >= size.width) or np.any(rows >= size.height)):
         return "reflects further than the image is wide"
     return None
 
@@ -261,7 +278,7 @@ def identities(size: Size) -> Array:
 
 
 def applied_shift(op: Op, drawn: OpDraws, x: Any, y: Any) -> tuple[Any, Any]:
-    """(``x``, ``y``), or 0 for samples that skip ``op``."""
+    """(``x``, ``y``) for samples that ``op`` is applied to, (0, 0) for samples that skip ``op``."""
     if not op.is_random:
         return x, y
     applies = drawn["apply_mask"]
@@ -276,7 +293,17 @@ def translations(size: Size, x: Any, y: Any) -> Array:
 
 
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:
-    """Parameters of Kornia's crops: the four corners of a window and of the output, clockwise from the top left."""
+    """Parameters of Kornia's crops: the four corners of the cropped window and of the output, clockwise from the top left.
+
+    Args:
+        x: First column of the window, (B,) or one number for all samples; also ``y``, ``width`` and ``height``.
+        y: First row of the window.
+        width: Width of the window in pixels.
+        height: Height of the window in pixels.
+        out_width: Width of the output in pixels.
+        out_height: Height of the output in pixels.
+        size: Size of the input images.
+    """
     if size.batch == 0:
         return {name: host_tensor(np.zeros((0, 4, 2)), np.float32) for name in ("src", "dst")}
     right, bottom = x + width - 1, y + height - 1

@@ -1,7 +1,8 @@
-"""Fallback modules: modules that are not lowered. Their library runs them unchanged at their position of the pipeline.
+"""Fallback modules: modules that are not *lowered*, that is, replaced by an op. Kornia or torchvision runs them unchanged.
 
-Their draws depend on the key of the batch, like the draws of ops. A module receives copies of its inputs, because it may modify
-them, in the dtype that its library would pass at this position.
+A fallback module runs at its position in the pipeline, between the fused passes. Its random numbers depend on the seed of the
+batch, as those of ops do. It receives copies of its inputs, because it may modify them, in the dtype that the images would have
+there without gpuaug.
 """
 
 import copy
@@ -20,18 +21,18 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
-from gpuaug.fusion.ops.sampler import Gate, Sampler, always
+from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
 
-MOST_COUNTED = 2**24
+LARGEST_EXACT_INTEGER = 2**24
 """Largest n such that float32 represents all integers from 0 to n."""
 
 
-class Retyped(Exception):
+class OutputDtypeChange(Exception):
     """Internal signal: a fallback module returned images of another dtype than the pipeline was lowered for.
 
     Args:
-        number: Number of the module, as counted by ``ImageTypes``.
+        number: Number of the module among the fallback modules of the pipeline.
         dtype: dtype of the returned images.
     """
 
@@ -41,13 +42,13 @@ class Retyped(Exception):
 
 
 class EagerOp(ABC):
-    """Fallback module: a module that is not lowered.
+    """Base class of fallback modules.
 
     Args:
         name: Name of the module in its container.
         module: Module of the user, called unchanged.
         reason: Reason why the module is not lowered, shown to the user.
-        lowered: Op for other image sizes or settings, which computes the output size; ``None`` if there is none.
+        lowered: Op of the same module, if it is lowered for other image sizes, to compute the output size; else ``None``.
     """
 
     package: ClassVar[str]
@@ -59,6 +60,7 @@ class EagerOp(ABC):
         self.reason = reason
         self.lowered = lowered
         self.gates: tuple[Gate, ...] = ()
+        """One condition per enclosing container that picks modules at random. The module runs for samples that meet all."""
 
     @property
     def keepdim(self) -> bool:
@@ -66,42 +68,56 @@ class EagerOp(ABC):
         return bool(getattr(self.module, "keepdim", self.package == "torchvision"))
 
     @property
-    def is_users(self) -> bool:
-        """True for a module or function defined by the user, including a function in a ``v2.Lambda``."""
+    def is_user_defined(self) -> bool:
+        """True for a class defined outside Kornia and torchvision, and for ``v2.Lambda``, which calls a user's function."""
         class_ = type(self.module)
         return class_.__name__ == "Lambda" or not class_.__module__.startswith(("kornia.", "torchvision."))
 
     @property
     @abstractmethod
     def moves_nothing(self) -> bool:
-        """True if the module is known to leave masks, boxes and keypoints unchanged."""
+        """True if the module certainly leaves masks, boxes and keypoints unchanged."""
 
     def moves(self, key: str) -> bool:
-        """True if the library transforms targets with data key ``key`` consistently with the images, or raises an error."""
+        """True if the library transforms an input with data key ``key`` together with the images, or raises an error.
+
+        A data key says what an input holds: ``"input"`` images, ``"mask"``, ``"bbox"``, ``"class"`` labels, and so on.
+        """
         return key in ("input", "class", "tv_tensors")
 
     @abstractmethod
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the parameters of the module, and a seed for numbers that the module draws while it runs."""
+        """Draw a seed for the random generators that the module uses, and the parameters that can be drawn beforehand."""
 
     @abstractmethod
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size, as far as the draws determine it."""
+        """Output size according to the draws. The module may return another size, which is checked after it has run."""
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """Run the module on copies of the images, (B · T, C, H, W) of a dtype in ``IMAGE_DTYPES``, and of their targets.
+        """Run the module on copies of the inputs of a call.
+
+        Args:
+            values: Inputs: images, (B, C, H, W) or frames of clips (B · T, C, H, W), of a dtype in ``IMAGE_DTYPES``, and
+                targets.
+            keys: Data key of each input.
+            drawn: Draws of the batch.
+            device: Device of the images.
+
+        Returns:
+            Outputs, in the order of the inputs.
 
         Raises:
-            Retyped: If the module returns images of another dtype than the pipeline was lowered for.
+            OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
 
     @contextmanager
-    def _named_in_errors(self) -> Iterator[None]:
+    def _name_module_in_errors(self) -> Iterator[None]:
+        """Context in which errors get a note with the name of the module."""
         try:
             yield
         except Exception as error:
-            source = self.name if self.is_users else f"{self.package} in {self.name}, which is left to it: {self.reason}"
+            source = self.name if self.is_user_defined else f"{self.package}, which runs {self.name}: {self.reason}"
             add_note(error, f"gpuaug: raised by {source}.")
             raise
 
@@ -129,7 +145,7 @@ class EagerKornia(EagerOp):
 
     @property
     def moves_nothing(self) -> bool:
-        """True for an intensity augmentation that overrides no handler of masks, boxes or keypoints."""
+        """True for an ``IntensityAugmentationBase2D`` that overrides no method for masks, boxes or keypoints."""
         base = K.IntensityAugmentationBase2D
         handlers = ("apply_transform_mask", "apply_transform_box", "apply_transform_keypoint")
         return isinstance(self.module, base) and all(
@@ -137,17 +153,17 @@ class EagerKornia(EagerOp):
         )
 
     def moves(self, key: str) -> bool:
-        """True if Kornia transforms targets with data key ``key`` consistently with the images, or raises an error."""
+        """True if Kornia transforms an input with data key ``key`` together with the images, or raises an error."""
         return key in ("input", "class", "valid", "tv_tensors") or _moves(self.module, key)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw Kornia's parameters under a seed from ``sampler``; the seed is also used while the module runs."""
+        """Draw a seed, and Kornia's parameters from generators with this seed."""
         key = sampler.key()
         frames = size.frames or int(self._is_video)
         shape = torch.Size((size.batch, *((frames,) if frames else ()), size.channels, size.height, size.width))
-        with self._named_in_errors(), Generators(torch.device("cpu")).keyed(key), initial_settings():
+        with self._name_module_in_errors(), Generators(torch.device("cpu")).keyed(key), initial_settings():
             params = self._container_for(frames).forward_parameters(shape)
-        # VideoSequential repeats the parameters of a clip for its frames.
+        # The parameters of a clip, repeated for its frames by VideoSequential, are the only element of ``params``.
         return {"params": params[0].data if frames and not self._is_video else params, "key": key, "frames": frames}
 
     def _container_for(self, frames: int) -> K.AugmentationSequential:
@@ -162,7 +178,7 @@ class EagerKornia(EagerOp):
         return cast(K.AugmentationSequential, self._clip_container)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size, as far as the parameters determine it."""
+        """Output size according to the parameters; the input size if a sample skips the module."""
         item: ParamItem = drawn["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
             return size
@@ -174,7 +190,7 @@ class EagerKornia(EagerOp):
         return size
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """Run the module on float32 copies of the images, and on copies of their targets."""
+        """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments as in ``EagerOp``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
                 self._check_labels(value)
@@ -184,14 +200,14 @@ class EagerKornia(EagerOp):
         params = drawn["params"]
         if container is self._clip_container:
             params = [ParamItem(next(name for name, _ in container.named_children()), params)]
-        with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
             outputs = container(*inputs, params=params, data_keys=keys)
         results = outputs if isinstance(outputs, list | tuple) else [outputs]
         results = [result.data if isinstance(result, Boxes) else result for result in results]
         return [_from_kornia(*item, frames) for item in zip(keys, results, values, strict=True)] if frames else results
 
     def _check_labels(self, mask: Tensor) -> None:
-        """Reject integer masks with values that float32, in which Kornia computes, cannot represent.
+        """Raise an error for integer masks with values that float32 cannot represent. Kornia computes in float32.
 
         Kornia would fail an assertion on the device, after which the process cannot use the GPU.
 
@@ -204,15 +220,15 @@ class EagerKornia(EagerOp):
         if mask.dtype not in (torch.int32, torch.int64) or not mask.numel():
             return
         largest = int(mask.abs().max())
-        if largest > MOST_COUNTED:
+        if largest > LARGEST_EXACT_INTEGER:
             raise ArgumentError(
-                f"mask must hold values of at most 2**24 where {self.name} is left to Kornia, which computes in float32, got "
-                f"{largest}. Number the labels: torch.unique(mask, return_inverse=True)[1]."
+                f"mask must hold values of at most 2**24 for {self.name}, which Kornia runs in float32, got {largest}. Number "
+                "the labels: torch.unique(mask, return_inverse=True)[1]."
             )
 
 
 def _moves(module: nn.Module, key: str) -> bool:
-    """True if Kornia transforms targets with data key ``key`` consistently with ``module``, or raises an error."""
+    """True if Kornia transforms an input with data key ``key`` as ``module`` transforms images, or raises an error."""
     if isinstance(module, K.container.ImageSequentialBase):
         return all(_moves(child, key) for child in module.children())
     if isinstance(module, K.auto.operations.OperationBase):
@@ -227,7 +243,7 @@ def _moves(module: nn.Module, key: str) -> bool:
 
 
 def _for_kornia(key: str, value: Any, frames: int) -> Any:
-    """Copy of an input in Kornia's form, with clips of ``frames`` frames unless ``frames`` is 0."""
+    """Copy of an input in the shape that Kornia takes: clips of ``frames`` frames, or images if ``frames`` is 0."""
     if key == "input":
         value = converted(value, torch.float32, copy=True)
         return value.unflatten(0, (len(value) // frames, frames)) if frames else value
@@ -235,10 +251,10 @@ def _for_kornia(key: str, value: Any, frames: int) -> Any:
     if frames and key == "mask":
         value = value.unflatten(0, (len(value) // frames, frames))
     if frames and (key.startswith("bbox") or key == "keypoints"):
-        # All boxes of a clip are mapped equally, so they may be distributed over the frames in any order.
+        # Kornia takes boxes per frame. All boxes of a clip are mapped equally, so any distribution over the frames will do.
         missing = -value.shape[1] % frames
         value = torch.cat((value, value.new_zeros(len(value), missing, *value.shape[2:])), 1).unflatten(1, (frames, -1))
-    # Kornia returns axis-aligned boxes for a tensor, which a later rotation would enlarge. ``Boxes`` keeps the vertices.
+    # For a tensor Kornia returns axis-aligned boxes, which a later rotation would enlarge. With ``Boxes`` it returns vertices.
     if key.startswith("bbox"):
         return Boxes(value.flatten(0, 1) if frames else value, False, mode="vertices_plus")
     return value
@@ -264,13 +280,13 @@ COLOUR_ONLY = frozenset(
 
 
 class EagerTorchvision(EagerOp):
-    """Fallback transform of torchvision, or module in a torchvision container, called per image or per clip.
+    """Fallback module of a torchvision pipeline, called once per image or clip.
 
     Args:
         name: Name of the module in its container.
-        module: Module of the user, called unchanged. It draws parameters while it runs, per image.
+        module: Module of the user, called unchanged. It draws its parameters when it is called.
         reason: Reason why the module is not lowered, shown to the user.
-        lowered: Op for other image sizes or settings; ``None`` if there is none.
+        lowered: Op of the same module, if it is lowered for other image sizes; else ``None``.
         dtype: dtype of the input images.
         out_dtype: dtype of the output images of the last call; ``dtype`` before the first call.
         number: Number of the module among the fallback modules of the pipeline.
@@ -299,8 +315,8 @@ class EagerTorchvision(EagerOp):
         return class_.__module__.startswith("torchvision.") and class_.__name__ in COLOUR_ONLY
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a seed for the transform, and the mask of the samples that the transform is called for."""
-        applies = always(size.batch)
+        """Draw a seed for the module, and the mask of the samples that the module is called for."""
+        applies = all_true(size.batch)
         for gate in self.gates:
             applies = applies & gate.applies(sampler)
         return {"key": sampler.key(), "apply_mask": applies, "frames": size.frames}
@@ -310,54 +326,62 @@ class EagerTorchvision(EagerOp):
         return size if self.lowered is None else self.lowered.out(size)
 
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
-        """Run the transform on copies of the images in the apply mask. Masks, boxes and keypoints are unchanged."""
+        """Run the module on copies of the images in the apply mask. All other inputs are returned unchanged."""
         return [
-            self._images(value, drawn, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
+            self._outputs(value, drawn, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
         ]
 
-    def _images(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
+    def _outputs(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
+        """Output images of the module, (B, C, H, W), or frames of clips (B · T, C, H, W)."""
         batch = converted(images, self._dtype, copy=True)
         applies = drawn["apply_mask"].tolist()
         frames = drawn["frames"]
         if frames:
             batch = batch.unflatten(0, (-1, frames)) if len(images) else batch[:, None].expand(-1, frames, -1, -1, -1)
-        if not len(images):  # a black image determines size and dtype of the empty output
+        if not len(images):  # the output for a black image has the size and dtype of the empty output
             batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
-        with self._named_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
-            outputs = [self._image(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
+        with self._name_module_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+            outputs = [self._output(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
         sizes = list(dict.fromkeys("x".join(map(str, output.shape)) for output in outputs))
         if len(sizes) > 1:
             raise ArgumentError(
-                f"{self.name} must give all images of a batch one size, got {' and '.join(sizes)}. Keep it in the dataset, or "
-                "resize in it."
+                f"{self.name} must return all images of a batch in one size, got {' and '.join(sizes)}. Run it in the "
+                "dataset, or make it return one size."
             )
         self._check_types({output.dtype for output in outputs})
         return (torch.cat(outputs) if frames else torch.stack(outputs))[: len(images)]
 
-    def _image(self, image: Tensor) -> Tensor:
+    def _output(self, image: Tensor) -> Tensor:
+        """Output of the module for one image or clip."""
         output = self.module(image)
         if not isinstance(output, Tensor):
-            raise ArgumentTypeError(f"{self.name} must give a tensor, got {type(output).__name__}. Keep it in the dataset.")
+            raise ArgumentTypeError(f"{self.name} must return a tensor, got {type(output).__name__}. Run it in the dataset.")
         return output.as_subclass(Tensor)
 
     def _check_types(self, dtypes: set[torch.dtype]) -> None:
+        """Raise an error if ``dtypes``, the dtypes of the outputs, are several, or not in ``IMAGE_DTYPES``.
+
+        Raises:
+            ArgumentTypeError: If the dtypes cannot be used.
+            OutputDtypeChange: If the dtype is not the one that the pipeline was lowered for.
+        """
         other = next((dtype for dtype in dtypes if dtype not in IMAGE_DTYPES), None)
         if other is None and (len(dtypes) > 1 or (self.gates and self._dtype not in dtypes)):
             other = next(dtype for dtype in dtypes if dtype != self._dtype)
         if other is not None:
             raise ArgumentTypeError(
-                f"{self.name} must give all images of a batch one type, uint8, uint16, int16 or floating, got {other} of "
-                f"images of {self._dtype}. Have it return the type that it is passed. To convert, put "
+                f"{self.name} must return all images of a batch in one type, uint8, uint16, int16 or floating, got {other} for "
+                f"images of {self._dtype}. Make it return the type of its input. To convert, put "
                 "v2.ToDtype(torch.float32, scale=True) before it."
             )
         (dtype,) = dtypes
         if dtype != self._out_dtype:
-            raise Retyped(self._number, dtype)
+            raise OutputDtypeChange(self._number, dtype)
 
 
 def fallback_of(op: Op, reason: str) -> EagerOp:
-    """Create the fallback module of an op, for images of a size that the op does not support."""
+    """Create the fallback module for the module of ``op``, for images of a size that ``op`` does not support."""
     if op.package == "Kornia":
         return EagerKornia(op.name, op.module, reason, op)
     dtype: torch.dtype = getattr(op, "image_dtype", torch.float32)

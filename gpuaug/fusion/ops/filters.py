@@ -1,4 +1,8 @@
-"""Kornia's modules whose output pixel depends on other pixels: blur, sharpness, equalize, CLAHE and auto contrast."""
+"""Kornia's modules whose output pixel depends on other pixels: blur, sharpness, equalize, CLAHE and auto contrast.
+
+Each module is *lowered* to an op, or run by Kornia. A *row* holds an op's parameters for one sample, in float32. Its first
+column is the apply mask: 1 to apply the op, 0 to skip it. A *level* is one of the 256 values of uint8.
+"""
 
 from typing import Any, Literal
 
@@ -13,23 +17,24 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 Border = Literal["constant", "reflect", "replicate", "circular"]
 
-ONE_LAUNCH = 9
-"""Largest side of a blur kernel that is computed along both axes in one launch."""
+ONE_LAUNCH_SIDE = 9
+"""Largest side of a blur kernel, in pixels, with which both axes are blurred in one launch."""
 
 LEVELS = 256
-"""Number of bins of a histogram, one per uint8 value."""
+"""Number of bins of a histogram, one per level."""
 
-FLAT = 2.0**-18
-"""Largest range of a channel that counts as constant: four times the rounding error of interpolating a constant.
+CONSTANT_RANGE = 2.0**-18
+"""Largest difference between maximum and minimum of a channel that counts as constant.
 
-It is a thousandth of the distance between two uint8 values. Stretching a smaller range would amplify rounding errors.
+It is four times the rounding error of interpolating a constant, and a thousandth of the distance between two levels. Stretching
+a smaller range would amplify rounding errors.
 """
 
-SLACK = 255 * FLAT / 2
-"""Offset added before a level is rounded down, so that a value just below a level due to rounding counts as that level."""
+LEVEL_TOLERANCE = 255 * CONSTANT_RANGE / 2
+"""Offset that is added to values, in levels, before they are rounded down, so that rounding errors do not change the level."""
 
 EQUALIZE, CONTRAST = 1, 2
-"""Values of column 0 of a row, for a sample that picked equalize or auto contrast."""
+"""Codes of the picked op in column 0 of the row of ``EqualizeOrContrast``. 0 for a sample that picked neither."""
 
 
 class BlurOp(FrontOp):
@@ -57,16 +62,16 @@ class BlurOp(FrontOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject a border that is larger than the image, for which Kornia raises an error."""
-        down, across = (side // 2 for side in self.kernel_size)
-        reflects = self.border == "reflect" and (size.height <= down or size.width <= across)
-        repeats = self.border == "circular" and (size.height < down or size.width < across)
+        """Reason if the border is larger than the image, for which Kornia raises an error; else ``None``."""
+        rows, columns = (side // 2 for side in self.kernel_size)
+        reflects = self.border == "reflect" and (size.height <= rows or size.width <= columns)
+        repeats = self.border == "circular" and (size.height < rows or size.width < columns)
         return f"kernel_size={self.kernel_size} reaches further than the image" if reflects or repeats else None
 
     @property
     def launches(self) -> int:
-        """Number of kernel launches: 2, one per axis, if the kernel is larger than ``ONE_LAUNCH``, else 1."""
-        return 1 if max(self.kernel_size) <= ONE_LAUNCH else 2
+        """Number of kernel launches: 2, one per axis, if a side of the blur kernel exceeds ``ONE_LAUNCH_SIDE``, else 1."""
+        return 1 if max(self.kernel_size) <= ONE_LAUNCH_SIDE else 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the standard deviation of the Gaussian per sample in pixels, (B,)."""
@@ -77,10 +82,10 @@ class BlurOp(FrontOp):
         out[:, 1] = out[:, 2] = drawn["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Sum weighted shifted copies. A convolution may be computed in TF32 on a GPU."""
+        """Blur along x, then y, as a sum of shifted and weighted copies. A GPU may compute a convolution in TF32."""
         mode = self.border
-        down, across = self.kernel_size
-        for side, axis in ((across, 3), (down, 2)):
+        kernel_height, kernel_width = self.kernel_size
+        for side, axis in ((kernel_width, 3), (kernel_height, 2)):
             reach = side // 2
             padding = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
             padded = functional.pad(images, padding, mode=mode)
@@ -101,14 +106,14 @@ class SharpnessOp(FrontOp):
     """``RandomSharpness``: blends the image with a 3x3 weighted mean. Border pixels are unchanged."""
 
     kernel, width = "sharpness", 2
-    words = "sharpen"
+    description = "sharpen"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self._bounds = bounds(module._param_generator.sampler_dict["sharpness"])  # type: ignore[union-attr, index]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject images smaller than the 3x3 kernel, for which Kornia raises an error."""
+        """Reason if images are smaller than 3x3 pixels, for which Kornia raises an error; else ``None``."""
         return "the image has no 3x3 pixels" if size.height < 3 or size.width < 3 else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -120,20 +125,23 @@ class SharpnessOp(FrontOp):
         out[:, 1] = drawn["sharpness"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, average with weights 5/13 for the pixel and 1/13 per neighbour, clamp, blend, clamp."""
+        """Blend each pixel with the weighted mean of its 3x3 pixels: weight 5/13 for the pixel, 1/13 for each neighbour.
+
+        As in Kornia, images, means and results are clamped to [0, 1].
+        """
         images = images.clamp(0, 1)
         height, width = images.shape[2] - 2, images.shape[3] - 2
         total = 4 * images[:, :, 1:-1, 1:-1]
-        for down in range(3):
-            for across in range(3):
-                total = total + images[:, :, down : down + height, across : across + width]
+        for y in range(3):
+            for x in range(3):
+                total = total + images[:, :, y : y + height, x : x + width]
         smooth = images.clone()
         smooth[:, :, 1:-1, 1:-1] = (total / 13).clamp(0, 1)
         return (smooth + (images - smooth) * column(rows, 1)).clamp(0, 1)
 
 
 class LevelsOp(FrontOp):
-    """Op that maps every channel of a sample by a lookup table, or by one table per tile.
+    """Base class of ops that map the values of a channel by a lookup table, or by one table per tile of the image.
 
     Cost: two launches, one that computes the tables from the images, and one that applies them.
     """
@@ -142,17 +150,17 @@ class LevelsOp(FrontOp):
     launches = 2  # type: ignore[assignment]
 
     entries: int
-    """Number of entries of all tables of a channel."""
+    """Number of entries in the tables of one channel, all tiles together."""
 
     to_levels: tuple[float, float] = (255.0, 0.0)
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
 
-    rounds: bool = False
-    """True if auto contrast rounds values to uint8 levels first."""
+    rounds_to_levels: bool = False
+    """True if values are rounded down to levels before anything else. Read for auto contrast only."""
 
     def expect_rounding(self) -> None:
-        """Compute levels with a tolerance, for images whose values have rounding errors of a preceding op."""
-        self.to_levels = (self.to_levels[0], SLACK)
+        """Compute levels with a tolerance. Called if a preceding op may have left rounding errors in the values."""
+        self.to_levels = (self.to_levels[0], LEVEL_TOLERANCE)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Do nothing: the row holds the apply mask only."""
@@ -162,27 +170,27 @@ class Equalize(LevelsOp):
     """``RandomEqualize``: histogram equalization with 256 levels."""
 
     entries = LEVELS
-    words = "equalize"
+    description = "equalize"
 
     keeps_values: bool = True
-    """True if a channel with step 0 keeps its values; False if it is rounded to levels."""
+    """Whether a channel that cannot be equalized, with step 0, is unchanged (True) or rounded to levels (False)."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, and map a level to (number of darker pixels + step / 2) / step; NaN is kept.
+        """Clamp values to [0, 1], and map each level to (number of pixels at lower levels + step / 2) / step.
 
-        ``step`` is the number of pixels below the brightest level, divided by 255.
+        ``step`` is the number of pixels below the highest level of the channel, divided by 255. NaN stays NaN.
         """
         clamped = images.clamp(0, 1)
         factor, offset = self.to_levels
         levels = clamped.nan_to_num(0).mul(factor).add(offset).long().flatten(2)
         counts = levels.new_zeros(*levels.shape[:2], LEVELS).scatter_add_(2, levels, torch.ones_like(levels))
-        last = (counts > 0).mul(torch.arange(LEVELS, device=images.device)).amax(2, keepdim=True)
-        step = (levels.shape[2] - counts.gather(2, last)) // 255
+        highest = (counts > 0).mul(torch.arange(LEVELS, device=images.device)).amax(2, keepdim=True)
+        step = (levels.shape[2] - counts.gather(2, highest)) // 255
         table = ((counts.cumsum(2) - counts + step // 2) // step.clamp(min=1)).clamp(max=255)
-        unspread = clamped.mul(255).flatten(2) if self.keeps_values else levels.float()
-        spread = torch.where(step == 0, unspread, table.gather(2, levels).float())
+        unequalized = clamped.mul(255).flatten(2) if self.keeps_values else levels.float()
+        equalized = torch.where(step == 0, unequalized, table.gather(2, levels).float())
         most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
-        return torch.where(images.isnan(), images, (spread / most).view_as(images))
+        return torch.where(images.isnan(), images, (equalized / most).view_as(images))
 
 
 class Clahe(LevelsOp):
@@ -206,50 +214,55 @@ class Clahe(LevelsOp):
         grid = flags["grid_size"]
         if flags["slow_and_differentiable"]:
             return "slow_and_differentiable=True"
-        counts = type(grid) is tuple and len(grid) == 2 and all(type(side) is int and side > 0 for side in grid)
-        return None if counts else f"grid_size={grid!r} is no pair of counts"
+        is_valid = type(grid) is tuple and len(grid) == 2 and all(type(side) is int and side > 0 for side in grid)
+        return None if is_valid else f"grid_size={grid!r} is no pair of counts"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject images that are too small for the tiles, for which Kornia raises an error."""
-        smaller = size.height <= self.grid[0] or size.width <= self.grid[1]
-        return f"grid_size={self.grid} needs more pixels than tiles on both axes" if smaller else None
+        """Reason if images are too small for the number of tiles, for which Kornia raises an error; else ``None``."""
+        is_small = size.height <= self.grid[0] or size.width <= self.grid[1]
+        return f"grid_size={self.grid} needs more pixels than tiles on both axes" if is_small else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the clip limit per sample, (B,): the largest count of a level, in multiples of the mean count."""
+        """Draw the clip limit per sample, (B,): largest number of pixels per level, in multiples of the mean number."""
         return {"clip_limit_factor": sampler.within(*self._bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the largest count of a level, in pixels; without a limit, the number of pixels of a tile."""
+        """Write the clip limit in pixels per level; the number of pixels of a tile if the drawn limit is not positive."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
         limits = drawn["clip_limit_factor"].astype(np.float64)
         most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
         out[:, 1] = np.where(limits > 0, most, pixels)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Clamp, look up the level in the tables of the four nearest tiles, and blend; NaN is kept."""
+        """Clamp values to [0, 1], look up their levels in the tables of the four nearest tiles, and blend. NaN stays NaN."""
         height, width = images.shape[2:]
-        down, across = (tile_side(length, count) for length, count in zip((height, width), self.grid, strict=True))
+        tile_height, tile_width = (tile_side(length, count) for length, count in zip((height, width), self.grid, strict=True))
         clamped = images.clamp(0, 1)
-        padding = (0, across * self.grid[1] - width, 0, down * self.grid[0] - height)
+        padding = (0, tile_width * self.grid[1] - width, 0, tile_height * self.grid[0] - height)
         factor, offset = self.to_levels
         levels = functional.pad(clamped.nan_to_num(0), padding, mode="reflect").mul(factor).add(offset).long()
-        tables = self._tables(levels.unfold(2, down, down).unfold(3, across, across).flatten(4).flatten(2, 3), rows)
+        tables = self._tables(
+            levels.unfold(2, tile_height, tile_height).unfold(3, tile_width, tile_width).flatten(4).flatten(2, 3), rows
+        )
         levels = levels[:, :, :height, :width]
-        top, bottom, upper_share = (values[:, None] for values in nearest_tiles(height, self.grid[0], images.device))
-        left, right, left_share = nearest_tiles(width, self.grid[1], images.device)
-        four = (tile_row * self.grid[1] + tile_column for tile_row in (top, bottom) for tile_column in (left, right))
-        a, b, c, d = (tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in four)
-        upper, lower = b + (a - b) * left_share, d + (c - d) * left_share
-        spread = lower + (upper - lower) * upper_share
+        top, bottom, upper_weight = (values[:, None] for values in nearest_tiles(height, self.grid[0], images.device))
+        left, right, left_weight = nearest_tiles(width, self.grid[1], images.device)
+        tiles = [row * self.grid[1] + tile_column for row in (top, bottom) for tile_column in (left, right)]
+        upper_left, upper_right, lower_left, lower_right = (
+            tables.gather(2, (tile * LEVELS + levels).flatten(2)).view_as(images) for tile in tiles
+        )
+        upper = upper_right + (upper_left - upper_right) * left_weight
+        lower = lower_right + (lower_left - lower_right) * left_weight
+        equalized = lower + (upper - lower) * upper_weight
         most = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
-        return torch.where(images.isnan(), images, spread / most)
+        return torch.where(images.isnan(), images, equalized / most)
 
     def _tables(self, levels: Tensor, rows: Tensor) -> Tensor:
         """Lookup tables, (B, C, tiles · 256) float32, from the levels of the pixels of every tile, (B, C, tiles, pixels)."""
         pixels = levels.shape[3]
         counts = levels.new_zeros(*levels.shape[:3], LEVELS).scatter_add_(3, levels, torch.ones_like(levels))
         counts = counts.minimum(column(rows, 1).long())
-        # The excess above the limit is distributed over all levels; the remainder adds 1 to evenly spaced levels.
+        # Pixels above the limit are distributed equally over all levels. Their remainder adds 1 to evenly spaced levels.
         clipped = pixels - counts.sum(3, keepdim=True)
         rest = clipped % LEVELS
         level = torch.arange(LEVELS, device=levels.device)
@@ -266,52 +279,55 @@ class AutoContrast(LevelsOp):
     """``RandomAutoContrast``: stretches the range of every channel to [0, 1]."""
 
     entries = 2
-    words = "auto contrast"
+    description = "auto contrast"
 
     epsilon: float = 1e-6
-    """Number added to max - min. A constant channel becomes 0, or is unchanged if ``epsilon`` is 0."""
+    """Number that is added to max - min before the division. If 0, a constant channel is unchanged; else it becomes 0."""
 
     @property
     def clips(self) -> bool:
-        """True if the result is clamped, which affects infinities and NaN only."""
+        """True if results are clamped to [0, 1], which changes infinities and NaN only."""
         return bool(self.module.clip_output)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Compute (value - min) / (max - min) per channel. A NaN makes the whole channel NaN."""
-        if self.rounds:
+        if self.rounds_to_levels:
             factor, offset = self.to_levels
             largest = torch.full((), 255.0, dtype=torch.float32, device=images.device)  # a tensor, so that a GPU divides
             images = images.clamp(0, 1).mul(factor).add(offset).floor() / largest
-        least, most = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
-        flat = (most == least) | (most - least <= FLAT)
+        minimum, maximum = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+        is_constant = (maximum == minimum) | (maximum - minimum <= CONSTANT_RANGE)
         if not self.epsilon:
-            least, most = least.masked_fill(flat, 0), most.masked_fill(flat, 1)
-        stretched = (images - least) / (most - least + self.epsilon)
-        stretched = stretched.masked_fill(flat, 0) if self.epsilon else stretched
+            minimum, maximum = minimum.masked_fill(is_constant, 0), maximum.masked_fill(is_constant, 1)
+        stretched = (images - minimum) / (maximum - minimum + self.epsilon)
+        stretched = stretched.masked_fill(is_constant, 0) if self.epsilon else stretched
         return stretched.clamp(0, 1) if self.clips else stretched
 
 
 class EqualizeOrContrast(LevelsOp):
-    """Equalize or auto contrast, picked per sample, in as many launches as one of them.
+    """Equalize or auto contrast, picked per sample, in as many launches as a single op.
 
     Args:
         name: Name of the module that picks.
-        picks: The two ops.
+        picks: Ops that can be picked.
     """
 
-    words = "equalize or auto contrast"
+    description = "equalize or auto contrast"
     entries = LEVELS
 
     def __init__(self, name: str, picks: tuple[Equalize, AutoContrast]) -> None:
         super().__init__(name, nn.Identity())
         self.picks = picks
         self.to_levels = picks[0].to_levels
-        self.p = 0.5  # below 1, because a sample may have picked neither
+        self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked neither
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the code of the picked op. ``drawn["parts"]`` holds tuples (op, its draws, mask of its samples)."""
-        for op, _, where in drawn["parts"]:
-            out[where, 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
+        """Write the code of the picked op.
+
+        ``drawn["parts"]`` holds tuples (op, its draws, mask of the samples that picked it).
+        """
+        for op, _, mask in drawn["parts"]:
+            out[mask, 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Apply both ops, and select the picked one per sample."""
@@ -327,18 +343,19 @@ def gaussian(side: int, sigma: Tensor) -> Tensor:
 
 
 def tile_side(length: int, count: int) -> int:
-    """Side of a tile in pixels, for ``count`` tiles along an axis. The last tiles may extend beyond the image."""
+    """Side of a tile in pixels, for ``count`` tiles over ``length`` pixels. The last tiles may extend beyond the image."""
     return -(-length // count)
 
 
 def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(first tile, second tile, weight of the first) per pixel along an axis: the two nearest tiles, (length,) each."""
-    double = 2 * tile_side(length, count)
-    # In half pixels, from the centre of the tile before the first.
-    position = 2 * torch.arange(length, device=device) + 1 + double // 2
-    second = position // double
-    share = (double - position % double).float() / torch.full((), double, dtype=torch.float32, device=device)
-    return (second - 1).clamp(min=0), second.clamp(max=count - 1), share
+    """Two nearest tiles of each pixel along an axis: (first tile, second tile, weight of the first tile), (length,) each."""
+    double_side = 2 * tile_side(length, count)
+    # Distance from the centre of an imaginary tile before the first, in half pixels.
+    position = 2 * torch.arange(length, device=device) + 1 + double_side // 2
+    second = position // double_side
+    divisor = torch.full((), double_side, dtype=torch.float32, device=device)  # a tensor, so that a GPU divides
+    weight = (double_side - position % double_side).float() / divisor
+    return (second - 1).clamp(min=0), second.clamp(max=count - 1), weight
 
 
 LOWERED: dict[type[nn.Module], type[FrontOp]] = {

@@ -1,8 +1,8 @@
 """Base classes of geometric ops, and their maps from output pixels to input positions.
 
 An ``IndexMap`` (flips, crops, padding) maps whole pixels per axis, so any number of index maps compose exactly. A warp
-interpolates, so a pass holds at most one: two composed warps would not equal two warps of Kornia. Coordinates are in pixels,
-(x, y) = (column, row), and maps go from *output index* to *input index*.
+interpolates, so a *pass*, one kernel that reads and writes all images, runs at most one warp: two composed warps would not
+equal two warps of Kornia. Coordinates are in pixels, (x, y) = (column, row), and maps go from *output index* to *input index*.
 """
 
 from abc import abstractmethod
@@ -18,46 +18,47 @@ Edge = Literal["", "constant", "replicate", "reflect"]
 """Padding mode of an index map; ``""`` without padding."""
 
 Filter = Literal["", "triangle", "cubic"]
+"""Antialiasing filter: ``"triangle"`` for bilinear, ``"cubic"`` for bicubic interpolation; ``""`` without antialiasing."""
 
-Rows = Array | float
+PerSample = Array | float
+"""One number per sample, (B,), or one number for the batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """Map of one axis: output index ``i`` to input index ``sign * i + offset``. Padding unless ``low <= index < high``.
+class AxisMap:
+    """Map of one axis: output pixel ``i`` is a copy of the input pixel with index ``sign * i + offset``.
 
-    Attributes are arrays (B,), or one number for the batch. ``low`` and ``high`` are the bounds of the padded image in input
-    indices; they are infinite for an axis without padding.
+    The output pixel is padding unless ``low <= index < high``. Both bounds are infinite for an axis without padding.
     """
 
-    sign: Rows = 1.0
-    offset: Rows = 0.0
-    low: Rows = -np.inf
-    high: Rows = np.inf
+    sign: PerSample = 1.0
+    offset: PerSample = 0.0
+    low: PerSample = -np.inf
+    high: PerSample = np.inf
 
-    def read(self, count: Any, length: Any) -> tuple[Array, Array]:
-        """(first input index, number of input indices) that ``count`` output pixels read in images of ``length`` pixels.
+    def read_range(self, count: Any, length: Any) -> tuple[Array, Array]:
+        """(first index, number) of the input pixels that the first ``count`` output pixels copy.
 
-        Indices outside the image are clamped to it.
+        Indices outside the image, which has ``length`` pixels, are clamped to it.
         """
         ends = self.offset, self.sign * (count - 1) + self.offset
         first, last = (np.clip(end, 0, length - 1) for end in (np.minimum(*ends), np.maximum(*ends)))
         return first, last - first + 1
 
-    def padding(self, length: Any) -> "Axis":
-        """Axis with the bounds of images of ``length`` pixels, an integer or an array (B,), outside which is padding."""
-        return Axis(self.sign, self.offset, 0.0, length_of(length))
+    def with_bounds(self, length: Any) -> "AxisMap":
+        """Copy of the map for padded images: indices outside [0, ``length``) are padding. ``length``: integer or (B,)."""
+        return AxisMap(self.sign, self.offset, 0.0, length_of(length))
 
-    def after(self, first: "Axis") -> "Axis":
-        """Composition: the axis that applies ``first`` to the image, then this axis."""
+    def after(self, first: "AxisMap") -> "AxisMap":
+        """Composition: the map that applies ``first`` to the image, then this map."""
         sign = np.asarray(first.sign)
         low = np.where(sign > 0, self.low + first.offset, first.offset - self.high + 1)
         high = np.where(sign > 0, self.high + first.offset, first.offset - self.low + 1)
-        # Pixels inside the bounds are those that neither of the two axes pads.
+        # An index is inside the bounds of the composition if neither map pads it.
         low, high = np.maximum(first.low, low), np.minimum(first.high, high)
-        # Executors clamp an index to the bounds. Empty bounds would clamp it to a pixel outside the image.
+        # Kernels clamp indices to the bounds. With empty bounds they would read a pixel outside the image.
         empty = low >= high
-        return Axis(
+        return AxisMap(
             first.sign * self.sign,
             first.sign * self.offset + first.offset,
             np.where(empty, 1.0, low)[()],
@@ -69,12 +70,12 @@ class Axis:
 class IndexMap:
     """Map of whole pixels, per axis."""
 
-    x: Axis = field(default_factory=Axis)
-    y: Axis = field(default_factory=Axis)
+    x: AxisMap = field(default_factory=AxisMap)
+    y: AxisMap = field(default_factory=AxisMap)
 
-    def padding(self, size: Size) -> "IndexMap":
-        """Map with the bounds of images of ``size``, outside which is padding."""
-        return IndexMap(self.x.padding(size.width), self.y.padding(size.height))
+    def with_bounds(self, size: Size) -> "IndexMap":
+        """Copy of the map for padded images: indices outside images of ``size`` are padding."""
+        return IndexMap(self.x.with_bounds(size.width), self.y.with_bounds(size.height))
 
     def after(self, first: "IndexMap") -> "IndexMap":
         """Composition: the map that applies ``first`` to the image, then this map."""
@@ -83,43 +84,44 @@ class IndexMap:
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """Resampling of a window: output ``u`` to input ``start + (u + c) * scale - c``, for ``count`` input pixels from ``start``.
+    """Resize of a window, along both axes. The window has ``count`` input pixels, from input index ``start`` on.
 
-    ``c`` is 0.5 for ``align_corners=False`` and for nearest, 0 for ``align_corners=True``. Taps outside the window read its
-    border pixels.
+    Output index ``u`` is mapped to input position ``start + (u + c) * scale - c``, where ``c`` is 0 for ``align_corners=True``,
+    else 0.5. Interpolation reads the border pixels of the window in place of pixels outside it.
     """
 
-    scale_x: Rows
-    start_x: Rows
-    count_x: Rows
-    scale_y: Rows
-    start_y: Rows
-    count_y: Rows
+    scale_x: PerSample
+    start_x: PerSample
+    count_x: PerSample
+    scale_y: PerSample
+    start_y: PerSample
+    count_y: PerSample
 
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """Warp of the whole image by matrices, (B, 3, 3) float64, that map output pixels to input pixels."""
+    """Warp of the whole image."""
 
     inverse: Array
+    """Matrices that map output pixels to input pixels, (B, 3, 3) float64."""
 
 
 class GatherOp(Op):
-    """Geometric op: moves pixels, and changes values by interpolation only."""
+    """Base class of geometric ops, which move pixels and change values by interpolation only."""
 
-    counts_pixels = True
+    stores_coordinates = True
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixel coordinates, (3, 3) or (B, 3, 3) float64.
+        """Matrices that map input to output pixel coordinates, (3, 3) or (B, 3, 3) float64; for boxes and keypoints.
 
-        The identity for skipped samples. Boxes and keypoints are mapped by these matrices, Kornia's ``transform_matrix``.
+        They are Kornia's ``transform_matrix``. For samples that skip the op they are the identity.
         """
         return np.eye(3)
 
     def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Window per input image that contains all pixels read by a pass that begins with the op.
+        """Part of each input image that a pass reads if this op is its first op. Images may be decoded only there.
 
-        Triton kernels read no pixel outside the window. The torch executor also reads pixel (0, 0) where it writes padding.
+        Triton kernels read no pixel outside the window. The implementation in torch also reads pixel (0, 0) where it pads.
 
         Shape:
             - returns: (B, 4) int64 (top, left, height, width), or ``None`` for whole images
@@ -128,9 +130,10 @@ class GatherOp(Op):
 
 
 class IndexOp(GatherOp):
-    """Op whose output pixels are copies of input pixels, or padding."""
+    """Base class of ops whose output pixels are copies of input pixels, or padding."""
 
     edge: Edge = ""
+    """Padding mode; ``""`` without padding."""
     fill: Any = 0.0
     """Fill value of the images: a number, or one per channel."""
 
@@ -140,26 +143,26 @@ class IndexOp(GatherOp):
 
     @property
     def mask_fill(self) -> float:
-        """Fill value of masks. As in Kornia, masks are padded with 0 if ``fill`` has a value per channel."""
+        """Fill value of segmentation masks. As in Kornia, it is 0 if ``fill`` has a value per channel."""
         return float(self.fill) if isinstance(self.fill, int | float) else 0.0
 
     @abstractmethod
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
-        """Map from output to input pixels. The caller adds bounds if ``edge`` is a padding mode."""
+        """Map from output to input pixels. The caller adds the bounds of the image if ``edge`` is a padding mode."""
 
     def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Window of the pixels that the map reads; the nearest pixel of the image if all are padding."""
+        """Window of the pixels that the map reads. If all pixels are padding, it holds the nearest pixel of the image."""
         if self.edge == "reflect":
             return None
         map_ = self.map(drawn, size)
         out = self.out_drawn(drawn, size)
-        left, width = map_.x.read(out.width, size.width)
-        top, height = map_.y.read(out.height, size.height)
+        left, width = map_.x.read_range(out.width, size.width)
+        top, height = map_.y.read_range(out.height, size.height)
         return window_table(size, top, left, height, width)
 
 
 class FrameOp(IndexOp):
-    """Op that selects frames of clips and does not change pixels.
+    """Base class of ops that select frames of clips and do not change pixels.
 
     Args:
         name: Name of the module in its container.
@@ -182,32 +185,32 @@ class FrameOp(IndexOp):
         return IndexMap()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject images, and a probability below 1, with which clips of a batch would differ in their number of frames."""
+        """Reason for images, and for a probability below 1, with which the number of frames would differ; else ``None``."""
         if not size.frames:
             return "it takes clips, (B, T, C, H, W)"
         return "some clips may keep their frames" if self.is_random else None
 
 
 class BoxCropOp(IndexOp):
-    """Crop whose window is chosen on the device, by the boxes of the image.
+    """Base class of crops whose window is chosen on the device, by the boxes of the image.
 
-    A resize to (height, width) must follow, with only flips in between. On the host the op keeps the whole image; on the device
-    the chosen window replaces the window of the resize in the parameter table. Draws hold ``"numbers"``, (B, columns) float32,
-    from which the window is chosen. A row of ones keeps the whole image.
+    A resize to (height, width) must follow, with only flips in between. On the host the op crops nothing. On the device, the
+    chosen window is written to the parameter table, as the window that the resize reads. Draws hold ``"numbers"``, (B, columns)
+    float32, from which the device chooses the window. For a sample whose numbers are all 1, nothing is cropped.
     """
 
     draws_size = True
     columns: ClassVar[int]
     """Number of drawn numbers per sample."""
-    least: tuple[float, float] = (0.0, 0.0)
-    """(smallest side, smallest area) in pixels of the part of a box inside the crop. Boxes with less are dropped."""
+    min_side_and_area: tuple[float, float] = (0.0, 0.0)
+    """(smallest side in pixels, smallest area in pixels) of a valid box, of its part inside the crop."""
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """Size of the whole image: the host does not know the window."""
         return size
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Sizes of one pixel and of the whole image."""
+        """Sizes of the smallest crop, one pixel, and of the largest, the whole image."""
         return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
@@ -220,28 +223,33 @@ class BoxCropOp(IndexOp):
 
     @abstractmethod
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the window of every image, and the boxes that are kept.
+        """Choose the window of every image, and the boxes that stay valid in it.
 
         Shape:
             - numbers: (B, columns) float32, as drawn
             - sides: (B, 2) float32: width and height of the images
             - boxes: (n, 4) float32, XYXY in coordinates of pixel edges; NaN for a missing box
-            - owners: (n,) int64: index of the sample of the box
-            - returns: (B, 4) float32: left, top, width and height; (n,) bool: True for boxes that are kept
+            - owners: (n,) int64: sample index of each box
+            - returns: (B, 4) float32: left, top, width and height; (n,) bool: True for boxes that stay valid
         """
 
 
 class WarpOp(GatherOp):
-    """Warp by a matrix, with one interpolation."""
+    """Base class of warps by a matrix, with one interpolation."""
 
     kind: ClassVar[Literal["affine", "perspective"]] = "affine"
+    """Type of the matrices: the last row of an affine matrix is (0, 0, 1)."""
     edge: Literal["zeros", "border", "fill"] = "zeros"
-    """Values outside the image: 0, the border pixel, or ``fill``, blended in by the interpolation weight outside the image."""
+    """Values outside the image: 0, the nearest border pixel, or ``fill``.
+
+    With ``"fill"`` a pixel is interpolated with 0 outside, then blended with ``fill`` by the weight of the outside pixels.
+    """
     fill: Any = 0.0
     """Fill value outside the image if ``edge`` is ``"fill"``: a number, or one per channel."""
     mask_fill: float = 0.0
-    """Fill value of masks outside the image."""
+    """Fill value of segmentation masks outside the image."""
     nearest: bool = False
+    """True for nearest-neighbour interpolation, False for bilinear."""
 
     def per_channel(self, channels: int) -> dict[str, Any]:
         """Fill value."""
@@ -253,15 +261,16 @@ class WarpOp(GatherOp):
 
 
 class ResampleOp(GatherOp):
-    """Resize of the whole image or of a window, with one interpolation per axis."""
+    """Base class of resizes of the whole image or of a window, with one interpolation per axis."""
 
     nearest: bool = False
+    """True for nearest-neighbour interpolation."""
     half_pixel_centers: bool = False
     """True if images are resampled at pixel centres (``align_corners=False``)."""
     mask_half_pixel_centers: bool = True
-    """``half_pixel_centers`` for masks, which take the nearest pixel."""
+    """The same for segmentation masks, which are resampled by nearest neighbour."""
     clamps: bool = False
-    """True if images are uint8 in the user's library at this position, so that a cubic filter is clamped to their range."""
+    """True to clamp the result of a cubic filter to [0, 1], as the user's library does for uint8 images."""
     filter: Filter = ""
     """Antialiasing filter for downscaling; ``""`` for bilinear or nearest without antialiasing, as in Kornia."""
 
@@ -273,7 +282,7 @@ class ResampleOp(GatherOp):
 
     @abstractmethod
     def shrinks(self, size: Size) -> float:
-        """Largest downscaling factor along one axis, in input pixels per output pixel."""
+        """Largest factor by which an axis may be downscaled, in input pixels per output pixel."""
 
     @abstractmethod
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
@@ -282,10 +291,10 @@ class ResampleOp(GatherOp):
 
 def only_moves_and_recolours(op: Op) -> bool:
     """Return whether an output pixel depends on input pixels at mapped positions, their values, and the mean of the image."""
-    return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.parts)
+    return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.plan_ops)
 
 
-def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
+def unsupported_skip(op: Op, *, size: Size) -> str | None:
     """Reason why an op that may be skipped cannot be fused, or ``None``. A skipped sample keeps its input size.
 
     An op that draws an output size per sample may be skipped, and the last sizing op of a container with a random choice.
@@ -295,8 +304,8 @@ def changes_size_by_chance(op: Op, *, size: Size) -> str | None:
     return None
 
 
-def scale_of(source: Rows, target: Rows, half_pixel_centers: bool) -> Rows:
-    """Input pixels per output pixel, as PyTorch's ``interpolate`` computes them."""
+def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> PerSample:
+    """Scale in input pixels per output pixel, from ``source`` to ``target`` pixels, as in PyTorch's ``interpolate``."""
     if half_pixel_centers:
         return source / target
     if isinstance(target, np.ndarray):
@@ -304,11 +313,11 @@ def scale_of(source: Rows, target: Rows, half_pixel_centers: bool) -> Rows:
     return (source - 1) / (target - 1) if target > 1 else np.zeros_like(source, dtype=np.float64)
 
 
-def window_table(size: Size, *columns: Rows) -> Array:
-    """Stack columns of windows, arrays (B,) or one number for the batch, to (B, 4) int64."""
+def window_table(size: Size, *columns: PerSample) -> Array:
+    """Windows, (B, 4) int64, from their columns top, left, height and width."""
     return np.stack([np.broadcast_to(column, size.batch) for column in columns], 1).astype(np.int64)
 
 
-def length_of(side: Any) -> Rows:
-    """Convert a side of the images to float, or to an array (B,) of floats."""
+def length_of(side: Any) -> PerSample:
+    """Convert a side of the images, an integer or an array (B,), to float64."""
     return side.astype(np.float64) if isinstance(side, np.ndarray) else float(side)

@@ -1,8 +1,9 @@
-"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its partner; and mixed labels.
+"""Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; and mixed labels.
 
-A row holds the index of the partner, so a mix is a gather across the batch. All mixes share one row layout and one kernel:
-inside a rectangle an output pixel is the partner's, outside it is a weighted mean of both. MixUp uses an empty rectangle,
-CutMix a weight of 0. The partner of a skipped sample is the sample itself, with lam 0, as in Kornia's labels.
+A *row* holds the parameters of one sample, in float32. All mixes have the same columns and one kernel: inside a rectangle an
+output pixel is the partner's, outside it is a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix a weight
+of 0. *lam* is the partner's weight in the mixed label. A sample that skips the mix is its own partner, with lam 0, as in
+Kornia's labels.
 """
 
 from abc import abstractmethod
@@ -20,31 +21,32 @@ from gpuaug.fusion.ops.base import Array, FrontOp, OpDraws, Size, column, host_t
 from gpuaug.fusion.ops.sampler import Sampler
 
 _PARTNER, LAM, WEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _WIDTH = range(1, 9)
+"""Indices of the columns of a row, after the apply mask; the last is the number of columns."""
 RECTANGLE = slice(_LEFT, _WIDTH)
 """Columns of the rectangle: left, top, right and bottom."""
 
 
 class MixOp(FrontOp):
-    """Base class of mixes of an image and its partner, another image of the batch.
+    """Base class of mixes.
 
-    Columns of a row: the apply mask; the index of the partner among the images of the call; lam, the partner's weight in the
-    label; the partner's weight outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive.
-    The apply mask is the same for the whole batch. If it is False, lam, weight and rectangle are 0. Kornia mixes images and
-    labels, and raises an error for masks, boxes and keypoints.
+    Columns of a row: the apply mask (1 to apply the op); the index of the partner in the batch; lam; the partner's weight
+    outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive. The apply mask is the same
+    for the whole batch. If it is 0, lam, weight and rectangle are 0. As in Kornia, images and labels are mixed, and all other
+    inputs are an error.
     """
 
     kernel = "mix"
     width = _WIDTH
     needs_own_batch = True
 
-    targets: ClassVar[tuple[str, ...]] = ("input", "class")
-    """Data keys that the module supports."""
+    supported_keys: ClassVar[tuple[str, ...]] = ("input", "class")
+    """Data keys of the inputs that can be mixed: images and labels."""
 
     num_classes: int | None = None
-    """``num_classes`` of the module, or ``None`` if it is not set."""
+    """Setting ``num_classes`` of the user's module; ``None`` if it is not set."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the partners, a random permutation of the batch (also with ``same_on_batch``), and lam."""
+        """Draw the partners, a random permutation of the batch, and lam. ``same_on_batch`` does not affect the partners."""
         return {"partner": sampler.permutation(size.batch)[0], **self.draw_lam(sampler, size)}
 
     @abstractmethod
@@ -52,7 +54,7 @@ class MixOp(FrontOp):
         """Draw lam, or the parameters from which lam is computed."""
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Fill ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
+        """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
         apply_mask = drawn["apply_mask"]
         out[:, 0] = apply_mask
         out[:, LAM:] = 0
@@ -64,24 +66,24 @@ class MixOp(FrontOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Copy the partner's pixels inside the rectangle, and compute weighted means outside."""
-        other, weight = partners(images, rows), column(rows, WEIGHT)
-        # With weight 0 the sample is unchanged bit for bit. The product would be NaN for an infinite partner.
-        mean = torch.where(weight != 0, images * (1 - weight) + other * weight, images)
+        partner, weight = partner_values(images, rows), column(rows, WEIGHT)
+        # With weight 0 the sample must be unchanged bit for bit, but 0 times an infinite value of the partner is NaN.
+        mean = torch.where(weight != 0, images * (1 - weight) + partner * weight, images)
         x = torch.arange(images.shape[3], device=images.device)
         y = torch.arange(images.shape[2], device=images.device)[:, None]
         left, top, right, bottom = (column(rows, index) for index in (_LEFT, _TOP, _RIGHT, _BOTTOM))
-        return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), other, mean)
+        return torch.where((x >= left) & (x < right) & (y >= top) & (y < bottom), partner, mean)
 
-    def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Convert the index of the partner clip to that of its frame with the same index."""
+    def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
+        """Replace the index of the partner clip by the index of the frame at the same time in the partner clip."""
         rows[:, _PARTNER] = rows[:, _PARTNER] * frames + frame
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """Last column of labels in Kornia's form (lambda), (B,): the partner's weight."""
+        """Last column of labels in Kornia's format, lambda, (B,): lam unless overridden."""
         return rows[:, LAM]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """Labels in Kornia's form: the label of the sample, the label of its partner, and lambda.
+        """Labels in Kornia's format: the label of the sample, the label of its partner, and lambda.
 
         Args:
             labels: Class indices, integer or floating.
@@ -101,16 +103,16 @@ class MixOp(FrontOp):
         if labels.shape != rows.shape[:1]:
             raise ArgumentError(
                 f"class must be one label for each of the {len(rows)} images, got {tuple(labels.shape)}. "
-                "Pass class indices, (B,), and make them one-hot by num_classes."
+                "Pass class indices, (B,). gpuaug.fuse(…, num_classes=…) converts them to one-hot labels."
             )
         values = labels.float()
-        return torch.stack((values, partners(values, rows), self.kornia_lam(rows)), -1)
+        return torch.stack((values, partner_values(values, rows), self.kornia_lam(rows)), -1)
 
 
 class MixUp(MixOp):
     """``RandomMixUpV2``: weighted mean of a sample and its partner."""
 
-    words = "mixup"
+    description = "mixup"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -130,17 +132,17 @@ class MixUp(MixOp):
 
 
 class CutMix(MixOp):
-    """``RandomCutMixV2``: replaces a rectangle by that of the partner."""
+    """``RandomCutMixV2``: replaces a rectangle by the same rectangle of the partner."""
 
-    counts_pixels = True
-    words = "cutmix"
+    stores_coordinates = True
+    description = "cutmix"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         generator: Any = module._param_generator
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)
-        # The newer of Kornia's two conventions: lambda is the fraction of the image outside the rectangle.
+        # Kornia's newer convention for labels: lambda is the fraction of the image outside the rectangle, not inside.
         self._lam_is_outside = bool(module.use_correct_lambda)
 
     @classmethod
@@ -159,15 +161,15 @@ class CutMix(MixOp):
         The rectangle has the aspect ratio of the image. The fraction of the image outside it is beta-distributed.
         """
         low, high = self._bounds
-        kept = np.minimum(np.maximum(sampler.beta(self._concentration), low), high)
-        frame = np.array([size.width, size.height], dtype=np.float32)
-        sides = np.floor(np.sqrt(1 - kept)[:, None] * frame)
-        room = frame - sides
-        # For a uniform number close to 1, the float32 product rounds up to the next integer.
-        return {"start": np.minimum(np.floor(sampler.uniform(2).T * (room + 1)), room), "sides": sides}
+        outside_fraction = np.minimum(np.maximum(sampler.beta(self._concentration), low), high)
+        image_sides = np.array([size.width, size.height], dtype=np.float32)
+        sides = np.floor(np.sqrt(1 - outside_fraction)[:, None] * image_sides)
+        last_start = image_sides - sides
+        # The minimum, because for a uniform number close to 1 the float32 product rounds up to the next integer.
+        return {"start": np.minimum(np.floor(sampler.uniform(2).T * (last_start + 1)), last_start), "sides": sides}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Partners, and corners of the rectangles, clockwise and inclusive."""
+        """Partners, and corner pixels of the rectangles, clockwise from the top left."""
         if size.batch == 0:
             return {
                 "mix_pairs": host_tensor(np.zeros((0, 3)), np.int64),
@@ -182,33 +184,34 @@ class CutMix(MixOp):
         }
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the rectangle, and its fraction of the image."""
+        """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
         start, sides = drawn["start"], drawn["sides"]
         out[:, LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """Fraction of the image inside the rectangle, or outside in Kornia's newer convention; 0 for skipped samples."""
+        """Lambda of the labels: lam, or 1 - lam in Kornia's newer convention; 0 for samples that skip the mix."""
         lam = super().kornia_lam(rows)
         return torch.where(rows[:, 0] != 0, 1 - lam, lam) if self._lam_is_outside else lam
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
-        """Labels with a leading axis of length 1, Kornia's number of mixes."""
+        """Labels in Kornia's format, with a leading axis of length 1: Kornia's setting ``num_mix``."""
         return super().labels(labels, rows)[None]
 
 
-def partners(values: Tensor, rows: Tensor) -> Tensor:
-    """Values of the partners, (B, …): ``values`` indexed by partner."""
+def partner_values(values: Tensor, rows: Tensor) -> Tensor:
+    """Value of the partner of each sample, (B, …), from the values of all samples, (B, …)."""
     return values.index_select(0, rows[:, _PARTNER].long())
 
 
-def lam_of(rows: Tensor) -> Tensor:
-    """Weight of the partner in the label, (B,)."""
+def partner_weights(rows: Tensor) -> Tensor:
+    """Weight lam of each sample, (B,)."""
     return rows[:, LAM]
 
 
 def _bounds(values: Any) -> tuple[float, float]:
+    """(lower, upper) bound of a setting of Kornia: a pair, or ``None`` for (0, 1)."""
     if values is None:
         return 0.0, 1.0
     low, high = torch.as_tensor(values, dtype=torch.float32, device="cpu").tolist()
@@ -218,8 +221,8 @@ def _bounds(values: Any) -> tuple[float, float]:
 LOWERED: dict[type[nn.Module], type[MixOp]] = {K.RandomMixUpV2: MixUp, K.RandomCutMixV2: CutMix}
 
 
-def classes_of(num_classes: int | None, mixes: Iterable[MixOp]) -> int | None:
-    """Number of classes, set in ``fuse`` (``num_classes``) or in a mix; ``None`` if not set.
+def merged_num_classes(num_classes: int | None, mixes: Iterable[MixOp]) -> int | None:
+    """Number of classes, from the settings ``num_classes`` of ``fuse`` and of the mixes; ``None`` if none of them is set.
 
     Raises:
         ArgumentError: If two settings differ.
@@ -227,8 +230,8 @@ def classes_of(num_classes: int | None, mixes: Iterable[MixOp]) -> int | None:
     for mix in mixes:
         if num_classes is not None and mix.num_classes not in (None, num_classes):
             raise ArgumentError(
-                f"num_classes of {mix.name} must be that of the rest of the pipeline, {num_classes}, got {mix.num_classes}. "
-                "Set it once, in gpuaug.fuse(…, num_classes=…)."
+                f"num_classes of {mix.name} must equal num_classes of the rest of the pipeline, {num_classes}, got "
+                f"{mix.num_classes}. Set it once, in gpuaug.fuse(…, num_classes=…)."
             )
         num_classes = mix.num_classes if num_classes is None else num_classes
     return num_classes
@@ -240,30 +243,29 @@ class SoftLabels:
 
     Args:
         classes: Number of classes, K.
-        smoothing: Label smoothing s, as ``label_smoothing`` of ``torch.nn.CrossEntropyLoss``: the class of the label has
-            probability 1 - s + s / K, other classes s / K.
+        smoothing: Label smoothing s, as ``label_smoothing`` of ``torch.nn.CrossEntropyLoss``.
     """
 
     classes: int
     smoothing: float = 0.0
 
     @property
-    def kept(self) -> float:
-        """1 - s, the factor of a probability before s / K is added."""
+    def scale(self) -> float:
+        """Factor of a class probability before s / K is added: 1 - s."""
         return 1.0 - self.smoothing
 
     @property
-    def off(self) -> float:
-        """Probability of a class that is not the class of the label, s / K."""
+    def other_probability(self) -> float:
+        """Probability of each class other than the class of the label: s / K."""
         return self.smoothing / self.classes
 
     @property
-    def on(self) -> float:
-        """Probability of the class of the label, 1 - s + s / K."""
-        return self.kept + self.off
+    def label_probability(self) -> float:
+        """Probability of the class of the label: 1 - s + s / K."""
+        return self.scale + self.other_probability
 
     def check(self, labels: Tensor, batch: int) -> None:
-        """Reject labels that are neither class indices, (B,), nor class probabilities, (B, K).
+        """Raise an error for labels that are neither class indices, (B,), nor class probabilities, (B, K).
 
         Raises:
             ArgumentError: If ``labels`` has another shape.
@@ -271,35 +273,37 @@ class SoftLabels:
         if labels.shape in ((batch,), (batch, self.classes)):
             return
         raise ArgumentError(
-            f"class must be ({batch},) or ({batch}, {self.classes}), got {tuple(labels.shape)}. Pass the class index of each "
-            "image, or its shares of the classes, as num_classes counts them."
+            f"class must be ({batch},) or ({batch}, {self.classes}), got {tuple(labels.shape)}. Pass the class index of "
+            "each image, or its probabilities of num_classes classes."
         )
 
     def type_of(self, labels: Tensor) -> torch.dtype:
-        """Output dtype: that of ``labels`` if they are floating probabilities, else float32."""
+        """Output dtype: the dtype of ``labels`` if they are floating-point class probabilities, else float32."""
         return labels.dtype if labels.ndim == 2 and labels.is_floating_point() else torch.float32
 
     def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
-        """Convert labels to class probabilities, and mix them.
+        """Convert labels to smoothed class probabilities, then mix them.
 
         Args:
-            labels: Class indices or probabilities, of any dtype. An index outside [0, K), such as -100, gives a row of ``off``.
-            rows: Rows of a mix, on the same device; ``None`` to mix nothing.
+            labels: Class indices or probabilities, of any dtype. For an index outside [0, K), such as -100, all classes get
+                ``other_probability``.
+            rows: Rows of a mix, on the same device; ``None`` to skip mixing.
 
         Shape:
             - labels: (B,) or (B, K)
-            - rows: (B, width of a mix), float32
+            - rows: (B, ``MixOp.width``), float32
             - returns: (B, K)
         """
         if labels.ndim == 2:
-            shares = labels.float() * self.kept + self.off
+            probabilities = labels.float() * self.scale + self.other_probability
         else:
             # A comparison, because scatter with an index outside [0, K) would write out of bounds.
-            values = labels.float() if labels.is_floating_point() else labels.long()
-            is_label = values[:, None] == torch.arange(self.classes, device=labels.device)
-            shares = torch.full(is_label.shape, self.off, dtype=torch.float32, device=labels.device)
-            shares.masked_fill_(is_label, self.on)
+            indices = labels.float() if labels.is_floating_point() else labels.long()
+            is_label = indices[:, None] == torch.arange(self.classes, device=labels.device)
+            probabilities = torch.full(is_label.shape, self.other_probability, dtype=torch.float32, device=labels.device)
+            probabilities.masked_fill_(is_label, self.label_probability)
         if rows is not None:
-            lam = lam_of(rows)[:, None]
-            shares = torch.where(lam != 0, shares * (1 - lam) + partners(shares, rows) * lam, shares)
-        return shares.to(self.type_of(labels))
+            lam = partner_weights(rows)[:, None]
+            mean = probabilities * (1 - lam) + partner_values(probabilities, rows) * lam
+            probabilities = torch.where(lam != 0, mean, probabilities)
+        return probabilities.to(self.type_of(labels))

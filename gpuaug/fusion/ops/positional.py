@@ -1,7 +1,10 @@
 """Kornia's pointwise modules that depend on pixel coordinates: erasing and Gaussian noise.
 
-Noise is a function of a seed and the pixel coordinates: Philox 4x32-10 in integers, equal on every device, then Box-Muller,
-whose logarithms and cosines differ between devices by a few units in the last place.
+A *row* holds an op's parameters for one sample, in float32. Its first column is the apply mask: 1 to apply the op.
+
+A *noise field* is one standard normal number per pixel and channel. It is a function of a seed and the pixel coordinates:
+Philox 4x32-10 in integers, equal on every device, then Box-Muller, whose logarithms and cosines differ between devices by a few
+units in the last place.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -18,11 +21,19 @@ from gpuaug.fusion.ops.base import Array, OpDraws, PointOp, Size, bounds, column
 from gpuaug.fusion.ops.sampler import Sampler
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+"""Multipliers of Philox, one per pair of words."""
+
 INCREMENTS = (0x9E3779B9, 0xBB67AE85)
+"""Numbers that are added to the words of Philox's key in each round."""
+
 ROUNDS = 10
-FIELDS = 2**24
-"""Number of noise fields per seed: the integers that float32 represents exactly."""
-_MASK = 0xFFFFFFFF
+"""Number of rounds of Philox."""
+
+NOISE_FIELDS = 2**24
+"""Number of noise fields per seed. A row stores the index of the field in float32, which is exact up to 2**24."""
+
+_WORD_MASK = 0xFFFFFFFF
+"""Mask of the lower 32 bits."""
 
 
 class Erasing(PointOp):
@@ -31,10 +42,10 @@ class Erasing(PointOp):
     code = 13
     width = 6
     positional = True
-    counts_pixels = True
-    words = "erase"
+    stores_coordinates = True
+    description = "erase"
     erases_masks: ClassVar[bool] = True
-    """True if masks are set to 0 in the rectangle, as in Kornia."""
+    """True if segmentation masks are set to 0 in the rectangle, as in Kornia."""
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -60,16 +71,16 @@ class Erasing(PointOp):
             ratio = np.where(sampler.uniform() > 0.5, ratio, sampler.within(*self._ratios[1]))
         heights = np.rint(np.sqrt(area * ratio)).clip(1, size.height)
         widths = np.rint(np.sqrt(area / ratio)).clip(1, size.width)
-        across, down = sampler.uniform(2)
+        uniform_x, uniform_y = sampler.uniform(2)
         return {
             "widths": widths,
             "heights": heights,
-            "xs": np.floor(across * (size.width - widths + 1)),
-            "ys": np.floor(down * (size.height - heights + 1)),
+            "xs": np.floor(uniform_x * (size.width - widths + 1)),
+            "ys": np.floor(uniform_y * (size.height - heights + 1)),
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Rectangles, and the fill value."""
+        """Rectangles, and the fill value, (B,) each."""
         rectangles = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
         return {**rectangles, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
 
@@ -83,9 +94,9 @@ class Erasing(PointOp):
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Fill the rectangle."""
-        return torch.where(self.covers(images, rows), column(rows, 5), images)
+        return torch.where(self.erased_pixels(images, rows), column(rows, 5), images)
 
-    def covers(self, images: Tensor, rows: Tensor) -> Tensor:
+    def erased_pixels(self, images: Tensor, rows: Tensor) -> Tensor:
         """Mask of the pixels in the rectangle, (B, 1, H, W) bool, for images (B, C, H, W)."""
         x = torch.arange(images.shape[3], device=images.device)
         y = torch.arange(images.shape[2], device=images.device)[:, None]
@@ -94,10 +105,11 @@ class Erasing(PointOp):
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox 4x32-10: four random 32-bit words per counter of four words.
+    """Four random 32-bit words per counter, by Philox 4x32-10.
 
-    Shape:
-        Shapes that broadcast. Words are stored as int64.
+    Args:
+        counter: Four 32-bit words, int64 tensors whose shapes broadcast.
+        key: Two 32-bit words, likewise.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -108,12 +120,12 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
         c1 = low1
         c2 = high0 ^ c3 ^ k1
         c3 = low0
-        k0, k1 = (k0 + INCREMENTS[0]) & _MASK, (k1 + INCREMENTS[1]) & _MASK
+        k0, k1 = (k0 + INCREMENTS[0]) & _WORD_MASK, (k1 + INCREMENTS[1]) & _WORD_MASK
     return c0, c1, c2, c3
 
 
 def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """Standard normal numbers, one per pixel and channel, computed from the coordinates.
+    """Noise fields: standard normal numbers, one per pixel and channel, as a function of seed and coordinates.
 
     Args:
         seed: Seed of 31 bits, one number or one per sample.
@@ -139,7 +151,8 @@ def normal(seed: int | Tensor, fields: Tensor, channels: int, height: int, width
 
 
 def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    # (high, low) words of the 64-bit product, computed in halves, because int64 is signed.
+    """(high, low) 32-bit words of a 64-bit product."""
+    # Computed in halves of 16 bits, because int64 is signed.
     low, high = word & 0xFFFF, word >> 16
     lower = multiplier * low
     upper = multiplier * high + (lower >> 16)
@@ -147,54 +160,58 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GaussianNoise(PointOp):
-    """``RandomGaussianNoise``: noise is computed on the device of the images, from a seed and pixel coordinates."""
+    """``RandomGaussianNoise``: adds a noise field, times std plus mean. The device of the images computes it."""
 
     code = 12
     width = 6
     positional = True
     needs_own_batch = True
-    words = "noise"
+    description = "noise"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a seed per batch, and consecutive indices of noise fields from a random first index.
+        """Draw a seed for the batch, and the index of its first noise field. Samples have consecutive noise fields.
 
-        Seed (31 bits) and first index (24 bits) are both random, because 31 bits alone would collide in a long run.
+        The seed has 31 bits, the index 24: with 31 random bits alone, two batches of a long run could have the same noise.
         """
-        seed, first = divmod(sampler.key() >> 8, FIELDS)
+        seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
         # Frame t of a clip uses field + t, so that noise differs between frames.
-        fields = np.full(size.batch, first) if self.same_on_batch else (first + size.each * np.arange(size.batch)) % FIELDS
+        fields = (
+            np.full(size.batch, first)
+            if self.same_on_batch
+            else (first + size.images_per_sample * np.arange(size.batch)) % NOISE_FIELDS
+        )
         return {"seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """Number of frames per clip: the kernel computes separate noise per frame."""
+        """Number of frames per clip, for the kernel, which computes another noise field per frame."""
         return frames
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
-        """Empty, because noise is one number per pixel."""
+        """Return no numbers, because noise is one number per pixel."""
         return {}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Noise, (B, C, H, W), or (B · T, C, H, W) for clips."""
+        """Noise with mean and std applied, (B, C, H, W), or (B · T, C, H, W) for clips."""
         generator: Any = self.module._param_generator
         fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
         if size.frames:
-            fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % FIELDS).flatten()
+            fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % NOISE_FIELDS).flatten()
         field = normal(drawn["seed"], fields, size.channels, size.height, size.width)
         return {"gaussian_noise": generator.mean + field * generator.std}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write mean, std, the seed in two 16-bit halves (float32 holds 24 bits exactly), and the index of the field."""
+        """Write mean, std, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
         generator: Any = self.module._param_generator
         out[:, 1], out[:, 2] = generator.mean, generator.std
         out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
         out[:, 5] = drawn["field"]
 
-    def spread(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Write the index of the noise field per frame."""
-        rows[:, 5] = (rows[:, 5] + frame) % FIELDS
+    def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
+        """Replace the index of the noise field of a clip by the index for each frame."""
+        rows[:, 5] = (rows[:, 5] + frame) % NOISE_FIELDS
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Add the noise."""
+        """Add the noise, (B, C, H, W)."""
         seed = (rows[:, 3].long() << 16) + rows[:, 4].long()
         field = normal(seed, rows[:, 5], *images.shape[1:])
         return images + (column(rows, 1) + field * column(rows, 2))

@@ -1,4 +1,9 @@
-"""Kornia's resizing modules, of whole images and of random crops."""
+"""Kornia's modules that resize whole images or random crops.
+
+Each module is *lowered* to an op, or run by Kornia. An op describes its movement twice: for images as a ``Resampling``, from
+output to input pixels, and for boxes and keypoints as matrices, from input to output pixels. A *window* is the crop, in pixels
+of the input image. Samples outside the *apply mask* skip the op.
+"""
 
 import math
 from typing import Any, ClassVar
@@ -14,22 +19,22 @@ from gpuaug.fusion.ops.geometry import (
     GatherOp,
     ResampleOp,
     Resampling,
-    changes_size_by_chance,
     length_of,
     scale_of,
+    unsupported_skip,
     window_table,
 )
-from gpuaug.fusion.ops.sampler import Sampler, always, extra_uniforms
+from gpuaug.fusion.ops.sampler import Sampler, all_true, extra_uniforms
 
 CROP_CANDIDATES = 10
-"""Number of candidate windows per sample of a resized crop. The first that fits the image is used."""
+"""Number of candidate windows per sample of a resized crop. The first window that fits into the image is used."""
 
 
 class ResizedCrop(ResampleOp):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
     centred: ClassVar[bool] = False
-    """If no window fits: True to centre the fallback crop; False for a random position, as in Kornia."""
+    """Position of the crop if no candidate window fits: True for the centre; False for a random position, as in Kornia."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -40,12 +45,12 @@ class ResizedCrop(ResampleOp):
         self._scale = tuple(float(bound) for bound in generator.scale)
         ratios = [float(bound) for bound in generator.ratio]
         self.areas = self._scale[0], self._scale[1] - self._scale[0]
-        """(smallest area as a fraction of the image, largest minus smallest fraction)."""
+        """(smallest area, largest minus smallest area) of a crop, as fractions of the area of the image."""
         first, last = math.log(ratios[0]), math.log(ratios[1])
         self.log_aspect = first / 2, (last - first) / 2
-        """(log(sqrt(ratio)) at the first bound of the ratio, difference to the second bound)."""
+        """(first bound, second minus first bound) of log(sqrt(width / height)) of a crop."""
         self.ratios = min(ratios), max(ratios)
-        """(smallest, largest) width / height."""
+        """(smallest, largest) width / height of a crop."""
 
     @classmethod
     def unsupported_module(cls, module: nn.Module) -> str | None:
@@ -54,85 +59,96 @@ class ResizedCrop(ResampleOp):
         return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject bicubic without antialiasing, and a change of size with a probability below 1."""
-        return _plain_cubic(self) or changes_size_by_chance(self, size=size)
+        """Reason if bicubic is set without antialiasing, or skipping changes the output size; else ``None``."""
+        return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
     def shrinks(self, size: Size) -> float:
-        """Largest drawn crop divided by the output size."""
+        """Side of the largest crop divided by the output side, for the axis on which the quotient is larger."""
         area = self._scale[1] * size.height * size.width
         min_ratio, max_ratio = self.ratios
-        across = np.minimum(np.sqrt(area * max_ratio), size.width) / self._width
-        down = np.minimum(np.sqrt(area / min_ratio), size.height) / self._height
-        return float(np.max(np.maximum(across, down)))
+        x_scale = np.minimum(np.sqrt(area * max_ratio), size.width) / self._width
+        y_scale = np.minimum(np.sqrt(area / min_ratio), size.height) / self._height
+        return float(np.max(np.maximum(x_scale, y_scale)))
 
     def out_applied(self, size: Size) -> Size:
-        """Output size."""
+        """Output size: the setting ``size``."""
         return size.to(self._height, self._width)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw windows in pixels, (B,) each: the first of ten candidates that fits, else the largest within the ratios."""
+        """Draw a window per sample, in pixels: ``"x"``, ``"y"``, ``"width"`` and ``"height"``, (B,) each.
+
+        It is the first of ten candidates that fits into the image; if none fits, the largest window within the ratios.
+        """
         numbers = sampler.uniform(4)
         area, log_aspect, x, y = numbers
-        across, down = self._sides(*self._candidates(area, log_aspect), size)
-        misses = np.flatnonzero((across > size.width) | (down > size.height) | (np.minimum(across, down) < 1))
-        # The first window fits for most samples, and one of the next four for most others.
-        for used, until in ((0, 4), (4, CROP_CANDIDATES - 1)):
-            if misses.size:
-                candidates = self._candidates(*extra_uniforms(numbers.take(misses, 1), until - used, used))
-                across[misses], down[misses], fits = self._fitting(*candidates, size.taking(misses))
-                misses = misses[~fits]
-        if misses.size:
-            across[misses], down[misses] = self._fallback(size.taking(misses))
-        left = np.floor(x * (np.float32(size.width + 1) - across))
-        top = np.floor(y * (np.float32(size.height + 1) - down))
-        if self.centred and misses.size:
-            missed = size.taking(misses)
-            left[misses], top[misses] = (missed.width - across[misses]) // 2, (missed.height - down[misses]) // 2
-        return {"x": left, "y": top, "width": across, "height": down}
+        width, height = self._sides(*self._candidates(area, log_aspect), size)
+        # Indices of the samples for which no candidate has fitted yet.
+        open_samples = np.flatnonzero((width > size.width) | (height > size.height) | (np.minimum(width, height) < 1))
+        # The first candidate fits for most samples, and one of the next four for most others.
+        for start, end in ((0, 4), (4, CROP_CANDIDATES - 1)):
+            if open_samples.size:
+                candidates = self._candidates(*extra_uniforms(numbers.take(open_samples, 1), end - start, start))
+                width[open_samples], height[open_samples], fits = self._first_fitting(*candidates, size.select(open_samples))
+                open_samples = open_samples[~fits]
+        if open_samples.size:
+            width[open_samples], height[open_samples] = self._fallback(size.select(open_samples))
+        left = np.floor(x * (np.float32(size.width + 1) - width))
+        top = np.floor(y * (np.float32(size.height + 1) - height))
+        if self.centred and open_samples.size:
+            open_size = size.select(open_samples)
+            left[open_samples] = (open_size.width - width[open_samples]) // 2
+            top[open_samples] = (open_size.height - height[open_samples]) // 2
+        return {"x": left, "y": top, "width": width, "height": height}
 
     def _candidates(self, area: Array, log_aspect: Array) -> tuple[Array, Array]:
-        """(sqrt(area fraction), sqrt(ratio)) of windows, from uniform numbers in [0, 1)."""
+        """(sqrt(area / area of the image), sqrt(width / height)) of candidate windows, from uniform numbers in [0, 1)."""
         (min_area, area_range), (first, log_range) = self.areas, self.log_aspect
-        length = np.sqrt(area * np.float32(area_range) + np.float32(min_area))
-        # float64, because the last digits of exp differ between machines; rounding to float32 removes the difference.
-        return length, np.exp((log_aspect * np.float32(log_range) + np.float32(first)).astype(np.float64)).astype(np.float32)
+        area_root = np.sqrt(area * np.float32(area_range) + np.float32(min_area))
+        # In float64, because the last digits of exp differ between machines. Rounding to float32 removes the difference.
+        return area_root, np.exp((log_aspect * np.float32(log_range) + np.float32(first)).astype(np.float64)).astype(np.float32)
 
-    def _sides(self, length: Array, root: Array, size: Size) -> tuple[Array, Array]:
-        """(widths, heights) of windows, rounded to whole pixels."""
-        side = length * np.sqrt(np.float32(size.height * size.width))
-        return np.rint(side * root), np.rint(side / root)
+    def _sides(self, area_root: Array, ratio_root: Array, size: Size) -> tuple[Array, Array]:
+        """(widths, heights) of candidate windows, in whole pixels. Arguments as ``_candidates`` returns them."""
+        side = area_root * np.sqrt(np.float32(size.height * size.width))
+        return np.rint(side * ratio_root), np.rint(side / ratio_root)
 
-    def _fitting(self, lengths: Array, roots: Array, size: Size) -> tuple[Array, Array, Array]:
-        """(widths, heights, mask) of the first window that fits, (B,) each, among K windows, (K, B).
+    def _first_fitting(self, area_roots: Array, ratio_roots: Array, size: Size) -> tuple[Array, Array, Array]:
+        """(widths, heights, mask), (B,) each, of the first window that fits into the image, among K candidates, (K, B).
 
-        The mask is False for samples without a window that fits.
+        The mask is False for samples for which no window fits.
         """
-        wide, high = self._sides(lengths, roots, size)
-        fits = (wide > 0) & (wide <= size.width) & (high > 0) & (high <= size.height)
+        widths, heights = self._sides(area_roots, ratio_roots, size)
+        fits = (widths > 0) & (widths <= size.width) & (heights > 0) & (heights <= size.height)
         first = fits.argmax(0) * fits.shape[1] + np.arange(fits.shape[1])
-        return wide.take(first), high.take(first), fits.take(first)
+        return widths.take(first), heights.take(first), fits.take(first)
 
     def _fallback(self, size: Size) -> tuple[Array, Array]:
-        """(widths, heights) of the largest window within the ratios, in pixels."""
+        """(widths, heights) in pixels of the largest windows whose width / height is within ``ratios``."""
         height, width = np.float32(size.height), np.float32(size.width)
         min_ratio, max_ratio = np.float32(self.ratios[0]), np.float32(self.ratios[1])
         ratio = width / height
-        across = np.where(ratio > max_ratio, np.rint(height * max_ratio), width)
-        down = np.where(ratio < min_ratio, np.rint(width / min_ratio), height)
-        return np.maximum(across, 1), np.maximum(down, 1)
+        window_width = np.where(ratio > max_ratio, np.rint(height * max_ratio), width)
+        window_height = np.where(ratio < min_ratio, np.rint(width / min_ratio), height)
+        return np.maximum(window_width, 1), np.maximum(window_height, 1)
 
-    def unmoved(self, batch: int) -> OpDraws:
-        """Draws that leave images of the output size unchanged."""
+    def identity_draws(self, batch: int) -> OpDraws:
+        """Draws with which the op returns images of the output size unchanged."""
         zeros, ones = np.zeros(batch, dtype=np.float32), np.ones(batch, dtype=np.float32)
-        return {"x": zeros, "y": zeros, "width": self._width * ones, "height": self._height * ones, "apply_mask": always(batch)}
+        return {
+            "x": zeros,
+            "y": zeros,
+            "width": self._width * ones,
+            "height": self._height * ones,
+            "apply_mask": all_true(batch),
+        }
 
-    def _applied(self, drawn: OpDraws, size: Size) -> OpDraws:
-        """Drawn windows; the whole image for skipped samples."""
+    def _windows(self, drawn: OpDraws, size: Size) -> OpDraws:
+        """Drawn windows. For samples that skip the op, the whole image."""
         if not self.is_random:
             return drawn
         apply_mask = drawn["apply_mask"]
-        unmoved: dict[str, Any] = {"x": 0.0, "y": 0.0, "width": np.float32(size.width), "height": np.float32(size.height)}
-        return {name: np.where(apply_mask, drawn[name], unmoved[name]) for name in ("x", "y", "width", "height")}
+        whole: dict[str, Any] = {"x": 0.0, "y": 0.0, "width": np.float32(size.width), "height": np.float32(size.height)}
+        return {name: np.where(apply_mask, drawn[name], whole[name]) for name in ("x", "y", "width", "height")}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the window in the image and in the output."""
@@ -140,7 +156,7 @@ class ResizedCrop(ResampleOp):
 
     def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Resampling of the window to the output size."""
-        window = self._applied(drawn, size)
+        window = self._windows(drawn, size)
         out = self.out_drawn(drawn, size)
         return Resampling(
             scale_of(window["width"], out.width, half_pixel_centers),
@@ -152,17 +168,17 @@ class ResizedCrop(ResampleOp):
         )
 
     def window(self, drawn: OpDraws, size: Size) -> Array:
-        """Window of the crop, widened to two pixels per axis if the image has them."""
-        window = self._applied(drawn, size)
-        left, width = _two_pixels(window["x"], window["width"], size.width)
-        top, height = _two_pixels(window["y"], window["height"], size.height)
+        """Window of the crop, at least two pixels wide and high if the image is."""
+        window = self._windows(drawn, size)
+        left, width = _at_least_two_pixels(window["x"], window["width"], size.width)
+        top, height = _at_least_two_pixels(window["y"], window["height"], size.height)
         return window_table(size, top, left, height, width)
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices from the window to the output, by pixel edges or, with ``align_corners``, by centres of corner pixels."""
+        """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         half_pixel_centers = self.half_pixel_centers or self.nearest
-        window = self._applied(drawn, size)
+        window = self._windows(drawn, size)
         out = self.out_drawn(drawn, size)
         for k, start, count, target in ((0, "x", "width", out.width), (1, "y", "height", out.height)):
             set_resize(
@@ -190,19 +206,22 @@ class Resize(ResampleOp):
         return "antialias=True, which in Kornia is a blur" if flags["antialias"] else None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject an empty output, for which Kornia raises an error, and a change of size with a probability below 1."""
+        """Reason why images of ``size`` cannot be resized in a fused pass, or ``None``.
+
+        Kornia raises an error for an empty output. A sample that skips the op must have the output size.
+        """
         out = self.out(size)
         if np.any(np.equal(out.height, 0)) or np.any(np.equal(out.width, 0)):
             return "comes out without pixels"
-        return _plain_cubic(self) or changes_size_by_chance(self, size=size)
+        return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
     def shrinks(self, size: Size) -> float:
-        """Input size divided by output size."""
-        outs = self.out_bounds(size)
-        return max(float(np.max(np.maximum(size.width / out.width, size.height / out.height))) for out in outs)
+        """Input side divided by output side, for the axis and the output size with the largest quotient."""
+        out_sizes = self.out_bounds(size)
+        return max(float(np.max(np.maximum(size.width / out.width, size.height / out.height))) for out in out_sizes)
 
     def out_applied(self, size: Size) -> Size:
-        """Output size: (height, width) if set, else one side is set and the aspect ratio is kept."""
+        """Output size: the setting ``size`` if it has two sides; if it is one side, with the aspect ratio of the input."""
         target, side = self.settings["size"], self.settings["side"]
         if not isinstance(target, int):
             return size.to(int(target[0]), int(target[1]))
@@ -236,7 +255,7 @@ class Resize(ResampleOp):
         )
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices from the window to the output, by pixel edges or, with ``align_corners``, by centres of corner pixels."""
+        """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
         out = self.out_drawn(drawn, size)
         half_pixel_centers = self.half_pixel_centers or self.nearest
         matrix = identities(size if size.ragged else out)
@@ -249,19 +268,22 @@ class Resize(ResampleOp):
         return f"resize to {self.settings['size']}"
 
 
-def _two_pixels(start: Array, count: Array, length: Any) -> tuple[Array, Array]:
-    """(start, count) of a window along one axis, at least two pixels, because kernels load pairs (see ``triton/taps.py``)."""
-    widened = (count == 1) & np.greater(length, 1)
-    return np.where(widened, np.maximum(start - 1, 0), start), np.where(widened, 2, count)
+def _at_least_two_pixels(start: Array, count: Array, length: Any) -> tuple[Array, Array]:
+    """(start, count) of a window along one axis of ``length`` pixels, widened if it has a single pixel.
+
+    Kernels load pairs of neighbouring pixels.
+    """
+    is_single = (count == 1) & np.greater(length, 1)
+    return np.where(is_single, np.maximum(start - 1, 0), start), np.where(is_single, 2, count)
 
 
-def _plain_cubic(op: ResampleOp) -> str | None:
-    """Reason why Kornia runs the op: bicubic without antialiasing; else ``None``."""
+def _unsupported_cubic(op: ResampleOp) -> str | None:
+    """Reason if ``op`` is bicubic without antialiasing, which is not lowered; else ``None``."""
     return "resample='bicubic'" if op.settings["resample"] == Resample.BICUBIC and not op.filter else None
 
 
 def set_resize(matrix: Array, k: int, start: Array, count: Array, target: Any, half_pixel_centers: bool) -> None:
-    """Write the scale and shift of axis ``k`` that map a window, ``count`` pixels from ``start``, to ``target`` pixels."""
+    """Write scale and shift of axis ``k``, which map ``count`` input pixels from ``start`` on to ``target`` output pixels."""
     if half_pixel_centers:
         scale = target / count
         matrix[:, k, k] = scale

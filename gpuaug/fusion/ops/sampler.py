@@ -1,4 +1,7 @@
-"""Random numbers of draws: one counter-based generator per batch, which supplies columns of uniform numbers."""
+"""Uniform random numbers for the ops, from one counter-based generator per batch.
+
+A *sample* is an image or a clip. An op draws one number or several for each sample; a *column* is one number for all samples.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -12,70 +15,77 @@ from numpy.typing import NDArray
 from gpuaug.core.torchvision_types import class_of, names_used
 
 _TRUE_MASKS: dict[int, NDArray[np.bool_]] = {}
-"""Cache of ``always``, by batch size."""
+"""Cache of the results of ``all_true``, by their length."""
 
 
 class Sampler:
-    """Uniform numbers for one batch or several batches. They depend on the keys only, not on the machine.
+    """Random numbers for one batch, or for several batches in one tensor, (B,) = (batches · samples per batch,).
 
-    Several batches are concatenated; the numbers of a batch do not depend on the others. A sampler becomes invalid when the
-    same thread constructs another, because both share NumPy generators: creating a generator takes longer than drawing a batch.
-    Pass ``apart=True`` for separate generators.
+    The numbers of a batch depend on its key only, not on other batches or on the machine. Samplers of a thread share NumPy
+    generators, because creating a generator takes longer than drawing a batch. So a sampler becomes invalid when its thread
+    constructs another sampler.
 
     Args:
-        keys: One integer in [0, 2⁶⁴) per batch.
-        each: Number of samples per batch.
-        columns: Number of columns per call of NumPy, to share the overhead of a call. The numbers depend on it.
-        apart: True for separate generators, so that other samplers of the thread stay valid.
+        keys: Seed of each batch, in [0, 2⁶⁴).
+        samples_per_batch: Number of samples per batch.
+        columns: Number of columns that one call of NumPy draws, to save calls. The numbers depend on it.
+        separate_generators: Whether to create generators for this sampler, which then does not invalidate others.
     """
 
-    def __init__(self, keys: Sequence[int], each: int, columns: int = 8, *, apart: bool = False) -> None:
+    def __init__(
+        self, keys: Sequence[int], samples_per_batch: int, columns: int = 8, *, separate_generators: bool = False
+    ) -> None:
         self.batches = len(keys)
-        self.each = each
-        self.batch = len(keys) * each
-        self.used = 0
-        self._generators = [_generator(key) for key in keys] if apart else _generators(keys)
+        self.samples_per_batch = samples_per_batch
+        self.samples = len(keys) * samples_per_batch
+        self.columns_drawn = 0
+        """Number of columns that ``uniform`` has returned."""
+        self._generators = [_generator(key) for key in keys] if separate_generators else _generators(keys)
         self._columns_per_call = columns
         self._block = self._first_columns(columns)
-        self._taken = 0
+        """Columns of the last call of NumPy, (columns, B)."""
+        self._position = 0
+        """Index of the next column of ``_block`` to return."""
         self._shared: dict[object, NDArray[np.float32]] = {}
+        """Results of ``shared``."""
 
     def _first_columns(self, count: int) -> NDArray[np.float32]:
-        """Same as ``_columns``, for generators that have not drawn yet, from the raw 64-bit words of Philox."""
-        if self.batches == 1 or count * self.each % 2:
+        """Same numbers as ``_columns``, from the raw 64-bit words of Philox, which is faster. For the first call only."""
+        if self.batches == 1 or count * self.samples_per_batch % 2:
             return self._columns(count)
-        words = np.empty((self.batches, count * self.each // 2), dtype="<u8")
+        words = np.empty((self.batches, count * self.samples_per_batch // 2), dtype="<u8")
         for generator, row in zip(self._generators, words, strict=True):
             row[:] = generator.bit_generator.random_raw(len(row))
-        # As ``Generator.random``, but faster: a number is the upper 24 bits of half a word, the lower half first.
+        # As in ``Generator.random``, a number is the upper 24 bits of half a word. The lower half comes first.
         bits = words.view("<u4")
         bits >>= 8
-        numbers = np.empty((count, self.batches, self.each), dtype=np.float32)
-        numbers[:] = bits.view("<i4").reshape(self.batches, count, self.each).transpose(1, 0, 2)
+        numbers = np.empty((count, self.batches, self.samples_per_batch), dtype=np.float32)
+        numbers[:] = bits.view("<i4").reshape(self.batches, count, self.samples_per_batch).transpose(1, 0, 2)
         numbers *= np.float32(2**-24)
-        return numbers.reshape(count, self.batch)
+        return numbers.reshape(count, self.samples)
 
     def _columns(self, count: int) -> NDArray[np.float32]:
+        """Next uniform numbers of the generators, (count, B)."""
         if self.batches == 1:
-            return self._generators[0].random((count, self.each), dtype=np.float32)
-        numbers = np.empty((self.batches, count, self.each), dtype=np.float32)
+            return self._generators[0].random((count, self.samples_per_batch), dtype=np.float32)
+        numbers = np.empty((self.batches, count, self.samples_per_batch), dtype=np.float32)
         for generator, row in zip(self._generators, numbers, strict=True):
             generator.random(out=row, dtype=np.float32)
-        return numbers.transpose(1, 0, 2).reshape(count, self.batch)
+        return numbers.transpose(1, 0, 2).reshape(count, self.samples)
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
         """Uniform numbers in [0, 1) with 24 random bits, like ``torch.rand``: (B,), or (columns, B)."""
         count = 1 if columns is None else columns
-        if self._taken + count > len(self._block):
+        if self._position + count > len(self._block):
             self._block = self._columns(max(self._columns_per_call, count))
-            self._taken = 0
-        numbers = self._block[self._taken : self._taken + count]
-        self._taken += count
-        self.used += count
+            self._position = 0
+        numbers = self._block[self._position : self._position + count]
+        self._position += count
+        self.columns_drawn += count
         return numbers[0] if columns is None else numbers
 
     def shared(self, key: object) -> NDArray[np.float32]:
-        """Uniform numbers in [0, 1), (B,), drawn on the first call per ``key`` and then reused."""
+        """Uniform numbers in [0, 1), (B,). Calls with the same ``key`` return the same numbers."""
         numbers = self._shared.get(key)
         if numbers is None:
             numbers = self._shared[key] = self.uniform()
@@ -85,24 +95,25 @@ class Sampler:
         """Uniform numbers in [low, high), (B,)."""
         return self.uniform() * np.float32(high - low) + np.float32(low)
 
-    def between(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Uniform numbers in [low, high), (K, B), for bounds (K, 1)."""
+    def within_bounds(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Uniform numbers, (K, B), of which row k is in [low[k], high[k]), for bounds of shape (K, 1)."""
         numbers = self.uniform(len(low)) * (high - low)
         numbers += low
         return numbers
 
-    def number(self) -> NDArray[np.float32]:
+    def uniform_per_batch(self) -> NDArray[np.float32]:
         """One uniform number in [0, 1) per batch, repeated for its samples: (B,)."""
         return self._repeated([generator.random(dtype=np.float32) for generator in self._generators])
 
     def _repeated(self, numbers: Sequence[Any]) -> NDArray[np.float32]:
-        return np.repeat(np.array(numbers, dtype=np.float32), self.each, axis=0).T
+        """Numbers of each batch, () or (K,), repeated for its samples: (B,) or (K, B)."""
+        return np.repeat(np.array(numbers, dtype=np.float32), self.samples_per_batch, axis=0).T
 
     def beta(self, concentration: float) -> NDArray[np.float32]:
-        """Numbers from the symmetric beta distribution, (B,)."""
+        """Numbers from the beta distribution with both parameters equal to ``concentration``, (B,)."""
         if concentration == 1.0:
             return self.uniform()
-        numbers = [generator.beta(concentration, concentration, self.each) for generator in self._generators]
+        numbers = [generator.beta(concentration, concentration, self.samples_per_batch) for generator in self._generators]
         return np.concatenate(numbers).astype(np.float32)
 
     def permutation(self, count: int) -> NDArray[np.int64]:
@@ -116,25 +127,26 @@ class Sampler:
         return np.array(orders, dtype=np.int64).reshape(self.batches, count)
 
     def integer(self, low: int, high: int) -> int:
-        """One integer in [low, high), shared by the batch. Only for a sampler of one batch."""
+        """One integer in [low, high) for the batch. Only for a sampler of one batch."""
         return int(self._only_generator.integers(low, high))
 
     def key(self) -> int:
-        """Seed for another generator, in [0, 2⁶³), shared by the batch. Only for a sampler of one batch."""
+        """Seed in [0, 2⁶³), for another generator of the batch. Only for a sampler of one batch."""
         return int(self._only_generator.integers(0, 2**63))
 
     @property
     def _only_generator(self) -> np.random.Generator:
-        assert self.batches == 1, "an op that takes a number for a whole batch must say that it draws alone"
+        """Generator of the only batch."""
+        assert self.batches == 1, "an op that draws one number per batch must set needs_own_batch"
         return self._generators[0]
 
-    def same(self) -> "Sampler":
-        """Return a sampler whose numbers are shared by all samples of a batch."""
+    def shared_by_samples(self) -> "Sampler":
+        """Return a sampler that draws one number per batch, and repeats it for all samples."""
         return _SharedSampler(self)
 
 
-def always(batch: int) -> NDArray[np.bool_]:
-    """Read-only apply mask that is True for all samples, (B,)."""
+def all_true(batch: int) -> NDArray[np.bool_]:
+    """Read-only apply mask, (B,) bool, of an op that is applied to all samples."""
     mask = _TRUE_MASKS.get(batch)
     if mask is None:
         mask = np.ones(batch, dtype=bool)
@@ -145,29 +157,29 @@ def always(batch: int) -> NDArray[np.bool_]:
     return mask
 
 
-INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64."""
 
 
 def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> NDArray[np.float32]:
-    """Extra uniform numbers in [0, 1) per sample, from SplitMix64 seeded by drawn numbers of the sample.
+    """Further uniform numbers in [0, 1) for some samples, from SplitMix64. A sample's seed is four of its drawn numbers.
 
     Args:
-        numbers: Drawn uniform numbers that form the seeds.
-        pairs: Number of pairs to return.
-        used: Number of pairs to skip, returned by earlier calls.
+        numbers: Drawn uniform numbers of the samples, which form the seeds.
+        pairs: Number of pairs per sample to return.
+        used: Number of pairs per sample that earlier calls returned.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
     Shape:
         - numbers: (4, samples), 24 random bits each
-        - returns: (2, ``pairs``, samples), 24 random bits each
+        - returns: (2, ``pairs``, samples), 24 random bits each; the first axis is the index in the pair
     """
     words = (numbers * np.float32(2**24)).astype(np.uint64)
     words = words[::2] << np.uint64(24) | words[1::2]
     seeds = _splitmix64_mix(words[0]) ^ words[1]
     steps = np.arange(used + 1, used + pairs + 1, dtype=np.uint64)[:, None]
-    bits = _splitmix64_mix(seeds + steps * np.uint64(INCREMENT))
+    bits = _splitmix64_mix(seeds + steps * np.uint64(SPLITMIX_INCREMENT))
     halves = np.empty((2, *bits.shape), dtype=np.float32)
     halves[0] = bits >> np.uint64(40)
     halves[1] = bits & np.uint64(2**24 - 1)
@@ -178,17 +190,19 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> N
 def _splitmix64_mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Output function of SplitMix64, applied to 64-bit words."""
     words = words ^ (words >> np.uint64(30))
-    words *= np.uint64(FIRST)
+    words *= np.uint64(SPLITMIX_MULTIPLIER_1)
     words ^= words >> np.uint64(27)
-    words *= np.uint64(SECOND)
+    words *= np.uint64(SPLITMIX_MULTIPLIER_2)
     words ^= words >> np.uint64(31)
     return words
 
 
 _local = threading.local()
+"""Generators of each thread."""
 
 
 def _generator(key: int) -> np.random.Generator:
+    """Create a generator with a Philox key."""
     return np.random.Generator(np.random.Philox(key=key))
 
 
@@ -207,21 +221,22 @@ def _generators(keys: Sequence[int]) -> list[np.random.Generator]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One uniform number in [0, 1) per sample, shared by all ops of a container with a random choice.
+    """Random choice of a container: one uniform number in [0, 1) per sample, which all ops of the container share.
 
-    ``ends`` are ascending bin edges. The outcome is the index of the bin that the number falls into.
+    The outcome of a sample is the index of the bin that contains its number.
     """
 
     ends: tuple[float, ...]
+    """Boundaries between the bins, ascending."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gate:
-    """Condition under which an op of a container runs, by the outcome of the container's draw."""
+    """Condition for an op of a container: the outcomes of the container's random choice with which the op runs."""
 
     draw: Draw
     outcomes: NDArray[np.bool_]
-    """``outcomes[i]``: True if the op runs when the draw falls into bin ``i``. Length ``len(draw.ends) + 1``."""
+    """For each outcome, whether the op runs, (len(draw.ends) + 1,)."""
 
     def applies(self, sampler: Sampler) -> NDArray[np.bool_]:
         """Mask of the samples that the op runs for, (B,) bool."""
@@ -229,25 +244,27 @@ class Gate:
         return mask
 
 
-class GivenUniforms(Sampler):
-    """Sampler that returns given numbers, drawn by another sampler, to one op.
+class ArraySampler(Sampler):
+    """Sampler that returns numbers that another sampler has drawn for one op.
 
     Args:
-        numbers: Uniform numbers in [0, 1) that the op draws, (columns, B).
+        numbers: Uniform numbers in [0, 1), (columns, B), in the order in which the op draws them.
     """
 
     def __init__(self, numbers: NDArray[np.float32]) -> None:
         self.batches = 1
-        self.each = numbers.shape[1]
-        self.batch = numbers.shape[1]
-        self.used = 0
+        self.samples_per_batch = numbers.shape[1]
+        self.samples = numbers.shape[1]
+        self.columns_drawn = 0
         self._block = numbers
-        self._taken = 0
+        self._position = 0
 
 
 class _SharedSampler(Sampler):
+    """Sampler that draws one number per batch, and repeats it for all samples. It shares the generators of ``sampler``."""
+
     def __init__(self, sampler: Sampler) -> None:
-        self.batches, self.each, self.batch = sampler.batches, sampler.each, sampler.batch
+        self.batches, self.samples_per_batch, self.samples = sampler.batches, sampler.samples_per_batch, sampler.samples
         self._generators = sampler._generators
 
     def uniform(self, columns: int | None = None) -> NDArray[np.float32]:
@@ -257,14 +274,17 @@ class _SharedSampler(Sampler):
     def beta(self, concentration: float) -> NDArray[np.float32]:
         return self._repeated([generator.beta(concentration, concentration) for generator in self._generators])
 
-    def same(self) -> Sampler:
+    def shared_by_samples(self) -> Sampler:
         return self
 
 
 def foreign_generator(module: Any, base: type) -> str | None:
-    """Reason why ``module``, an instance of Kornia's ``base``, may draw from another distribution, or ``None``."""
+    """Reason if ``module`` may draw from other distributions than Kornia's class ``base``; ``None`` if it does not.
+
+    The reason is that the user has replaced its parameter generator.
+    """
     generator = module._param_generator if "_param_generator" in names_used(base) else None
     classes = [getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name)]
     if generator is None or class_of(generator, classes) is not None:
         return None
-    return f"its _param_generator, {type(generator).__name__}, is not that of {base.__name__}"
+    return f"its _param_generator, {type(generator).__name__}, is not the generator of {base.__name__}"

@@ -1,7 +1,7 @@
 """Kornia's rotation, shear, translation, affine and perspective modules: draws and matrices.
 
-Matrices are computed on the host in float64, so that float32 values on the device are accurate to half a unit in the last
-place.
+Each module is *lowered* to an op, or run by Kornia. Samples outside the *apply mask* skip the op. Matrices are computed on the
+host in float64, so that float32 values on the device are accurate to half a unit in the last place.
 """
 
 from typing import Any, Literal
@@ -12,13 +12,13 @@ from kornia import augmentation as K
 from kornia.constants import Resample, SamplePadding
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds, cut, host_tensor
+from gpuaug.fusion.ops.base import Array, OpDraws, Size, bounds, host_tensor, select_samples
 from gpuaug.fusion.ops.geometry import Warp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
 
 
 class MatrixWarp(WarpOp):
-    """Warp by matrices that map input pixels to output pixels."""
+    """Base class of ops that compute their warp from matrices, which map input pixels to output pixels."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -39,34 +39,38 @@ class MatrixWarp(WarpOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reject images of one pixel in width or height: Kornia divides coordinates by side - 1."""
+        """Reason if images are one pixel wide or high, because Kornia divides coordinates by side - 1; else ``None``."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixels, (B, 3, 3) float64, ignoring the apply mask."""
+        """Matrices that map input to output pixels, (B, 3, 3) float64, for all samples, also outside the apply mask."""
         raise NotImplementedError
 
-    def _moved_samples(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        """(indices of the samples in the apply mask, or ``None`` for all; their matrices, input to output pixels)."""
+    def _masked_matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
+        """Matrices that map input to output pixels, of the samples in the apply mask.
+
+        Returns:
+            (indices of the samples, or ``None`` for all samples; matrices, (n, 3, 3) float64).
+        """
         if not self.is_random:
             return None, self._forward(drawn, size)
         samples = np.flatnonzero(drawn["apply_mask"])
-        return samples, self._forward(cut(drawn, samples), size.taking(samples))
+        return samples, self._forward(select_samples(drawn, samples), size.select(samples))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixels; the identity for skipped samples."""
-        return _among_identities(*self._moved_samples(drawn, size), size.batch)
+        """Matrices that map input to output pixels; the identity for samples that skip the op."""
+        return _among_identities(*self._masked_matrices(drawn, size), size.batch)
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Map from output to input pixels; the identity for skipped samples, which are then unchanged bit for bit."""
-        samples, matrices = self._moved_samples(drawn, size)
+        """Map from output to input pixels; the identity for samples that skip the op, so that they do not change at all."""
+        samples, matrices = self._masked_matrices(drawn, size)
         return Warp(_among_identities(samples, inverse(matrices), size.batch))
 
 
 class Rotation(MatrixWarp):
     """``RandomRotation``."""
 
-    words = "rotate"
+    description = "rotate"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -77,15 +81,15 @@ class Rotation(MatrixWarp):
         return {"degrees": sampler.within(*self._bounds)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        turned = np.deg2rad(drawn["degrees"].astype(np.float64))
-        cosine, sine = np.cos(turned), np.sin(turned)
+        radians = np.deg2rad(drawn["degrees"].astype(np.float64))
+        cosine, sine = np.cos(radians), np.sin(radians)
         return about_centre(cosine, sine, -sine, cosine, size)
 
 
 class Rotation90(MatrixWarp):
     """``RandomRotation90``: rotates by multiples of 90 degrees. The size of the image does not change."""
 
-    words = "rotate by quarters"
+    description = "rotate by quarters"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -105,7 +109,7 @@ class Rotation90(MatrixWarp):
 class Affine(MatrixWarp):
     """``RandomAffine``."""
 
-    words = "affine"
+    description = "affine"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -121,25 +125,26 @@ class Affine(MatrixWarp):
             return "padding_mode='fill'"
         return super().unsupported_module(module)
 
-    def _drawn(self, name: str, sampler: Sampler, default: float) -> Any:
-        between = self._bounds.get(name)
-        return np.full(sampler.batch, default, np.float32) if between is None else sampler.within(*between)
+    def _draw_parameter(self, name: str, sampler: Sampler, default: float) -> Any:
+        """Draw one number per sample, (B,); ``default`` for a parameter that the module does not draw."""
+        limits = self._bounds.get(name)
+        return np.full(sampler.samples, default, np.float32) if limits is None else sampler.within(*limits)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw angle and shears in degrees, scale factors, and shifts in pixels, (B,) each."""
-        across = self._drawn("scale_2", sampler, 1.0)
+        scale_x = self._draw_parameter("scale_2", sampler, 1.0)
         return {
-            "angle": self._drawn("degree", sampler, 0.0),
-            "scale_x": across,
-            "scale_y": self._drawn("scale_4", sampler, 1.0) if "scale_4" in self._bounds else across,
-            "shift_x": self._drawn("translate_x", sampler, 0.0) * np.float32(size.width),
-            "shift_y": self._drawn("translate_y", sampler, 0.0) * np.float32(size.height),
-            "shear_x": self._drawn("shear_x", sampler, 0.0),
-            "shear_y": self._drawn("shear_y", sampler, 0.0),
+            "angle": self._draw_parameter("degree", sampler, 0.0),
+            "scale_x": scale_x,
+            "scale_y": self._draw_parameter("scale_4", sampler, 1.0) if "scale_4" in self._bounds else scale_x,
+            "shift_x": self._draw_parameter("translate_x", sampler, 0.0) * np.float32(size.width),
+            "shift_y": self._draw_parameter("translate_y", sampler, 0.0) * np.float32(size.height),
+            "shear_x": self._draw_parameter("shear_x", sampler, 0.0),
+            "shear_y": self._draw_parameter("shear_y", sampler, 0.0),
         }
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Draws under Kornia's names; values for x and y are stacked to (B, 2)."""
+        """Draws under Kornia's names. Shifts and scales for x and y are stacked to (B, 2)."""
         return {
             "translations": _pair(drawn["shift_x"], drawn["shift_y"]),
             "center": _centre(size),
@@ -150,9 +155,9 @@ class Affine(MatrixWarp):
         }
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        # Order: shear, scale, rotation (opposite in direction to RandomRotation), shift.
-        turned = np.deg2rad(drawn["angle"].astype(np.float64))
-        cosine, sine = np.cos(turned), np.sin(turned)
+        # Order: shear, scale, rotation, shift. The rotation has the opposite direction of RandomRotation.
+        radians = np.deg2rad(drawn["angle"].astype(np.float64))
+        cosine, sine = np.cos(radians), np.sin(radians)
         a = cosine * drawn["scale_x"]
         b = -sine * drawn["scale_y"]
         c, d = sine * drawn["scale_x"], cosine * drawn["scale_y"]
@@ -169,7 +174,7 @@ class Affine(MatrixWarp):
 class Shear(MatrixWarp):
     """``RandomShear``."""
 
-    words = "shear"
+    description = "shear"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -196,7 +201,7 @@ class Shear(MatrixWarp):
 class Translate(MatrixWarp):
     """``RandomTranslate``."""
 
-    words = "shift"
+    description = "shift"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -207,8 +212,8 @@ class Translate(MatrixWarp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw two shifts per sample in pixels, (B,) each."""
         drawn = {}
-        for name, between, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
-            shift = np.zeros(size.batch, np.float32) if between is None else sampler.within(*between) * np.float32(side)
+        for name, limits, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
+            shift = np.zeros(size.batch, np.float32) if limits is None else sampler.within(*limits) * np.float32(side)
             drawn[f"translate_{name}"] = shift
         return drawn
 
@@ -222,7 +227,7 @@ class Perspective(MatrixWarp):
     """``RandomPerspective``: moves the four corners of the image."""
 
     kind = "perspective"
-    words = "perspective"
+    description = "perspective"
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -231,6 +236,7 @@ class Perspective(MatrixWarp):
         self._inwards = generator.sampling_method == "basic"
 
     def _corners(self, size: Size) -> Array:
+        """Centres of the corner pixels, clockwise from the top left: (4, 2), or (B, 4, 2) if images differ in size."""
         corners: Array = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32) * (sides_of(size) - 1)[..., None, :]
         return corners
 
@@ -283,14 +289,17 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
 
 
 def _identities(count: int) -> Array:
-    """Identity matrices, (count, 3, 3), stored with the sample as the innermost dimension, for NumPy's inner loop."""
+    """Identity matrices, (count, 3, 3). In memory the first axis is the innermost, which makes NumPy's loops faster."""
     matrix = np.zeros((3, 3, count))
     matrix[0, 0] = matrix[1, 1] = matrix[2, 2] = 1
     return matrix.transpose(2, 0, 1)
 
 
 def _among_identities(samples: Array | None, matrices: Array, count: int) -> Array:
-    """Matrices, (count, 3, 3): ``matrices`` at indices ``samples`` (``None`` for all), the identity elsewhere."""
+    """Matrices of all samples, (count, 3, 3): ``matrices`` at the indices ``samples``, the identity at all others.
+
+    ``samples``: ``None`` if ``matrices`` are the matrices of all samples.
+    """
     if samples is None:
         return matrices
     all_matrices = _identities(count)
@@ -303,10 +312,10 @@ def from_unit_square(quad: Array) -> Array:
     x, y = quad[..., 0], quad[..., 1]
     right = quad[:, 1] - quad[:, 2]
     left = quad[:, 3] - quad[:, 2]
-    rest = quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
-    whole = right[:, 0] * left[:, 1] - left[:, 0] * right[:, 1]
-    g = (rest[:, 0] * left[:, 1] - left[:, 0] * rest[:, 1]) / whole
-    h = (right[:, 0] * rest[:, 1] - rest[:, 0] * right[:, 1]) / whole
+    difference = quad[:, 0] - quad[:, 1] + quad[:, 2] - quad[:, 3]
+    determinant = right[:, 0] * left[:, 1] - left[:, 0] * right[:, 1]
+    g = (difference[:, 0] * left[:, 1] - left[:, 0] * difference[:, 1]) / determinant
+    h = (right[:, 0] * difference[:, 1] - difference[:, 0] * right[:, 1]) / determinant
     matrix = np.empty((len(quad), 3, 3))
     matrix[:, 0, 0] = x[:, 1] - x[:, 0] + g * x[:, 1]
     matrix[:, 0, 1] = x[:, 3] - x[:, 0] + h * x[:, 3]
@@ -335,14 +344,17 @@ def inverse(matrix: Array) -> Array:
 
 
 def _tangents(drawn: OpDraws) -> tuple[Array, Array]:
+    """Tangents of the shear angles along x and y, (B,) each."""
     return np.tan(np.deg2rad(drawn["shear_x"].astype(np.float64))), np.tan(np.deg2rad(drawn["shear_y"].astype(np.float64)))
 
 
 def _centre(size: Size) -> Tensor:
+    """Centre (x, y) of the images in pixels, (B, 2)."""
     return host_tensor([[(size.width - 1) / 2, (size.height - 1) / 2]], np.float32).expand(size.batch, -1)
 
 
 def _pair(x: Array, y: Array) -> Tensor:
+    """Stack values for x and y, (B,) each, to (B, 2)."""
     return torch.from_numpy(np.stack([x, y], -1).astype(np.float32))
 
 

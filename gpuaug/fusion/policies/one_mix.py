@@ -1,4 +1,7 @@
-"""Containers of mixes (MixUp, CutMix) with ``random_apply``: one mix is picked per batch or per sample."""
+"""Kornia's containers of mixes (MixUp, CutMix) with ``random_apply``, which pick one mix per batch or per sample.
+
+A *row* holds the parameters of one sample for the kernel. The *partner* is the sample that a sample is mixed with.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,23 +11,23 @@ from kornia.augmentation.container.params import ParamItem
 from torch import nn
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.mix import MixOp, classes_of
+from gpuaug.fusion.ops.mix import MixOp, merged_num_classes
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.policies.picking import Pick, no_form_in_kornia
+from gpuaug.fusion.policies.picking import Pick, kornia_params_error
 
 
 class OneMix(MixOp):
-    """Container that runs one of its mixes. The rows of all mixes have the same layout, so one op serves every pick.
+    """Op of a container that runs one of its mixes. All mixes have the same columns and kernel, so one op can run any of them.
 
     Args:
         name: Name of the container.
         module: Container of the user.
         mixes: (name, op) of every mix.
         pick: ``"batch"`` to pick one mix per batch; ``"sample"`` to pick one mix per sample.
-        weights: Relative frequency of every mix.
+        weights: Relative frequency of each mix.
     """
 
-    counts_pixels = True
+    stores_coordinates = True
 
     def __init__(
         self, name: str, module: nn.Module, mixes: Sequence[tuple[str, MixOp]], pick: Pick, weights: Sequence[float]
@@ -32,12 +35,13 @@ class OneMix(MixOp):
         super().__init__(name, module)
         self.mixes = tuple(mixes)
         self._pick = pick
-        self.num_classes = classes_of(None, (mix for _, mix in mixes))
+        self.num_classes = merged_num_classes(None, (mix for _, mix in mixes))
         ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]
+        """Upper bounds of the uniform numbers in [0, 1) with which each mix is picked."""
 
     def _read(self, module: Any) -> None:
-        """Do nothing: settings are read by the ops of the mixes."""
+        """Do nothing, because the ops of the mixes read the settings."""
 
     @property
     def keepdim(self) -> bool:
@@ -45,46 +49,50 @@ class OneMix(MixOp):
         return all(mix.keepdim for _, mix in self.mixes)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick mixes and draw for them: ``"parts"``, tuples (index of the mix, its draws, mask of its samples or ``None``)."""
+        """Pick mixes, and draw their parameters.
+
+        Returns:
+            ``"parts"``, tuples (index of the mix, its draws, mask of the samples that picked it, or ``None`` for all).
+        """
         if self._pick == "batch":
-            index = int(self._picked(sampler.integer(0, 2**53) / 2**53))
+            index = int(self._mix_index(sampler.integer(0, 2**53) / 2**53))
             return {"parts": ((index, self.mixes[index][1].draw(sampler, size), None),)}
-        picked = self._picked(sampler.uniform())
-        parts = [(index, mix.draw(sampler, size), picked == index) for index, (_, mix) in enumerate(self.mixes)]
+        picks = self._mix_index(sampler.uniform())
+        parts = [(index, mix.draw(sampler, size), picks == index) for index, (_, mix) in enumerate(self.mixes)]
         # All mixes share one permutation, so that every image is the partner of exactly one image.
         partner = parts[0][1]["partner"]
-        return {"parts": tuple((index, {**drawn, "partner": partner}, where) for index, drawn, where in parts)}
+        return {"parts": tuple((index, {**drawn, "partner": partner}, mask) for index, drawn, mask in parts)}
 
-    def _picked(self, numbers: Any) -> Any:
-        """Indices of mixes, drawn by weight from uniform numbers in [0, 1)."""
+    def _mix_index(self, numbers: Any) -> Any:
+        """Indices of mixes, picked by weight, from uniform numbers in [0, 1)."""
         return np.searchsorted(self._ends, numbers, side="right")
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Return no draws: ``draw`` draws for the mixes."""
+        """Return no draws, because ``draw`` draws the parameters of the mixes."""
         return {}
 
     def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the row of the picked mix per sample."""
-        for index, mix_drawn, where in drawn["parts"]:
+        """Write the rows of all samples, each by the mix that the sample picked."""
+        for index, mix_drawn, mask in drawn["parts"]:
             mix = self.mixes[index][1]
-            if where is None:
+            if mask is None:
                 mix.rows(mix_drawn, size, out)
                 continue
             rows = np.empty_like(out)
             mix.rows(mix_drawn, size, rows)
-            out[where] = rows[where]
+            out[mask] = rows[mask]
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Do nothing: ``rows`` writes the rows of the mixes."""
+        """Do nothing, because ``rows`` writes all columns."""
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
-        """Draws in the form of the container's ``params=`` argument.
+        """Draws in the format of the container's ``params=`` argument.
 
         Raises:
             ArgumentError: If ``pick="sample"``.
         """
         if self._pick == "sample":
-            raise no_form_in_kornia(self.name)
+            raise kornia_params_error(self.name)
         ((index, mix_drawn, _),) = drawn["parts"]
         name, mix = self.mixes[index]
         return [ParamItem(name, mix.params(mix_drawn, size))]

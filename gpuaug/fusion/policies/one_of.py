@@ -1,4 +1,8 @@
-"""Ops that run one of several pointwise ops, or one of several affine warps, per sample. Policies are lowered to them."""
+"""Ops that run one of several pointwise ops, or one of several affine warps, per sample.
+
+*Policies*, such as RandAugment, pick operations at random. Their operations run as these ops, so that one kernel serves all
+picks. A *row* holds the parameters of one sample for the kernel. An op with an *apply mask* of 0 in its row is skipped.
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -7,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpuaug.fusion.ops.base import MOST_CODES, Array, OpDraws, PointOp, Size, cut
+from gpuaug.fusion.ops.base import LARGEST_CODE, Array, OpDraws, PointOp, Size, select_samples
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.ops.warp import MatrixWarp
 
 
 class OneOf(PointOp):
-    """One of several pointwise ops, picked per sample or per batch. One compiled kernel serves all picks.
+    """One of several pointwise ops, picked per sample or per batch. One compiled kernel runs any of them.
 
-    A row holds the apply mask, the code of the picked op, and the row of the picked op.
+    Columns of a row: the apply mask; the code of the picked op; and the row of the picked op.
 
     Args:
         name: Name of the module that picks.
-        ops: Ops that can be picked. ``takes`` is True for all of them.
+        ops: Ops that can be picked, for all of which ``accepts`` is true.
     """
 
-    code = MOST_CODES
+    code = LARGEST_CODE
     width = 0
 
     def __init__(self, name: str, ops: Sequence[PointOp]) -> None:
@@ -34,46 +38,49 @@ class OneOf(PointOp):
         self.keeps_unit_range = all(op.keeps_unit_range for op in ops)
 
     def _read(self, module: Any) -> None:
-        """Do nothing: settings are read by the ops."""
+        """Do nothing, because the ops in ``ops`` read their settings."""
 
     @staticmethod
-    def takes(op: Any) -> TypeGuard[PointOp]:
-        """True for a pointwise op whose result depends on the pixel and the row only, not on coordinates, flags or the mean."""
+    def accepts(op: Any) -> TypeGuard[PointOp]:
+        """True if ``op`` can be picked: a pointwise op whose result depends only on the values of the pixel and the row.
+
+        The result must not depend on the coordinates of the pixel, the mean of the image, or compile-time flags of the kernel.
+        """
         return isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
 
     @property
     def is_random(self) -> bool:
-        """True, because a sample may have picked no op."""
+        """True, because a sample may pick no op."""
         return True
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """Return ``None``: the policy checks its ops."""
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Return ``None``, because the module that picks checks the ops."""
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Return ``None``: the policy checks its ops."""
+        """Return ``None``, because the module that picks checks the ops."""
         return None
 
     def row_width(self, channels: int) -> int:
-        """Length of a row: the apply mask, the code, and the longest row of an op."""
+        """Number of columns of a row: the apply mask, the code, and the columns of the op with the longest row."""
         return 2 + max(op.row_width(channels) for op in self._ops)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the code and row of the picked op per sample, or zeros if no op was picked.
+        """Write the code and the row of the op that each sample picked; zeros for samples that picked none.
 
-        ``drawn["parts"]`` holds tuples (op, its draws, mask of its samples or ``None`` for all samples).
+        ``drawn["parts"]`` holds tuples (op, its draws, mask of the samples that picked it, or ``None`` for all).
         """
         out[:, 1:] = 0
-        for op, op_drawn, where in drawn["parts"]:
+        for op, op_drawn, mask in drawn["parts"]:
             width = op.row_width(size.channels)
-            if where is None:
+            if mask is None:
                 out[:, 0] = op_drawn["apply_mask"]
                 out[:, 1] = op.code
                 op.rows(op_drawn, size, out[:, 2 : 2 + width])
                 continue
-            samples = np.flatnonzero(where)
+            samples = np.flatnonzero(mask)
             rows = np.zeros((len(samples), width), dtype=np.float32)
-            op.rows(cut(op_drawn, samples), size.taking(samples), rows)
+            op.rows(select_samples(op_drawn, samples), size.select(samples), rows)
             out[samples, 0] = rows[:, 0]
             out[samples, 1] = op.code
             out[samples, 2 : 2 + width] = rows
@@ -82,13 +89,13 @@ class OneOf(PointOp):
         """Apply every op to the samples that picked it."""
         output = images
         for code, op in self._op_by_code.items():
-            picked = rows[:, 1] == code
-            # On a GPU ``picked.any()`` would synchronise with the host, so all ops run.
-            if picked.is_cuda or bool(picked.any()):
-                # Zero the rows of samples that picked another op: apply runs on the whole batch, and an unrelated value may be
-                # out of range, for example as a channel index in gather.
-                op_rows = rows[:, 2:].masked_fill(~picked[:, None], 0)
-                output = torch.where(picked[:, None, None, None], op.apply(images, op_rows), output)
+            mask = rows[:, 1] == code
+            # On a GPU all ops run, because ``mask.any()`` would make the host wait for the device.
+            if mask.is_cuda or bool(mask.any()):
+                # ``op`` is applied to the whole batch. In rows of other ops, parameters are set to 0: their values may be out
+                # of range for ``op``, for example as an index of a channel.
+                op_rows = rows[:, 2:].masked_fill(~mask[:, None], 0)
+                output = torch.where(mask[:, None, None, None], op.apply(images, op_rows), output)
         return output
 
     def describe(self) -> str:
@@ -97,36 +104,36 @@ class OneOf(PointOp):
 
 
 class AnyAffine(MatrixWarp):
-    """One of several affine warps, picked per sample and run as one warp.
+    """One of several affine warps, picked per sample. They run as one warp, with the matrix of the picked warp.
 
     Args:
         name: Name of the module that picks.
-        warp: Any of the warps. All have the same interpolation, edge and fill.
+        warp: Any of the warps. All have the same interpolation, the same values outside the image, and the same fill value.
     """
 
-    words = "one of several affine warps"
+    description = "one of several affine warps"
 
     def __init__(self, name: str, warp: WarpOp) -> None:
-        # Skip MatrixWarp.__init__, which reads the settings of a Kornia module.
+        # Not MatrixWarp.__init__, which reads the settings of a module of Kornia.
         WarpOp.__init__(self, name, nn.Identity())
         self.edge, self.fill, self.nearest = warp.edge, warp.fill, warp.nearest
-        self.p = 0.5  # below 1, because a sample may have picked no warp
+        self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked no warp
 
     @staticmethod
-    def takes(op: Any) -> TypeGuard[WarpOp]:
-        """True for an affine warp."""
+    def accepts(op: Any) -> TypeGuard[WarpOp]:
+        """True if ``op`` is an affine warp, which can be picked."""
         return isinstance(op, WarpOp) and op.kind == "affine"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Return ``None``: the policy checks its ops."""
+        """Return ``None``, because the module that picks checks the ops."""
         return None
 
-    def _moved_samples(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        # drawn["parts"] holds tuples (op, its draws, mask of its samples).
-        moved = [np.empty(0, np.int64)]
+    def _masked_matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
+        # drawn["parts"] holds tuples (op, its draws, mask of the samples that picked it).
+        samples_of_ops = [np.empty(0, np.int64)]
         matrices = [np.empty((0, 3, 3))]
-        for op, op_drawn, where in drawn["parts"]:
-            samples = np.flatnonzero(where)
-            moved.append(samples)
-            matrices.append(op.matrix(cut(op_drawn, samples), size.taking(samples)))
-        return np.concatenate(moved), np.concatenate(matrices)
+        for op, op_drawn, mask in drawn["parts"]:
+            samples = np.flatnonzero(mask)
+            samples_of_ops.append(samples)
+            matrices.append(op.matrix(select_samples(op_drawn, samples), size.select(samples)))
+        return np.concatenate(samples_of_ops), np.concatenate(matrices)

@@ -1,8 +1,11 @@
-"""Base classes of modules that pick among child modules, and of policies, whose plan is the same for all picks.
+"""Base classes of the ops of modules that pick some of their *children* at random, and of *policies* such as RandAugment.
 
-A policy picks per sample or per batch. In both cases its plan holds the same ops: for each pick and each position in a child,
-one op per group of ops (``OneOf`` for pointwise ops, ``AnyAffine`` for affine warps), whose apply mask is True for the samples
-that picked an op of the group. One plan thus serves all picks, and few kernels are compiled.
+A child is one module, or several modules that run in sequence, its *members*. A *plan* is the list of passes, that is, kernels
+that read and write all images, for images of one size.
+
+A policy picks per sample or per batch. Its plan is the same for all picks, so that few kernels are compiled: for each pick and
+each position in a child, the plan holds one op for all pointwise ops (``OneOf``), one for all affine warps (``AnyAffine``), and
+so on. The apply mask of such an op is True for the samples that picked one of its ops.
 """
 
 import copy
@@ -20,54 +23,60 @@ from gpuaug.fusion.ops.geometry import GatherOp, WarpOp
 from gpuaug.fusion.policies.one_of import AnyAffine, OneOf
 
 Pick = Literal["batch", "sample"]
+"""Whether all samples of a batch share the picks, or each sample picks separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Module that may be picked, alone or as a part of a ``Child``."""
+    """One module of a ``Child``, and its op."""
 
     name: str
     op: Op | EagerOp
     operation: Any = None
-    """Kornia's wrapper, or the ``Magnitude`` of a torchvision policy; ``None`` in a container with ``random_apply``."""
+    """In a policy: Kornia's wrapper of the augmentation, or the ``PolicyOperation`` of ``policies/torchvision.py``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Unit of a pick: one module, or several modules that run in sequence."""
+    """What can be picked: one module, or several modules that run in sequence."""
 
     name: str
     members: tuple[Member, ...]
     is_container: bool
+    """True if the child is a container of the user's pipeline."""
 
 
 class Entry(NamedTuple):
-    """Draws of one member, for the samples where ``where``, (B,) bool, is True; ``None`` for all samples."""
+    """Draws of one member of a child."""
 
     child: int
+    """Index of the child."""
     position: int
+    """Index of the member in the child."""
     drawn: OpDraws
     size: Size
-    where: Array | None
+    """Size of the input images of the member."""
+    mask: Array | None
+    """Mask of the samples that picked the child, (B,) bool; ``None`` for all samples."""
 
     @property
     def apply_mask(self) -> Array:
         """Mask of the samples that the member is applied to, (B,) bool."""
         apply_mask: Array = self.drawn["apply_mask"]
-        return apply_mask if self.where is None else apply_mask & self.where
+        return apply_mask if self.mask is None else apply_mask & self.mask
 
 
 class Picking(Op):
-    """Module that picks among its children. Its draws hold ``"layers"``, tuples of ``Entry``, in order."""
+    """Base class of the ops of modules that pick. Draws hold ``"layers"``, tuples of ``Entry``, in the order of execution."""
 
     children: tuple[Child, ...]
 
     def _read(self, module: Any) -> None:
-        """Do nothing: settings are read by the ops of the children."""
+        """Do nothing, because the ops of the children read their settings."""
 
     @property
     def ops(self) -> tuple[Op | EagerOp, ...]:
-        """Ops of all members of all children."""
+        """Ops of all members of all children, or their fallback modules, which Kornia runs."""
         return tuple(member.op for child in self.children for member in child.members)
 
     @property
@@ -77,15 +86,15 @@ class Picking(Op):
 
 
 _TAKES_PARTS = OneOf | AnyAffine | EqualizeOrContrast
-"""Ops whose draws hold ``"parts"``, which may be empty. Other ops of a policy have the draws of a single type of op."""
+"""Classes of ops that run one of several ops, whose draws are in ``"parts"``."""
 
 
 class Policy(Picking):
-    """Base class of policies. A subclass sets ``children`` and ``count``, and draws one layer per pick and position.
+    """Base class of the ops of policies. A subclass sets ``children`` and ``count``, and draws the layers.
 
-    Layers are ordered by pick, then by position. A layer has one ``Entry`` per child with a member at its position. The entry
-    of a child that no sample picked may be omitted, unless the child is in ``always_drawn``. ``"apply_mask"`` is True for the
-    samples that the policy is applied to.
+    There is one layer for each pick and each position in a child, ordered by pick, then by position. A layer holds one
+    ``Entry`` for each child that has a member at the position. The entry of a child that no sample picked may be left out,
+    unless the child is in ``always_drawn``. ``"apply_mask"`` is True for the samples that the policy is applied to.
     """
 
     count: int
@@ -93,43 +102,47 @@ class Policy(Picking):
 
     @property
     def positions(self) -> range:
-        """Range over the members of the longest child."""
+        """Indices of the members of the child with the most members."""
         return range(max((len(child.members) for child in self.children), default=0))
 
     @cached_property
     def _layers(self) -> list[list[tuple[Op, list[int]]]]:
+        """Ops of the plan, per layer: (op, indices of the children whose members the op runs)."""
         # Computed on first use, because it copies ops, which may still be changed after the constructor returns.
         return [self._layer(position) for _ in range(self.count) for position in self.positions]
 
     def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
-        """(op, indices of its children) for every group of ops at one position of the children."""
+        """Ops of one layer: (op, indices of the children whose members at ``position`` the op runs)."""
         groups: dict[Any, list[int]] = {}
         for index, child in enumerate(self.children):
             if position < len(child.members):
                 groups.setdefault(_group_key(self.op(index, position)), []).append(index)
-        layer = [(self._part([self.op(index, position) for index in group]), group) for group in groups.values()]
-        # A sample runs one op of a layer, so the order is free. Ops that join the preceding pass come first.
+        layer = [(self._group_op([self.op(index, position) for index in group]), group) for group in groups.values()]
+        # A sample runs one op of a layer, so their order does not matter. Ops that can join the preceding pass come first.
         return sorted(layer, key=lambda item: _rank(item[0]))
 
-    def _part(self, ops: list[Op]) -> Op:
-        """One op that can run any op of a group."""
+    def _group_op(self, ops: list[Op]) -> Op:
+        """One op that can run any of ``ops``, which have the same ``_group_key``."""
         first = ops[0]
         equalize = next((op for op in ops if isinstance(op, Equalize)), None)
         contrast = next((op for op in ops if isinstance(op, AutoContrast)), None)
         if equalize is not None and contrast is not None:
             return EqualizeOrContrast(self.name, (equalize, contrast))
-        if OneOf.takes(first):
-            return OneOf(self.name, [op for op in self.ops if OneOf.takes(op)])
-        if AnyAffine.takes(first):
+        if OneOf.accepts(first):
+            return OneOf(self.name, [op for op in self.ops if OneOf.accepts(op)])
+        if AnyAffine.accepts(first):
             return AnyAffine(self.name, first)
-        part = copy.copy(first)
-        part.name = self.name
-        part.p = 0.5  # below 1, so that the apply mask is read
-        return part
+        op = copy.copy(first)
+        op.name = self.name
+        op.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked no op of the group
+        return op
 
     @cached_property
     def always_drawn(self) -> list[set[int]]:
-        """Per position, indices of the children that must be drawn for even if no sample picked them."""
+        """Indices of the children whose entries are always needed, per position in a child.
+
+        An op that runs several ops of one class needs the draws of one of them, even if no sample picked it.
+        """
         layers = (self._layers[position] for position in self.positions)
         return [{group[0] for op, group in layer if not isinstance(op, _TAKES_PARTS)} for layer in layers]
 
@@ -140,52 +153,54 @@ class Policy(Picking):
         return op
 
     @property
-    def parts(self) -> tuple[Op, ...]:
-        """Ops of all layers, in order."""
+    def plan_ops(self) -> tuple[Op, ...]:
+        """Ops of the plan: of all layers, in order."""
         return tuple(op for layer in self._layers for op, _ in layer)
 
-    def of_parts(self, drawn: OpDraws) -> dict[Op, OpDraws]:
-        """Draws per op of ``parts``."""
+    def draws_by_op(self, drawn: OpDraws) -> dict[Op, OpDraws]:
+        """Draws of each op in ``plan_ops``."""
         draws: dict[Op, OpDraws] = {}
-        for parts, layer in zip(self._layers, drawn["layers"], strict=True):
+        for ops_of_layer, layer in zip(self._layers, drawn["layers"], strict=True):
             by_child = {entry.child: entry for entry in layer}
-            for part, group in parts:
+            for plan_op, group in ops_of_layer:
                 entries = [by_child[index] for index in group if index in by_child]
                 masks = [entry.apply_mask for entry in entries]
-                if isinstance(part, _TAKES_PARTS):
+                if isinstance(plan_op, _TAKES_PARTS):
                     pairs = zip(entries, masks, strict=True)
-                    ops = [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in pairs]
-                    draws[part] = {"parts": ops}
+                    draws[plan_op] = {
+                        "parts": [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in pairs]
+                    }
                 else:
-                    draws[part] = _merged(entries, masks)
-                draws[part]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))
+                    draws[plan_op] = _merged(entries, masks)
+                draws[plan_op]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))
         return draws
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why an op of a child cannot be fused for images of ``size``, or ``None``."""
         ops = (op for op in self.ops if isinstance(op, Op))
-        return next((f"{reason} ({op.describe()})" for op in ops if (reason := why_not_picked(op, size)) is not None), None)
+        return next((f"{reason} ({op.describe()})" for op in ops if (reason := unsupported_pick(op, size)) is not None), None)
 
 
-def why_not_picked(op: Op, size: Size) -> str | None:
+def unsupported_pick(op: Op, size: Size) -> str | None:
     """Reason why ``op`` cannot be picked within a fused pass for images of ``size``, or ``None``."""
     begins_pass = ChannelOp.begins_pass(op, size.channels)
     return op.unsupported_size(size) or (f"needs a separate pass for {size.channels} channels" if begins_pass else None)
 
 
 def _group_key(op: Op) -> tuple[Any, ...]:
-    """Key of the group of ``op``. One op runs all ops of a layer with the same key."""
+    """Key of ``op``. The ops of a layer that have the same key are run by one op of the plan."""
     if isinstance(op, Equalize | AutoContrast):
         return (EqualizeOrContrast,)
-    if OneOf.takes(op):
+    if OneOf.accepts(op):
         return (OneOf,)
-    return (AnyAffine, op.edge, op.nearest) if AnyAffine.takes(op) else (type(op),)
+    return (AnyAffine, op.edge, op.nearest) if AnyAffine.accepts(op) else (type(op),)
 
 
 def _rank(op: Op) -> int:
     """Sort key of an op in its layer.
 
-    Order: pointwise ops, flips, warps, pointwise ops that need the mean (they join the pass of a warp), filters.
+    Order: pointwise ops, flips, warps, pointwise ops that need the mean of the image, filters. Pointwise ops that need the mean
+    join the pass of a warp.
     """
     if isinstance(op, PointOp):
         return 3 if op.needs_mean else 0
@@ -193,7 +208,7 @@ def _rank(op: Op) -> int:
 
 
 def _merged(entries: list[Entry], masks: list[Array]) -> OpDraws:
-    """Draws merged from entries of one type of op. A sample's draws come from the entry whose mask is True for it."""
+    """Draws of one op from entries of ops of the same class: of each sample from the entry whose mask is True for it."""
     merged = dict(entries[0].drawn)
     for entry, mask in zip(entries[1:], masks[1:], strict=True):
         for name, values in entry.drawn.items():
@@ -202,9 +217,9 @@ def _merged(entries: list[Entry], masks: list[Array]) -> OpDraws:
     return merged
 
 
-def no_form_in_kornia(name: str) -> ArgumentError:
-    """Error for a request of Kornia's ``params=`` with ``pick="sample"``."""
+def kornia_params_error(name: str) -> ArgumentError:
+    """Error for a conversion to Kornia's ``params=`` with ``pick="sample"``, which Kornia does not support."""
     return ArgumentError(
-        f"pick must be 'batch' for as_kornia(), got 'sample': {name} of Kornia picks once for all "
-        "samples. Fuse with pick='batch' to compare the two."
+        f"pick must be 'batch' for as_kornia(), got 'sample': Kornia's {name} picks once for all "
+        "samples. Fuse with pick='batch' to compare the results."
     )

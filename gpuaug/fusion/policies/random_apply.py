@@ -1,8 +1,10 @@
-"""Containers with ``random_apply``: the number, choice and order of the modules that run, drawn anew for every batch.
+"""Kornia's containers with ``random_apply``, which draw for each batch how many modules run, which, and in which order.
 
 A picked module may change the size of the images, run more than once, or be run by Kornia. A batch therefore runs as a
-sequence of ``PickedOp``, one per op of the picked modules. Pointwise ops share one op, ``OneOf``, so that the number of
-compiled kernels does not grow with the number of combinations.
+sequence of ``PickedOp``, one per op of the picked modules. All pointwise ops run as ``OneOf``, one op that runs any of them, so
+that the number of compiled kernels does not grow with the number of combinations.
+
+A *plan* is a list of passes, that is, kernels that read and write all images.
 """
 
 import copy
@@ -24,10 +26,10 @@ from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.policies.one_of import OneOf
-from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, why_not_picked
+from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, unsupported_pick
 
 _MAX_ONE_OFS = 4
-"""Largest number of ``OneOf`` ops in one kernel. Every ``OneOf`` adds the code of all ops that it can pick."""
+"""Largest number of ``OneOf`` ops in one kernel, because each of them adds the code of all pointwise ops to the kernel."""
 
 
 class PickedOp(NamedTuple):
@@ -35,8 +37,8 @@ class PickedOp(NamedTuple):
 
     op: Op | EagerOp
     drawn: OpDraws
-    begins: bool
-    """True if the op starts a new plan, so that its kernel does not depend on the ops before it.
+    starts_plan: bool
+    """True if the op is the first op of a new plan, so that its kernel does not depend on the preceding ops.
 
     The number of kernels then grows with the number of ops, not with the number of orders. False for a ``OneOf`` that joins
     the preceding pass.
@@ -44,9 +46,9 @@ class PickedOp(NamedTuple):
 
 
 class IdentityOp(IndexOp):
-    """Identity op, which runs if no module was picked."""
+    """Op that changes nothing. It runs if no module was picked."""
 
-    words = "nothing"
+    description = "nothing"
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Return the identity map."""
@@ -54,16 +56,18 @@ class IdentityOp(IndexOp):
 
 
 class RandomApply(Picking):
-    """Container with ``random_apply``: runs some of its modules, in a random order."""
+    """Op of a container with ``random_apply``, which runs some of its modules in a random order."""
 
     needs_own_batch = True
 
     def __init__(self, name: str, module: nn.Module, children: Sequence[Child]) -> None:
         super().__init__(name, module)
         self.children = tuple(children)
-        self._points = [op for op in self.ops if OneOf.takes(op)]
+        self._pointwise_ops = [op for op in self.ops if OneOf.accepts(op)]
         self._ops_by_key: dict[Any, Op] = {}
-        self._eager: dict[Any, EagerKornia] = {}
+        """Ops of plans, by (key of the module, how many times it was picked before in the batch)."""
+        self._fallbacks: dict[Any, EagerKornia] = {}
+        """Fallback modules, which Kornia runs, by (index of the child, index of the module in the child)."""
 
     @property
     def _counts(self) -> tuple[int, int]:
@@ -72,9 +76,10 @@ class RandomApply(Picking):
         return int(low), int(end) - 1  # type: ignore[has-type]
 
     def picks(self, sampler: Sampler) -> list[int]:
-        """Draw indices of children, weighted by ``random_apply_weights``.
+        """Draw the indices of the picked children, weighted by ``random_apply_weights``.
 
-        Draws are with replacement if their number exceeds the sum of the weights or the number of nonzero weights.
+        As in Kornia, a child can be picked twice if more children are picked than the sum of the weights, or than there are
+        nonzero weights.
         """
         low, high = self._counts
         weights: Any = self.module.random_apply_weights
@@ -82,28 +87,28 @@ class RandomApply(Picking):
         total = weights.sum().item()
         if total == 0 or count == 0:
             return []
-        shares = weights.double().numpy()
-        if count > total or count > np.count_nonzero(shares):
-            ends = shares.cumsum() / shares.sum()
+        rates = weights.double().numpy()
+        if count > total or count > np.count_nonzero(rates):
+            ends = rates.cumsum() / rates.sum()
             return [int(np.searchsorted(ends, _number(sampler), side="right")) for _ in range(count)]
-        # Weighted drawing without replacement: the order of exponential random times with these rates.
-        numbers = np.array([_number(sampler) for _ in shares])
+        # Without replacement: the children with the smallest of exponentially distributed times, whose rates are the weights.
+        numbers = np.array([_number(sampler) for _ in rates])
         with np.errstate(divide="ignore", invalid="ignore"):
-            times = np.where(shares > 0, -np.log1p(-numbers) / shares, np.inf)
+            times = np.where(rates > 0, -np.log1p(-numbers) / rates, np.inf)
         return [int(index) for index in times.argsort()[:count]]
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick children and draw for them.
+        """Pick children, and draw the parameters of their modules.
 
         Returns:
-            ``"layers"``, a tuple of one ``Entry`` per picked member; ``"picks"``, indices of the picked children; and
-            ``"end"``, the output ``Size``.
+            ``"layers"``, tuples of one ``Entry``, in the order in which the modules run; ``"picks"``, indices of the picked
+            children; and ``"end"``, the output ``Size``.
         """
         layers = []
         picked = self.picks(sampler)
         for child in picked:
             for position in range(len(self.children[child].members)):
-                op = self._run_by(child, position, size)
+                op = self._op_or_fallback(child, position, size)
                 drawn = op.draw(sampler, size)
                 layers.append((Entry(child, position, drawn, size, None),))
                 size = op.out_drawn(drawn, size)
@@ -114,40 +119,49 @@ class RandomApply(Picking):
         end: Size = drawn["end"]
         return end
 
-    def _run_by(self, child: int, position: int, size: Size) -> Op | EagerOp:
-        """Op that runs a member for images of ``size``: the fused op, or Kornia's module as an ``EagerKornia``."""
+    def _op_or_fallback(self, child: int, position: int, size: Size) -> Op | EagerOp:
+        """Op of a member for images of ``size``, or its fallback module if the op does not support the size."""
         op = self.children[child].members[position].op
-        reason = None if isinstance(op, EagerOp) else why_not_picked(op, size)
+        reason = None if isinstance(op, EagerOp) else unsupported_pick(op, size)
         if isinstance(op, EagerOp) or reason is None:
             return op
-        if (child, position) not in self._eager:
-            self._eager[child, position] = EagerKornia(op.name, op.module, reason, op)
-        return self._eager[child, position]
+        if (child, position) not in self._fallbacks:
+            self._fallbacks[child, position] = EagerKornia(op.name, op.module, reason, op)
+        return self._fallbacks[child, position]
 
     def picked_ops(self, drawn: OpDraws) -> list[PickedOp]:
-        """Picked ops of a batch, in order. Ops that change neither an image nor the size are omitted."""
+        """Picked ops of a batch, in order. Ops that change neither an image nor the size are left out."""
         picked: list[PickedOp] = []
-        seen: Counter[Any] = Counter()
+        occurrences: Counter[Any] = Counter()
         for (entry,) in drawn["layers"]:
-            op = self._run_by(entry.child, entry.position, entry.size)
-            key = "point" if OneOf.takes(op) else (entry.child, entry.position)
+            op = self._op_or_fallback(entry.child, entry.position, entry.size)
+            key = "pointwise" if OneOf.accepts(op) else (entry.child, entry.position)
             if isinstance(op, EagerOp):
-                picked.append(PickedOp(op, entry.drawn, begins=True))
+                picked.append(PickedOp(op, entry.drawn, starts_plan=True))
             elif entry.apply_mask.any() or op.out(entry.size) != entry.size:
-                picked.append(self._picked_op(op, entry.drawn, key, seen[key]))
-                seen[key] += 1
+                picked.append(self._picked_op(op, entry.drawn, key, occurrences[key]))
+                occurrences[key] += 1
         return picked
 
     def _picked_op(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> PickedOp:
-        point = OneOf.takes(op)
+        """Op of a plan that runs ``op``, and its draws.
+
+        Args:
+            op: Op of the picked module.
+            drawn: Draws of ``op``.
+            key: Key of the module; all pointwise ops have the same key.
+            occurrence: How many ops with this key precede in the batch.
+        """
+        is_pointwise = OneOf.accepts(op)
         if (key, occurrence) not in self._ops_by_key:
-            # A plan identifies ops by identity, and an op may run twice, so every occurrence has a separate op.
-            self._ops_by_key[key, occurrence] = OneOf(self.name, self._points) if point else copy.copy(op)
-        op_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if point else drawn
-        return PickedOp(self._ops_by_key[key, occurrence], op_drawn, not point or occurrence % _MAX_ONE_OFS == 0 < occurrence)
+            # A plan tells ops apart by identity, so an op that is picked again is copied.
+            self._ops_by_key[key, occurrence] = OneOf(self.name, self._pointwise_ops) if is_pointwise else copy.copy(op)
+        op_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if is_pointwise else drawn
+        starts_plan = not is_pointwise or occurrence % _MAX_ONE_OFS == 0 < occurrence
+        return PickedOp(self._ops_by_key[key, occurrence], op_drawn, starts_plan)
 
     def params(self, drawn: OpDraws, size: Size) -> Any:
-        """Draws in the form of the container's ``params=`` argument."""
+        """Draws in the format of the container's ``params=`` argument."""
         layers = iter(drawn["layers"])
 
         def param_item(child: Child) -> ParamItem:
@@ -157,29 +171,30 @@ class RandomApply(Picking):
         return [param_item(self.children[index]) for index in drawn["picks"]]
 
     def _data(self, entry: Entry) -> Any:
-        op = self._run_by(entry.child, entry.position, entry.size)
+        """Draws of one member in the format of Kornia's ``params=``."""
+        op = self._op_or_fallback(entry.child, entry.position, entry.size)
         return entry.drawn["params"][0].data if isinstance(op, EagerOp) else op.params(entry.drawn, entry.size)
 
     def describe(self) -> str:
-        """Short description for ``explain()``: the number of picks and the ops that may be picked."""
+        """Short description for ``explain()``: number of picks, and ops that can be picked."""
         low, high = self._counts
         count = f"{high}" if low == high else f"{low} to {high}"
         return f"for each batch {count} of {', '.join(dict.fromkeys(map(_description, self.ops)))}"
 
     def fallbacks(self, size: Size) -> list[str]:
-        """Descriptions of the members that Kornia runs for images of ``size``, without duplicates."""
+        """Descriptions of the modules that Kornia runs for images of ``size``, without duplicates."""
         return list(
             dict.fromkeys(
-                _description(op) for op in self.ops if isinstance(op, EagerOp) or why_not_picked(op, size) is not None
+                _description(op) for op in self.ops if isinstance(op, EagerOp) or unsupported_pick(op, size) is not None
             )
         )
 
     def always_fallbacks(self) -> tuple[EagerOp, ...]:
-        """Ops that Kornia runs for images of any size."""
+        """Fallback modules: modules that Kornia runs for images of any size."""
         return tuple(op for op in self.ops if isinstance(op, EagerOp))
 
     def most_launches(self, size: Size) -> int | None:
-        """Largest number of kernel launches per batch, or ``None`` if Kornia may run a member."""
+        """Largest number of kernel launches per batch; ``None`` if Kornia may run a module."""
         if self.fallbacks(size):
             return None
         members = self._counts[1] * max(len(child.members) for child in self.children)
@@ -187,16 +202,17 @@ class RandomApply(Picking):
 
 
 def _number(sampler: Sampler) -> float:
-    """Draw one uniform number in [0, 1) for the whole batch. The batch may be empty."""
+    """One uniform number in [0, 1) for the whole batch, which may be empty."""
     return sampler.integer(0, 2**53) / 2**53
 
 
 def _description(op: Op | EagerOp) -> str:
+    """Short description of an op, or name of a fallback module."""
     return op.name if isinstance(op, EagerOp) else op.describe()
 
 
 def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: Pick) -> RandomApply | OneMix | str:
-    """Lower a container with ``random_apply``, or return the reason why Kornia runs it.
+    """Create the op of a container with ``random_apply``, or return the reason why Kornia runs the container.
 
     Raises:
         ArgumentError: If ``pick="sample"`` and a child is not a mix.
@@ -204,20 +220,20 @@ def lower_random_apply(name: str, module: Any, children: Sequence[Child], pick: 
     mixes = _mixes(children)
     if pick == "sample" and not mixes:
         raise ArgumentError(
-            "pick must be 'batch' for a container with random_apply over more than mixes, got 'sample': samples that ran "
-            f"modules in different orders would share no pass. Leave pick out, or give the modules of {name} a p each instead "
-            "of random_apply."
+            "pick must be 'batch' for a container with random_apply over modules other than mixes, got 'sample': samples "
+            f"with different orders of modules cannot share a pass. Leave pick out, or replace random_apply of {name} by a "
+            "probability p of each module."
         )
     weights: torch.Tensor = module.random_apply_weights
     if not children:
         return "it is empty"
     if weights.is_cuda:
-        return "random_apply_weights are on the GPU; leave the pipeline on the CPU, where it draws"
+        return "random_apply_weights are on the GPU; keep the pipeline on the CPU, where gpuaug draws its random parameters"
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
-        return "random_apply_weights are not what Kornia takes"
+        return "random_apply_weights are negative or not finite"
     ops = [member.op for child in children for member in child.members]
     if any(isinstance(op, Picking | OneMix) for op in ops):
-        return "random_apply over modules that pick again"
+        return "random_apply over modules that pick modules themselves"
     if mixes:
         return _one_mix(name, module, mixes, pick)
     if any(isinstance(op.module, MixAugmentationBaseV2) for op in ops):
@@ -237,7 +253,8 @@ def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
 
 
 def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> OneMix | str:
-    # Kornia runs exactly one mix whatever the number of picks is, unless that number may be 0: then it runs none.
+    """Create the op of a container of mixes, or return the reason why Kornia runs the container."""
+    # Kornia runs exactly one mix, also if it picks several. If it may pick none, it runs no mix at all.
     if module.random_apply[0] == 0:
         return "random_apply of zero or more mixes"
     if not module.random_apply_weights.any():

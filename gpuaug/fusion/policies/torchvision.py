@@ -1,4 +1,9 @@
-"""torchvision's RandAugment, TrivialAugmentWide and AutoAugment, with independent picks per sample."""
+"""torchvision's RandAugment, TrivialAugmentWide and AutoAugment, with independent picks per sample.
+
+A *policy* picks some of its *children* at random, each of which runs one operation or several in sequence. An *operation* is
+an augmentation with a *magnitude*, such as an angle. torchvision divides the range of each magnitude into *bins*. Policies are
+*lowered*: the operations run as ops in fused passes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,28 +17,29 @@ from gpuaug.core.settings import initial_settings
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
-from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjust
+from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjustment
 from gpuaug.fusion.policies.picking import Child, Entry, Member, Policy
 
 _CACHE_SIZE = 256
-"""Largest number of cached ``_Magnitudes``."""
+"""Largest number of cached tables of magnitudes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Magnitude:
-    """Magnitude of an operation: one bin of torchvision's table of magnitudes for images of one size."""
+class PolicyOperation:
+    """Operation of a policy, and the setting for its magnitude."""
 
-    operation: str
+    name: str
+    """Name of the operation in torchvision."""
     bins: int
-    """Number of bins of the table."""
+    """Number of bins of the magnitude."""
     bin: int | None
     """Index of the bin; ``None`` to draw a bin per sample."""
     p: float = 1.0
-    """Probability that the operation runs for a sample that picked it."""
+    """Probability that a sample that picked the operation runs it."""
 
 
 class TorchvisionPolicy(TorchvisionOp, Policy):
-    """``v2.RandAugment``, ``v2.TrivialAugmentWide`` or ``v2.AutoAugment``. Every sample picks operations independently.
+    """Op of one of torchvision's policies.
 
     Args:
         name: Name of the transform in its container.
@@ -43,10 +49,10 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         super().__init__(name, transform, units)
-        self.children = tuple(_child(magnitudes, transform, units) for magnitudes in _picks(transform))
+        self.children = tuple(_child(operations, transform, units) for operations in _operations_of_children(transform))
         self.count = int(transform.num_ops) if isinstance(transform, v2.RandAugment) else 1  # type: ignore[call-overload]
         self._magnitudes: dict[Any, _Magnitudes] = {}
-        """Cache, keyed by (position, height, width). With it the draws of a RandAugment for 64 images take 49 µs, not 76 µs."""
+        """Cache of ``_magnitudes_at``, which reduces the time of a draw of RandAugment for 64 images from 76 µs to 49 µs."""
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -54,27 +60,35 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return next((reason for op in ops if (reason := op.unsupported()) is not None), None)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick operations and draw their magnitudes: ``"layers"``, one tuple of entries per pick and position, in order."""
+        """Pick children, and draw the magnitudes of their operations. Returns ``"layers"`` as ``Policy`` describes."""
         applies = self.draw_apply_mask(sampler, size.batch)
-        # (picks, B) indices of children, uniform and with replacement.
+        # Indices of children, (picks, B). A sample may pick a child twice.
         picks = (sampler.uniform(self.count) * len(self.children)).astype(np.int64)
         layers = (self._entries(row, position, applies, sampler, size) for row in picks for position in self.positions)
         return {"apply_mask": applies, "layers": tuple(layers)}
 
     def _entries(self, picks: Array, position: int, applies: Array, sampler: Sampler, size: Size) -> tuple[Entry, ...]:
-        """Entries of one layer: per child its operation at ``position``, masked to the samples that run it."""
-        chance, *numbers = sampler.uniform(3)
+        """Draws of one layer: of the operation at ``position`` of each child, with the mask of the samples that run it.
+
+        Args:
+            picks: Index of the child that each sample picked, (B,).
+            position: Index of the operation in the child.
+            applies: Mask of the samples that the policy is applied to, (B,) bool.
+            sampler: Source of random numbers.
+            size: Size of the images.
+        """
+        uniform_p, *uniforms = sampler.uniform(3)
         layer = []
         magnitudes = self._magnitudes_at(position, size)
-        values = magnitudes.of(picks, *numbers)
+        values = magnitudes.of(picks, *uniforms)
         for index, child in enumerate(self.children):
             if position < len(child.members):
                 member = child.members[position]
                 mask = applies & (picks == index)
                 if member.operation.p < 1:
-                    mask &= chance < member.operation.p
+                    mask &= uniform_p < member.operation.p
                 drawn: OpDraws = {"magnitude": values} if magnitudes.has_magnitude[index] else {}
-                if isinstance(member.op, Adjust):
+                if isinstance(member.op, Adjustment):
                     drawn["adjustment"] = member.op.adjustment
                 layer.append(Entry(index, position, {**drawn, "apply_mask": mask}, size, mask))
         return tuple(layer)
@@ -90,25 +104,27 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return self._magnitudes[key]
 
     def _table(self, member: Member | None, size: Size) -> tuple[Array | None, bool]:
-        """(magnitudes, whether their sign is random) of an operation in torchvision's table.
+        """Magnitudes of an operation, from torchvision's table.
 
-        Magnitudes are (bins,) float64, converted from float32, or ``None`` for an operation without a magnitude.
+        Returns:
+            (magnitude of each bin that can be drawn, (bins,) float64, or ``None`` for an operation without a magnitude; whether
+            the sign is random).
         """
         if member is None:
             return None, False
-        magnitude: Magnitude = member.operation
-        magnitudes_of, signed = self.module._AUGMENTATION_SPACE[magnitude.operation]  # type: ignore[union-attr, index]
+        operation: PolicyOperation = member.operation
+        magnitudes_of, signed = self.module._AUGMENTATION_SPACE[operation.name]  # type: ignore[union-attr, index]
         with initial_settings():
-            magnitudes = magnitudes_of(magnitude.bins, size.height, size.width)
+            magnitudes = magnitudes_of(operation.bins, size.height, size.width)
         if magnitudes is None:
             return None, signed
         table: Array = magnitudes.double().numpy()
-        return table if magnitude.bin is None else table[magnitude.bin : magnitude.bin + 1], signed
+        return table if operation.bin is None else table[operation.bin : operation.bin + 1], signed
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls of the operations that run for ``sample``, in order."""
         calls: list[Call] = []
-        for entry in (entry for layer in drawn["layers"] for entry in layer if entry.where[sample]):
+        for entry in (entry for layer in drawn["layers"] for entry in layer if entry.mask[sample]):
             op = self.op(entry.child, entry.position)
             assert isinstance(op, TorchvisionOp)
             calls += op.calls(entry.drawn, sample, entry.size)
@@ -116,10 +132,10 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
 
 
 class _Magnitudes:
-    """Magnitudes of the operations that a sample can pick at one position.
+    """Magnitudes of all operations of one layer, from which a sample draws the magnitude of the operation that it picked.
 
     Args:
-        tables: Per child (magnitudes, whether their sign is random). Magnitudes are (bins,) float64, or ``None``.
+        tables: Result of ``TorchvisionPolicy._table`` for each child.
     """
 
     def __init__(self, tables: Sequence[tuple[Array | None, bool]]) -> None:
@@ -131,7 +147,7 @@ class _Magnitudes:
             values[:] = 0 if table is None else table
 
     def of(self, picks: Array, bins: Array, signs: Array) -> Array:
-        """Magnitude per sample, (B,) float64.
+        """PolicyOperation of each sample, (B,) float64.
 
         Args:
             picks: Index of the picked child, (B,).
@@ -143,23 +159,23 @@ class _Magnitudes:
         return np.where(self._signed.take(picks) & (signs < 0.5), -values, values)
 
 
-def _picks(policy: Any) -> list[tuple[Magnitude, ...]]:
-    """Units that a policy picks from: tuples of operations that run in sequence, with their magnitudes."""
+def _operations_of_children(policy: Any) -> list[tuple[PolicyOperation, ...]]:
+    """Operations of each child of a policy, in the order in which they run."""
     if isinstance(policy, v2.AutoAugment):
-        return [tuple(Magnitude(name, 10, index, p) for name, p, index in pair) for pair in policy._policies]
+        return [tuple(PolicyOperation(name, 10, index, p) for name, p, index in pair) for pair in policy._policies]
     bins = policy.num_magnitude_bins
     index = policy.magnitude if isinstance(policy, v2.RandAugment) else None
-    return [(Magnitude(name, bins, index),) for name in policy._AUGMENTATION_SPACE]
+    return [(PolicyOperation(name, bins, index),) for name in policy._AUGMENTATION_SPACE]
 
 
-def _child(magnitudes: tuple[Magnitude, ...], policy: nn.Module, units: Units) -> Child:
-    names = [magnitude.operation for magnitude in magnitudes]
+def _child(operations: tuple[PolicyOperation, ...], policy: nn.Module, units: Units) -> Child:
+    """Child with an op for each operation except the identity."""
     members = [
-        Member(magnitude.operation, OPERATIONS[magnitude.operation](magnitude.operation, policy, units), magnitude)
-        for magnitude in magnitudes
-        if magnitude.operation != "Identity"
+        Member(operation.name, OPERATIONS[operation.name](operation.name, policy, units), operation)
+        for operation in operations
+        if operation.name != "Identity"
     ]
-    return Child(", ".join(names), tuple(members), is_container=False)
+    return Child(", ".join(operation.name for operation in operations), tuple(members), is_container=False)
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = dict.fromkeys(

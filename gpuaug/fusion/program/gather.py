@@ -20,9 +20,9 @@ from gpuaug.fusion.ops.geometry import (
     GatherOp,
     IndexMap,
     IndexOp,
+    PerSample,
     ResampleOp,
     Resampling,
-    Rows,
     WarpOp,
 )
 
@@ -217,7 +217,7 @@ class Gather:
             if isinstance(op, IndexOp):
                 map_ = op.map(drawn_of(op), current_size)
                 # Bounds of padding refer to the padded image, regardless of flips or crops after it.
-                map_ = map_.padding(current_size) if op.edge else map_
+                map_ = map_.with_bounds(current_size) if op.edge else map_
                 if op in self.before.ops:
                     before = map_ if before is None else map_.after(before)
                 else:
@@ -272,7 +272,7 @@ def frames_of(ops: Iterable[Op], count: int) -> Array | None:
 
 
 def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_columns: bool) -> None:
-    values: tuple[Rows, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
+    values: tuple[PerSample, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
     _write(values, table, column, all_columns)
@@ -290,7 +290,7 @@ def _write_resampling(resampling: Resampling, table: Array, column: int, all_col
     _write(values, table, column, all_columns)
 
 
-def _write(values: Sequence[Rows], table: Array, column: int, all_columns: bool) -> None:
+def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: bool) -> None:
     for k, value in enumerate(values):
         # A Python number does not depend on draws.
         if all_columns or isinstance(value, np.ndarray):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp
-from gpuaug.fusion.ops.color_jitter import CLEAN, ColorJiggle, ColorJitter
+from gpuaug.fusion.ops.color_jitter import NO_NAN, ColorJiggle, ColorJitter
 from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.ops.geometry import WarpOp
 from gpuaug.fusion.program.gather import Gather
@@ -80,13 +80,13 @@ def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: t
 
 
 def program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
-    """Return the program of a pass, with the flag ``CLEAN`` for jitters whose input has no NaN, which they clamp faster.
+    """Return the program of a pass, with the flag ``NO_NAN`` for jitters whose input has no NaN, which they clamp faster.
 
     ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
     """
     program = []
     for op, (code, column, flags) in zip(pass_.point_ops, pass_.program, strict=True):
         is_jitter = isinstance(op, ColorJitter | ColorJiggle)
-        program.append((code, column, flags | CLEAN if is_jitter and in_unit_range else flags))
+        program.append((code, column, flags | NO_NAN if is_jitter and in_unit_range else flags))
         in_unit_range = in_unit_range and op.keeps_unit_range
     return tuple(program)

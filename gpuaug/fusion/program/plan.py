@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size, draw_each
+from gpuaug.fusion.ops.base import Array, ChannelOp, FrontOp, Op, OpDraws, PointOp, Size, draw_in_order
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.geometry import BoxCropOp, FrameOp, GatherOp, WarpOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -257,9 +257,9 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         check_limits(op, current_size)
         check_mixed_channels(op, current_size)
         if op.draws_size and not current_size.ragged:
-            check_sizes(ops[index:], current_size.of(0))
+            check_sizes(ops[index:], current_size.sample(0))
         current_size = op.out(current_size)
-        for part in op.parts:
+        for part in op.plan_ops:
             if not builders[-1].add_if_fits(part, size.channels):
                 builders.append(_PassBuilder())
                 fits = builders[-1].add_if_fits(part, size.channels)
@@ -277,10 +277,10 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             for op in front.ops:
                 current_size = op.out(current_size)
             columns = front.columns(channels, masks, sides=current_size.ragged)
-            program, width = _program(point_ops, columns.end, channels, current_size.each)
+            program, width = _program(point_ops, columns.end, channels, current_size.images_per_sample)
             passes.append(GatherPass(front, point_ops, source, current_size, program, columns=columns))
         else:
-            program, width = _program(point_ops, front.row_width(channels), channels, current_size.each)
+            program, width = _program(point_ops, front.row_width(channels), channels, current_size.images_per_sample)
             passes.append(OpPass(front, point_ops, source, current_size, program))
         widths.append(width)
     if _can_skip_samples(passes):
@@ -297,7 +297,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         current_size,
         masks,
         needs_own_batch=any(op.needs_own_batch for op in ops) or any(pass_.out.ragged for pass_ in passes),
-        rereading_ops=tuple(op for op in ops if op.read_at_draw),
+        rereading_ops=tuple(op for op in ops if op.settings_of_draw),
         box_crop=box_crop,
     )
 
@@ -336,8 +336,8 @@ def _check_mask_fill(front: Gather) -> None:
 
 def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """Return the number of uniform numbers per sample that each op draws, for images of this size."""
-    # apart=True leaves the state of other samplers unchanged: a plan may be computed while another sampler draws.
-    sampler = Sampler((0,), 1, apart=True)
+    # separate_generators=True leaves the state of other samplers unchanged: a plan may be computed while another sampler draws.
+    sampler = Sampler((0,), 1, separate_generators=True)
     sample_size = size if size.ragged else replace(size, batch=1)
-    used = [sampler.used for _ in draw_each(ops, sampler, sample_size)]
+    used = [sampler.columns_drawn for _ in draw_in_order(ops, sampler, sample_size)]
     return tuple(after - before for before, after in pairwise([0, *used]))

@@ -17,7 +17,7 @@ from gpuaug.core.rng import seeds_of_views
 from gpuaug.fusion.draws import Draws
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
-from gpuaug.fusion.ops.base import Drawn, Op, Size, draw_each
+from gpuaug.fusion.ops.base import DrawnOp, Op, Size, draw_in_order
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
 from gpuaug.fusion.ops.mix import MixOp
@@ -171,7 +171,7 @@ class Program:
         first_op = self._ops_to_one_size[0]
         if not isinstance(first_op, GatherOp) or first_op.draws_size:
             return None
-        size_of_views = size.times(self._views)
+        size_of_views = size.repeat(self._views)
         sampler = Sampler(seeds_of_views(seed, self._views), size.batch, plan.uniform_count)
         windows = first_op.window(first_op.draw(sampler, size_of_views), size_of_views)
         if windows is None:
@@ -182,7 +182,7 @@ class Program:
         if not start.any() and np.all(end[:, 0] == size.height) and np.all(end[:, 1] == size.width):
             return None
         out = first_op.out(size)
-        table = np.concatenate((start, end - start), 1).repeat(size.each, 0)
+        table = np.concatenate((start, end - start), 1).repeat(size.images_per_sample, 0)
         return Windows(table, (out.height, out.width), may_downsample=self._views == 1)
 
     @property
@@ -195,9 +195,9 @@ class Program:
         plan = self.segments.at(0, size, masks=False).plan
         columns = plan.uniform_count if plan is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
-        drawn: list[Drawn] = []
+        drawn: list[DrawnOp] = []
         current_size = size
         while len(drawn) < len(self.ops):
-            drawn += draw_each(self.segments.at(len(drawn), current_size, masks=False).all_ops, sampler, current_size)
+            drawn += draw_in_order(self.segments.at(len(drawn), current_size, masks=False).all_ops, sampler, current_size)
             current_size = drawn[-1].out
         return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn), tuple(entry.size for entry in drawn))

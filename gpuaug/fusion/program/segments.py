@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_each
+from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_in_order
 from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
@@ -103,7 +103,7 @@ class Segments:
             if segment.plan is not None:
                 size = segment.plan.out
             elif segment.separate_op is not None:
-                (entry,) = draw_each(segment.all_ops, Sampler((0,), size.batch), size)
+                (entry,) = draw_in_order(segment.all_ops, Sampler((0,), size.batch), size)
                 size = entry.out
             start = segment.stop
         return segments
@@ -119,9 +119,9 @@ class Segments:
         groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, draws in zip(self._ops, drawn, strict=True):
             # A container without layers of picks does not support the size of the images, and is run by its library.
-            op_itself = (PickedOp(op, draws, begins=False),)
+            op_itself = (PickedOp(op, draws, starts_plan=False),)
             for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else op_itself:
-                if picked_op.begins and groups[-1][0]:
+                if picked_op.starts_plan and groups[-1][0]:
                     groups.append(([], []))
                 groups[-1][0].append(picked_op.op)
                 groups[-1][1].append(picked_op.drawn)
@@ -149,7 +149,7 @@ def check_channels(op: Op | None, channels: int) -> None:
         ArgumentError: If an op does not support ``channels``, or a setting has another number of values.
     """
     for part in op.ops if isinstance(op, Picking) else (op,):
-        requirement = part.channels_taken(channels) if isinstance(part, Op) else None
+        requirement = part.unsupported_channels(channels) if isinstance(part, Op) else None
         if requirement is not None:
             counts, operation = requirement
             picks = f", from which {op.name} picks" if isinstance(op, Picking) else ""
@@ -158,7 +158,7 @@ def check_channels(op: Op | None, channels: int) -> None:
                 "channels: images[:, :3], or images.expand(-1, 3, -1, -1) of grey ones."
             )
     possible_ops = op.ops if isinstance(op, RandomApply) else (op,)
-    for part in (part for possible_op in possible_ops if isinstance(possible_op, Op) for part in possible_op.parts):
+    for part in (part for possible_op in possible_ops if isinstance(possible_op, Op) for part in possible_op.plan_ops):
         for name, values in part.per_channel(channels).items():
             count = np.size(np.asarray(values))
             if count not in (1, channels):

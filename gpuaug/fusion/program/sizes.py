@@ -137,7 +137,7 @@ def check_limits(op: Op, size: Size) -> None:
             raise ArgumentError(
                 f"images must have pixels for {op.name}, got {size.height}x{size.width}. Leave them out of the dataset."
             )
-        if op.counts_pixels:
+        if op.stores_coordinates:
             check_sides(op, bound)
         if bound.channels * bound.height * bound.width >= MOST_ELEMENTS:
             raise ArgumentError(
@@ -174,11 +174,13 @@ def check_sizes(
             continue
         if op.unsupported_size(current_size):
             sample, reason = next(
-                (sample, text) for sample in range(current_size.batch) if (text := op.unsupported_size(current_size.of(sample)))
+                (sample, text)
+                for sample in range(current_size.batch)
+                if (text := op.unsupported_size(current_size.sample(sample)))
             )
             context = f" at {sample} of the batch" if user_size.ragged else ""
             raise ArgumentError(
-                f"images must fit {op.name}, got {user_size.of(sample).height}x{user_size.of(sample).width}{context}, "
+                f"images must fit {op.name}, got {user_size.sample(sample).height}x{user_size.sample(sample).width}{context}, "
                 f"which {reason}. {'Put it after the transform to one size' if isinstance(op, PointOp) else _PAD_ADVICE}."
             )
         if (
@@ -186,7 +188,7 @@ def check_sizes(
             and max(np.max(current_size.height, initial=0), np.max(current_size.width, initial=0)) > MOST_WARPED
         ):
             longest = int(np.argmax(np.maximum(current_size.height, current_size.width)))
-            check_sides(op, current_size.of(longest), f" at {longest} of the batch" if user_size.ragged else "")
+            check_sides(op, current_size.sample(longest), f" at {longest} of the batch" if user_size.ragged else "")
         if op.draws_size:
             skipped = (current_size,) if op.p * op.p_batch < 1 else ()
             for bound in (*op.out_bounds(current_size), *skipped):
@@ -207,7 +209,7 @@ def check_mixed_channels(op: Op, size: Size) -> None:
     Raises:
         ArgumentError: If ``op`` mixes channels for this number of channels.
     """
-    if size.ragged and any(ChannelOp.begins_pass(part, size.channels) for part in op.parts):
+    if size.ragged and any(ChannelOp.begins_pass(part, size.channels) for part in op.plan_ops):
         raise ArgumentError(
             f"images must have 3 channels for {op.name} in a ragged batch, got {size.channels}. Put {op.name} after "
             "the transform to one size."

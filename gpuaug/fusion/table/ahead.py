@@ -85,7 +85,7 @@ class TablePrefetch:
         stream = current_stream(device.index if device.type == "cuda" else -1)
         # The host has drawn the windows for decoding, so it computes the crops, too.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
-        key = (size.batch, has_points, has_windows, device, stream, *(op.read_at_draw for op in plan.rereading_ops))
+        key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
         last_block = None
         for block in self._blocks:
             if block.plan is plan and block.key == key:

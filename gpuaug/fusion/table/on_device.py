@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_each
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_in_order
 from gpuaug.fusion.ops.resize import ResizedCrop
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass, Plan
@@ -56,11 +56,13 @@ class DeviceCropTables:
             width=self._width + uniform_count + MATRIX * has_points,
         )
         total_size = upcoming.total_size
-        crop_draws, *other_draws = draw_each(upcoming.ops, upcoming.sampler(), total_size, later={crop.op: uniform_count})
+        crop_draws, *other_draws = draw_in_order(
+            upcoming.ops, upcoming.sampler(), total_size, deferred={crop.op: uniform_count}
+        )
         # The columns of the other ops are computed with a crop that changes nothing.
-        drawn: dict[Op, OpDraws] = {crop.op: crop.op.unmoved(total_size.batch)}
+        drawn: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
         for op, draws, _, _ in other_draws:
-            drawn |= op.of_parts(draws)
+            drawn |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
             fill_table(plan, total_size, drawn, table)

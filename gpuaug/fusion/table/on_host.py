@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, cut, draw_each
-from gpuaug.fusion.ops.sampler import GivenUniforms
+from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, draw_in_order, select_samples
+from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.table.rows import fill_matrix, fill_table, make_table, points_width, send
 from gpuaug.fusion.table.upcoming import UpcomingBatches
@@ -38,17 +38,17 @@ class HostTables:
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
         plan = upcoming.plan
         uniforms_per_op = dict(zip(upcoming.ops, plan.uniforms_per_op, strict=True)) if size_dependent else {}
-        later = {op: uniforms_per_op[op] for op in size_dependent}
+        deferred = {op: uniforms_per_op[op] for op in size_dependent}
         self._upcoming = upcoming
         self._uniforms: dict[Op, Array] = {}
         """Uniform numbers of the size-dependent ops, for all batches."""
         self._drawn: dict[Op, OpDraws] = {}
         """Draws of all other ops, for all batches."""
-        for op, draws, _, _ in draw_each(upcoming.ops, upcoming.sampler(), upcoming.total_size, later=later):
-            if op in later:
+        for op, draws, _, _ in draw_in_order(upcoming.ops, upcoming.sampler(), upcoming.total_size, deferred=deferred):
+            if op in deferred:
                 self._uniforms[op] = draws["numbers"]
             else:
-                self._drawn |= op.of_parts(draws)
+                self._drawn |= op.draws_by_op(draws)
         self._complete: tuple[Tensor, ...] = ()
         """Complete table of each batch, on the device; empty with size-dependent ops."""
         if size_dependent:
@@ -74,17 +74,17 @@ class HostTables:
             return self._complete[index]
         plan = self._upcoming.plan
         has_points = self._upcoming.has_points
-        size_of_views = size.times(self._upcoming.views)
+        size_of_views = size.repeat(self._upcoming.views)
         samples = slice(index * size_of_views.batch, (index + 1) * size_of_views.batch)
         drawn: dict[Op, OpDraws] = {}
         current_size = size_of_views
         for op, uniforms in self._uniforms.items():
-            (entry,) = draw_each([op], GivenUniforms(uniforms[:, samples]), current_size)
+            (entry,) = draw_in_order([op], ArraySampler(uniforms[:, samples]), current_size)
             drawn[op] = entry.draws
             current_size = entry.out
         for op, draws in self._drawn.items():
             if has_points or op in plan.passes[0].gather_ops:
-                drawn[op] = cut(draws, samples)
+                drawn[op] = select_samples(draws, samples)
 
         def fill(table: Array) -> None:
             table[:, : plan.width] = self._rows[index]

@@ -24,7 +24,7 @@ BY_COLUMN_FROM = 1024
 
 def draws_by_part(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
     """Return the draws of several ops by the ops that run: a policy, which picks ops, runs several (``Op.parts``)."""
-    return {part: draws for op, all_draws in zip(ops, drawn, strict=True) for part, draws in op.of_parts(all_draws).items()}
+    return {part: draws for op, all_draws in zip(ops, drawn, strict=True) for part, draws in op.draws_by_op(all_draws).items()}
 
 
 def make_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.device, *, has_points: bool) -> Tensor:
@@ -96,7 +96,7 @@ def fill_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *
         out_size = pass_.out_drawn(drawn.__getitem__, current_size)
         rows = pass_.rows_of(table)
         for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
-            if writes_template or op.is_random or not op.fixed:
+            if writes_template or op.is_random or not op.has_fixed_row:
                 # For an op that applies to all samples, the template already has the apply mask.
                 write = op.rows if writes_template or op.is_random else op.write
                 write(drawn[op], out_size, rows[:, column : column + op.row_width(size.channels)])

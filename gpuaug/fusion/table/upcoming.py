@@ -38,7 +38,7 @@ class UpcomingBatches:
         """Size of the samples of all batches and views, as one batch."""
         if self.size.height is ANY_SIDES[0]:
             return replace(self.size, batch=len(self.seeds) * self.size.batch)
-        return self.size.times(len(self.seeds))
+        return self.size.repeat(len(self.seeds))
 
     def sampler(self) -> Sampler:
         """Return the sampler of all batches."""

@@ -1,1 +1,1 @@
-"""Targets that follow the images: masks, boxes, keypoints, labels, target dicts."""
+"""Targets: annotations that are transformed together with the images, such as masks, boxes, keypoints and labels."""

@@ -1,4 +1,9 @@
-"""Inputs of a call on clips: clips are flattened to frames before the passes, and unflattened after them."""
+"""Inputs of a call on clips, (B, T, C, H, W): the passes read the T frames of a clip as images.
+
+The frame axis is merged with the batch axis before the passes, and restored after the passes.
+
+Annotations of a clip may be given per clip or per frame. A *target dict* holds the annotations of one clip or frame.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +16,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.clips import ClipForm
 from gpuaug.fusion.ops.base import Array
-from gpuaug.fusion.ops.boxes import FORMS, rank
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box
 from gpuaug.fusion.targets.masks import to_device
 
 
@@ -19,11 +24,11 @@ class ClipInputs:
     """Convert the inputs of one call from clips to frames and back. Inputs of a call on images are not changed.
 
     Args:
-        form: How the pipeline takes clips.
+        form: Layout of clips that the pipeline accepts.
         images: Images or clips of the call, as the user passed them.
 
     Raises:
-        ArgumentError: If the pipeline takes clips only, and ``images`` are images.
+        ArgumentError: If the pipeline accepts clips only, and ``images`` are images.
     """
 
     def __init__(self, form: ClipForm, images: Any) -> None:
@@ -33,10 +38,11 @@ class ClipInputs:
         self.frames = form.frames_of(images[None] if self.is_single else images)
         """Number of frames per input clip; 0 for images."""
         self._out_frames = self.frames
-        self._chosen: Sequence[int] = range(self.frames)
-        """Indices of the input frames that the output has, in order."""
-        self._lists: dict[int, type] = {}
-        """List type, by index of the input, for inputs that hold one list of target dicts per clip."""
+        """Number of frames per output clip."""
+        self._frame_indices: Sequence[int] = range(self.frames)
+        """Indices of the input frames that the output clips consist of, in order."""
+        self._list_types: dict[int, type] = {}
+        """Inputs that hold one list of target dicts per clip: index of the input → type of the list."""
 
     def has_frames(self, key: str, value: Any) -> bool:
         """Return whether an input has a frame axis."""
@@ -44,15 +50,19 @@ class ClipInputs:
             return False
         if isinstance(value, Ragged):
             return key == "input"
-        axes = 3 + rank(FORMS[key]) if key in FORMS else 3 if key == "valid" else 0
+        axes = 3 + axes_per_box(KORNIA_FORMATS[key]) if key in KORNIA_FORMATS else 3 if key == "valid" else 0
         return key in ("input", "mask") or value.ndim == axes
 
     def is_per_frame(self, index: int) -> bool:
         """Return whether an input is a list with one list of target dicts per clip."""
-        return index in self._lists
+        return index in self._list_types
 
-    def flat(self, key: str, value: Any) -> Any:
-        """Flatten images and masks (B, T, …) to (B · T, …), and boxes and keypoints (B, T, n, …) to (B, T · n, …)."""
+    def flatten(self, key: str, value: Any) -> Any:
+        """Merge the frame axis of an input with another axis.
+
+        Images and masks (B, T, …) become (B · T, …), boxes and keypoints (B, T, n, …) become (B, T · n, …). Other inputs are
+        returned unchanged.
+        """
         if not self.has_frames(key, value) or isinstance(value, Ragged):
             return value
         if key == "input":
@@ -62,8 +72,8 @@ class ClipInputs:
             return self.form.images(value) if value.ndim == 5 else value.flatten(0, 1)
         return value.flatten(0, 1) if self.form.draws_per_frame else value.flatten(1, 2)
 
-    def deep(self, key: str, result: Any, value: Any) -> Any:
-        """Restore the frame axis of the result of an input. ``value`` is the input as the user passed it."""
+    def unflatten(self, key: str, result: Any, value: Any) -> Any:
+        """Restore the frame axis in the result of an input. ``value``: the input as the user passed it."""
         if not self.has_frames(key, value):
             return result
         if key == "input" or (key == "mask" and value.ndim == 5):
@@ -72,37 +82,47 @@ class ClipInputs:
             return result.unflatten(0, (-1, self._out_frames))
         return result.reshape(len(value), -1, value.shape[2], *result.shape[2:])
 
-    def dicts(self, key: str, index: int, value: Any) -> Any:
-        """Flatten an input with one list of target dicts per clip to one list. Other inputs are returned as they are.
+    def flatten_dicts(self, key: str, index: int, value: Any) -> Any:
+        """Concatenate the lists of an input that holds one list of target dicts per clip. Other inputs are returned unchanged.
+
+        Args:
+            key: Data key of the input.
+            index: Index of the input.
+            value: The input.
 
         Raises:
             ArgumentError: If a clip does not have one target dict per frame.
         """
-        nested = isinstance(value, list | tuple) and bool(value) and all(isinstance(clip, list | tuple) for clip in value)
-        if key != "targets" or not self.frames or not nested:
+        is_nested = isinstance(value, list | tuple) and bool(value) and all(isinstance(clip, list | tuple) for clip in value)
+        if key != "targets" or not self.frames or not is_nested:
             return value
         for clip in value:
             if len(clip) != self.frames:
                 raise ArgumentError(
                     f"targets must hold one dict for each of the {self.frames} frames of a clip, got {len(clip)}. "
-                    "Pass one dict for each clip, or one for each frame."
+                    "Pass one dict per clip, or one dict per frame."
                 )
-        self._lists[index] = type(value)
+        self._list_types[index] = type(value)
         return [record for clip in value for record in clip]
 
-    def lists(self, values: list[Any]) -> None:
-        """Restore one list of target dicts per clip, in place in ``values``, the results of all inputs."""
-        for index, list_type in self._lists.items():
+    def unflatten_dicts(self, values: list[Any]) -> None:
+        """Restore one list of target dicts per clip, in place in ``values``, the results of all inputs.
+
+        Only for inputs that held such lists.
+        """
+        for index, list_type in self._list_types.items():
             dicts = values[index]
             starts = range(0, len(dicts), self.frames)
-            values[index] = list_type(list_type(dicts[start + frame] for frame in self._chosen) for start in starts)
+            values[index] = list_type(list_type(dicts[start + frame] for frame in self._frame_indices) for start in starts)
 
-    def choose(self, indices: Array | None, values: list[Any], keys: Sequence[str], inputs: Sequence[Any]) -> None:
-        """Select the masks, boxes and keypoints of the frames that a plan keeps, in place in ``values``.
+    def select_frames(self, indices: Array | None, values: list[Any], keys: Sequence[str], inputs: Sequence[Any]) -> None:
+        """Select masks, boxes and keypoints of the frames that a pipeline selects, in place in ``values``.
+
+        The images are selected by the kernels.
 
         Args:
-            indices: Index of the input frame for each output frame; ``None`` for all frames.
-            values: Inputs, as ``flat`` returned them. The plan itself selects the frames of images.
+            indices: Indices of the selected frames; ``None`` for all frames.
+            values: Inputs, as ``flatten`` returned them.
             keys: Data key of each input.
             inputs: Inputs as the user passed them.
         """
@@ -117,5 +137,5 @@ class ClipInputs:
             axis = 0 if key == "mask" else 1
             frames = values[position].unflatten(axis, (self._out_frames, -1) if axis else (-1, self._out_frames))
             values[position] = torch.index_select(frames, 1, device_indices).flatten(axis, axis + 1)
-        self._chosen = [self._chosen[frame] for frame in indices.tolist()]
-        self._out_frames = len(self._chosen)
+        self._frame_indices = [self._frame_indices[frame] for frame in indices.tolist()]
+        self._out_frames = len(self._frame_indices)

@@ -1,4 +1,8 @@
-"""Data keys, which name the type of each input of a call: Kornia's names, and three names of gpuaug."""
+"""Data keys: names that say what each input of a call holds, such as ``"input"`` for images or ``"mask"``.
+
+They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dicts (one dict of annotations per image),
+``"tv_tensors"`` for containers of torchvision's tensors, and ``"valid"`` for the mask of the boxes that are not padding.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -16,13 +20,17 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import IMAGE_DTYPES
 
 _NAMES: dict[Any, str] = {DataKey.IMAGE: "input", DataKey.LABEL: "class"}
-_OWN_KEYS = ("targets", "tv_tensors", "valid")
+"""gpuaug's names of data keys for which Kornia has several names."""
+
+_GPUAUG_KEYS = ("targets", "tv_tensors", "valid")
+"""Data keys that Kornia does not have."""
+
 BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
 """Data keys of padded boxes."""
 
 
-def keys_given(data_keys: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the data keys of a call as a tuple.
+def checked_keys(data_keys: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the data keys of a call as a tuple, after a check of their types.
 
     Raises:
         ArgumentTypeError: If ``data_keys`` is not a sequence of names.
@@ -36,17 +44,17 @@ def keys_given(data_keys: Sequence[Any]) -> tuple[Any, ...]:
 
 @functools.cache
 def name_of(key: Any) -> str:
-    """Return gpuaug's name of a data key.
+    """Return the name of a data key: one string for all names that Kornia has for the key.
 
     Raises:
         ArgumentError: If ``key`` is not a data key.
     """
-    if key in _OWN_KEYS:
+    if key in _GPUAUG_KEYS:
         return str(key)
     try:
         data_key = DataKey.get(key)
     except Exception as error:
-        names = sorted({*_OWN_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
+        names = sorted({*_GPUAUG_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
         raise ArgumentError(
             f"data_keys must be among {', '.join(names)}, got {shown(key)}. Use Kornia's names, 'targets' for target dicts, "
             "'tv_tensors' for torchvision's tensors, or 'valid' beside boxes."
@@ -55,12 +63,12 @@ def name_of(key: Any) -> str:
 
 
 def _advice_for_samples(key: str, value: Any) -> str:
-    """Return the advice for an input that must be one tensor for the whole batch."""
+    """Return the advice of the error for an input that must be one tensor for the whole batch, and is not."""
     if key == "input":
-        return "Make tensors of images in the dataset, as v2.ToImage() does, and pass a batch of them."
+        return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass a batch of tensors."
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."
-    padded = "Pad the samples to one number: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
+    padded = "Pad the samples to one length: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
     dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES else ""
     return f"{padded}{dicts}."
 
@@ -72,8 +80,8 @@ def check(key: str, value: Any) -> None:
         ArgumentTypeError: If ``value`` has another type.
         ArgumentError: If ``value`` has another shape, or requires gradients.
     """
-    whole = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
-    if whole or key in ("class", "targets", "tv_tensors"):
+    is_ragged = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
+    if is_ragged or key in ("class", "targets", "tv_tensors"):
         return
     if key == "input" and isinstance(value, list | tuple):
         raise ArgumentTypeError(
@@ -82,13 +90,13 @@ def check(key: str, value: Any) -> None:
         )
     if isinstance(value, Encoded):
         raise ArgumentTypeError(
-            f"{key} must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage, which gives a gpuaug.Ragged."
+            f"{key} must be decoded, got {value}. Put a gpuaug.DecodeStage() before this stage. It returns a gpuaug.Ragged."
         )
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{key} must be a tensor, got {type(value).__name__}. {_advice_for_samples(key, value)}")
     if key in ("input", "mask") and value.ndim not in (3, 4, 5):
-        several = "Make clips of a sample samples of their own: x.flatten(0, -5)."
-        advice = several if value.ndim > 5 else "Name the images by on= of the stage, or add axes: x[None]."
+        merge_axes = "Merge the leading axes into one batch axis: x.flatten(0, -5)."
+        advice = merge_axes if value.ndim > 5 else "Name the images by on= of the stage, or add axes: x[None]."
         raise ArgumentError(
             f"{key} must be (B, C, H, W), one (C, H, W), or clips (B, T, C, H, W), got {tuple(value.shape)}. {advice}"
         )

@@ -1,4 +1,8 @@
-"""Lists of instance masks: any number per image, concatenated to one tensor for the passes."""
+"""Lists of instance masks, any number per image, which the passes transform as one tensor.
+
+A *pass* is one kernel that reads and writes all images or masks; a *plan* is a list of passes. The *parameter table* holds one
+row of numbers per sample, from which the passes read the parameters of the ops.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -14,22 +18,25 @@ from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.ops.base import Array, Size
-from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
+from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
 from gpuaug.fusion.program.plan import Canvases, Plan
 
-_NO_NUMBERS: Array = np.empty(0, np.int64)
+_EMPTY: Array = np.empty(0, np.int64)
+"""Array of no indices."""
 
 
 class MaskList:
-    """Instance masks of a batch, any number per image, run through the passes as one tensor.
+    """Instance masks of a batch, any number per image.
+
+    Call ``take``, then ``run`` for each plan, then ``results`` or ``packed``.
 
     Args:
-        masks: Tensors (n, H, W) or (H, W), all of one dtype.
-        samples: Sample index of each tensor in ``masks``.
+        masks: Tensors (n, H, W) or (H, W), all of one dtype: at most one tensor per image, with all its masks.
+        samples: Index of the image of each tensor in ``masks``.
         size: Size of the images.
         device: Device of the images.
-        sides: ``sides_of(size)``, if the caller has it already.
-        frames: Number of images per row of the parameter table: the frames of a clip, or 1.
+        sides: Result of ``sides_of(size)``, to save the call; ``None`` to compute it.
+        frames: Number of consecutive images that are transformed equally: the frames of a clip, or 1.
 
     Raises:
         ArgumentTypeError: If one of ``masks`` is not a tensor, or has another dtype than the first.
@@ -47,57 +54,70 @@ class MaskList:
         frames: int = 1,
     ) -> None:
         sides = sides_of(size) if sides is None else sides
-        planes, self.counts = _checked(masks, samples, sides, device)
+        stacks, self.counts = _checked_masks(masks, samples, sides, device)
         self.samples = samples
         self._masks = masks
-        self._are_stacks = planes is masks
+        self._are_stacks = stacks is masks
+        """True if all tensors in ``masks`` are (n, H, W)."""
         self._owners: Tensor | None = None
-        self._places: MaskLayout | None = None
-        self.spans = _NO_NUMBERS
-        """(3 · B,) flat (start, height, width) per image or clip, for ``MaskLayout``. Empty if all images have one size."""
+        """Sample index of each mask, on the device."""
+        self._layout: MaskLayout | None = None
+        """Position in memory of masks that differ in size; ``None`` if all masks have one size."""
+        self.spans = _EMPTY
+        """(start, height, width) of the masks of each sample in ``_values``, flat, (3 · B,). Empty if images have one size."""
+        self._values: Tensor
+        """Masks in their current state: (number of masks, 1, H, W), or flat if they differ in size."""
         if not size.ragged:
-            self._values = joined(planes)[:, None]
+            self._values = joined(stacks)[:, None]
             return
         counts = self.counts
         with plainly():
             if frames > 1:
-                planes, samples, counts = _per_clip(planes, samples, frames)
+                stacks, samples, counts = _per_clip(stacks, samples, frames)
                 sides = sides[::frames]
             if dispatch.backend_name(device) == "triton":
                 # The kernel reads the masks from the tensors that the user passed, without a copy.
-                self._planes = [plane.contiguous() for plane in planes]
-                self._values, firsts = _with_offsets(self._planes)
+                self._stacks = [stack.contiguous() for stack in stacks]
+                self._values, firsts = _with_offsets(self._stacks)
             else:
-                self._values = torch.cat([plane.flatten() for plane in planes])
-                firsts = [0, *accumulate(plane.numel() for plane in planes[:-1])]
+                self._values = torch.cat([stack.flatten() for stack in stacks])
+                firsts = [0, *accumulate(stack.numel() for stack in stacks[:-1])]
         self.spans = _spans(firsts, samples, counts, sides)
 
     def take(self, owners: Tensor, spans: Tensor) -> None:
-        """Set the device copies of ``owners_of(…)``, (masks,), and of ``spans``. Called before ``run``."""
+        """Set the device copies of ``owners_of(samples, counts)``, (number of masks,), and of ``spans``.
+
+        The caller makes the copies, together with the copies of other arrays.
+        """
         self._owners = owners
-        self._places = MaskLayout(owners, spans.view(-1, 3)) if len(spans) else None
+        self._layout = MaskLayout(owners, spans.view(-1, 3)) if len(spans) else None
 
     def run(self, plan: Plan, table: Tensor, canvases: Canvases = ()) -> None:
-        """Run all masks through the passes of a plan. ``canvases``: ``Plan.canvases``.
+        """Run all masks through the passes of a plan.
+
+        Args:
+            plan: Plan for the images.
+            table: Parameter table of the plan, (B, columns).
+            canvases: Result of ``Plan.canvases``: sizes of the outputs of each pass.
 
         Cost:
-            One launch per pass, and some for erasing. One more gathers the row of the parameter table for each mask, unless
+            One launch per pass, and some for erasing. One more copies the row of the parameter table for each mask, unless
             the plan has a single pass and images differ in size.
         """
         assert self._owners is not None
         rows: Tensor | None = None
-        for index, step in enumerate(plan.passes):
-            canvas = canvases[index] if step.out.ragged else None
-            if self._places is not None:
-                if canvas is None or step.gather_ops:
-                    self._values = dispatch.run_mask(step, self._values, table, self._places, canvas)
-                    self._places = None  # the output of a pass has one size for all masks
+        for index, pass_ in enumerate(plan.passes):
+            canvas = canvases[index] if pass_.out.ragged else None
+            if self._layout is not None:
+                if canvas is None or pass_.gather_ops:
+                    self._values = dispatch.run_mask(pass_, self._values, table, self._layout, canvas)
+                    self._layout = None  # the output of a pass has one size for all masks
                 continue
             rows = table.index_select(0, self._owners) if rows is None else rows
-            self._values = dispatch.run_mask(step, self._values, rows, canvas=canvas)
+            self._values = dispatch.run_mask(pass_, self._values, rows, canvas=canvas)
 
-    def results(self, ending: Ending = AS_THEY_CAME) -> Sequence[Tensor]:
-        """Return the masks, in the shapes and types of ``masks``, or as ``ending`` requires."""
+    def results(self, ending: Ending = NO_CONVERSIONS) -> Sequence[Tensor]:
+        """Return the transformed masks, with number of axes, class and dtype as in ``masks``, or as ``ending`` says."""
         values = self._values[:, 0]
         stacks = split(values if ending.masks is None else values.to(ending.masks), self.counts)
         if self._are_stacks and (ending.is_pure or are_plain(self._masks)):
@@ -105,8 +125,8 @@ class MaskList:
         shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(stacks, self._masks, strict=True))
         return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._masks, strict=True)]
 
-    def packed(self, ending: Ending = AS_THEY_CAME) -> tuple[PackedColumn, Tensor]:
-        """Return ``results`` as a packed column."""
+    def packed(self, ending: Ending = NO_CONVERSIONS) -> tuple[PackedColumn, Tensor]:
+        """Return the results in one tensor, and the column that describes them, for packed target dicts."""
         values = self._values[:, 0]
         values = values if ending.masks is None else values.to(ending.masks)
         mask = self._masks[0]
@@ -116,8 +136,8 @@ class MaskList:
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
-    """Sample index of every mask, given the number of masks per sample."""
-    return np.repeat(np.asarray(samples, np.int64), counts) if samples else _NO_NUMBERS
+    """Sample index of each mask or box. ``counts``: number of masks or boxes of each sample in ``samples``."""
+    return np.repeat(np.asarray(samples, np.int64), counts) if samples else _EMPTY
 
 
 def sides_of(size: Size) -> list[tuple[int, int]]:
@@ -135,9 +155,9 @@ def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ..
 
 
 def like(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
-    """Return ``result`` as an instance of the tensor subclass of ``source``, with the attributes of ``source``.
+    """Return ``result`` as an instance of the class of ``source``, with the attributes of ``source``.
 
-    ``changes`` replace attributes that ``source`` has.
+    ``changes``: other values for attributes. Attributes that ``source`` does not have are ignored.
     """
     if type(source) is Tensor:
         return result
@@ -147,81 +167,95 @@ def like(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
     return typed
 
 
-def _with_offsets(planes: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-    """Return the first plane that is not empty, flat, and the offset of each plane from it in memory, in elements."""
-    base = next((plane for plane in planes if plane.numel()), planes[0])
+def _with_offsets(stacks: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Return a flat tensor, and the offset of each of ``stacks`` from that tensor in memory, in elements.
+
+    The flat tensor is the first of ``stacks`` that is not empty.
+    """
+    base = next((stack for stack in stacks if stack.numel()), stacks[0])
     start = base.data_ptr()
     size = base.itemsize
-    return base.view(-1), [(plane.data_ptr() - start) // size for plane in planes]
+    return base.view(-1), [(stack.data_ptr() - start) // size for stack in stacks]
 
 
-def _per_clip(planes: Sequence[Tensor], samples: Sequence[int], frames: int) -> tuple[list[Tensor], list[int], list[int]]:
-    """Concatenate the masks of all frames of a clip. Return the stack of each clip, its index, and its number of masks."""
-    stacks: dict[int, list[Tensor]] = {}
-    for plane, sample in zip(planes, samples, strict=True):
-        stacks.setdefault(sample // frames, []).append(plane)
-    per_clip = [torch.cat(stack) for stack in stacks.values()]
-    return per_clip, list(stacks), [len(stack) for stack in per_clip]
+def _per_clip(stacks: Sequence[Tensor], samples: Sequence[int], frames: int) -> tuple[list[Tensor], list[int], list[int]]:
+    """Concatenate the masks of all frames of each clip.
+
+    Returns:
+        (masks of each clip that has any, (n, H, W); indices of the clips; numbers of masks).
+    """
+    stacks_by_clip: dict[int, list[Tensor]] = {}
+    for stack, sample in zip(stacks, samples, strict=True):
+        stacks_by_clip.setdefault(sample // frames, []).append(stack)
+    per_clip = [torch.cat(stacks_of_clip) for stacks_of_clip in stacks_by_clip.values()]
+    return per_clip, list(stacks_by_clip), [len(stack) for stack in per_clip]
 
 
 def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
-    """Return (3 · B,) flat (start, height, width) per image for ``MaskLayout``. ``firsts``: offset of each stack of masks."""
+    """Return (start, height, width) of the masks of each image, flat, (3 · B,), as ``MaskLayout`` takes them.
+
+    Args:
+        firsts: Offset of the first mask of each tensor, in elements.
+        samples: Index of the image of each tensor.
+        counts: Number of masks in each tensor.
+        sides: (height, width) of each image.
+    """
     spans = [(0, 0, 0)] * len(sides)
     preceding = 0
     for first, sample, count in zip(firsts, samples, counts, strict=True):
         height, width = sides[sample]
-        # The kernel adds (index of the mask in the batch) · area, so the start is moved back by the masks of earlier images.
+        # The kernel adds (index of the mask in the batch) · height · width, also for the masks of earlier images.
         spans[sample] = first - preceding * height * width, height, width
         preceding += count
     return np.array(spans, np.int64).ravel()
 
 
-def _checked(
+def _checked_masks(
     masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Sequence[Tensor], list[int]]:
-    """Return masks as tensors (n, H, W), and n of each. Returns ``masks`` itself if all have this shape already."""
+    """Check masks. Return them as tensors (n, H, W), and n of each tensor. If all are (n, H, W), return ``masks`` itself."""
     if are_tensors(masks) and len(dtypes(masks)) < 2 and devices(masks) <= {device}:
         mask_shapes = shapes(masks)
         if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(mask_shapes, samples, strict=True)):
             return masks, [shape[0] for shape in mask_shapes]
-    planes: list[Tensor] = []
+    stacks: list[Tensor] = []
     counts: list[int] = []
     dtype: torch.dtype | None = None
     for mask, sample in zip(masks, samples, strict=True):
         if not isinstance(mask, Tensor):
             raise ArgumentTypeError(
                 f"masks of sample {sample} must be a tensor, got {type(mask).__name__}. "
-                "Stack those of one image: torch.stack(…)."
+                "Stack the masks of one image: torch.stack(masks)."
             )
-        plane = mask if type(mask) is Tensor else mask.as_subclass(Tensor)
-        shape = plane.shape
+        stack = mask if type(mask) is Tensor else mask.as_subclass(Tensor)
+        shape = stack.shape
         if len(shape) == 2:
-            plane = plane[None]
-            shape = plane.shape
+            stack = stack[None]
+            shape = stack.shape
         if len(shape) != 3:
             raise ArgumentError(
                 f"masks of sample {sample} must be (n, H, W) or (H, W), got {tuple(shape)}. "
-                "Where an image has none: torch.zeros(0, H, W)."
+                "For an image without masks, pass torch.zeros(0, H, W)."
             )
         count, height, width = shape
         if (height, width) != sides[sample]:
             height, width = sides[sample]
             raise ArgumentError(
-                f"masks of sample {sample} must be of its image's size, {height}x{width}, got {tuple(mask.shape)}. "
-                "Resize them to it first."
+                f"masks of sample {sample} must have the size of their image, {height}x{width}, got {tuple(mask.shape)}. "
+                "Resize the masks to that size."
             )
-        if plane.device != device:
+        if stack.device != device:
             raise DeviceError(
-                f"masks of sample {sample} must be on {device}, where the images are, got {plane.device}. "
-                "Move them there first."
+                f"masks of sample {sample} must be on {device}, where the images are, got {stack.device}. "
+                "Move the masks to that device."
             )
-        if plane.dtype is not dtype:
-            if planes:
+        if stack.dtype is not dtype:
+            if stacks:
                 raise ArgumentTypeError(
-                    f"masks of sample {sample} must be of {dtype}, as those of sample {samples[0]}, got {plane.dtype}. "
-                    "Give all masks of a batch one type."
+                    f"masks of sample {sample} must be {dtype}, as in sample {samples[0]}, got {stack.dtype}. "
+                    "Convert all masks of a batch to one dtype."
                 )
-            dtype = plane.dtype
-        planes.append(plane)
+            dtype = stack.dtype
+        stacks.append(stack)
         counts.append(count)
-    return planes, counts
+    return stacks, counts

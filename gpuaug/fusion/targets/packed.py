@@ -1,30 +1,38 @@
-"""Target dicts that stay packed, one tensor per key, from the copy lane to the training loop."""
+"""Decision which target dicts can be transformed *packed*, that is, as one tensor per key with the values of all images.
+
+A *target dict* holds the annotations of one image. A loader packs the target dicts of a batch, to copy few tensors.
+"""
 
 import torch
 
 from gpuaug.core.packed_targets import PackedTargets
 from gpuaug.core.torchvision_types import TARGET_TYPES, holds_targets, type_name_of
 
-_FOLLOWING = frozenset({"boxes", "bbox", "keypoints", "masks", "valid"})
-"""Keys of target dicts whose values follow the images."""
+_TARGET_KEYS = frozenset({"boxes", "bbox", "keypoints", "masks", "valid"})
+"""Keys of target dicts whose values are transformed together with the images."""
 
 
-def stay_packed(packed: PackedTargets, *, typed: bool) -> bool:
-    """Return whether ``TargetDicts`` takes packed targets without unpacking them.
+def can_stay_packed(packed: PackedTargets, *, typed: bool) -> bool:
+    """Return whether ``TargetDicts`` can transform packed target dicts without unpacking them.
 
-    All tensors that follow the images must be packed, under the keys of target dicts: boxes under one key, masks (n, H, W).
+    All tensors that must be transformed have to be packed, under the keys in ``_TARGET_KEYS``: boxes under one key, masks as
+    (n, H, W).
 
     Args:
         packed: Target dicts.
-        typed: Whether tensors follow the images by their class, not by their key.
+        typed: Whether tensors are transformed because of their class, such as ``tv_tensors.Mask``, not because of their key.
     """
     columns_of = {column.name: (column, flat) for column, flat in zip(packed.layout.packed, packed.flat, strict=True)}
     names = set(columns_of)
-    if (set().union(*packed.layout.records) & _FOLLOWING) - names or {"boxes", "bbox"} <= names or holds_targets(packed.others):
+    if (
+        (set().union(*packed.layout.records) & _TARGET_KEYS) - names
+        or {"boxes", "bbox"} <= names
+        or holds_targets(packed.others)
+    ):
         return False
     for name, (column, flat) in columns_of.items():
         key = TARGET_TYPES.get(type_name_of(column.tensor_type))
-        if name not in _FOLLOWING:
+        if name not in _TARGET_KEYS:
             if key is not None:
                 return False
             continue

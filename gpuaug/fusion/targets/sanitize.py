@@ -1,4 +1,9 @@
-"""Removal of boxes that are not valid: the only operation on detection targets that waits for the device."""
+"""Removal of boxes that are not valid, and of their labels and masks.
+
+A *target dict* holds the annotations of one image: ``{"boxes": …, "labels": …, "valid": …}``. A *column* is the values of all
+dicts under one key. Target dicts are *packed* if each column is stored as one tensor. Removal is the only operation on target
+dicts for which the host waits for the device: the device knows how many boxes are valid.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -31,25 +36,29 @@ PER_BOX = frozenset(
         *("id", "ids", "category_id", "category_ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
     }
 )
-"""Keys that hold one entry per box. Lengths are ambiguous: ``size`` (height, width) has as many entries as two boxes."""
+"""Keys that hold one entry per box.
+
+The keys are listed because lengths are ambiguous: in an image with two boxes, ``size`` (height, width) has one entry per box.
+"""
 
 MOST_JOINED = 256
-"""Largest number of values per box for which the tensors of all images are concatenated, and indexed in one launch."""
+"""Largest number of values per box for which the tensors of a column are concatenated, to index them in one launch."""
 
 
 def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[Any]:
     """Remove the boxes that are not valid, and their labels, masks, keypoints, areas and names.
 
-    ``gpuaug.fuse`` marks boxes outside the image in ``valid``, and removes none, because only the device knows their number.
-    ``sanitize`` removes the entries of these boxes from the tensors, arrays, lists and tuples under the keys ``per_box``, and
-    from torchvision's boxes and keypoints under any key. All other values are kept, as are keys whose value has another length
-    in any of the dicts, and dicts without boxes, which some datasets have for images without annotations.
+    ``gpuaug.fuse`` sets ``valid`` to False for boxes outside the image, and does not remove them, because only the device knows
+    their number. ``sanitize`` removes the entries of these boxes from the tensors, arrays, lists and tuples under the keys
+    ``per_box``, and from torchvision's boxes and keypoints under any key. All other values are returned unchanged; so are
+    values under a key that in any dict does not hold one entry per box, and dicts without boxes, which some datasets have for
+    images without annotations.
 
     Args:
         targets: List of one dict per image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
-        per_box: Keys that hold one entry per box, besides ``valid``. Default: common names, such as ``boxes``, ``labels``,
+        per_box: Keys that hold one entry per box, besides ``valid``. Default: common keys, such as ``boxes``, ``labels``,
             ``class_labels``, ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``, ``track_ids``; the
-            documentation of detection lists them all.
+            page "Detection" of the documentation lists all of these keys.
 
     Returns:
         List of one dict per image, of the type of the input dicts. Of a padded dict, tensors, lists and tuples of length B are
@@ -57,115 +66,131 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
     Raises:
         ArgumentTypeError: If ``targets`` is neither a list of dicts nor a dict.
-        ArgumentError: If ``valid`` is missing, or is not one bool per box; if ``per_box`` is not passed and a key without a
-            common name appears to hold one entry per box.
+        ArgumentError: If ``valid`` is missing, or is not one bool per box; if ``per_box`` is not passed, and a key that is not
+            among the common keys appears to hold one entry per box.
 
     Cost:
-        One synchronization per batch, with everything that is queued on the current stream. In a stage of a loader,
-        ``TransformStage(sanitize, on=…)``, the host waits only for the stages of the batch, as it is handed over. A few
-        launches per key; one per tensor of masks, unless the masks of the batch are contiguous in memory, as the masks that
-        ``fuse`` returns are.
+        One synchronization per batch: the host waits for all work on the current stream. In a stage of a loader,
+        ``TransformStage(sanitize, on=…)``, it waits only for the stages of the batch, when the loader returns the batch. A few
+        launches per key; for masks one launch per tensor, unless the masks of the batch are contiguous in memory, as the masks
+        are that ``fuse`` returns.
 
     Examples:
         >>> boxes, labels = torch.tensor([[0.0, 0.0, 4.0, 4.0], [9.0, 9.0, 9.0, 9.0]]), torch.tensor([7, 8])
-        >>> kept = sanitize([{"boxes": boxes, "labels": labels, "valid": torch.tensor([True, False])}])
-        >>> kept[0]["labels"]
+        >>> sanitized = sanitize([{"boxes": boxes, "labels": labels, "valid": torch.tensor([True, False])}])
+        >>> sanitized[0]["labels"]
         tensor([7])
     """
     names = PER_BOX if per_box is None else per_box
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in names):
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
-    keys = {"valid", *names}  # with valid, so that it has as many entries as the boxes
+    keys = {"valid", *names}  # valid is shortened as well
     if isinstance(targets, PackedTargets):
         packed = _sanitize_packed(targets, keys, check=per_box is None)
         if packed is not None:
-            return packed  # type: ignore[return-value]  # for a stage, which alone passes PackedTargets
+            return packed  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
         targets = targets.unpacked()
     if isinstance(targets, Mapping):
         return _sanitize_padded(targets, keys)
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
         raise ArgumentTypeError(
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
-            "Pass what fuse has returned for them."
+            "Pass the target dicts that gpuaug.fuse returned."
         )
-    checked: Sequence[int] = range(len(targets))
-    records: Sequence[Any] = targets
+    samples: Sequence[int] = range(len(targets))  # indices of the dicts with boxes
+    records: Sequence[Any] = targets  # dicts with boxes
     if not all(type(record) is dict and "valid" in record for record in targets):
-        any_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-        checked = [sample for sample in checked if not (any_valid and _has_no_boxes(targets[sample]))]
-        records = [targets[sample] for sample in checked]
-        for sample, record in zip(checked, records, strict=True):
+        has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
+        samples = [sample for sample in samples if not (has_valid and _has_no_boxes(targets[sample]))]
+        records = [targets[sample] for sample in samples]
+        for sample, record in zip(samples, records, strict=True):
             _check_has_valid(record, f" of sample {sample}")
-    of_keys = columns(records)
-    tensors = _tensor_columns(of_keys)
-    kept = _Kept(_checked_valid(of_keys, tensors, checked))
-    fitting = _fitting(of_keys, tensors, kept.counts)
-    unlisted = {name for name in fitting.keys() - keys if not all(map(_is_typed, of_keys[name].values))}
-    for name in unlisted if per_box is None else ():
-        _check_whole(name, fitting[name])
+    columns_by_key = columns(records)
+    tensors = _tensor_columns(columns_by_key)
+    valid_indices = _ValidIndices(_checked_valid(columns_by_key, tensors, samples))
+    lengths = _lengths_per_box(columns_by_key, tensors, valid_indices.counts)
+    unknown = {name for name in lengths.keys() - keys if not all(map(_is_typed, columns_by_key[name].values))}
+    for name in unknown if per_box is None else ():
+        _check_not_per_box(name, lengths[name])
     # For a dict: a copy, which is changed. For another mapping: only the changes.
     changes: list[dict[Any, Any]] = [record.copy() if type(record) is dict else {} for record in targets]
-    sanitized = {name: of_keys[name] for name in fitting if name not in unlisted}
-    _take([changes[sample] for sample in checked], sanitized, tensors, kept)
+    shortened = {name: columns_by_key[name] for name in lengths if name not in unknown}
+    _store_valid([changes[sample] for sample in samples], shortened, tensors, valid_indices)
     return [
         change if type(record) is dict else batches.replace(record, change)
         for record, change in zip(targets, changes, strict=True)
     ]
 
 
-def _tensor_columns(of_keys: Mapping[Any, Column]) -> dict[Any, TensorColumn]:
+def _tensor_columns(columns_by_key: Mapping[Any, Column]) -> dict[Any, TensorColumn]:
     """Return the columns whose values are all tensors, by key."""
-    return {name: TensorColumn(values) for name, (_, values) in of_keys.items() if are_tensors(values)}
+    return {name: TensorColumn(values) for name, (_, values) in columns_by_key.items() if are_tensors(values)}
 
 
-def _fitting(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], counts: Sequence[int]) -> dict[Any, set[int]]:
-    """Return the keys whose values have one entry per box in all records, with their numbers of entries."""
-    fitting: dict[Any, set[int]] = {}
-    for name, (samples, values) in of_keys.items():
-        of_values = counts if len(samples) == len(counts) else [counts[sample] for sample in samples]
+def _lengths_per_box(
+    columns_by_key: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], counts: Sequence[int]
+) -> dict[Any, set[int]]:
+    """Return the keys whose values have as many entries as the dict has boxes, in all dicts.
+
+    Args:
+        columns_by_key: Columns of the dicts.
+        tensors: Columns whose values are all tensors.
+        counts: Number of boxes of each dict.
+
+    Returns:
+        Numbers of entries that occur, by key.
+    """
+    lengths: dict[Any, set[int]] = {}
+    for name, (samples, values) in columns_by_key.items():
+        box_counts = counts if len(samples) == len(counts) else [counts[sample] for sample in samples]
         if name in tensors:
-            if [shape[0] if shape else -1 for shape in tensors[name].shapes] == of_values:
-                fitting[name] = set(of_values)
+            if [shape[0] if shape else -1 for shape in tensors[name].shapes] == box_counts:
+                lengths[name] = set(box_counts)
             continue
-        lengths = [
+        pairs = [
             (-1 if batches.is_namedtuple(value) else _length(value), count)
-            for value, count in zip(values, of_values, strict=True)
+            for value, count in zip(values, box_counts, strict=True)
             if isinstance(value, _SEQUENCES)
         ]
-        if lengths and all(length == count for length, count in lengths):
-            fitting[name] = {count for _, count in lengths}
-    return fitting
+        if pairs and all(length == count for length, count in pairs):
+            lengths[name] = {count for _, count in pairs}
+    return lengths
 
 
 def _is_typed(value: Any) -> bool:
-    """Return whether the type of a value implies one entry per box. A ``Mask`` may also be a map of the whole image."""
+    """Return whether the class of a value implies one entry per box. ``Mask`` does not: it may also be one map per image."""
     name = type_name(value)
     return name == "BoundingBoxes" or (name == "KeyPoints" and value.ndim > 2)
 
 
-def _check_whole(name: str, counts: set[int]) -> None:
-    """Raise an error for a key that is not listed, but has as many entries as boxes in images that differ in number of boxes.
+def _check_not_per_box(name: str, counts: set[int]) -> None:
+    """Raise an error if a key that is not among the common keys appears to hold one entry per box.
+
+    Args:
+        name: Key whose values have as many entries as their dicts have boxes.
+        counts: Numbers of entries that occur.
 
     Raises:
-        ArgumentError: If ``counts``, the numbers of entries, has several elements.
+        ArgumentError: If several numbers of entries occur: agreement in several images is hardly a coincidence.
     """
     if len(counts) > 1:
         raise ArgumentError(
-            f"per_box must say whether {name!r} holds one entry per box, got nothing, and entries for "
-            f"{' and '.join(map(str, sorted(counts)))} boxes. Pass the keys that do, such as per_box=('boxes', 'labels', "
-            f"'masks', {name!r})."
+            f"per_box must say whether {name!r} holds one entry per box, got no per_box, and as many entries as boxes in "
+            f"images with {' and '.join(map(str, sorted(counts)))} boxes. Pass all keys that hold one entry per box: "
+            f"per_box=('boxes', 'labels', 'masks', {name!r})."
         )
 
 
 def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]:
+    """Split one dict of padded tensors into one dict per image, without the boxes that are not valid."""
     _check_has_valid(targets, "")
     valid = targets["valid"]
     _check_flags(valid, 2, "")
     batch = len(valid)
-    padded = {
+    padded_keys = {
         name for name, value in targets.items() if isinstance(value, Tensor) and tuple(value.shape[:2]) == tuple(valid.shape)
     }
-    keys = padded & per_box
+    keys = padded_keys & per_box
     records = [
         {
             name: like(value[sample], value) if isinstance(value, Tensor) else value[sample]
@@ -176,33 +201,34 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         }
         for sample in range(batch)
     ]
-    of_keys = {name: column for name, column in columns(records).items() if name in keys}
-    _take(records, of_keys, _tensor_columns(of_keys), _Kept(TensorColumn(valid.unbind())))
+    shortened = {name: column for name, column in columns(records).items() if name in keys}
+    _store_valid(records, shortened, _tensor_columns(shortened), _ValidIndices(TensorColumn(valid.unbind())))
     return [batches.replace(targets, record) for record in records]
 
 
-vars(sanitize).update(takes_packed=True, draws_by_itself=True)  # for TransformStage: the function draws no random numbers
+# Attributes that TransformStage reads: the function accepts packed targets, and draws no random numbers.
+vars(sanitize).update(takes_packed=True, draws_by_itself=True)
 
 
 def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> PackedTargets | None:
-    """Remove the rows of packed target dicts, without waiting for the device.
+    """Remove the boxes that are not valid from packed target dicts, without waiting for the device.
 
     Args:
-        targets: Target dicts of a stage.
+        targets: Packed target dicts.
         keys: Keys that hold one entry per box.
         check: Whether to raise an error for an unknown key that appears to hold one entry per box.
 
     Returns:
-        The packed targets, whose rows are pending; ``None`` if the host has to know the number of rows, or an error has to be
-        raised.
+        Packed target dicts whose numbers of boxes the host reads later. ``None`` if the host needs the numbers at once, or if
+        the targets have to be unpacked to find an error.
     """
     valid = targets.column("valid")
     if valid is None or valid.dtypes != {torch.bool} or valid.entry:
         return None
     samples = list(valid.packed.samples)
     lengths = valid.packed.lengths
-    without = set(range(len(targets.layout.records))) - set(samples)
-    if any(not _has_no_boxes(targets.layout.records[sample]) for sample in without):
+    without_valid = set(range(len(targets.layout.records))) - set(samples)
+    if any(not _has_no_boxes(targets.layout.records[sample]) for sample in without_valid):
         return None
     counts = dict(zip(samples, lengths, strict=True))
     others = zip(targets.layout.others, targets.others, strict=True)
@@ -211,21 +237,22 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
     rows: dict[Any, tuple[PackedColumn, Tensor]] = {}
     for column, flat in zip(targets.layout.packed, targets.flat, strict=True):
         if column.shapes is not None or column.lengths != lengths or list(column.samples) != samples:
-            of_tensors = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
-            if all(counts.get(sample, length) == length for sample, length in zip(column.samples, of_tensors, strict=True)):
+            tensor_lengths = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
+            pairs = zip(column.samples, tensor_lengths, strict=True)
+            if all(counts.get(sample, length) == length for sample, length in pairs):
                 return None
             continue
-        kind = type_name_of(column.tensor_type)
-        if column.name in keys or kind == "BoundingBoxes" or (kind == "KeyPoints" and flat.ndim > 2):
+        class_name = type_name_of(column.tensor_type)
+        if column.name in keys or class_name == "BoundingBoxes" or (class_name == "KeyPoints" and flat.ndim > 2):
             rows[column.name] = column, flat
         elif check:
-            _check_whole(column.name, set(lengths))
+            _check_not_per_box(column.name, set(lengths))
     flags = valid.joined
-    index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)  # -1 behind the rows that are kept
-    taken = {name: (column, flat.index_select(0, index)) for name, (column, flat) in rows.items()}
-    kept = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=flags.is_cuda)
-    kept.copy_(flags, non_blocking=True)
-    return targets.with_columns(taken, PendingRows(frozenset(taken), kept))
+    index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)  # filled with -1 at the end
+    changes = {name: (column, flat.index_select(0, index)) for name, (column, flat) in rows.items()}
+    host_flags = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=flags.is_cuda)
+    host_flags.copy_(flags, non_blocking=True)
+    return targets.with_columns(changes, PendingRows(frozenset(changes), host_flags))
 
 
 _SEQUENCES = (Tensor, np.ndarray, list, tuple)
@@ -240,14 +267,15 @@ def _length(value: Any) -> int:
 
 
 def _has_no_boxes(record: Any) -> bool:
+    """Return whether a target dict has none of the keys ``valid``, ``boxes`` and ``bbox``."""
     return isinstance(record, Mapping) and not ("valid" in record or "boxes" in record or "bbox" in record)
 
 
-class _Kept:
-    """Indices of the valid boxes of each record.
+class _ValidIndices:
+    """Indices of the valid boxes of each target dict.
 
     Args:
-        valid: (n,) mask of the boxes of each record.
+        valid: Mask of the valid boxes of each dict, (n,) bool.
 
     Cost:
         One synchronization for all masks, instead of one ``nonzero()`` per mask.
@@ -256,46 +284,57 @@ class _Kept:
     def __init__(self, valid: TensorColumn) -> None:
         self._valid = valid
         self.counts = [shape[0] for shape in valid.shapes]
-        """Number of boxes per record."""
+        """Number of boxes of each dict, valid or not."""
         self._starts = np.cumsum([0, *self.counts])
-        self._whole: Array = np.flatnonzero(valid.joined.cpu().numpy()) if valid.tensors else np.empty(0, np.int64)
-        self._bounds = np.searchsorted(self._whole, self._starts)
-        self._sent: dict[Any, tuple[Tensor, list[int]]] = {}
+        self._indices: Array = np.flatnonzero(valid.joined.cpu().numpy()) if valid.tensors else np.empty(0, np.int64)
+        """Indices of the valid boxes among the boxes of all dicts."""
+        self._bounds = np.searchsorted(self._indices, self._starts)
+        self._device_indices: dict[Any, tuple[Tensor, list[int]]] = {}
+        """Cache of ``of_joined``."""
 
     def of(self, record: int) -> Array:
-        """Return the indices of the valid boxes of one record, on the host."""
+        """Return the indices of the valid boxes of one dict, on the host. ``record``: index of the dict."""
         start, end = self._bounds[record : record + 2]
-        indices: Array = self._whole[start:end] - self._starts[record]
+        indices: Array = self._indices[start:end] - self._starts[record]
         return indices
 
     def of_joined(self, records: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
-        """Return device indices into the concatenated values of some records, and the number of indices per record."""
-        key = (tuple(records), device)
-        if key not in self._sent:
-            counts = np.diff(self._bounds)[list(records)].tolist()
-            self._sent[key] = self._indices(records, device), counts
-        return self._sent[key]
+        """Return the indices of the valid boxes among the boxes of some dicts, on the device, and their number per dict.
 
-    def _indices(self, records: Sequence[int], device: torch.device) -> Tensor:
+        Args:
+            records: Indices of the dicts.
+            device: Device.
+        """
+        key = (tuple(records), device)
+        if key not in self._device_indices:
+            counts = np.diff(self._bounds)[list(records)].tolist()
+            self._device_indices[key] = self._copy_to_device(records, device), counts
+        return self._device_indices[key]
+
+    def _copy_to_device(self, records: Sequence[int], device: torch.device) -> Tensor:
+        """Return the indices that ``of_joined`` caches."""
         if len(records) == len(self.counts) and self._valid.joined.device == device:
-            # Computing the indices again on the device is faster than copying them from the host.
-            return torch.nonzero_static(self._valid.joined, size=len(self._whole)).view(-1)
+            # Computed again on the device, because that is faster than a copy from the host.
+            return torch.nonzero_static(self._valid.joined, size=len(self._indices)).view(-1)
         starts = np.cumsum([0, *(self.counts[record] for record in records[:-1])])
         indices = [self.of(record) + start for record, start in zip(records, starts, strict=True)]
         return to_device([np.concatenate(indices)], device)[0]
 
 
-def _take(
+def _store_valid(
     records: Sequence[dict[Any, Any]],
-    of_keys: Mapping[Any, Column],
+    columns_by_key: Mapping[Any, Column],
     tensors: Mapping[Any, TensorColumn],
-    kept: _Kept,
+    valid_indices: _ValidIndices,
 ) -> None:
-    """Store the valid entries of all columns in ``records``."""
-    for name, (samples, values) in of_keys.items():
+    """Store the entries of the valid boxes in ``records``, for all columns.
+
+    ``tensors``: columns whose values are all tensors.
+    """
+    for name, (samples, values) in columns_by_key.items():
         column = tensors.get(name)
-        for group, whole in _alike(samples, values, column):
-            parts = _taken(group, whole, kept)
+        for group, group_tensors in _groups_of_one_shape(samples, values, column):
+            parts = _valid_entries(group, group_tensors, valid_indices)
             if not are_plain(group.values):
                 parts = [like(part, value) for part, value in zip(parts, group.values, strict=True)]
             for sample, part in zip(group.samples, parts, strict=True):
@@ -304,13 +343,18 @@ def _take(
             continue
         for sample, value in zip(samples, values, strict=True):
             if isinstance(value, np.ndarray):
-                records[sample][name] = value[kept.of(sample)]
+                records[sample][name] = value[valid_indices.of(sample)]
             elif isinstance(value, list | tuple):
-                records[sample][name] = type(value)(value[at] for at in kept.of(sample))
+                records[sample][name] = type(value)(value[index] for index in valid_indices.of(sample))
 
 
-def _alike(samples: Sequence[int], values: Sequence[Any], column: TensorColumn | None) -> Iterable[tuple[Column, TensorColumn]]:
-    """Group the tensors of a column by dtype, device and shape of an entry. ``column``: ``None`` unless all are tensors."""
+def _groups_of_one_shape(
+    samples: Sequence[int], values: Sequence[Any], column: TensorColumn | None
+) -> Iterable[tuple[Column, TensorColumn]]:
+    """Return the tensors of a column, grouped by dtype, device and shape of an entry.
+
+    ``column``: the column if all of its values are tensors, else ``None``.
+    """
     if column is not None and column.entry is not None and len(column.dtypes) == len(column.devices) == 1:
         return [(Column(samples, values), column)]
     groups: dict[Any, tuple[list[int], list[Tensor]]] = {}
@@ -322,46 +366,51 @@ def _alike(samples: Sequence[int], values: Sequence[Any], column: TensorColumn |
     return [(Column(*group), TensorColumn(group[1])) for group in groups.values()]
 
 
-def _taken(group: Column, tensors: TensorColumn, kept: _Kept) -> Sequence[Tensor]:
-    """Return the valid entries of each tensor of a group, in one launch if the tensors can be concatenated."""
+def _valid_entries(group: Column, tensors: TensorColumn, valid_indices: _ValidIndices) -> Sequence[Tensor]:
+    """Return the entries of the valid boxes, for each tensor of a group. One launch if the tensors can be concatenated."""
     samples, values = group
     device = values[0].device
-    whole = None
+    joined = None
     if len(values) > 1:
         is_small = values[0].shape[1:].numel() <= MOST_JOINED
-        whole = tensors.joined if is_small else lying_together(values)
-    if whole is not None:
-        index, counts = kept.of_joined(samples, device)
-        return split(whole.index_select(0, index), counts)
-    indices = to_device([kept.of(sample) for sample in samples], device)
+        joined = tensors.joined if is_small else lying_together(values)
+    if joined is not None:
+        index, counts = valid_indices.of_joined(samples, device)
+        return split(joined.index_select(0, index), counts)
+    indices = to_device([valid_indices.of(sample) for sample in samples], device)
     with plainly():
         return [value.index_select(0, index) for value, index in zip(values, indices, strict=True)]
 
 
-def _check_has_valid(record: Any, whose: str) -> None:
+def _check_has_valid(record: Any, suffix: str) -> None:
+    """Raise an error if a target dict has no ``valid``. ``suffix`` of its name in the message, such as " of sample 3"."""
     if not isinstance(record, Mapping):
         raise ArgumentTypeError(
-            f"targets{whose} must be a dict, got {type(record).__name__}. Pass what fuse has returned for them."
+            f"targets{suffix} must be a dict, got {type(record).__name__}. Pass the target dicts that gpuaug.fuse returned."
         )
     if "valid" not in record:
         raise ArgumentError(
-            f"targets{whose} must say in 'valid' which boxes to keep, got {', '.join(map(str, record)) or 'nothing'}. "
-            "Take them through gpuaug.fuse first, with the data key 'targets'; or, padded, with 'valid' beside the boxes."
+            f"targets{suffix} must have the key 'valid', got {', '.join(map(str, record)) or 'no keys'}. "
+            "Transform them by gpuaug.fuse first, with the data key 'targets'; or, if padded, with 'valid' beside the boxes."
         )
 
 
-def _checked_valid(of_keys: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], checked: Sequence[int]) -> TensorColumn:
-    """Check ``valid`` of all records, each of which has the key, and return its column."""
+def _checked_valid(
+    columns_by_key: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], samples: Sequence[int]
+) -> TensorColumn:
+    """Check the column of ``valid``, which all dicts have, and return it. ``samples``: index of each dict, for the error."""
     column = tensors.get("valid")
     if column is None or column.dtypes != {torch.bool} or set(map(len, column.shapes)) != {1}:
-        for sample, value in zip(checked, of_keys["valid"].values if checked else (), strict=True):
+        for sample, value in zip(samples, columns_by_key["valid"].values if samples else (), strict=True):
             _check_flags(value, 1, f" of sample {sample}")
     return TensorColumn(()) if column is None else column
 
 
-def _check_flags(valid: Any, axes: int, whose: str) -> None:
+def _check_flags(valid: Any, axes: int, suffix: str) -> None:
+    """Raise an error if ``valid`` is not bool with ``axes`` axes. ``suffix`` of its name in the message."""
     if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.ndim != axes:
         got = f"{valid.dtype} {tuple(valid.shape)}" if isinstance(valid, Tensor) else type(valid).__name__
         raise ArgumentError(
-            f"valid{whose} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass it as fuse has returned it."
+            f"valid{suffix} must be torch.bool {'(n,)' if axes == 1 else '(B, N)'}, got {got}. Pass valid as "
+            "gpuaug.fuse returned it."
         )

@@ -1,4 +1,9 @@
-"""Inputs of one call: images, and the masks, boxes, keypoints and labels that follow the images."""
+"""Inputs of one call: images, and *targets*: masks, boxes, keypoints and labels that are transformed together with the images.
+
+A *data key* says what an input holds, such as ``"input"`` for images. A *plan* is a list of *passes*, that is, kernels that
+read and write all images. The *parameter table* holds one row of numbers per sample, from which the passes read the parameters
+of the ops. A *target dict* holds the annotations of one image, such as ``{"boxes": …}``. *Ragged* images differ in size.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,36 +22,50 @@ from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import dtype_of, size_of
 from gpuaug.fusion.clips import ClipForm
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.boxes import FORMS, BoxMapping, check_form, composed, floating, has_extent, move, rank, vertices
+from gpuaug.fusion.ops.boxes import (
+    KORNIA_FORMATS,
+    BoxMapping,
+    apply_matrices,
+    axes_per_box,
+    check_form,
+    composed,
+    floating_dtype,
+    has_positive_area,
+    vertices,
+)
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
-from gpuaug.fusion.ops.torchvision.ending import AS_THEY_CAME, Ending
+from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
 from gpuaug.fusion.options import BoxForm
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
-from gpuaug.fusion.targets.box_crop import crop_by_boxes, records_of
+from gpuaug.fusion.targets.box_crop import crop_by_boxes, target_dicts_for_crop
 from gpuaug.fusion.targets.clips import ClipInputs
 from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
-from gpuaug.fusion.targets.packed import stay_packed
+from gpuaug.fusion.targets.packed import can_stay_packed
 from gpuaug.fusion.targets.target_dicts import TargetDicts
-from gpuaug.fusion.targets.typed import TypedTargets, holds_unnamed, joined_views
+from gpuaug.fusion.targets.typed import TypedTargets, concatenated_typed_views, has_targets_under_other_keys
 
 
 class Targets:
     """Inputs of one call while they run through the passes.
 
+    Call ``run_plan`` or ``run_eager`` for the parts of the pipeline, in order, then ``results``.
+
     Args:
         inputs: Inputs as the user passed them.
-        keys: Data key per input: Kornia's names, ``targets`` for target dicts, ``valid`` for the (B, N) mask of padded boxes.
+        keys: Data key of each input: Kornia's names, ``targets`` for target dicts, ``valid`` for the (B, N) mask of the boxes
+            that are not padding, ``tv_tensors`` for containers of torchvision's tensors.
         extra_args: ``extra_args`` of Kornia's container, which may set the resampling of masks.
-        boxes: Form of the boxes of target dicts.
-        ending: Output types and thresholds of targets.
-        form: Form in which the pipeline takes clips.
+        boxes: Format of boxes in target dicts.
+        ending: Conversions of the output, and size of the smallest valid box.
+        form: Layout of clips that the pipeline accepts.
 
     Raises:
-        ArgumentTypeError, DeviceError: If an input does not have the type that its key requires, or the device of the images.
-        ArgumentError: If the inputs do not fit their keys or one another.
+        ArgumentTypeError: If an input does not have the type that its key requires.
+        DeviceError: If an input is not on the device of the images.
+        ArgumentError: If the shape of an input does not fit its key, or the other inputs.
     """
 
     def __init__(
@@ -55,20 +74,20 @@ class Targets:
         keys: Sequence[Any],
         extra_args: Any,
         boxes: BoxForm = "xyxy",
-        ending: Ending = AS_THEY_CAME,
+        ending: Ending = NO_CONVERSIONS,
         form: ClipForm = ClipForm(),  # noqa: B008
     ) -> None:
         self._ending = ending
         self.keys = [name_of(key) for key in keys]
         self.passed_keys = self.keys
-        """Data keys of the inputs as the user passed them. ``keys`` also has the data keys of targets recognized by type."""
+        """Data keys of the inputs as the user passed them. ``keys`` continues with the keys of the tensors in ``_typed``."""
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
                 "Name all: data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
             )
         if "input" not in self.keys:
-            raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images along.")
+            raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
         for key, value in zip(self.keys, inputs, strict=True):
             check(key, value)
         images = inputs[self.keys.index("input")]
@@ -79,38 +98,44 @@ class Targets:
         self.device: torch.device = images.device
         self.size = form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
         self.dtype = dtype_of(images)
-        self.places = images.places[:: self.size.each] if isinstance(images, Ragged) else None
-        """``Ragged.places`` of ragged images, or of the first frame of each clip."""
+        self.places = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
+        """(offset, height, width) of ragged images, or of the first frame of each clip, (B, 3) int64; else ``None``."""
         self._typed: dict[int, TypedTargets] = {}
-        """Targets recognized by type, by index of the input that contains them."""
-        inputs = [self._clips.dicts(key, *item) for key, item in zip(self.keys, enumerate(inputs), strict=True)]
-        inputs = self._spread(inputs)
+        """Targets recognized by class, such as ``tv_tensors.Mask``: index of the input that contains them → targets."""
+        inputs = [self._clips.flatten_dicts(key, *item) for key, item in zip(self.keys, enumerate(inputs), strict=True)]
+        inputs = self._with_typed_targets(inputs)
         self._inputs = inputs
         for key, value in zip(self.keys, inputs, strict=True):
             self._check_size(key, value)
-        inputs = [self._clips.flat(key, value) for key, value in zip(self.keys, inputs, strict=True)]
+        inputs = [self._clips.flatten(key, value) for key, value in zip(self.keys, inputs, strict=True)]
         images = inputs[self.keys.index("input")]
-        self._missing: list[int | None] = []
-        self._soft: SoftLabels | None = None
-        self._softened_by: MixOp | None = None
+        self._added_axes: list[int | None] = []
+        """Axis that was added to each input, because the input has one axis less than a batch; ``None`` for no axis."""
+        self._soft_labels: SoftLabels | None = None
+        """Conversion of labels to class probabilities; ``None`` to leave labels as they are."""
+        self._converting_mix: MixOp | None = None
+        """Mix that converts the labels; ``None`` if they are converted at once."""
         self.values: list[Any] = []
+        """Inputs in their current state, between the passes."""
         self.has_masks = False
         """True if there are masks."""
         self.has_points = False
         """True if there are boxes or keypoints."""
         for key, value in zip(self.keys, inputs, strict=True):
             axis = self._missing_axis(key, value)
-            converted_input = self._taken(key, value, boxes) if axis is None else value.unsqueeze(axis)
+            converted_input = self._converted_input(key, value, boxes) if axis is None else value.unsqueeze(axis)
             if value is not images:
                 self._check_fit(key, converted_input, value)
-            self._missing.append(axis)
+            self._added_axes.append(axis)
             self.values.append(converted_input)
             in_dicts = isinstance(converted_input, TargetDicts)
             self.has_masks |= key == "mask" or (in_dicts and converted_input.masks is not None)
-            self.has_points |= key in FORMS or (in_dicts and converted_input.has_points)
+            self.has_points |= key in KORNIA_FORMATS or (in_dicts and converted_input.has_points)
         self._check_valid()
-        self._forms = [FORMS.get(key) for key in self.keys]
+        self._formats = [KORNIA_FORMATS.get(key) for key in self.keys]
+        """Format of the boxes or keypoints in each of ``values``; ``None`` for other inputs."""
         self._matrix: Tensor | None = None
+        """Matrices that boxes and keypoints still have to be transformed by, (B, 3, 3); ``None`` for the identity."""
         if (
             self.has_masks
             and extra_args
@@ -119,28 +144,34 @@ class Targets:
             raise ArgumentError("extra_args must resample masks by nearest-neighbour, got another mode. Leave extra_args out.")
 
     def _packed_or_unpacked(self, index: int, value: Any) -> Any:
-        """Return an input that ``TargetDicts`` takes packed, with the data key ``targets``; unpack other packed targets."""
+        """Return an input. Packed target dicts are unpacked unless ``TargetDicts`` accepts them.
+
+        Packed means that the values of all images under one key are one tensor.
+        """
         if not isinstance(value, PackedTargets):
             return value
         key = self.keys[index]
-        if self._clips.frames or key not in ("targets", "tv_tensors") or not stay_packed(value, typed=key == "tv_tensors"):
+        if self._clips.frames or key not in ("targets", "tv_tensors") or not can_stay_packed(value, typed=key == "tv_tensors"):
             return value.unpacked()
         self.keys = [*self.keys[:index], "targets", *self.keys[index + 1 :]]
         return value
 
-    def _spread(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the inputs followed by the targets recognized in them by type. Appends the data keys of these to ``keys``."""
-        spread = list(inputs)
+    def _with_typed_targets(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the inputs, followed by the targets in them that are recognized by class.
+
+        The data keys of these targets are added to ``keys``.
+        """
+        all_inputs = list(inputs)
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
-            if key == "tv_tensors" or (key == "targets" and holds_unnamed(value)):
+            if key == "tv_tensors" or (key == "targets" and has_targets_under_other_keys(value)):
                 batch = self.size.images if self._clips.is_per_frame(index) else self.size.batch
                 self._typed[index] = typed = TypedTargets(value, batch, in_dicts=key == "targets")
                 self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
-                spread += [values for _, values in typed.inputs]
-        return spread
+                all_inputs += [values for _, values in typed.inputs]
+        return all_inputs
 
-    def _gathered(self, values: list[Any]) -> list[Any]:
-        """Return the results of the inputs as the user passed them. ``values``: results of the inputs of ``_spread``."""
+    def _without_typed_targets(self, values: list[Any]) -> list[Any]:
+        """Return the results in the order in which the user passed the inputs: the reverse of ``_with_typed_targets``."""
         start = len(self.passed_keys)
         results = values[:start]
         for index, typed in self._typed.items():
@@ -151,7 +182,7 @@ class Targets:
         return results
 
     def _check_size(self, key: str, value: Any) -> None:
-        """Raise an error if images differ in size from the first images, because all images share the draws."""
+        """Raise an error if images differ in size from the first images, because all inputs share the random parameters."""
         if key != "input":
             return
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
@@ -159,11 +190,12 @@ class Targets:
         size = form.size(value.shape) if isinstance(value, Tensor) and form.frames_of(value) else size_of(value)
         if size != self.size:
             raise ArgumentError(
-                f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Put images of "
-                "each size through a stage of their own."
+                f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Use a separate "
+                "stage for images of each size."
             )
 
-    def _taken(self, key: str, value: Any, boxes: BoxForm) -> Any:
+    def _converted_input(self, key: str, value: Any, boxes: BoxForm) -> Any:
+        """Return target dicts as ``TargetDicts``, lists of masks as ``MaskList``, and other inputs unchanged."""
         if key == "targets":
             size = self.size
             per_frame = size.frames > 1 and isinstance(value, Sequence) and len(value) == size.images
@@ -179,7 +211,8 @@ class Targets:
         if key == "mask" and isinstance(value, list | tuple):
             if len(value) != self.size.batch:
                 raise ArgumentError(
-                    f"mask must hold masks for each of the {self.size.batch} images, got {len(value)}. Pass a batch of them."
+                    f"mask must hold masks for each of the {self.size.batch} images, got {len(value)}. Pass one tensor per "
+                    "image."
                 )
             masks = MaskList(value, range(len(value)), self.size, self.device)
             masks.take(*to_device([owners_of(masks.samples, masks.counts), masks.spans], self.device))
@@ -187,27 +220,31 @@ class Targets:
         return value
 
     def _missing_axis(self, key: str, value: Any) -> int | None:
-        # As in Kornia, a single image is a batch of one, and a mask without channels has one.
+        """Return the axis that an input lacks: the batch axis of a single sample, or the channel axis of masks."""
+        # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
         if key in ("input", "mask") and isinstance(value, Tensor) and value.ndim == 3:
             return 0 if key == "input" or self._unbatched else 1
-        if key in FORMS and value.ndim == 1 + rank(FORMS[key]) and self.size.batch == 1:
+        if key in KORNIA_FORMATS and value.ndim == 1 + axes_per_box(KORNIA_FORMATS[key]) and self.size.batch == 1:
             return 0
         return 0 if key == "valid" and value.ndim == 1 and self.size.batch == 1 else None
 
     def _check_fit(self, key: str, value: Any, source: Any) -> None:
+        """Raise an error if an input does not fit the images. ``source``: the input before axes were added."""
         if key == "class":
             self._check_no_map(value)
         if key in ("class", "targets", "tv_tensors") or isinstance(value, MaskList):
             return
-        if key in FORMS:
+        if key in KORNIA_FORMATS:
             check_form(value, key)
-            check_canvas(key, source, self.size.of(0))
+            check_canvas(key, source, self.size.sample(0))
         if value.device != self.device:
-            raise DeviceError(f"{key} must be on {self.device}, where the images are, got {value.device}. Move it there first.")
+            raise DeviceError(
+                f"{key} must be on {self.device}, where the images are, got {value.device}. Move it to that device."
+            )
         if len(value) != (self.size.images if key in ("input", "mask") else self.size.batch):
             raise ArgumentError(
                 f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(source.shape)}. "
-                "Pass a batch of them."
+                "Pass one entry per image."
             )
         if key != "mask":
             return
@@ -215,27 +252,29 @@ class Targets:
         fits = value.ndim == 4 and bool(np.all(size.height == value.shape[2]) and np.all(size.width == value.shape[3]))
         if size.ragged and not fits:
             raise ArgumentError(
-                f"mask must be a list of one tensor for each image where these differ in size, got {tuple(value.shape)}. "
-                "Leave them as they come: list(masks)."
+                f"mask must be a list of one tensor for each image where images differ in size, got {tuple(value.shape)}. "
+                "Pass the masks as a list: list(masks)."
             )
         if not fits:
             raise ArgumentError(
-                f"mask must be of the images' size {size.shape}, got {tuple(value.shape)}. Resize it to theirs first."
+                f"mask must have the size of the images, {size.shape}, got {tuple(value.shape)}. Resize the mask to that size."
             )
 
     def _check_no_map(self, labels: Any) -> None:
+        """Raise an error if labels are a segmentation map, which has the size of the images."""
         if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == self.size.shape[2:]:
             raise ArgumentError(
-                f"class must be one index for each image or shares of the classes, got {tuple(labels.shape)}, one value for "
+                f"class must be one index for each image or class probabilities, got {tuple(labels.shape)}, one value for "
                 "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
             )
 
     def _check_valid(self) -> None:
+        """Raise an error if the input ``valid`` is not one bool per box."""
         if "valid" not in self.keys:
             return
         if self.keys.count("valid") > 1 or sum(key in BOXES for key in self.keys) != 1:
             raise ArgumentError(
-                f"data_keys must hold one of {', '.join(BOXES)} where they hold 'valid', got {self.keys}. "
+                f"data_keys must hold one of {', '.join(BOXES)} together with 'valid', got {self.keys}. "
                 "Name 'valid' once, for one tensor of boxes."
             )
         valid = self.values[self.keys.index("valid")]
@@ -247,23 +286,23 @@ class Targets:
             )
 
     def check_mix(self, op: MixOp) -> None:
-        """Raise an error for inputs that cannot be mixed. Called before any pass.
+        """Raise an error for inputs that cannot be mixed. Call before any pass.
 
         Raises:
             ArgumentError: If there are inputs other than images and labels.
             ArgumentTypeError: If labels are not a tensor.
             DeviceError: If labels are not on the device of the images.
         """
-        others = [key for key in self.keys if key not in op.targets]
+        others = [key for key in self.keys if key not in op.supported_keys]
         if others:
             raise ArgumentError(
-                f"data_keys must be among {', '.join(op.targets)} where {op.name} mixes images, got {', '.join(others)}. "
-                "Mixing is not supported beside these: mix in the dataset, or leave the mix out."
+                f"data_keys must be among {', '.join(op.supported_keys)} where {op.name} mixes images, got "
+                f"{', '.join(others)}. Mixing is not supported beside these: mix in the dataset, or leave the mix out."
             )
         self._check_labels()
 
-    def soften(self, soft: SoftLabels, mixes: Sequence[MixOp]) -> None:
-        """Convert labels to class probabilities: at once, or in the first of ``mixes``.
+    def convert_labels(self, soft_labels: SoftLabels, mixes: Sequence[MixOp]) -> None:
+        """Convert labels to class probabilities: at once, or when the first of ``mixes`` runs.
 
         Raises:
             ArgumentError: If labels are neither class indices nor class probabilities.
@@ -273,27 +312,30 @@ class Targets:
         self._check_labels()
         for index, key in enumerate(self.keys):
             if key == "class":
-                soft.check(self.values[index], self.size.batch)
+                soft_labels.check(self.values[index], self.size.batch)
                 if not mixes:
-                    self.values[index] = dispatch.run_labels(soft, self.values[index], None)
-        self._soft = soft
-        self._softened_by = mixes[0] if mixes else None
+                    self.values[index] = dispatch.run_labels(soft_labels, self.values[index], None)
+        self._soft_labels = soft_labels
+        self._converting_mix = mixes[0] if mixes else None
 
     def _check_labels(self) -> None:
+        """Raise an error if labels are not a tensor on the device of the images."""
         for key, value in zip(self.keys, self.values, strict=True):
             if key == "class" and not isinstance(value, Tensor):
                 raise ArgumentTypeError(f"class must be a tensor, got {type(value).__name__}. Pass one index for each image.")
             if key == "class" and value.device != self.device:
                 raise DeviceError(
-                    f"class must be on {self.device}, where the images are, got {value.device}. Move it there first."
+                    f"class must be on {self.device}, where the images are, got {value.device}. Move it to that device."
                 )
 
-    def _mixed(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
-        if self._soft is None:
+    def _mixed_labels(self, labels: Tensor, op: MixOp, rows: Tensor) -> Tensor:
+        """Return the labels after a mix. ``rows``: rows of the mix in the parameter table."""
+        if self._soft_labels is None:
             return op.labels(labels, rows)
-        # After the first mix, labels are class probabilities, with smoothing applied.
-        soft = self._soft if op is self._softened_by else replace(self._soft, smoothing=0.0)
-        return dispatch.run_labels(soft, labels, rows)
+        # Only the first mix converts labels. Later mixes get class probabilities, which must not be smoothed again.
+        is_first = op is self._converting_mix
+        soft_labels = self._soft_labels if is_first else replace(self._soft_labels, smoothing=0.0)
+        return dispatch.run_labels(soft_labels, labels, rows)
 
     def run_plan(
         self,
@@ -303,13 +345,21 @@ class Targets:
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Run all inputs through the passes of a plan. Boxes and keypoints are transformed once, in ``results``."""
+        """Run all inputs through the passes of a plan. Boxes and keypoints are transformed later, once for all plans.
+
+        Args:
+            plan: Plan for images of the current size.
+            table: Parameter table of the plan, (B, columns).
+            canvases: Result of ``Plan.canvases``: sizes of the outputs of each pass.
+            dtype: dtype of the output images.
+            memory_format: Memory format of the output images.
+        """
         if self.has_points and plan.box_crop is not None:
-            records = records_of(plan.box_crop.op, self.values, self.keys)
-            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, records, self._matrix)
+            target_dicts = target_dicts_for_crop(plan.box_crop.op, self.values, self.keys)
+            table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, target_dicts, self._matrix)
         elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))
-        self._clips.choose(plan.frames, self.values, self.keys, self._inputs)
+        self._clips.select_frames(plan.frames, self.values, self.keys, self._inputs)
         for index, key in enumerate(self.keys):
             value = self.values[index]
             if key == "input":
@@ -317,16 +367,17 @@ class Targets:
             elif isinstance(value, MaskList):
                 value.run(plan, table, canvases)
             elif key == "mask":
-                for position, step in enumerate(plan.passes):
-                    value = dispatch.run_mask(step, value, table, canvas=canvases[position] if step.out.ragged else None)
+                for position, pass_ in enumerate(plan.passes):
+                    canvas = canvases[position] if pass_.out.ragged else None
+                    value = dispatch.run_mask(pass_, value, table, canvas=canvas)
                 self.values[index] = value
             elif key == "targets":
                 if value.masks is not None:
                     value.masks.run(plan, table, canvases)
             elif key == "class":
-                for step in plan.passes:
-                    if isinstance(step, OpPass) and isinstance(step.front, MixOp):
-                        value = self._mixed(value, step.front, step.rows_of(table))
+                for pass_ in plan.passes:
+                    if isinstance(pass_, OpPass) and isinstance(pass_.front, MixOp):
+                        value = self._mixed_labels(value, pass_.front, pass_.rows_of(table))
                 self.values[index] = value
 
     def run_eager(
@@ -336,13 +387,19 @@ class Targets:
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        """Run all inputs through a module that is not fused. ``dtype`` of output images; ``None``: the dtype that it returns.
+        """Run all inputs through a module that is not fused, in Kornia or torchvision.
+
+        Args:
+            op: The module.
+            drawn: Draws of the module.
+            dtype: dtype of the output images; ``None`` for the dtype that the module returns.
+            memory_format: Memory format of the output images.
 
         Raises:
-            ArgumentError: If the module may move pixels, and an input has a type that its library does not support.
-            Retyped: If the module returns images of another dtype than the pipeline was lowered for.
+            ArgumentError: If the module may move pixels, and its library cannot transform an input accordingly.
+            OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
-        images_only = op.moves_nothing or op.package == "torchvision"  # torchvision gets only the images
+        images_only = op.moves_nothing or op.package == "torchvision"  # modules of torchvision get the images only
         unsupported = [
             key
             for key, value in zip(self.keys, self.values, strict=True)
@@ -350,8 +407,8 @@ class Targets:
         ]
         if unsupported and not op.moves_nothing:
             raise ArgumentError(
-                f"{op.name} must be a module that fuse runs, or leave pixels where they are, for {unsupported[0]} to follow, "
-                f"got one that is left to {op.package}: {op.reason}. Replace it, or keep it in the dataset."
+                f"{op.name} must be fused, or not move pixels, so that {unsupported[0]} can be transformed with the images, "
+                f"got a module that {op.package} runs: {op.reason}. Replace the module, or run it in the dataset."
             )
         indices = [
             index
@@ -359,32 +416,33 @@ class Targets:
             if key == "input" or not (images_only or key in ("valid", "tv_tensors"))
         ]
         if not images_only:
-            self._meet_images()
+            self._apply_matrix()
         results = op.run([self.values[index] for index in indices], [self.keys[index] for index in indices], drawn, self.device)
         for index, value in zip(indices, results, strict=True):
-            if (
-                self.keys[index] == "input"
-            ):  # two calls, because to(dtype, memory_format) keeps the strides of a tensor that has the dtype already
+            if self.keys[index] == "input":
+                # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.
                 value = converted(value, dtype or value.dtype).contiguous(memory_format=memory_format)
             self.values[index] = value
 
-    def _meet_images(self) -> None:
-        """Apply the pending matrix to boxes and keypoints, so that Kornia can transform them further."""
-        for index, form in enumerate(self._forms):
-            if form is None:
+    def _apply_matrix(self) -> None:
+        """Transform boxes and keypoints by the matrices of the preceding plans, before Kornia transforms them further."""
+        for index, box_format in enumerate(self._formats):
+            if box_format is None:
                 continue
             values = self.values[index]
             if self.keys[index] in BOXES:
                 if "valid" in self.keys:
                     valid_index = self.keys.index("valid")
-                    self.values[valid_index] = self.values[valid_index] & has_extent(values, form)
-                self._forms[index] = FORMS["bbox"]
-            points = vertices(values, form)
-            self.values[index] = points if self._matrix is None else move(points, self._matrix)
+                    self.values[valid_index] = self.values[valid_index] & has_positive_area(values, box_format)
+                self._formats[index] = KORNIA_FORMATS["bbox"]
+            points = vertices(values, box_format)
+            self.values[index] = points if self._matrix is None else apply_matrices(points, self._matrix)
         self._matrix = None
 
     def check_size(self, op: EagerOp, size: Size) -> None:
-        """Raise an error if images do not have the size that the draws of the following modules assume.
+        """Raise an error if ``op``, which has run, returned images of another size than ``size``.
+
+        The draws of the following modules assume this size.
 
         Raises:
             ArgumentError: If the images do not have ``size``.
@@ -392,64 +450,76 @@ class Targets:
         shape = tuple(self.values[self.keys.index("input")].shape)
         if shape != (size.images, size.channels, size.height, size.width):
             raise ArgumentError(
-                f"{op.name} must leave images of {(size.images, size.channels, size.height, size.width)}, as its draws say, "
-                f"got {shape}. Put it into a stage of its own, and what follows it into another."
+                f"{op.name} must return images of {(size.images, size.channels, size.height, size.width)}, the size that was "
+                f"drawn, got {shape}. Put the module into a separate stage, and the modules after it into another."
             )
 
     def results(self, *, keepdim: bool, views: int = 1) -> Any:
-        """Return the outputs of a call, or of one of its views: the images alone if they were the only input, or a list."""
+        """Return the outputs of the call: a list in the order of the inputs; the images alone if they were the only input.
+
+        Args:
+            keepdim: Whether a single image without a batch axis is returned without a batch axis.
+            views: Number of views, that is, random augmentations of each image. The outputs are those of one view.
+        """
         values = list(self.values)
         if self.has_points or "targets" in self.keys:
-            self._follow(values)
-        for index, (key, axis, source) in enumerate(zip(self.keys, self._missing, self._inputs, strict=True)):
+            self._transform_boxes(values)
+        for index, (key, axis, source) in enumerate(zip(self.keys, self._added_axes, self._inputs, strict=True)):
             result = values[index]
             if isinstance(result, MaskList):
                 result = type(source)(result.results(self._ending))
             # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
-            elif axis is not None and (views == 1 or axis) and (keepdim or key in FORMS or key == "valid"):
+            elif axis is not None and (views == 1 or axis) and (keepdim or key in KORNIA_FORMATS or key == "valid"):
                 result = result.squeeze(axis)
-            result = self._clips.deep(key, result, source)
+            result = self._clips.unflatten(key, result, source)
             if self._clips.is_single and key == "input" and views == 1 and keepdim:
                 result = result[0]
-            values[index] = self._ended(key, result, source)
-        values = self._gathered(values) if self._typed else values
-        self._clips.lists(values)
+            values[index] = self._output(key, result, source)
+        values = self._without_typed_targets(values) if self._typed else values
+        self._clips.unflatten_dicts(values)
         return values[0] if len(values) == 1 else values
 
-    def _ended(self, key: str, result: Any, source: Any) -> Any:
-        """Return images or masks in the torchvision type of the input, and masks in the dtype that ``ending`` requires."""
+    def _output(self, key: str, result: Any, source: Any) -> Any:
+        """Return a result with the class of the input, and masks with the output dtype. ``source``: the input.
+
+        Only torchvision's classes, and only for images and masks.
+        """
         if key not in ("input", "mask") or not isinstance(result, Tensor):
             return result
         result = result if key == "input" or self._ending.masks is None else result.to(self._ending.masks)
         return like(result, source) if type_name(source) and not self._ending.is_pure else result
 
-    def _follow(self, values: list[Any]) -> None:
-        """Transform boxes and keypoints by the matrix of the images, in place in ``values``."""
+    def _transform_boxes(self, values: list[Any]) -> None:
+        """Transform boxes, keypoints and target dicts by the matrices of the passes, in place in ``values``."""
         matrix = self._matrix
         if matrix is None:
             matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
         height, width = values[self.keys.index("input")].shape[2:]
         out = int(height), int(width)
-        for index, (key, form) in enumerate(zip(self.keys, self._forms, strict=True)):
+        for index, (key, box_format) in enumerate(zip(self.keys, self._formats, strict=True)):
             if key == "targets":
                 values[index] = values[index].results(matrix, out)
-            elif form is not None:
+            elif box_format is not None:
                 valid_index = self.keys.index("valid") if "valid" in self.keys and key in BOXES else None
-                way = BoxMapping(form, FORMS[key], matrix, (1, 1), out, clip=valid_index is not None)
+                clip = valid_index is not None
+                mapping = BoxMapping(box_format, KORNIA_FORMATS[key], matrix, (1, 1), out, clip=clip)
                 valid = None if valid_index is None else values[valid_index]
-                transformed, kept = dispatch.map_boxes(values[index], valid, way, floating(self._inputs[index].dtype))
-                values[index] = transformed
+                dtype = floating_dtype(self._inputs[index].dtype)
+                values[index], out_valid = dispatch.map_boxes(values[index], valid, mapping, dtype)
                 if valid_index is not None:
-                    values[valid_index] = kept
+                    values[valid_index] = out_valid
 
 
-def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
-    """Concatenate the results of all views: the images, or a list in the order of the inputs.
+def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: bool) -> Any:
+    """Concatenate the outputs of all views, input by input.
 
     Args:
-        views: Results per view.
+        views: Result of ``Targets.results`` per view.
         keys: Data key of each input.
-        cut: Concatenate labels along axis 1 instead of axis 0.
+        is_cutmix: Whether labels are those of Kornia's CutMix, (1, B, 3), which are concatenated along axis 1.
+
+    Returns:
+        List in the order of the inputs; the images alone if they were the only input.
 
     Raises:
         ArgumentError: If views differ in size, because different modules were picked for them.
@@ -458,17 +528,17 @@ def joined(views: Sequence[Any], keys: Sequence[str], *, cut: bool) -> Any:
     sizes = list(dict.fromkeys("{}x{}".format(*image.shape[-2:]) for image in images))
     if len(sizes) > 1:
         raise ArgumentError(
-            f"pipeline must give all views one size, got {' and '.join(sizes)}. Have every module that may be picked give one "
-            "size, or resize behind them."
+            f"pipeline must return all views in one size, got {' and '.join(sizes)}. Make all modules that can be picked "
+            "return one size, or add a resize after them."
         )
     if len(keys) == 1:
         return like(torch.cat(tuple(views)), views[0])
     results: list[Any] = []
     for key, parts in zip(keys, zip(*views, strict=True), strict=True):
         if key == "tv_tensors":
-            results.append(joined_views(parts, len(images[0])))
+            results.append(concatenated_typed_views(parts, len(images[0])))
         elif isinstance(parts[0], Tensor):
-            results.append(like(torch.cat(parts, 1 if cut and key == "class" else 0), parts[0]))
+            results.append(like(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
         else:
             results.append(type(parts[0])(element for part in parts for element in part))
     return results

@@ -1,4 +1,8 @@
-"""Targets recognized by type: torchvision's ``Mask``, ``BoundingBoxes`` and ``KeyPoints`` in any container."""
+"""Targets recognized by class: torchvision's ``Mask``, ``BoundingBoxes`` and ``KeyPoints`` in any container.
+
+A *target dict* holds the annotations of one image under fixed keys, such as ``{"boxes": …, "masks": …}``. Targets in other
+containers are passed on in target dicts, and their results are put into a copy of the container.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,30 +18,34 @@ from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_tar
 from gpuaug.fusion.targets.masks import like
 
 _Path = tuple[Any, ...]
-"""Path of a tensor in a container: keys, field names and indices, without the index into a per-image sequence."""
+"""Path of a tensor in a container: keys, field names and indices. The index of the image is left out."""
 
 _Visit = Callable[[Tensor, _Path, int | None, Any], tuple[Tensor, Tensor | None]]
-"""Function of (tensor, path, image index or ``None``, container). Returns (tensor, mask of its valid boxes or ``None``)."""
+"""Function that is called for each tensor, with (tensor, path, index of its image or ``None``, container of the tensor).
 
-_NAMED = frozenset({*TARGET_TYPES.values(), "bbox"})
-"""Keys of target dicts whose values follow the images regardless of type."""
+It returns (tensor to put in place, mask to put under the key ``valid`` of the container or ``None``).
+"""
+
+_TARGET_DICT_KEYS = frozenset({*TARGET_TYPES.values(), "bbox"})
+"""Keys of target dicts whose values are transformed whatever their class."""
 
 
 @dataclass
 class _Column:
-    """Tensors at one path, by sample index."""
+    """Tensors of all images at one path."""
 
     key: str
-    """Key of these tensors in a target dict."""
+    """Key of the tensors in a target dict."""
     tensors: dict[int, Tensor] = field(default_factory=dict)
+    """Tensors by index of the image."""
     valid: dict[int, Tensor] = field(default_factory=dict)
-    """(n,) masks of the input boxes that are valid, by sample index."""
-    is_whole: bool = False
-    """True if one tensor holds the boxes or keypoints of all images."""
+    """Masks of the input boxes that are valid, (n,), by index of the image."""
+    is_batched: bool = False
+    """True if the container holds one tensor for all images, which is split in ``tensors``."""
 
 
 class TypedTargets:
-    """Masks, boxes and keypoints of one input, as a list of inputs with data keys.
+    """Masks, boxes and keypoints in one input, which are converted to inputs with data keys, ``inputs``.
 
     In a sequence of B elements, element ``i`` belongs to image ``i``. A tensor outside such a sequence holds one entry per
     image, (B, …).
@@ -45,8 +53,8 @@ class TypedTargets:
     Args:
         container: Tensor of one of torchvision's types, or a container of such tensors, nested to any depth.
         batch: Number of images.
-        in_dicts: Whether ``container`` is a list of target dicts. Values under the keys of target dicts (``boxes``, ``bbox``,
-            ``masks``, ``keypoints``) are then skipped.
+        in_dicts: Whether ``container`` is a list of target dicts. Values under the keys ``boxes``, ``bbox``, ``masks`` and
+            ``keypoints`` are then left to ``TargetDicts``.
 
     Raises:
         ArgumentError: If a sequence or a tensor does not hold one entry per image.
@@ -54,16 +62,22 @@ class TypedTargets:
 
     def __init__(self, container: Any, batch: int, *, in_dicts: bool = False) -> None:
         self._batch = batch
-        self._skipped = _NAMED if in_dicts else frozenset()
+        self._skipped = _TARGET_DICT_KEYS if in_dicts else frozenset()
+        """Keys whose values are left to ``TargetDicts``."""
         self._columns: dict[_Path, _Column] = {}
+        """Boxes, keypoints and instance masks that are passed on in target dicts."""
         self._maps: dict[_Path, Tensor] = {}
+        """Segmentation maps of all images, (B, …), that are passed on as inputs with the data key ``mask``."""
         self._container = container
-        self._flat = _flat_columns(container, batch, self._skipped)
-        """Columns of the tensors by key, if the container is a list of dicts of tensors; ``None`` in other containers."""
-        if self._flat is None:
-            self._mapped(container, self._find)
+        self._flat_columns = _flat_columns(container, batch, self._skipped)
+        """Tensors of all images by key, if the container is a list of dicts of tensors; ``None`` for other containers.
+
+        Such lists are common, and read faster than by ``_mapped``.
+        """
+        if self._flat_columns is None:
+            self._mapped(container, self._collect)
         else:
-            self._find_flat(self._flat)
+            self._collect_flat(self._flat_columns)
         self.inputs = [*(("mask", values) for values in self._maps.values()), *(("targets", dicts) for dicts in self._dicts())]
         """(data key, value) of each input."""
 
@@ -72,19 +86,20 @@ class TypedTargets:
 
         Args:
             results: Results of ``inputs``, in the same order.
-            dicts: Target dicts whose values under the keys of target dicts are transformed already; ``None``: the container.
+            dicts: Copy of the container in which ``TargetDicts`` has transformed its values; ``None`` for the container.
         """
         maps = dict(zip(self._maps, results, strict=False))
         records = results[len(maps) :]
         list_indices = self._list_indices()
-        if self._flat is not None:
-            return self._put_flat(self._flat, records, self._container if dicts is None else dicts)
+        if self._flat_columns is not None:
+            return self._put_flat(self._flat_columns, records, self._container if dicts is None else dicts)
 
         def put(_: Tensor, path: _Path, sample: int | None, container: Any) -> tuple[Tensor, Tensor | None]:
+            """Return the result for a tensor."""
             if path in maps:
                 return maps[path], None
             column, list_index = self._columns[path], list_indices[path]
-            if not column.is_whole:
+            if not column.is_batched:
                 record = records[list_index][sample]
                 return record[column.key], record.get("valid") if self._has_valid(path, container) else None
             parts = [record[column.key] for record in records[list_index]]
@@ -102,20 +117,27 @@ class TypedTargets:
             batches.replace(record, values) if values else record for record, values in zip(dicts, changes, strict=True)
         )
 
-    def _find_flat(self, of_keys: Mapping[str, Column]) -> None:
-        for name, (samples, values) in of_keys.items():
+    def _collect_flat(self, columns_by_key: Mapping[str, Column]) -> None:
+        """Fill ``_columns`` from a list of dicts of tensors."""
+        for name, (samples, values) in columns_by_key.items():
             column = self._columns[name,] = _Column(TARGET_TYPES[type_name(values[0])])
             column.tensors.update(zip(samples, values, strict=True))
-        for name, (samples, _) in of_keys.items():
+        for name, (samples, _) in columns_by_key.items():
             for sample in self._with_valid(name, samples):
                 if "valid" in self._container[sample]:
                     self._columns[name,].valid[sample] = self._container[sample]["valid"]
 
-    def _put_flat(self, of_keys: Mapping[str, Column], records: Sequence[Any], dicts: Sequence[Any]) -> Any:
-        """Return ``dicts`` with the tensors under all other keys replaced by their transformed versions."""
+    def _put_flat(self, columns_by_key: Mapping[str, Column], records: Sequence[Any], dicts: Sequence[Any]) -> Any:
+        """Return ``dicts`` with the tensors in ``columns_by_key`` replaced by their transformed versions.
+
+        Args:
+            columns_by_key: Tensors of all images by key.
+            records: Transformed target dicts, one list for each of ``inputs``.
+            dicts: The container, or a copy of it.
+        """
         list_indices = self._list_indices()
         changes: list[dict[str, Any]] = [{} for _ in dicts]
-        for name, (samples, _) in of_keys.items():
+        for name, (samples, _) in columns_by_key.items():
             column = self._columns[name,]
             results = records[list_indices[name,]]
             for sample in samples:
@@ -128,7 +150,7 @@ class TypedTargets:
         )
 
     def _with_valid(self, name: str, samples: Sequence[int]) -> Sequence[int]:
-        """Return the samples in whose dicts ``valid`` refers to the boxes under ``name``. Needs all of ``_columns``."""
+        """Return the images in whose dicts ``valid`` refers to the boxes under ``name``. Call when ``_columns`` is complete."""
         if self._columns[name,].key != "boxes":
             return ()
         if not self._skipped and sum(column.key == "boxes" for column in self._columns.values()) == 1:
@@ -136,7 +158,10 @@ class TypedTargets:
         return [sample for sample in samples if self._has_valid((name,), self._container[sample])]
 
     def _list_indices(self) -> dict[_Path, int]:
-        """Return the index of the list of dicts for each column. A dict holds at most one column per key."""
+        """Return the index of the list of target dicts that each column is passed on in.
+
+        Several columns may have the same key, and a target dict holds one value per key, so several lists may be needed.
+        """
         counts = dict.fromkeys(TARGET_TYPES.values(), 0)
         list_indices = {}
         for path, column in self._columns.items():
@@ -145,6 +170,7 @@ class TypedTargets:
         return list_indices
 
     def _dicts(self) -> list[list[dict[str, Tensor]]]:
+        """Return lists of target dicts that hold all columns."""
         list_indices = self._list_indices()
         dict_lists: list[list[dict[str, Tensor]]] = [
             [{} for _ in range(self._batch)] for _ in range(1 + max(list_indices.values(), default=-1))
@@ -157,7 +183,14 @@ class TypedTargets:
         return dict_lists
 
     def _mapped(self, value: Any, visit: _Visit, path: _Path = (), sample: int | None = None) -> Any:
-        """Return ``value`` with each tensor replaced by the result of ``visit``; ``value`` itself if no tensor changes."""
+        """Return ``value`` with each target replaced by the result of ``visit``; ``value`` itself if nothing changes.
+
+        Args:
+            value: Container, or a part of it.
+            visit: Function that is called for each tensor of torchvision's classes.
+            path: Path of ``value`` in the container.
+            sample: Index of the image that ``value`` belongs to; ``None`` if it belongs to all images.
+        """
         if isinstance(value, Tensor):
             return self._visited(value, visit, path, sample, None)[0]
         if not batches.is_container(value):
@@ -168,7 +201,7 @@ class TypedTargets:
                 return value
             raise ArgumentError(
                 f"A list of masks, boxes or keypoints must hold one element for each of the {self._batch} images, got "
-                f"{len(value)}. Put tensors that hold all images into a dict."
+                f"{len(value)}. Put tensors that hold all images into a dict, not into a list."
             )
         changes: dict[Any, Any] = {}
         for name in batches.member_names(value):
@@ -189,14 +222,16 @@ class TypedTargets:
     def _visited(
         self, tensor: Tensor, visit: _Visit, path: _Path, sample: int | None, container: Any
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the result of ``visit`` for a target, and other tensors unchanged."""
         name = type_name(tensor)
         if name not in TARGET_TYPES:
             return tensor, None
-        # In a batch of one image every tensor belongs to that image, unless it has an axis for the batch.
+        # In a batch of one image, every tensor belongs to that image, unless it has a batch axis.
         sample = 0 if sample is None and self._batch == 1 and tensor.ndim < 4 else sample
         return visit(tensor, path, sample, container)
 
-    def _find(self, tensor: Tensor, path: _Path, sample: int | None, container: Any) -> tuple[Tensor, None]:
+    def _collect(self, tensor: Tensor, path: _Path, sample: int | None, container: Any) -> tuple[Tensor, None]:
+        """Add a tensor to ``_maps`` or ``_columns``. A function for ``_mapped``, which returns the tensor unchanged."""
         key = TARGET_TYPES[type_name(tensor)]
         if sample is None and key == "masks":
             self._maps[path] = tensor
@@ -212,25 +247,28 @@ class TypedTargets:
                 f"{type_name(tensor)} must hold one entry for each of the {self._batch} images, got {tuple(tensor.shape)}. "
                 "Pass a list of one tensor per image."
             )
-        column.is_whole = True
+        column.is_batched = True
         parts = tensor.split(1) if key == "boxes" else tensor.unbind()
         column.tensors.update((index, like(part, tensor)) for index, part in enumerate(parts))
         return tensor, None
 
     def _has_valid(self, path: _Path, container: Any) -> bool:
-        """Return whether ``valid`` of a mapping refers to the boxes at ``path``: the first boxes in the mapping."""
+        """Return whether ``valid`` in ``container`` refers to the boxes at ``path``, that is, to the first boxes in it."""
         if not isinstance(container, Mapping):
             return False
         names = [name for name, value in container.items() if type_name(value) == "BoundingBoxes"]
-        taken_elsewhere = len(path) == 1 and any(name in self._skipped for name in ("boxes", "bbox") if name in container)
-        return names[:1] == [path[-1]] and not taken_elsewhere
+        is_of_target_dict = len(path) == 1 and any(name in self._skipped for name in ("boxes", "bbox") if name in container)
+        return names[:1] == [path[-1]] and not is_of_target_dict
 
 
 def _flat_columns(container: Any, batch: int, skipped: Collection[str]) -> dict[str, Column] | None:
-    """Return the columns of masks, boxes and keypoints of a list of flat dicts.
+    """Return the masks, boxes and keypoints of a list of dicts of tensors, by key.
+
+    ``skipped``: keys to leave out.
 
     Returns:
-        Columns by key. ``None`` if ``container`` is not a list of one flat dict per image, or a column has several types.
+        Tensors of all images by key. ``None`` if ``container`` is not a list of one dict per image, if values are containers of
+        targets, or if tensors under one key differ in their class.
     """
     if type(container) not in (list, tuple) or len(container) != batch or set(map(type, container)) != {dict}:
         return None
@@ -247,19 +285,19 @@ def _flat_columns(container: Any, batch: int, skipped: Collection[str]) -> dict[
     return result
 
 
-def holds_unnamed(dicts: Any) -> bool:
-    """Return whether target dicts hold torchvision's tensors under keys other than the keys of target dicts."""
+def has_targets_under_other_keys(dicts: Any) -> bool:
+    """Return whether target dicts hold torchvision's tensors under keys other than ``boxes``, ``masks`` and so on."""
     if not isinstance(dicts, list | tuple):
         return False
     records = dicts if set(map(type, dicts)) == {dict} else [record for record in dicts if isinstance(record, Mapping)]
     return any(
-        key not in _NAMED and not HOLDS_NOTHING.issuperset(map(type, values)) and any(map(holds_targets, values))
+        key not in _TARGET_DICT_KEYS and not HOLDS_NOTHING.issuperset(map(type, values)) and any(map(holds_targets, values))
         for key, (_, values) in columns(records).items()
     )
 
 
-def joined_views(views: Sequence[Any], batch: int) -> Any:
-    """Concatenate the results of one input in several views.
+def concatenated_typed_views(views: Sequence[Any], batch: int) -> Any:
+    """Concatenate the results of one input over all views, that is, random augmentations of the same images.
 
     Args:
         views: Result of the input per view.
@@ -273,8 +311,11 @@ def joined_views(views: Sequence[Any], batch: int) -> Any:
     if _is_sequence(first) and len(first) == batch:
         return type(first)(element for view in views for element in view)
     names = batches.member_names(first)
-    return batches.replace(first, {name: joined_views([batches.member(view, name) for view in views], batch) for name in names})
+    return batches.replace(
+        first, {name: concatenated_typed_views([batches.member(view, name) for view in views], batch) for name in names}
+    )
 
 
 def _is_sequence(value: Any) -> bool:
+    """Return whether a value is a list, a tuple or a similar sequence, and not a namedtuple or string."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes) and not batches.is_namedtuple(value)

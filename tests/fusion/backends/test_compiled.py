@@ -26,10 +26,10 @@ from gpuaug.fusion.backends.triton import backend, boxes, channels, crops, mix
 from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
-from gpuaug.fusion.ops.boxes import FORMS, BoxMapping
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
 from gpuaug.fusion.ops.mix import SoftLabels
 from gpuaug.fusion.policies.one_of import OneOf
-from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
+from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMATS
 
 KERNELS = {
     "gather_kernel": backend,
@@ -72,7 +72,7 @@ POINTWISE = [
 ]
 """Every op code once."""
 RAGGED = ["crop, views", "padded grey", "drawn size", "jittered", "smooth", "smooth, cubic", "smooth, jittered"]
-BOX_FORMS = {**FORMS, **TARGET_DICT_FORMS}
+BOX_FORMS = {**KORNIA_FORMATS, **TARGET_DICT_FORMATS}
 
 
 def by_turns(names, others):

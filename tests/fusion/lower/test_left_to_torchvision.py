@@ -140,9 +140,7 @@ def test_samples_of_a_size_that_an_op_does_not_take_are_left_to_torchvision():
     assert_values(augment(images), scaled(expected))
     with pytest.raises(ValueError, match="Required crop size") as raised:
         gpuaug.fuse([v2.RandomCrop(24), TO_FLOAT])(images)
-    assert raised.value.__notes__ == [
-        "gpuaug: raised by torchvision in RandomCrop_0, which is left to it: crops 24x24 out of 20x48."
-    ]
+    assert raised.value.__notes__ == ["gpuaug: raised by torchvision, which runs RandomCrop_0: crops 24x24 out of 20x48."]
     grey = photographs(32, channels=1)
     made = gpuaug.fuse([v2.RandomApply([v2.ColorJitter((0.4, 0.5))]), TO_FLOAT])(grey)
     skipped = sum(torch.equal(one, image) for one, image in zip(made, scaled(grey), strict=True))
@@ -155,11 +153,11 @@ def test_results_of_what_is_left_are_tensors_of_one_size():
     sizes = v2.RandomApply([v2.Resize((8, 8))])
     with pytest.raises(gpuaug.ArgumentError) as raised:
         [gpuaug.fuse([sizes, TO_FLOAT])(images) for _ in range(20)]
-    text = "^RandomApply_0 must give all images of a batch one size, got .*3x8x8.*. Keep it in the dataset, or resize in it.$"
+    text = "^RandomApply_0 must return all images of a batch in one size, got .*3x8x8.*. Run it in the dataset"
     assert re.match(text, str(raised.value))
     with pytest.raises(gpuaug.ArgumentTypeError) as raised:
         gpuaug.fuse(v2.Compose([v2.Lambda(lambda image: None), TO_FLOAT]))(images)
-    assert "Lambda_0 must give a tensor, got NoneType" in str(raised.value)
+    assert "Lambda_0 must return a tensor, got NoneType" in str(raised.value)
 
 
 @left_to_torchvision
@@ -172,6 +170,6 @@ def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
     labels = torch.arange(2)
     assert augment(images, labels, data_keys=["input", "class"])[1] is labels
     with pytest.raises(
-        gpuaug.ArgumentError, match=r"Flip_0 must be .* for mask to follow, got one that is left to torchvision"
+        gpuaug.ArgumentError, match=r"Flip_0 must be .* so that mask can be transformed .*, got a module that torchvision runs"
     ):
         augment(images, masks, data_keys=["input", "mask"])

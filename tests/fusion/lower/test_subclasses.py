@@ -288,20 +288,20 @@ CHANGED = {
     "a hook in Kornia": (lambda: hooked(K.ImageSequential(K.RandomInvert())), "it has forward hooks"),
     "a generator": (
         lambda: changed(K.RandomGamma(), _param_generator=Gauss((torch.ones(2), "gamma_factor", None, None))),
-        "its _param_generator, Gauss, is not that of RandomGamma",
+        "its _param_generator, Gauss, is not the generator of RandomGamma",
     ),
     "a generator of another class": (
         lambda: changed(K.RandomAffine(10.0), _param_generator=rg.ResizeGenerator((8, 8))),
-        "its _param_generator, ResizeGenerator, is not that of RandomAffine",
+        "its _param_generator, ResizeGenerator, is not the generator of RandomAffine",
     ),
     "a generator of none": (
         lambda: changed(K.RandomInvert(), _param_generator=rg.ResizeGenerator((8, 8))),
-        "its _param_generator, ResizeGenerator, is not that of RandomInvert",
+        "its _param_generator, ResizeGenerator, is not the generator of RandomInvert",
     ),
     "other names": (Named, "a subclass of RandomGamma with other attributes: 'gamma_factor'"),
     "no attributes": (Bare, "a subclass of RandomCrop with other attributes: 'Bare' object has no attribute 'padding_mode'"),
     "needs no attributes": (Alone, "a subclass of RandomCrop that overrides forward"),
-    "a policy": (with_thresholds, "is one with a function of magnitudes that is not Kornia's"),
+    "a policy": (with_thresholds, "is an operation whose magnitude function is not Kornia's"),
 }
 
 

@@ -79,7 +79,7 @@ REFUSED = {
     "a threshold of bytes behind the conversion": (
         [TO_FLOAT, v2.RandomSolarize(128)],
         "threshold of RandomSolarize_1 must be at most the largest value of the images, got 128. Give it in [0, 255] before "
-        "v2.ToDtype(torch.float32, scale=True), and in [0, 1] behind it.",
+        "v2.ToDtype(torch.float32, scale=True), and in [0, 1] after it.",
     ),
     "nothing": (v2.Compose([v2.ToImage(), TO_FLOAT]), "pipeline must hold at least one augmentation, got an empty Compose."),
 }

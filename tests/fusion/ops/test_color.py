@@ -16,7 +16,7 @@ from support.comparison.values import assert_values
 from support.ops.op_cases import CASES, MEAN, STD, table
 
 import gpuaug
-from gpuaug.fusion.ops.base import MOST_CODES, PointOp
+from gpuaug.fusion.ops.base import LARGEST_CODE, PointOp
 from gpuaug.fusion.policies.one_of import OneOf
 
 PIXELS = table(lambda case: {**case.settings, **case.more_pixels} if case.pointwise else {})
@@ -125,7 +125,7 @@ def codes():
 def test_each_op_has_a_code_of_its_own(codes):
     for (name, code), (other, same) in itertools.combinations(codes.items(), 2):
         assert code != same, f"{name} and {other} share code {code}; give one of them a code of its own"
-    assert max(codes.values()) == OneOf.code == MOST_CODES, "the kernel looks for the op that was picked among lower codes"
+    assert max(codes.values()) == OneOf.code == LARGEST_CODE, "the kernel looks for the op that was picked among lower codes"
 
 
 def branches(tree):

@@ -12,7 +12,7 @@ from support.ops.flat_images import FIRST, FORMS, LAST, TO_FLOAT, flat, off
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.fusion.ops.filters import SLACK
+from gpuaug.fusion.ops.filters import LEVEL_TOLERANCE
 
 LEVELS = [*range(256), 128, 7]
 ALL = list(product(FIRST, LAST, FORMS))
@@ -48,8 +48,8 @@ def test_operations_of_kornias_policies_leave_images_of_one_value_so(names):
     """The op that stands for them counts levels with the tolerance that the sharpening before asks for."""
     policy = K.auto.TrivialAugment([[(name, 0, 1)] for name in names])
     augment, images = gpuaug.fuse([K.RandomSharpness(2.0, p=1.0), policy], pick="sample"), flat(LEVELS * 4)
-    (part,) = augment._program().ops[1].parts
-    assert part.to_levels[1] == SLACK
+    (part,) = augment._program().ops[1].plan_ops
+    assert part.to_levels[1] == LEVEL_TOLERANCE
     got = augment(images, draws=augment.draw(images.shape, seed=0))
     assert (got.amax((2, 3)) - got.amin((2, 3))).max() < 2e-6
 
@@ -62,7 +62,7 @@ def test_few_levels_are_stretched_as_torchvision_stretches_them(first, spread):
     images = (images + torch.randint(0, 255 - spread, (32, 3, 1, 1), generator=generator)).to(torch.uint8)
     before, cropped = both(v2.Compose([first, TO_FLOAT]), images)
     expected, got = both(v2.Compose([first, v2.RandomAutocontrast(1.0), TO_FLOAT]), images)
-    bytes_before, ours = (before * 255).round(), (cropped * 255 + 0.5 + SLACK).floor()
+    bytes_before, ours = (before * 255).round(), (cropped * 255 + 0.5 + LEVEL_TOLERANCE).floor()
     # A resize may round a byte to the next one: what is stretched from it is another value.
     alike = ours == bytes_before
     for bound in (torch.amin, torch.amax):

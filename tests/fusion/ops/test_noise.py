@@ -6,7 +6,7 @@ import torch
 
 from gpuaug.core.rng import Generators, Position
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.positional import FIELDS, GaussianNoise
+from gpuaug.fusion.ops.positional import NOISE_FIELDS, GaussianNoise
 from gpuaug.fusion.ops.sampler import Sampler
 
 SIZE = Size(64, 1, 4, 4)
@@ -42,10 +42,10 @@ def test_noise_fields_of_a_batch_differ_unless_shared(shared):
         fields = each["field"].astype(int)
         assert 0 <= each["seed"] < 2**31  # two halves in a row of float32
         assert fields.min() >= 0
-        assert fields.max() < FIELDS
-        assert ((fields - fields[0]) % FIELDS == (0 if shared else range(1000))).all()
+        assert fields.max() < NOISE_FIELDS
+        assert ((fields - fields[0]) % NOISE_FIELDS == (0 if shared else range(1000))).all()
         firsts.add(fields[0])
-    assert max(firsts) > FIELDS // 2, "fields begin anywhere"
+    assert max(firsts) > NOISE_FIELDS // 2, "fields begin anywhere"
 
 
 def test_seeds_of_modules_left_to_kornia_have_more_than_32_bits():

@@ -20,14 +20,17 @@ def test_numbers_are_those_of_numpys_philox_for_each_key(keys, columns, each, ap
         return np.concatenate([made.random((columns, each), dtype=np.float32) for made in generators], 1)
 
     for _ in range(2):  # the thread's generators are used again
-        sampler = Sampler(keys, each, columns, apart=apart)
+        sampler = Sampler(keys, each, columns, separate_generators=apart)
         generators = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
         np.testing.assert_array_equal(sampler.uniform(columns), uniform())
         # Half a word of Philox may be left between these.
         for count in (4, 3, 40):
             np.testing.assert_array_equal(sampler.permutation(count), [made.permutation(count) for made in generators])
             np.testing.assert_array_equal(sampler.uniform(columns), uniform())
-        assert sampler.number().tolist() == np.repeat([made.random(dtype=np.float32) for made in generators], each).tolist()
+        assert (
+            sampler.uniform_per_batch().tolist()
+            == np.repeat([made.random(dtype=np.float32) for made in generators], each).tolist()
+        )
 
 
 @pytest.fixture(scope="module")

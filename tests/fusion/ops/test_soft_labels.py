@@ -159,11 +159,11 @@ def test_soft_labels_of_an_empty_batch_and_a_single_image():
     [
         ([0] * 5, gpuaug.ArgumentTypeError, "class must be a tensor, got list. Pass one index for each image"),
         (torch.zeros(4), gpuaug.ArgumentError, r"class must be \(5,\) or \(5, 7\), got \(4,\)"),
-        (torch.zeros(5, 8), gpuaug.ArgumentError, r"got \(5, 8\). Pass the class index of each image, or its shares"),
+        (torch.zeros(5, 8), gpuaug.ArgumentError, r"got \(5, 8\). Pass the class index of each image, or its probab"),
         (
             torch.zeros(5, device="meta"),
             gpuaug.DeviceError,
-            "class must be on cpu, where the images are, got meta. Move it there first.",
+            "class must be on cpu, where the images are, got meta. Move it to that device.",
         ),
     ],
 )

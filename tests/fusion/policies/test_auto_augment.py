@@ -185,7 +185,7 @@ def test_subclasses_of_policies_that_override_a_method_are_left_to_kornia():
         (overriding(auto.TrivialAugment, "forward")(), "a subclass of TrivialAugment that overrides forward"),
         (inside, "Invert_0 in PolicySequential_0 is a subclass of Invert that overrides forward"),
         (around, "PolicySequential_0 is a subclass of PolicySequential that overrides forward"),
-        (other, "Invert_0 in PolicySequential_0 is made of RandomGaussianBlur, which is not Kornia's augmentation for it"),
+        (other, "Invert_0 in PolicySequential_0 is made of RandomGaussianBlur, which is not Kornia"),
         (shared, "Invert_0 in PolicySequential_0 is set to same_on_batch=True or p_batch below 1"),
     ):
         augment = gpuaug.fuse(made)
@@ -299,7 +299,7 @@ def sample_by_sample(augment, images, draws):
     for index in range(len(images)):
         image = as_kornia_takes_them(images[index : index + 1])
         for layer in draws._drawn[0]["layers"]:
-            for entry in [entry for entry in layer if entry.where[index]]:
+            for entry in [entry for entry in layer if entry.mask[index]]:
                 member = choice.children[entry.child].members[entry.position]
                 params = member.op.params(entry.drawn, entry.size)
                 own = {key: values[index : index + 1] for key, values in params.items()}
@@ -327,8 +327,8 @@ def test_pick_sample_picks_evenly_and_independently():
     picked = np.full((2, batch), -1)
     for row, layer in zip(picked, layers, strict=True):
         for entry in layer:
-            assert (row[entry.where] == -1).all()
-            row[entry.where] = entry.child
+            assert (row[entry.mask] == -1).all()
+            row[entry.mask] = entry.child
     assert (picked >= 0).all()
     assert (picked[0] != picked[1]).all()
     pairs = np.bincount(picked[0] * 15 + picked[1], minlength=225)
@@ -339,7 +339,7 @@ def test_pick_sample_picks_evenly_and_independently():
 def test_pick_sample_gives_every_order_of_picks_the_same_chance():
     policy = [ONE_BY_ONE[name] for name in ("invert", "rotate", "sharpness", "equalize")]
     layers = gpuaug.fuse(auto.RandAugment(3, 10, policy), pick="sample").draw((6000, 3, 8, 8), seed=1)._drawn[0]["layers"]
-    picks = np.array([sum(entry.child * entry.where for entry in layer) for layer in layers])
+    picks = np.array([sum(entry.child * entry.mask for entry in layer) for layer in layers])
     orders, counts = np.unique(picks, axis=1, return_counts=True)
     assert set(map(tuple, orders.T)) == set(itertools.permutations(range(4), 3))
     assert abs(counts - 250).max() < 6 * 250**0.5
@@ -357,7 +357,7 @@ def test_pick_sample_moves_masks():
             augment._program().ops[0].children[e.child].name
             for layer in draws._drawn[0]["layers"]
             for e in layer
-            if e.where[index]
+            if e.mask[index]
         ]
         moved = bool({"PolicySequential_0", "PolicySequential_2"} & set(names))
         assert torch.equal(masks[index], positions[index]) == (not moved)

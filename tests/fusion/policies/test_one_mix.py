@@ -186,7 +186,7 @@ def test_one_mix_keepdim_returns_a_single_image():
         (lambda: either(weights=[0.0, 0.0]), "random_apply_weights are all 0"),
         (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomInvert(), random_apply=1), "a mix beside other modules"),
         (lambda: K.ImageSequential(K.RandomMixUpV2(), K.RandomCutMixV2(num_mix=2), random_apply=1), "a mix beside other"),
-        (lambda: K.ImageSequential(K.RandomMixUpV2(), either(), random_apply=1), "over modules that pick again"),
+        (lambda: K.ImageSequential(K.RandomMixUpV2(), either(), random_apply=1), "over modules that pick modules themselves"),
     ],
 )
 @left_to_kornia

@@ -99,7 +99,7 @@ def test_random_apply_with_zero_weights_picks_nothing():
     ("inside", "reason"),
     [
         ([K.RandomMixUpV2()], "random_apply over a mix"),
-        ([auto.TrivialAugment()], "random_apply over modules that pick again"),
+        ([auto.TrivialAugment()], "random_apply over modules that pick modules themselves"),
         ([K.ImageSequential(K.ImageSequential(K.RandomInvert()))], "random_apply over containers in containers"),
     ],
 )

@@ -9,9 +9,9 @@ from support.gpu.launches import Launches
 from support.targets.detection import annotations
 
 import gpuaug
-from gpuaug.fusion.ops.boxes import FORMS, BoxMapping, map_boxes
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping, map_boxes
 
-KEYS = list(FORMS)
+KEYS = list(KORNIA_FORMATS)
 
 PIPELINES = {
     "flips": lambda p: [K.RandomHorizontalFlip(p=p), K.RandomVerticalFlip(p=p)],
@@ -158,7 +158,7 @@ def test_several_data_keys_share_one_draw_and_keep_their_order():
         ("bbox_xyxy", (2, 3, 5), r"bbox_xyxy must be \(B, N, 4\), got \(2, 3, 5\). Pad"),
         ("bbox_xywh", (3, 4), r"bbox_xywh must be \(B, N, 4\), got \(3, 4\). Pad"),
         ("keypoints", (2, 2), r"keypoints must be \(B, N, 2\), got \(2, 2\). Pad"),
-        ("keypoints", (3, 5, 2), r"keypoints must hold one entry for each of the 2 images, got \(3, 5, 2\). Pass a batch"),
+        ("keypoints", (3, 5, 2), r"keypoints must hold one entry for each of the 2 images, got \(3, 5, 2\). Pass one entry"),
     ],
 )
 def test_bad_box_shapes_are_refused(key, shape, text):
@@ -168,7 +168,10 @@ def test_bad_box_shapes_are_refused(key, shape, text):
 
 @pytest.mark.parametrize(("key", "most"), [("bbox", 5), ("bbox_xyxy", 6), ("bbox_xywh", 10), ("keypoints", 3)])
 def test_map_boxes_takes_few_launches_and_no_synchronisation(key, most):
-    values, way = annotations(key), BoxMapping(FORMS[key], FORMS[key], torch.eye(3).repeat(5, 1, 1), (1, 1), (32, 48))
+    values, way = (
+        annotations(key),
+        BoxMapping(KORNIA_FORMATS[key], KORNIA_FORMATS[key], torch.eye(3).repeat(5, 1, 1), (1, 1), (32, 48)),
+    )
     with Launches() as launches:
         map_boxes(values, None, way, values.dtype)
     assert len(launches.names) <= most, launches.names

@@ -12,7 +12,7 @@ from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_n
 import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.boxes import BoxMapping, Form
+from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping
 from gpuaug.fusion.targets.masks import MaskList
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 
@@ -57,14 +57,14 @@ def test_normalized_boxes_are_scaled_by_their_own_image():
         expected = torch.tensor([width / 200, height / 400, width / 200, height / 400])
         torch.testing.assert_close(made["boxes"], expected.expand(len(made["boxes"]), 4), atol=1e-6, rtol=0)
     padded = torch.tensor([[[0.5, 0.5, 0.5, 0.5]]] * 3)
-    form = Form("centre", edges=True, share=True)
-    way = BoxMapping(form, Form("corners", edges=True), torch.eye(3).expand(3, 3, 3), places, (200, 100))
+    form = BoxFormat("centre", edges=True, share=True)
+    way = BoxMapping(form, BoxFormat("corners", edges=True), torch.eye(3).expand(3, 3, 3), places, (200, 100))
     made, _ = dispatch.map_boxes(padded, None, way, torch.float32)
     expected = torch.tensor([[w / 4, h / 4, 3 * w / 4, 3 * h / 4] for h, w in SIDES])
     torch.testing.assert_close(made[:, 0], expected)
 
 
 def test_mask_list_refuses_transposed_masks():
-    text = r"masks of sample 1 must be of its image's size, 32x48, got \(48, 32\). Resize"
+    text = r"masks of sample 1 must have the size of their image, 32x48, got \(48, 32\). Resize"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.fuse(K.RandomInvert())(photographs(2), [torch.ones(32, 48), torch.ones(48, 32)], data_keys=["input", "mask"])

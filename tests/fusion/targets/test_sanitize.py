@@ -208,18 +208,18 @@ def test_sanitize_keeps_the_same_boxes_of_padded_batches_and_target_dicts():
         (
             [numbered([True]), 3],
             gpuaug.ArgumentTypeError,
-            "targets of sample 1 must be a dict, got int. Pass what fuse has returned for them.",
+            "targets of sample 1 must be a dict, got int. Pass the target dicts that gpuaug.fuse returned.",
         ),
         (
             [numbered([True]), {"boxes": 1, "labels": 2}],
             gpuaug.ArgumentError,
-            "targets of sample 1 must say in 'valid' which boxes to keep, got boxes, labels. Take them through gpuaug",
+            "targets of sample 1 must have the key 'valid', got boxes, labels. Transform them by gpuaug",
         ),
-        ({}, gpuaug.ArgumentError, "targets must say in 'valid' which boxes to keep, got nothing. Take"),
+        ({}, gpuaug.ArgumentError, "targets must have the key 'valid', got no keys. Transform"),
         (
             [{"valid": torch.ones(2)}],
             gpuaug.ArgumentError,
-            r"valid of sample 0 must be torch.bool \(n,\), got torch.float32 \(2,\). Pass it as fuse has returned it.",
+            r"valid of sample 0 must be torch.bool \(n,\), got torch.float32 \(2,\). Pass valid as gpuaug.fuse returned it.",
         ),
         (
             {"valid": torch.ones(2, dtype=torch.bool)},
@@ -246,5 +246,5 @@ def test_sanitize_keeps_images_without_annotations():
     assert list(kept[1]) == ["image_id", "size"]
     assert kept[1]["size"] is bare["size"]
     assert len(kept[0]["valid"]) == 1
-    with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must say in 'valid'"):
+    with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must have the key 'valid'"):
         gpuaug.sanitize([bare])

@@ -29,25 +29,25 @@ class Moves(torch.nn.Module):
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        (torch.zeros(3, 4), gpuaug.ArgumentTypeError, "targets must be a list of one dict for each image, got Tensor. Where b"),
+        (torch.zeros(3, 4), gpuaug.ArgumentTypeError, "targets must be a list of one dict for each image, got Tensor. If b"),
         (
             {"boxes": 1},
             gpuaug.ArgumentTypeError,
-            "targets must be a list of one dict for each image, got dict. Where boxes are",
+            "targets must be a list of one dict for each image, got dict. If boxes are",
         ),
-        (records_of(2), gpuaug.ArgumentError, "targets must hold one dict for each of the 3 images, got 2. Pass a batch"),
+        (records_of(2), gpuaug.ArgumentError, "targets must hold one dict for each of the 3 images, got 2. Pass one dict"),
         ([*records_of(2), 7], gpuaug.ArgumentTypeError, "targets of sample 2 must be a dict, got int. Put all annotations"),
         (
             replaced(boxes=[1]),
             gpuaug.ArgumentTypeError,
-            "boxes of sample 2 must be a tensor, got list. Make one of it: torch.as",
+            "boxes of sample 2 must be a tensor, got list. Convert it: torch.as",
         ),
         (
             replaced(boxes=torch.zeros(4)),
             gpuaug.ArgumentError,
-            r"boxes of sample 2 must be \(n, 4\), got \(4,\). Where an image",
+            r"boxes of sample 2 must be \(n, 4\), got \(4,\). For an image",
         ),
-        (replaced(boxes=torch.zeros(1, 5)), gpuaug.ArgumentError, r"boxes of sample 2 must be \(n, 4\), got \(1, 5\). Where"),
+        (replaced(boxes=torch.zeros(1, 5)), gpuaug.ArgumentError, r"boxes of sample 2 must be \(n, 4\), got \(1, 5\). For"),
         (
             replaced(bbox=torch.zeros(1, 4)),
             gpuaug.ArgumentError,
@@ -56,12 +56,12 @@ class Moves(torch.nn.Module):
         (
             replaced(boxes=torch.zeros(1, 4, device="meta")),
             gpuaug.DeviceError,
-            "boxes of sample 2 must be on cpu, where the images are, got meta. Move it there first.",
+            "boxes of sample 2 must be on cpu, where the images are, got meta. Move it to that device.",
         ),
         (
             replaced(boxes=torch.zeros(2, 4), valid=torch.ones(3, dtype=torch.bool)),
             gpuaug.ArgumentError,
-            r"valid of sample 2 must be one bool for each of its 2 boxes, got torch.bool \(3,\). Leave it out if all are.",
+            r"valid of sample 2 must be one bool for each of its 2 boxes, got torch.bool \(3,\). Leave valid out.",
         ),
         (
             replaced(boxes=torch.zeros(2, 4), valid=[True, True]),
@@ -71,23 +71,23 @@ class Moves(torch.nn.Module):
         (
             replaced(boxes=torch.zeros(2, 4), valid=torch.ones(2, dtype=torch.bool, device="meta")),
             gpuaug.DeviceError,
-            "valid of sample 2 must be on cpu, got meta. Move it there first.",
+            "valid of sample 2 must be on cpu, got meta. Move it to that device.",
         ),
         (
             replaced(keypoints=torch.zeros(2, 3, 2)),
             gpuaug.ArgumentError,
-            r"keypoints of sample 2 must be \(n, K, 3\), as those before it, got \(2, 3, 2\). Where an image has none: "
-            r"torch.zeros\(0, K, 3\).",
+            r"keypoints of sample 2 must be \(n, K, 3\), as in the samples before, got \(2, 3, 2\). For an image "
+            r"without keypoints, pass torch.zeros\(0, K, 3\).",
         ),
         (
             [{"keypoints": torch.zeros(3)}, {}, {}],
             gpuaug.ArgumentError,
-            r"keypoints of sample 0 must be \(n, K, 2\) or \(n, K, 3\), got \(3,\). Where",
+            r"keypoints of sample 0 must be \(n, K, 2\) or \(n, K, 3\), got \(3,\). For",
         ),
         (
             replaced(masks=torch.zeros(2, 32, 40)),
             gpuaug.ArgumentError,
-            r"masks of sample 2 must be of its image's size, 32x48, got \(2, 32, 40\). Resize them to it first.",
+            r"masks of sample 2 must have the size of their image, 32x48, got \(2, 32, 40\). Resize the masks to that size.",
         ),
         (
             replaced(masks=torch.zeros(48)),
@@ -97,27 +97,27 @@ class Moves(torch.nn.Module):
         (
             replaced(masks="a"),
             gpuaug.ArgumentTypeError,
-            "masks of sample 2 must be a tensor, got str. Stack those of one image",
+            "masks of sample 2 must be a tensor, got str. Stack the masks of one image",
         ),
         (
             replaced(masks=torch.zeros(2, 32, 48)),
             gpuaug.ArgumentTypeError,
-            "masks of sample 2 must be of torch.uint8, as those of sample 0, got torch.float32. Give all masks of a batch one",
+            "masks of sample 2 must be torch.uint8, as in sample 0, got torch.float32. Convert all masks of a batch",
         ),
         (
             replaced(masks=torch.zeros(2, 32, 48, device="meta", dtype=torch.uint8)),
             gpuaug.DeviceError,
-            "masks of sample 2 must be on cpu, where the images are, got meta. Move them there first.",
+            "masks of sample 2 must be on cpu, where the images are, got meta. Move the masks to that device.",
         ),
         (
             replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 5), format="CXCYWHR", canvas_size=(32, 48))),
             gpuaug.ArgumentError,
-            r"boxes of sample 2 must be upright, got CXCYWHR. Pass the boxes around",
+            r"boxes of sample 2 must be axis-aligned, got CXCYWHR. Pass the boxes around",
         ),
         (
             replaced(boxes=tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(32, 48))),
             gpuaug.ArgumentError,
-            "boxes of sample 2 must be of the form of those of sample 0, got xywh. Convert them before they are put",
+            "boxes of sample 2 must have the box format of sample 0, got xywh. Convert all boxes to one format",
         ),
     ],
 )
@@ -138,6 +138,6 @@ def test_bad_targets_are_refused_by_sample_index(value, error, text):
 @left_to_kornia
 def test_modules_that_kornia_runs_and_may_move_pixels_are_refused(module, name, value):
     key = "targets" if isinstance(value[0], dict) else "mask"
-    text = f"{name} must be a module that fuse runs, .* for {key} to follow, got one that is left to Kornia"
+    text = f"{name} must be fused, .* so that {key} can be transformed with the images, got a module that Kornia runs"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.fuse([K.RandomHorizontalFlip(), module])(photographs(3), value, data_keys=["input", key])

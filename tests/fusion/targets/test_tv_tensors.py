@@ -236,7 +236,7 @@ MEANT_OTHERWISE = {
             [{"boxes": tv_tensors.BoundingBoxes([[0, 0, 9, 9]], format="XYXY", canvas_size=(32, 48), clamping_mode=None)}],
             data_keys=KEYS,
         ),
-        r"clamping_mode of boxes of sample 0 must be 'soft' or 'hard', got None. Boxes end at the frame here: leave it out",
+        r"clamping_mode of boxes of sample 0 must be 'soft' or 'hard', got None. Boxes are always clipped",
     ),
 }
 

@@ -103,7 +103,7 @@ def test_masks_and_keypoints_beside_valid_boxes():
         (
             ["valid"],
             torch.ones(2, 3, dtype=torch.bool),
-            r"data_keys must hold one of bbox, bbox_xyxy, bbox_xywh where they hold",
+            r"data_keys must hold one of bbox, bbox_xyxy, bbox_xywh together with",
         ),
         (
             ["bbox_xyxy", "bbox_xyxy", "valid"],
@@ -124,7 +124,7 @@ def test_masks_and_keypoints_beside_valid_boxes():
         (
             ["bbox_xyxy", "valid"],
             torch.ones(3, 3, dtype=torch.bool),
-            r"valid must hold one entry for each of the 2 images, got \(3, 3\). Pass a batch",
+            r"valid must hold one entry for each of the 2 images, got \(3, 3\). Pass one entry",
         ),
     ],
 )

@@ -118,7 +118,7 @@ def calls_of_a_crop_by_boxes(told):
     assert torch.equal(first[0], second[0])
 
 
-@example("Fuse with pick='batch' to compare the two")
+@example("Fuse with pick='batch' to compare the results")
 def kornia_form_of_picks_by_sample(told):
     policy = K.auto.RandAugment(2, 10)
     with told:

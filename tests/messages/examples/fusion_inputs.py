@@ -26,7 +26,7 @@ def targets(**others):
     return [{"boxes": boxes, "labels": torch.tensor([1]), **others} for boxes in BOXES]
 
 
-@example("Make clips of a sample samples of their own")
+@example("Merge the leading axes into one batch axis")
 def several_clips_of_a_sample(told):
     several = torch.rand(2, 3, 4, 3, 8, 8)
     augment = gpuaug.fuse(K.RandomCrop((4, 4)))
@@ -35,7 +35,7 @@ def several_clips_of_a_sample(told):
     assert augment(several.flatten(0, -5)).shape == (6, 4, 3, 4, 4)
 
 
-@example("Put images of each size through a stage of their own")
+@example("Use a separate stage for images of each size")
 def cameras_of_two_sizes(told):
     left, right = torch.rand(2, 3, 8, 8), torch.rand(2, 3, 6, 8)
     with told:
@@ -127,7 +127,7 @@ def pil_images(told):
     assert got[0, :, 0, 0].tolist() == [1, 2, 3]
 
 
-@example("Pad the samples to one number")
+@example("Pad the samples to one length")
 def ragged_boxes_in_a_list(told):
     samples, augment = [BOXES[0], BOXES.view(2, 4)], gpuaug.fuse(FLIP)
     with told:
@@ -183,7 +183,7 @@ def unnamed_input(told):
     assert torch.equal(mask, MASK.flip(-1))
 
 
-@example("Pass the images along")
+@example("Pass the images with the other inputs")
 def masks_alone(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -226,7 +226,7 @@ def boxes_of_one_image(told):
     assert torch.equal(augment(IMAGES, BOXES, data_keys=["input", "bbox_xyxy"])[1], BY_KORNIA)
 
 
-@example("Leave them as they come: list(masks)")
+@example("Pass the masks as a list: list(masks)")
 def stacked_masks_of_ragged_images(told):
     images, other = gpuaug.collate_ragged(list(IMAGES)), gpuaug.collate_ragged([IMAGES[0], IMAGES[1, :, :6]])
     augment, masks = gpuaug.fuse(v2.Resize((4, 4)), ragged=True), MASK
@@ -236,7 +236,7 @@ def stacked_masks_of_ragged_images(told):
     assert got[0].shape == (1, 4, 4)
 
 
-@example("Resize it to theirs first")
+@example("Resize the mask to that size")
 def masks_of_another_size(told):
     augment, small = gpuaug.fuse(FLIP), MASK[..., ::2, ::2]
     with told:
@@ -292,7 +292,7 @@ def _left(module):
         return gpuaug.fuse(module)
 
 
-@example("must be a module that fuse runs, or leave pixels where they are")
+@example("must be fused, or not move pixels")
 def boxes_beside_what_is_not_lowered(told):
     keys = ["input", "targets"]
     with told:
@@ -301,7 +301,7 @@ def boxes_beside_what_is_not_lowered(told):
     assert torch.equal(got[0]["boxes"], BOXES[0] + 1)
 
 
-@example("Put it into a stage of its own, and what follows it into another")
+@example("Put the module into a separate stage, and the modules after it into another")
 def function_that_changes_the_size(told):
     class Halved(torch.nn.Module):
         def forward(self, images):
@@ -322,7 +322,7 @@ def labels_in_a_list(told):
     assert augment(IMAGES, torch.tensor(labels), data_keys=["input", "class"])[1].shape == (2, 3)
 
 
-@example("Pass the class index of each image, or its shares")
+@example("Pass the class index of each image, or its probabilities")
 def labels_of_another_shape(told):
     augment = gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)])
     with told:
@@ -356,7 +356,7 @@ def indices_without_num_classes(told):
     assert mixed.dtype is v2.MixUp()(IMAGES / 255, one_hot)[1].dtype
 
 
-@example("Pass the class index or the shares of each image")
+@example("Pass the class index or the class probabilities of each image")
 def shares_of_another_batch(told):
     augment = gpuaug.fuse([TO_FLOAT, v2.MixUp()])
     with told:
@@ -364,7 +364,7 @@ def shares_of_another_batch(told):
     assert augment(IMAGES, torch.ones(2, 4) / 4, data_keys=["input", "class"])[1].shape == (2, 4)
 
 
-@example("make them one-hot by num_classes")
+@example("converts them to one-hot labels")
 def one_hot_labels_for_kornia(told):
     labels = torch.tensor([0, 2])
     with told:
@@ -384,6 +384,16 @@ def too_few_dicts(told):
     assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][1]["boxes"], FLIPPED[1])
 
 
+@example("pass the padded tensors as inputs with data keys: bbox_xyxy, valid")
+def padded_boxes_in_one_dict(told):
+    augment = gpuaug.fuse(FLIP)
+    boxes, valid = torch.tensor([[[1.0, 2.0, 5.0, 6.0]]] * 2), torch.ones(2, 1, dtype=torch.bool)
+    with told:
+        augment(IMAGES, {"boxes": boxes, "valid": valid}, data_keys=["input", "targets"])
+    _, _, out_valid = augment(IMAGES, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])
+    assert out_valid.all()
+
+
 @example("Put all annotations of an image into one")
 def boxes_without_a_dict(told):
     augment = gpuaug.fuse(FLIP)
@@ -393,7 +403,7 @@ def boxes_without_a_dict(told):
     assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
 
 
-@example("Make one of it: torch.as_tensor(…)")
+@example("Convert it: torch.as_tensor(…)")
 def boxes_in_lists(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -402,7 +412,7 @@ def boxes_in_lists(told):
     assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
 
 
-@example("Where an image has none: torch.zeros(0, 4)")
+@example("For an image without boxes, pass torch.zeros(0, 4)")
 def image_without_boxes(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -411,7 +421,7 @@ def image_without_boxes(told):
     assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][1]["boxes"], FLIPPED[1])
 
 
-@example("Where an image has none: torch.zeros(0, K, 3)")
+@example("For an image without keypoints, pass torch.zeros(0, K, 3)")
 def image_without_keypoints(told):
     augment, points = gpuaug.fuse(FLIP), torch.tensor([[[1.0, 2, 1]]])
     with told:
@@ -422,7 +432,7 @@ def image_without_keypoints(told):
     assert got[1]["keypoints"][0, 0, 0] in (6.0, 7.0)
 
 
-@example("Where an image has none: torch.zeros(0, H, W)")
+@example("For an image without masks, pass torch.zeros(0, H, W)")
 def image_without_masks(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -431,7 +441,7 @@ def image_without_masks(told):
     assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][1]["masks"], MASK[1].flip(-1))
 
 
-@example("Stack those of one image: torch.stack(…)")
+@example("Stack the masks of one image: torch.stack(masks)")
 def masks_of_an_image_in_a_list(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -440,7 +450,7 @@ def masks_of_an_image_in_a_list(told):
     assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].flip(-1))
 
 
-@example("Resize them to it first")
+@example("Resize the masks to that size")
 def small_masks_of_an_image(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -449,7 +459,7 @@ def small_masks_of_an_image(told):
     assert torch.equal(augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["masks"], MASK[0].flip(-1))
 
 
-@example("Give all masks of a batch one type")
+@example("Convert all masks of a batch to one dtype")
 def masks_of_two_types(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -466,7 +476,7 @@ def boxes_twice(told):
     assert torch.equal(augment(IMAGES, targets(), data_keys=["input", "targets"])[1][0]["boxes"], FLIPPED[0])
 
 
-@example("Leave it out if all are")
+@example("Leave valid out if all boxes are valid")
 def valid_of_another_length(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -487,7 +497,7 @@ def crop_by_boxes_without_dicts(told):
 @example(
     "targets must be a list of dicts or one dict of padded tensors",
     "targets… must be a dict",
-    "must say in 'valid' which boxes to keep",
+    "must have the key 'valid'",
 )
 def sanitize_of_what_fuse_did_not_return(told):
     with told:
@@ -500,7 +510,7 @@ def sanitize_of_what_fuse_did_not_return(told):
     assert torch.equal(gpuaug.sanitize(followed)[0]["boxes"], FLIPPED[0])
 
 
-@example("Pass it as fuse has returned it")
+@example("Pass valid as gpuaug.fuse returned it")
 def sanitize_of_another_valid(told):
     _, followed = gpuaug.fuse(FLIP)(IMAGES, targets(), data_keys=["input", "targets"])
     with told:

@@ -180,7 +180,7 @@ def fill_of_masks(told):
     assert augment(IMAGES, mask, data_keys=keys)[1].unique().tolist() in ([0, 1], [1])
 
 
-@example("must give all images of a batch one type")
+@example("must return all images of a batch in one type")
 def function_of_another_type_by_chance(told):
     def function(image):
         return image.long()
@@ -191,7 +191,7 @@ def function_of_another_type_by_chance(told):
     torch.testing.assert_close(left(v2.Compose(pipeline))(IMAGES), IMAGES.flip(-1) / 255 * 0.5)
 
 
-@example("must give all images of a batch one size")
+@example("must return all images of a batch in one size")
 def function_of_several_sizes(told):
     def function(image):
         return image[:, : 4 + int(image[0, 0, 0] > 100)]
@@ -336,7 +336,7 @@ def pictures_at_the_end(told):
     assert torch.equal(gpuaug.fuse([FLIP])(IMAGES), FLIP(IMAGES))
 
 
-@example("num_classes of … must be that of the rest of the pipeline")
+@example("num_classes of … must equal num_classes of the rest of the pipeline")
 def classes_that_differ(told):
     with told:
         gpuaug.fuse([TO_FLOAT, v2.MixUp(num_classes=3)], num_classes=4)
@@ -445,7 +445,7 @@ def views_of_two_sizes(told):
         assert gpuaug.fuse(pipeline, views=2)(IMAGES).shape == (4, 3, 4, 4)
 
 
-@example("Have every module that may be picked give one size")
+@example("Make all modules that can be picked return one size")
 def picked_views_of_two_sizes(told):
     flip, crop = K.RandomHorizontalFlip(p=1.0), K.CenterCrop((4, 4), p=1.0)
     with told:
@@ -483,7 +483,7 @@ def images_without_pixels(told):
     assert augment(IMAGES).shape == (2, 3, 4, 4)
 
 
-@example("Leave pick out, or give the modules of … a p each instead of random_apply")
+@example("Leave pick out, or replace random_apply of … by a probability p of each module")
 def picks_by_sample_in_an_order(told):
     with told:
         gpuaug.fuse(K.ImageSequential(K.RandomInvert(p=1.0), K.RandomHorizontalFlip(p=1.0), random_apply=1), pick="sample")

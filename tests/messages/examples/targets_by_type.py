@@ -62,7 +62,7 @@ def label_map_as_class(told):
     assert torch.equal(got, labels.flip(-1))
 
 
-@example("Pass the keys that do, such as per_box=")
+@example("Pass all keys that hold one entry per box: per_box=")
 def entries_of_an_unknown_key(told):
     targets = [
         {"boxes": torch.zeros(n, 4), "tracks": torch.arange(n), "valid": torch.arange(n) > 0, "size": torch.tensor([8, 8])}
@@ -116,7 +116,7 @@ def mix_beside_boxes_in_a_stage(told):
     run((IMAGES, torch.tensor([0, 1]), boxes), lambda images: transform(images))
 
 
-@example("Pass one dict for each clip, or one for each frame")
+@example("Pass one dict per clip, or one dict per frame")
 def dicts_of_another_number_of_frames(told):
     clips, boxes = torch.rand(2, 3, 3, 8, 8), torch.tensor([[1.0, 2, 4, 5]])
     keys = ["input", "targets"]
@@ -153,7 +153,7 @@ def upright(boxes, form="XYXY", **options):
     return tv_tensors.BoundingBoxes(boxes, format=form, canvas_size=(8, 8), **options)
 
 
-@example("Convert them before they are put into a batch")
+@example("Convert all boxes to one format in the dataset")
 def boxes_of_two_forms(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -163,7 +163,7 @@ def boxes_of_two_forms(told):
     assert augment(IMAGES, dicts, data_keys=["input", "targets"])[1][0]["boxes"].tolist() == FLIPPED[0].tolist()
 
 
-@example("boxes of sample … must be upright")
+@example("boxes of sample … must be axis-aligned")
 def rotated_boxes(told):
     augment = gpuaug.fuse(FLIP)
     rotated = upright(torch.tensor([[1.0, 2, 3, 3, 0]]), "XYWHR")
@@ -175,7 +175,7 @@ def rotated_boxes(told):
     assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
 
 
-@example("Boxes end at the frame here: leave it out")
+@example("Boxes are always clipped to the image: leave clamping_mode out")
 def boxes_without_clamping(told):
     augment = gpuaug.fuse(FLIP)
     with told:

@@ -102,7 +102,7 @@ def run(
     Cost:
         The launches of the passes, some 10 µs of host time each, and memory for the images between passes (``types_written``).
     """
-    samples = table.shape[0] * max(plan.source.each, plan.out.each)
+    samples = table.shape[0] * max(plan.source.images_per_sample, plan.out.images_per_sample)
     if samples > MOST_SAMPLES:
         raise ArgumentError(
             f"A batch must have at most {MOST_SAMPLES} samples in all its views on a GPU, got {samples}. "
@@ -136,7 +136,7 @@ def _run_passes(
     buffers: Tensor | None = None
     for index, pass_ in enumerate(plan.passes):
         sides = canvases[index] if pass_.out.ragged else (pass_.out.height, pass_.out.width)
-        shape = table.shape[0] * pass_.out.each, pass_.out.channels, *sides
+        shape = table.shape[0] * pass_.out.images_per_sample, pass_.out.channels, *sides
         if index == last_index:
             out = torch.empty(shape, dtype=dtypes[index], device=images.device, memory_format=memory_format)
         elif plan.passes[-1].route_column < 0:
@@ -192,7 +192,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     layout, strides, shortest_side = _source_layout(images)
     # Images of different sizes, each in the top left corner of a buffer of one size.
     on_canvas = pass_.source.ragged and isinstance(images, Tensor)
-    images_per_view = batch // pass_.out.each * pass_.source.each
+    images_per_view = batch // pass_.out.images_per_sample * pass_.source.images_per_sample
     rgb = channels == 3
     in_unit_range = gives_unit_range(front, dtype_of(images))
     tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.needs_mean else TILES[front.interpolation]
@@ -201,7 +201,12 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     pairs_aligned = out.shape[3] % 2 == 0  # lines and samples then begin at multiples of 32 bits
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
-        "VIEWS_AND_FRAMES": (images_per_view != len(images), pass_.out.each, pass_.columns.frames, pass_.source.each),
+        "VIEWS_AND_FRAMES": (
+            images_per_view != len(images),
+            pass_.out.images_per_sample,
+            pass_.columns.frames,
+            pass_.source.images_per_sample,
+        ),
         "SOURCE_W": strides[3],
         "ADJACENT_TAPS": in_unit_range
         and front.interpolation == "resample"
@@ -256,7 +261,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         return _GatherLaunches(grey_sums, (batch, blocks), saves_pixels, pixels)
     area = height * width
     contrast_constants = {name: constants[name] for name in ("PIXELS", "OUT_W", "SUM_COUNT")}
-    contrast_constants["FRAMES"] = pass_.out.each
+    contrast_constants["FRAMES"] = pass_.out.images_per_sample
     compiled_pixels = constants["PIXELS"]
     contrast_constants |= {
         "PROGRAM": contrast_program,

@@ -211,17 +211,27 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         One launch, and a copy of each input that is not contiguous.
     """
     values = values.contiguous()
-    points = mapping.form.layout == "points"
-    box_numbers = values.shape[-1] if points else _NUMBERS_PER_BOX[mapping.form.layout]
-    to_numbers = box_numbers if points else _NUMBERS_PER_BOX[mapping.to.layout]
-    axes = values.ndim - (2 if mapping.form.layout == "vertices" else 1)
+    points = mapping.source_format.layout == "points"
+    box_numbers = values.shape[-1] if points else _NUMBERS_PER_BOX[mapping.source_format.layout]
+    to_numbers = box_numbers if points else _NUMBERS_PER_BOX[mapping.target_format.layout]
+    axes = values.ndim - (2 if mapping.source_format.layout == "vertices" else 1)
     shape = values.shape[:axes]
-    trailing = (4, 2) if mapping.to.layout == "vertices" else (to_numbers,)
+    trailing = (4, 2) if mapping.target_format.layout == "vertices" else (to_numbers,)
     results = torch.empty((*shape, *trailing), dtype=dtype, device=values.device)
     valid_result = torch.empty(shape, dtype=torch.bool, device=values.device) if mapping.clip else None
     layout_columns = mapping.source.stride(0) if isinstance(mapping.source, Tensor) else 0
     has_owners = mapping.owners is not None
-    key = (values.dtype, dtype, mapping.form, box_numbers, mapping.to, mapping.clip, valid is None, has_owners, layout_columns)
+    key = (
+        values.dtype,
+        dtype,
+        mapping.source_format,
+        box_numbers,
+        mapping.target_format,
+        mapping.clip,
+        valid is None,
+        has_owners,
+        layout_columns,
+    )
     launch = _launches.get(key)
     if launch is None:
         launch = _launches[key] = Launch(
@@ -229,13 +239,13 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
             (1, 1, 1),
             (),
             {
-                "LAYOUT": _LAYOUTS[mapping.form.layout],
+                "LAYOUT": _LAYOUTS[mapping.source_format.layout],
                 "NUMBERS": box_numbers,
-                "TO_LAYOUT": _LAYOUTS[mapping.to.layout],
+                "TO_LAYOUT": _LAYOUTS[mapping.target_format.layout],
                 "TO_NUMBERS": to_numbers,
-                "EDGES": mapping.to.edges,
-                "FRACTIONS": mapping.form.share,
-                "TO_FRACTIONS": mapping.to.share,
+                "EDGES": mapping.target_format.edges,
+                "FRACTIONS": mapping.source_format.share,
+                "TO_FRACTIONS": mapping.target_format.share,
                 "CLIP": mapping.clip,
                 "HAS_VALID": valid is not None,
                 "HAS_OWNERS": has_owners,

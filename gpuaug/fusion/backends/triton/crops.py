@@ -9,14 +9,18 @@ from torch import Tensor
 from gpuaug.fusion.backends.triton.launch import Launch, on_device
 from gpuaug.fusion.backends.triton.taps import half_to_even
 from gpuaug.fusion.ops.resize import CROP_CANDIDATES, ResizedCrop
-from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND
+from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2
 from gpuaug.fusion.program.gather import DeviceCropColumns
 from gpuaug.fusion.program.plan import GatherPass
 
 BLOCK = 32
 """Samples per block, which is one warp."""
 
-_INCREMENT, _FIRST, _SECOND = tl.constexpr(INCREMENT), tl.constexpr(FIRST), tl.constexpr(SECOND)
+_INCREMENT, _FIRST, _SECOND = (
+    tl.constexpr(SPLITMIX_INCREMENT),
+    tl.constexpr(SPLITMIX_MULTIPLIER_1),
+    tl.constexpr(SPLITMIX_MULTIPLIER_2),
+)
 
 
 @triton.jit

@@ -200,7 +200,7 @@ def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """
     return {
         "SOURCE_W": source.stride(3),
-        "FRAMES": pass_.out.each,
+        "FRAMES": pass_.out.images_per_sample,
         "BYTES": source.dtype == torch.uint8,
         "CHANNELS": source.shape[1],
     }

@@ -175,9 +175,9 @@ def _launch(soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int
         "CLASSES": soft.classes,
         "DENSE": dense,
         "MIXED": row_stride is not None,
-        "DENSE_FACTOR": soft.kept,
-        "ON_VALUE": soft.on,
-        "OFF_VALUE": soft.off,
+        "DENSE_FACTOR": soft.scale,
+        "ON_VALUE": soft.label_probability,
+        "OFF_VALUE": soft.other_probability,
         "BLOCK": block,
     }
     grid = (triton.cdiv(soft.classes, block), batch, 1)

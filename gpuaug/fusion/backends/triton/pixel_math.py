@@ -12,7 +12,7 @@ import triton.language as tl
 from gpuaug.fusion.ops import channel as channels
 from gpuaug.fusion.ops import color_jitter, filters, positional
 
-CLEAN = tl.constexpr(color_jitter.CLEAN)
+CLEAN = tl.constexpr(color_jitter.NO_NAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """False in Triton's interpreter, which supports no inline assembly and does not fuse products with sums."""
 

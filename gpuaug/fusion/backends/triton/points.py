@@ -23,7 +23,7 @@ from gpuaug.fusion.backends.triton.pixel_math import (
     scale_saturation,
 )
 from gpuaug.fusion.ops import channel, color, color_jitter, positional
-from gpuaug.fusion.ops.base import MOST_CODES
+from gpuaug.fusion.ops.base import LARGEST_CODE
 
 BRIGHTNESS = tl.constexpr(color.Brightness.code)
 CONTRAST = tl.constexpr(color.Contrast.code)
@@ -37,14 +37,14 @@ POSTERIZE = tl.constexpr(color.Posterize.code)
 SHUFFLE = tl.constexpr(channel.ChannelShuffle.code)
 DROPOUT = tl.constexpr(channel.ChannelDropout.code)
 NOISE = tl.constexpr(positional.GaussianNoise.code)
-FIELDS = tl.constexpr(positional.FIELDS)
+FIELDS = tl.constexpr(positional.NOISE_FIELDS)
 ERASING = tl.constexpr(positional.Erasing.code)
 NORMALIZE = tl.constexpr(channel.Normalize.code)
 DENORMALIZE = tl.constexpr(channel.Denormalize.code)
 JITTER = tl.constexpr(color_jitter.ColorJitter.code)
 JIGGLE = tl.constexpr(color_jitter.ColorJiggle.code)
 SNOW = tl.constexpr(color.Snow.code)
-ONE_OF = tl.constexpr(MOST_CODES)
+ONE_OF = tl.constexpr(LARGEST_CODE)
 PERMUTES = tl.constexpr(color_jitter.PERMUTES)
 
 BEFORE_CONTRAST = tl.constexpr(color_jitter.BEFORE_CONTRAST)

@@ -1,1 +1,1 @@
-"""Ops lowered from ``torchvision.transforms.v2``. File names match those of the ops lowered from Kornia, in ``ops``."""
+"""Ops of torchvision's transforms. Each file is named after the file in ``ops`` with the ops of Kornia's equivalent modules."""

@@ -1,4 +1,8 @@
-"""torchvision's pointwise color transforms: jitter, grayscale, invert, solarize, posterize, channel order, normalize."""
+"""torchvision's pointwise color transforms: jitter, grayscale, invert, solarize, posterize, channel order, normalize.
+
+A transform is *lowered* to an op, or run by torchvision. The ops inherit their arithmetic from the ops of Kornia's modules. A
+*row* holds an op's parameters for one sample, in float32; column 0 is the apply mask, 1 to apply the op.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -15,53 +19,55 @@ from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
 _ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
+"""Adjustments of a color jitter, by index. An adjustment is active if the user has set its bounds."""
 
 
 class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     """``v2.ColorJitter``: up to four adjustments, in a random order per sample."""
 
-    red_share = channel.TORCHVISION_RED
+    red_weight = channel.TORCHVISION_RED
     unfused_dtypes = (torch.int16,)
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         settings = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
-        self._fixed = None
-        self._active = [between is not None for between in settings]
-        self._drawn = np.flatnonzero(self._active)
+        self._order_setting = None
+        self._active = [limits is not None for limits in settings]
+        self._active_indices = np.flatnonzero(self._active)
         self.bounds = [
-            between or (0.0 if adjustment == "hue" else 1.0,) * 2
-            for adjustment, between in zip(_ADJUSTMENTS, settings, strict=True)
+            limits or (0.0 if adjustment == "hue" else 1.0,) * 2
+            for adjustment, limits in zip(_ADJUSTMENTS, settings, strict=True)
         ]
         self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
 
     @property
     def flags(self) -> int:  # type: ignore[override]
-        """One bit per adjustment that is set, and ``TORCHVISION_GREY``."""
+        """One bit per active adjustment, and ``TORCHVISION_GREY``."""
         return super().flags | color_jitter.TORCHVISION_GREY
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """``None`` for 1 or 3 channels. Saturation and hue do not change grayscale images."""
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Require 1 or 3 channels. Saturation and hue do not change images of one channel."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"factors"``, (4, B), and ``"order"``, (B, 4) indices of adjustments."""
-        return {"factors": sampler.between(self._low, self._high), "order": sampler.uniform(4).T.argsort(axis=1)}
+        return {"factors": sampler.within_bounds(self._low, self._high), "order": sampler.uniform(4).T.argsort(axis=1)}
 
-    def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
-        """Draws of sample ``index`` as a batch of one: its column of the factors and its row of the orders."""
-        return {**super().of_sample(drawn, index), "order": drawn["order"][index : index + 1]}
+    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
+        """Draws of sample ``index``, as a batch of one: its factors and its order of the adjustments."""
+        return {**super().sample_draws(drawn, index), "order": drawn["order"][index : index + 1]}
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_brightness``, ``adjust_contrast``, ``adjust_saturation`` and ``adjust_hue``, in the sample's order."""
         return self._adjustments(drawn, sample)
 
     def _adjustments(self, drawn: OpDraws, sample: int) -> list[Call]:
-        taken = [index for index in drawn["order"][sample].tolist() if index != color_jitter.NONE and self._active[index]]
-        names = [_ADJUSTMENTS[index] for index in taken]
+        """Functional calls of the adjustments that run for one sample, in order."""
+        order = [index for index in drawn["order"][sample].tolist() if index != color_jitter.OMITTED and self._active[index]]
+        names = [_ADJUSTMENTS[index] for index in order]
         return [
             (f"adjust_{name}", {f"{name}_factor": float(drawn["factors"][index, sample])})
-            for index, name in zip(taken, names, strict=True)
+            for index, name in zip(order, names, strict=True)
         ]
 
 
@@ -75,7 +81,7 @@ class PhotometricDistort(ColorJitter):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         super().__init__(name, transform, units)
-        # p is the probability of a single adjustment, not that of the whole transform.
+        # In torchvision p is the probability of each adjustment, not the probability of the whole transform.
         self._adjustment_p = self.p
         self.p = 1.0
 
@@ -92,26 +98,26 @@ class PhotometricDistort(ColorJitter):
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters. The apply mask is False for samples that drew neither an adjustment nor a permutation."""
         drawn = super().draw(sampler, size)
-        changes = (drawn["order"] != color_jitter.NONE).any(1) | (drawn["channels"] != np.arange(size.channels)).any(1)
+        changes = (drawn["order"] != color_jitter.OMITTED).any(1) | (drawn["channels"] != np.arange(size.channels)).any(1)
         return {**drawn, "apply_mask": drawn["apply_mask"] & changes}
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the adjustments and the permutation of the channels.
 
         Returns:
-            ``"factors"``, (4, B); ``"order"``, (B, 4) indices of adjustments, ``NONE`` for one that is omitted; and
-            ``"channels"``, (B, C) indices of the source channels.
+            ``"factors"``, (4, B); ``"order"``, (B, 4) indices of adjustments, or ``OMITTED``; and ``"channels"``, (B, C) source
+            index of each channel.
         """
-        taken = sampler.uniform(5) < self._adjustment_p
-        factors = sampler.between(self._low, self._high)
+        runs = sampler.uniform(5) < self._adjustment_p
+        factors = sampler.within_bounds(self._low, self._high)
         order = np.where(sampler.uniform()[:, None] < 0.5, (0, 1, 2, 3), (0, 2, 3, 1))
-        order = np.where(np.take_along_axis(taken[:4].T, order, 1), order, color_jitter.NONE)
-        channels = np.where(taken[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
+        order = np.where(np.take_along_axis(runs[:4].T, order, 1), order, color_jitter.OMITTED)
+        channels = np.where(runs[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
         return {"factors": factors, "order": order, "channels": channels}
 
-    def of_sample(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index`` as a batch of one."""
-        return {**super().of_sample(drawn, index), "channels": drawn["channels"][index : index + 1]}
+        return {**super().sample_draws(drawn, index), "channels": drawn["channels"][index : index + 1]}
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Factors of the adjustments that run, in order, and indices of the source channels."""
@@ -127,7 +133,7 @@ class PhotometricDistort(ColorJitter):
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Run the adjustments, then permute the channels."""
         jittered = super().apply(images, rows)
-        return channel.reordered(jittered, rows[:, 9:12]) if images.shape[1] == 3 else jittered
+        return channel.permute_channels(jittered, rows[:, 9:12]) if images.shape[1] == 3 else jittered
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """Calls of the adjustments that run, in order, and ``permute_channels``."""
@@ -137,20 +143,20 @@ class PhotometricDistort(ColorJitter):
 class Grayscale(TorchvisionOp, channel.Grayscale):
     """``v2.RandomGrayscale``, and ``v2.Grayscale`` with three output channels.
 
-    torchvision runs a ``v2.Grayscale`` that changes the number of channels; the op then serves for the output size only.
+    A ``v2.Grayscale`` with one output channel is run by torchvision. Its op only computes the output size.
     """
 
     @property
-    def _to_one(self) -> bool:
+    def _returns_one_channel(self) -> bool:
         return isinstance(self.module, v2.Grayscale) and self.module.num_output_channels == 1
 
     @property
     def _weights(self) -> None:
-        """``None``, for torchvision's fixed weights."""
+        """``None``, because torchvision has no setting for the weights."""
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return "num_output_channels=1" if self._to_one else None
+        return "num_output_channels=1" if self._returns_one_channel else None
 
     def out_applied(self, size: Size) -> Size:
         """Output size, with ``num_output_channels`` channels."""
@@ -158,12 +164,12 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         return replace(size, channels=channels)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse a change of the number of channels, which is constant within a fused pass."""
+        """Reason if the op changes the number of channels, which cannot change within a fused pass; else ``None``."""
         channels = self.out(size).channels
         return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """``None`` for 1 or 3 channels. Images of one channel are unchanged."""
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Require 1 or 3 channels. Images of one channel are unchanged."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
@@ -197,16 +203,16 @@ class Solarize(TorchvisionOp, color.Solarize):
     """
 
     unfused_dtypes = (torch.uint16, torch.int16)
-    fixed = True
+    has_fixed_row = True
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        threshold = float(below_byte(transform.threshold)) if units == torch.uint8 else transform.threshold
+        threshold = float(float_threshold(transform.threshold)) if units == torch.uint8 else transform.threshold
         self._threshold = self.to_unit_range(threshold)
         if self._threshold > 1:
             raise ArgumentError(
                 f"threshold of {name} must be at most the largest value of the images, got {transform.threshold}. Give it in "
-                "[0, 255] before v2.ToDtype(torch.float32, scale=True), and in [0, 1] behind it."
+                "[0, 255] before v2.ToDtype(torch.float32, scale=True), and in [0, 1] after it."
             )
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -224,10 +230,10 @@ class Solarize(TorchvisionOp, color.Solarize):
 
 
 class Posterize(TorchvisionOp, color.Posterize):
-    """``v2.RandomPosterize`` for uint8 images: keeps the highest ``bits`` bits."""
+    """``v2.RandomPosterize`` for uint8 images: sets all but the highest ``bits`` bits to 0. The results are called levels."""
 
     unfused_dtypes = (torch.uint16, torch.int16)
-    fixed = True
+    has_fixed_row = True
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -235,7 +241,7 @@ class Posterize(TorchvisionOp, color.Posterize):
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         if self.units.is_floating_point:
-            return "its levels for floats differ from those for bytes, as before v2.ToDtype(scale=True)"
+            return "its levels for floats differ from its levels for bytes, as before v2.ToDtype(scale=True)"
         return super().unsupported()
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -243,7 +249,7 @@ class Posterize(TorchvisionOp, color.Posterize):
         return {}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the distance between kept levels, and 0.5, which rounds values to the nearest byte."""
+        """Write the step between two levels, and 0.5, with which values are rounded to the nearest byte."""
         out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
         out[:, 2] = 0.5
 
@@ -261,18 +267,21 @@ class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
 
 
 class Normalize(TorchvisionOp, channel.Normalize):
-    """``v2.Normalize``: ``(image - mean) / std`` per channel. ``ImageTypes.normalize`` refuses uint8 images."""
+    """``v2.Normalize``: ``(image - mean) / std`` per channel."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.mean, self.std = channel.values_of(transform.mean), channel.values_of(transform.std)
+        self.mean, self.std = channel.channel_values(transform.mean), channel.channel_values(transform.std)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Mean and std; empty for one channel, which torchvision broadcasts to the number of values."""
+        """Mean and std. Empty for images of one channel, which ``unsupported_size`` checks instead."""
         return {} if channels == 1 else super().per_channel(channels)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse numbers of values that differ from the number of channels. torchvision broadcasts images of one channel."""
+        """Reason if mean and std have several values for images of one channel, which torchvision broadcasts; else ``None``.
+
+        The output then has more channels than the input, which is not possible in a fused pass.
+        """
         counts = {len(self.mean), len(self.std)} - {1, size.channels}
         return f"holds {max(counts)} values for {size.channels} channels" if counts else None
 
@@ -282,11 +291,10 @@ class Normalize(TorchvisionOp, channel.Normalize):
         return [("normalize", {"mean": transform.mean, "std": transform.std})]
 
 
-def below_byte(threshold: Any) -> Any:
-    """Threshold for float images that selects the same bytes as ``threshold`` does for uint8 images.
+def float_threshold(threshold: Any) -> Any:
+    """Threshold for byte values with rounding errors, in place of ``threshold`` for exact bytes.
 
-    It lies half a level below the smallest byte >= ``threshold``, so that rounding errors of bytes do not matter. torchvision
-    compares bytes with the threshold in float32.
+    It is 0.5 below the smallest byte that is at least ``threshold``, which torchvision converts to float32.
     """
     return np.ceil(np.float32(threshold)) - 0.5
 

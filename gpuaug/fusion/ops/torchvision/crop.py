@@ -1,4 +1,8 @@
-"""torchvision's flips, crops and padding."""
+"""torchvision's flips, crops, padding, and selection of frames.
+
+A transform is *lowered* to an op, or run by torchvision. The *canvas* is the padded image. Samples outside the *apply mask*
+skip the op.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +14,7 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import Axis, Edge, FrameOp, IndexMap, IndexOp, changes_size_by_chance, length_of
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IndexMap, IndexOp, length_of, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -23,6 +27,7 @@ from gpuaug.fusion.ops.torchvision.base import (
 )
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
+"""Padding mode of the op for each ``padding_mode`` of torchvision. Symmetric padding is not lowered."""
 
 
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
@@ -44,14 +49,14 @@ class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
 class UniformTemporalSubsample(TorchvisionOp, FrameOp):
     """``v2.UniformTemporalSubsample``: selects equally spaced frames, including the first and the last."""
 
-    words = "choose frames"
+    description = "choose frames"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.count = transform.num_samples
 
     def frames(self, count: int) -> Array:
-        """Indices of the selected frames of ``count``, computed in float32 as in torchvision."""
+        """Indices of the selected frames, (``self.count``,) int64, in clips of ``count`` frames."""
         indices: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
         return indices
 
@@ -61,7 +66,7 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
-    """``v2.CenterCrop``: margins are rounded half to even; images smaller than the crop are padded with 0."""
+    """``v2.CenterCrop``: margins of half a pixel are rounded to even. Images smaller than the crop are padded with 0."""
 
     edge = "constant"
 
@@ -70,11 +75,11 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         self._height, self._width = transform.size
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse a change of size with a probability below 1, because a skipped sample keeps its size."""
-        return changes_size_by_chance(self, size=size)
+        """Reason if samples that skip the op would have another size, or ``None``."""
+        return unsupported_skip(self, size=size)
 
     def start(self, size: Size) -> tuple[Any, Any]:
-        """(first column, first row) of the crop in the image; negative for padding on the left or above."""
+        """(first column, first row) of the crop in the image; negative if the image is padded on the left or top."""
         return _margin(size.width, self._width), _margin(size.height, self._height)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
@@ -82,12 +87,20 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         return [("center_crop", {"output_size": list(self.module.size)})]  # type: ignore[arg-type]
 
 
-class _Padded(TorchvisionOp, IndexOp):
-    """Op that pads by the transform's ``fill`` and ``padding_mode``. ``mode`` replaces a missing ``padding_mode``."""
+class _PaddingOp(TorchvisionOp, IndexOp):
+    """Base class of ops that pad.
+
+    Args:
+        name: Name of the transform in its container.
+        transform: Transform of the user.
+        units: dtype whose value range ``fill`` of the transform refers to.
+        mode: Padding mode of a transform without the setting ``padding_mode``; ``""`` to read the setting.
+    """
 
     def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
+        """False if the settings of the transform ask for no padding."""
         self._mode = mode or transform.padding_mode
         self.fill = self.unit_fill(transform.fill, truncates=True) if self._mode == "constant" else 0.0
 
@@ -100,7 +113,7 @@ class _Padded(TorchvisionOp, IndexOp):
 
     @property
     def mask_fill(self) -> float:
-        """Fill of masks, in the values of the masks."""
+        """Fill value of segmentation masks, not converted to [0, 1]."""
         return mask_fill(self.module.fill)
 
     @property
@@ -112,30 +125,35 @@ class _Padded(TorchvisionOp, IndexOp):
         """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
         raise NotImplementedError
 
-    def _cannot_pad(self, size: Size) -> str | None:
-        return crop.why_not_padded(self._padding(size), self.edge, size)
+    def _unsupported_padding(self, size: Size) -> str | None:
+        """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``."""
+        return crop.unsupported_padding(self._padding(size), self.edge, size)
 
     def pad_call(self, size: Size, sample: int) -> Call:
         """``pad`` with ``padding`` in pixels, ``fill`` and ``padding_mode``, for one sample."""
-        left, right, top, bottom = (int(side) for side in self._padding(size.of(sample)))
+        left, right, top, bottom = (int(side) for side in self._padding(size.sample(sample)))
         transform: Any = self.module
         arguments = {"fill": image_fill(transform.fill), "padding_mode": self._mode}
         return "pad", {"padding": [left, top, right, bottom], **arguments}
 
 
-class Pad(_Padded):
+class Pad(_PaddingOp):
     """``v2.Pad``."""
 
     def _padding(self, size: Size) -> Sequence[Any]:
+        """Padding in pixels (left, right, above, below)."""
         padding: Any = self.module.padding
         sides = [padding] if isinstance(padding, int) else list(padding)
-        # One number for all sides; left/right and top/bottom; or left, top, right and bottom.
+        # The setting holds (all sides), (left and right, top and bottom) or (left, top, right, bottom).
         left, top, right, bottom = sides * (4 // len(sides))
         return left, right, top, bottom
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse padding that torchvision refuses, and a change of size with a probability below 1."""
-        return self._cannot_pad(size) or changes_size_by_chance(self, size=size)
+        """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
+
+        torchvision raises an error for some padding. Samples that skip the op must have the same size.
+        """
+        return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
     def out_applied(self, size: Size) -> Size:
         """Size of the padded image."""
@@ -150,7 +168,7 @@ class Pad(_Padded):
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shift by the padding on the left and above."""
         left, top = self._start(drawn, size)
-        return IndexMap(Axis(offset=-length_of(left)), Axis(offset=-length_of(top)))
+        return IndexMap(AxisMap(offset=-length_of(left)), AxisMap(offset=-length_of(top)))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Translation matrix, input to output pixels."""
@@ -165,32 +183,38 @@ class Pad(_Padded):
         return f"pad by {self.module.padding}"
 
 
-class RandomCrop(_Padded, crop.Crop):
+class RandomCrop(_PaddingOp, crop.Crop):
     """``v2.RandomCrop``, with or without padding."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _Padded.__init__(self, name, transform, units)
+        _PaddingOp.__init__(self, name, transform, units)
         self._height, self._width = transform.size
         self._pads = bool(transform.padding) or transform.pad_if_needed
         if not self._pads:
             self.fill = 0.0
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Padding in pixels (left, right, above, below). A too small image is padded by the whole difference at both ends."""
+        """Padding in pixels (left, right, above, below).
+
+        With ``pad_if_needed``, torchvision adds the number of missing pixels on both sides, not half of it on each side.
+        """
         transform: Any = self.module
         left, right, top, bottom = transform.padding or (0, 0, 0, 0)
         if not transform.pad_if_needed:
             return left, right, top, bottom
-        across = np.maximum(self._width - (size.width + left + right), 0)
-        down = np.maximum(self._height - (size.height + top + bottom), 0)
-        return left + across, right + across, top + down, bottom + down
+        missing_columns = np.maximum(self._width - (size.width + left + right), 0)
+        missing_rows = np.maximum(self._height - (size.height + top + bottom), 0)
+        return left + missing_columns, right + missing_columns, top + missing_rows, bottom + missing_rows
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse a crop that is larger than the padded image, and a change of size with a probability below 1."""
+        """Reason why images of ``size`` cannot be cropped in a fused pass, or ``None``.
+
+        torchvision raises an error for a crop that is larger than the canvas. Samples that skip the op must have the same size.
+        """
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}"
-        return self._cannot_pad(size) or changes_size_by_chance(self, size=size)
+        return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``pad``, unless the padding is 0, and ``crop`` with the window in pixels."""
@@ -204,7 +228,7 @@ class PadIfSmaller(Pad):
     """``PadIfSmaller`` of torchvision's references: pads on the right and below, to sides of at least ``size`` pixels."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _Padded.__init__(self, name, transform, units, "constant")
+        _PaddingOp.__init__(self, name, transform, units, "constant")
 
     def _padding(self, size: Size) -> Sequence[Any]:
         side: Any = self.module.size
@@ -224,7 +248,7 @@ class FixedSizeCrop(RandomCrop):
     mask_fill = 0.0
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _Padded.__init__(self, name, transform, units)
+        _PaddingOp.__init__(self, name, transform, units)
         self._height, self._width = transform.crop_height, transform.crop_width
 
     def unsupported(self) -> str | None:
@@ -256,38 +280,40 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     @property
     def mask_fill(self) -> float:
-        """Fill of masks, in the values of the masks."""
+        """Fill value of segmentation masks, not converted to [0, 1]."""
         return mask_fill(self.module.fill)
 
     def _scale(self, uniform: Any) -> Any:
+        """Side of the canvas / side of the image, from uniform numbers in [0, 1)."""
         return uniform * np.float32(self._max_scale - self._min_scale) + np.float32(self._min_scale)
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Size of the drawn canvas per sample, or of the image if the sample is skipped."""
+        """Size of the drawn canvas; the input size for samples that skip the op."""
         return _scaled(size, np.where(drawn["apply_mask"], drawn["scale"], np.float32(1)))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Size of the image, and of the largest canvas."""
+        """Input size, and size of the largest canvas."""
         return size, _scaled(size, np.asarray(self._scale(UNIFORM_BOUNDS[1])))
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"scale"``, side of the canvas / side of the image, and ``"x"`` and ``"y"``, offset of the image in pixels."""
-        uniform, across, down = sampler.uniform(3)
+        """Draw ``"scale"``, and the offset of the image on the canvas in pixels, ``"x"`` and ``"y"``, (B,) each."""
+        uniform, uniform_x, uniform_y = sampler.uniform(3)
         scale = self._scale(uniform)
         canvas = _scaled(size, scale)
         return {
             "scale": scale,
-            "x": np.floor((canvas.width - size.width).astype(np.float32) * across),
-            "y": np.floor((canvas.height - size.height).astype(np.float32) * down),
+            "x": np.floor((canvas.width - size.width).astype(np.float32) * uniform_x),
+            "y": np.floor((canvas.height - size.height).astype(np.float32) * uniform_y),
         }
 
     def _start(self, drawn: OpDraws) -> tuple[Array, Array]:
+        """Offset of the image on the canvas in pixels, (x, y); 0 for samples that skip the op."""
         return np.where(drawn["apply_mask"], drawn["x"], 0.0), np.where(drawn["apply_mask"], drawn["y"], 0.0)
 
     def map(self, drawn: OpDraws, size: Size) -> IndexMap:
         """Shift by the offset of the image on the canvas."""
         x, y = self._start(drawn)
-        return IndexMap(Axis(offset=-x), Axis(offset=-y))
+        return IndexMap(AxisMap(offset=-x), AxisMap(offset=-y))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
         """Translation matrix, input to output pixels."""
@@ -297,8 +323,8 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``pad`` with ``padding`` in pixels and ``fill``."""
-        image_size = size.of(sample)
-        canvas = self.out_drawn(self.of_sample(drawn, sample), image_size).of(0)
+        image_size = size.sample(sample)
+        canvas = self.out_drawn(self.sample_draws(drawn, sample), image_size).sample(0)
         left, top = int(drawn["x"][sample]), int(drawn["y"][sample])
         padding = [left, top, canvas.width - image_size.width - left, canvas.height - image_size.height - top]
         return [("pad", {"padding": padding, "fill": image_fill(self.module.fill)})]
@@ -308,12 +334,13 @@ class ZoomOut(TorchvisionOp, IndexOp):
         return f"zoom out by {self._min_scale} to {self._max_scale}"
 
 
-def _margin(length: Any, cropped: int) -> Any:
-    """Number of pixels before a centred crop of ``cropped`` pixels; negative if ``length`` is shorter than the crop."""
-    return np.where(length < cropped, -((cropped - length) // 2), np.rint((length - cropped) / 2))[()]
+def _margin(length: Any, crop_length: int) -> Any:
+    """Number of pixels before a centred crop of ``crop_length`` of ``length`` pixels; negative to pad."""
+    return np.where(length < crop_length, -((crop_length - length) // 2), np.rint((length - crop_length) / 2))[()]
 
 
 def _scaled(size: Size, scale: Array) -> Size:
+    """``size`` with both sides multiplied by ``scale`` in float32, and rounded down."""
     return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
 
 

@@ -1,4 +1,8 @@
-"""Conversions of targets by torchvision's transforms, which a fused pipeline runs at its end. Does not import torchvision."""
+"""Conversions of targets, which a fused pipeline applies once, at its end.
+
+*Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels. The conversions are
+those of torchvision's transforms. This module does not import torchvision, so that pipelines of Kornia need not either.
+"""
 
 from dataclasses import dataclass
 
@@ -7,21 +11,21 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Conversions of targets at the end of a pipeline, collected from its transforms at any position."""
+    """Conversions of targets at the end of a pipeline, collected from transforms at any position in it."""
 
     boxes: str | None = None
-    """Output format of boxes, by its name in ``fuse(…, boxes=…)``; ``None`` to keep the format."""
+    """Output format of boxes, a value of ``fuse(…, boxes=…)``; ``None`` for the input format."""
     masks: torch.dtype | None = None
-    """Output dtype of masks; ``None`` to keep the dtype."""
+    """Output dtype of masks; ``None`` for the input dtype."""
     is_pure: bool = False
-    """True if tv_tensors are returned as plain tensors."""
+    """True if torchvision's tensors, such as ``tv_tensors.Mask``, are returned as plain tensors."""
     min_size: float = 1.0
     """Smallest width and height of a valid box, in pixels."""
     min_area: float = 1.0
     """Smallest area of a valid box, in pixels."""
 
     def then(self, other: "Ending") -> "Ending":
-        """Combine this ending with ``other``, which comes later in the pipeline."""
+        """Combine these conversions with conversions from a later transform, ``other``."""
         return Ending(
             other.boxes or self.boxes,
             other.masks or self.masks,
@@ -31,4 +35,4 @@ class Ending:
         )
 
 
-AS_THEY_CAME = Ending()
+NO_CONVERSIONS = Ending()

@@ -1,4 +1,4 @@
-"""``v2.RandomErasing``."""
+"""torchvision's ``v2.RandomErasing``, which is lowered to the op ``Erasing``, or run by torchvision."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.pixels import LARGEST
 
 CANDIDATES = 10
-"""Number of candidate rectangles per sample. The first that fits is used; if none fits, nothing is erased."""
+"""Number of candidate rectangles per sample. The first that is smaller than the image is used; without one, none."""
 
 
 class Erasing(TorchvisionOp, positional.Erasing):
@@ -45,20 +45,21 @@ class Erasing(TorchvisionOp, positional.Erasing):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) float32 each.
 
-        Width and height are 0 for a sample without a candidate smaller than the image.
+        Width and height are 0 for a sample if no candidate is smaller than the image.
         """
         numbers = sampler.uniform(4)
         heights, widths = self._sides(numbers[0], numbers[1], size)
-        misses = np.flatnonzero((heights >= size.height) | (widths >= size.width))
-        if misses.size:
-            missed = size.to(size.height[misses], size.width[misses]) if size.ragged else size
-            shares, aspects = extra_uniforms(numbers[:, misses], CANDIDATES - 1)
-            high, wide = self._sides(shares, aspects, missed)
-            fits = (high < missed.height) & (wide < missed.width)
+        # Indices of the samples whose first candidate is too large.
+        open_samples = np.flatnonzero((heights >= size.height) | (widths >= size.width))
+        if open_samples.size:
+            open_size = size.to(size.height[open_samples], size.width[open_samples]) if size.ragged else size
+            areas, aspects = extra_uniforms(numbers[:, open_samples], CANDIDATES - 1)
+            other_heights, other_widths = self._sides(areas, aspects, open_size)
+            fits = (other_heights < open_size.height) & (other_widths < open_size.width)
             first = fits.argmax(0)[None]
             any_fits = fits.any(0)
-            for sides, candidates in ((heights, high), (widths, wide)):
-                sides[misses] = np.where(any_fits, np.take_along_axis(candidates, first, 0)[0], 0)
+            for sides, candidates in ((heights, other_heights), (widths, other_widths)):
+                sides[open_samples] = np.where(any_fits, np.take_along_axis(candidates, first, 0)[0], 0)
         return {
             "widths": widths,
             "heights": heights,
@@ -66,13 +67,13 @@ class Erasing(TorchvisionOp, positional.Erasing):
             "ys": np.floor(numbers[3] * (np.float32(size.height + 1) - heights)),
         }
 
-    def _sides(self, share: Array, aspect: Array, size: Size) -> tuple[Array, Array]:
-        """(heights, widths) of rectangles in whole pixels, from uniform numbers in [0, 1) for area and aspect ratio."""
-        area = (share * np.float32(self._area_range) + np.float32(self._min_area)) * np.float32(size.height * size.width)
+    def _sides(self, area: Array, aspect: Array, size: Size) -> tuple[Array, Array]:
+        """(heights, widths) of candidate rectangles in pixels, from uniform numbers in [0, 1) for area and aspect ratio."""
+        pixels = (area * np.float32(self._area_range) + np.float32(self._min_area)) * np.float32(size.height * size.width)
         ratio = np.exp(
             (aspect * np.float32(self._log_ratio_range) + np.float32(self._min_log_ratio)).astype(np.float64)
         ).astype(np.float32)
-        return np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        return np.rint(np.sqrt(pixels * ratio)), np.rint(np.sqrt(pixels / ratio))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``erase`` with the rectangle in pixels and the value; no call if nothing is erased."""

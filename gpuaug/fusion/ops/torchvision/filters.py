@@ -1,4 +1,8 @@
-"""torchvision's transforms whose output pixel depends on other pixels: blur, sharpness, equalize and autocontrast."""
+"""torchvision's transforms whose output pixel depends on other pixels: blur, sharpness, equalize and autocontrast.
+
+A transform is *lowered* to an op, or run by torchvision. The ops inherit their arithmetic from the ops of Kornia's modules. A
+*level* is one of the 256 values of uint8.
+"""
 
 from typing import Any
 
@@ -13,7 +17,7 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
 
 class Blur(TorchvisionOp, filters.BlurOp):
-    """``v2.GaussianBlur``: one sigma per sample for both axes."""
+    """``v2.GaussianBlur``, with one standard deviation per sample for both axes."""
 
     border = "reflect"
 
@@ -35,8 +39,8 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
 
     unfused_dtypes = (torch.int16,)
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """``None`` for 1 or 3 channels, the numbers that torchvision accepts."""
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Require 1 or 3 channels, as torchvision does."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
@@ -60,11 +64,11 @@ class SharpnessJitter(Sharpness):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         Sharpness.__init__(self, name, transform, units)
-        self._bounds_of_factor = float(transform.sharpness[0]), float(transform.sharpness[1])
+        self._factor_bounds = float(transform.sharpness[0]), float(transform.sharpness[1])
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the sharpness factor per sample, (B,)."""
-        return {"sharpness_factor": sampler.within(*self._bounds_of_factor)}
+        return {"sharpness_factor": sampler.within(*self._factor_bounds)}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
@@ -76,14 +80,14 @@ class SharpnessJitter(Sharpness):
 
 
 class Equalize(TorchvisionOp, filters.Equalize):
-    """``v2.RandomEqualize``. uint8 values are rounded to the nearest; floats are converted to uint8 as in torchvision."""
+    """``v2.RandomEqualize``. Values of uint8 images are rounded to the nearest level, floats converted as in torchvision."""
 
     keeps_values = False
     unfused_dtypes = (torch.uint16, torch.int16)
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.to_levels = (255.0, 0.5 + filters.SLACK) if units == torch.uint8 else (255.999, 0.0)
+        self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE) if units == torch.uint8 else (255.999, 0.0)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``equalize`` without arguments."""
@@ -91,18 +95,18 @@ class Equalize(TorchvisionOp, filters.Equalize):
 
 
 class Autocontrast(TorchvisionOp, filters.AutoContrast):
-    """``v2.RandomAutocontrast``. uint8 values are rounded to the nearest; a constant channel is unchanged."""
+    """``v2.RandomAutocontrast``. Values of uint8 images are rounded to the nearest level. A constant channel is unchanged."""
 
     epsilon = 0.0
     clips = True  # type: ignore[assignment]
 
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.rounds = units == torch.uint8
-        self.to_levels = (255.0, 0.5 + filters.SLACK)
+        self.rounds_to_levels = units == torch.uint8
+        self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE)
 
-    def channels_taken(self, channels: int) -> tuple[str, str] | None:
-        """``None`` for 1 or 3 channels, the numbers that torchvision accepts."""
+    def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
+        """Require 1 or 3 channels, as torchvision does."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:

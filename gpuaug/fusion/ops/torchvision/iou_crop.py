@@ -1,4 +1,9 @@
-"""``v2.RandomIoUCrop``. The crop is chosen on the device among trials generated from a seed drawn on the host."""
+"""torchvision's ``v2.RandomIoUCrop``: crops a window that overlaps a box by at least a random minimum.
+
+The host draws a seed per sample. From the seed the device generates many random windows, the *trials*, and takes the first that
+is valid for the boxes of the image. Trials are divided into *rounds*. Each round has a minimum overlap, its *option*; an option
+of 1 or more means that the image is not cropped.
+"""
 
 from typing import Any
 
@@ -10,25 +15,25 @@ from torchvision.transforms import v2
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import BoxCropOp
-from gpuaug.fusion.ops.sampler import FIRST, INCREMENT, SECOND, Sampler
+from gpuaug.fusion.ops.sampler import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2, Sampler
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
 ROUNDS = 32
-"""Number of rounds of trials. Every round draws one option. The last round keeps the whole image.
+"""Number of rounds. In the last round the image is not cropped.
 
-The number of rounds is unlimited in torchvision. With torchvision's default options, an image in which only the smallest
-overlap is possible reaches the last round with a probability of 1 in 30,000.
+In torchvision the number of rounds is unlimited. With the default options, an image in which only the smallest option has valid
+windows reaches the last round with a probability of 1 in 30,000.
 """
 
 _SEED_LENGTH = 2
-"""Number of uniform numbers that form the seed of a sample's trials."""
+"""Number of uniform numbers, of 24 bits each, that form the seed of a sample."""
 
 
 class IoUCrop(TorchvisionOp, BoxCropOp):
     """``v2.RandomIoUCrop``."""
 
     columns = _SEED_LENGTH + ROUNDS
-    words = "crop by boxes"
+    description = "crop by boxes"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
@@ -36,7 +41,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         self._trial_count = int(transform.trials)
         self._min_scale = float(transform.min_scale)
         self._scale_range = float(transform.max_scale) - float(transform.min_scale)
-        # An empty crop has a ratio of 0 or NaN, and must not fit.
+        # Above 0, because an empty window, whose ratio is 0 or NaN, must not be valid.
         self._min_ratio = max(float(transform.min_aspect_ratio), 2**-24)
         self._max_ratio = float(transform.max_aspect_ratio)
 
@@ -47,7 +52,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         return None if self._trial_count > 0 and self._options else "no trials, or no options"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw ``"numbers"``, (B, columns): the seed of the trials, then the option of every round."""
+        """Draw ``"numbers"``, (B, columns): the seed, then the option of every round."""
         uniform = sampler.uniform(self.columns)
         options = np.array(self._options, np.float32)[
             (uniform[_SEED_LENGTH:] * np.float32(len(self._options))).astype(np.int64)
@@ -62,19 +67,19 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
             ArgumentError: Always.
         """
         raise ArgumentError(
-            f"draws must not depend on boxes for as_torchvision(), got those of {self.name}. Replay them with the same boxes: "
-            "augment(images, targets, draws=draws)."
+            f"draws must not depend on boxes for as_torchvision(), got the draws of {self.name}. Replay them with the same "
+            "boxes: augment(images, targets, draws=draws)."
         )
 
     def windows(self, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-        """First valid crop of every image, and the mask of the boxes that the crop keeps.
+        """Choose the first valid trial of every image. A box stays valid if its centre is inside the window.
 
         Shape:
-            - numbers: (B, columns), the draws
+            - numbers: (B, columns), as drawn
             - sides: (B, 2), width and height of the images
             - boxes: (n, 4), XYXY in pixels
-            - owners: (n,), index of the image of each box
-            - returns: crops (B, 4) as (x, y, width, height) in pixels, and the mask, (n,) bool
+            - owners: (n,), sample index of each box
+            - returns: windows (B, 4) as (x, y, width, height) in pixels, and the mask of the boxes that stay valid, (n,) bool
 
         Cost:
             About 80 launches, and 50 bytes per trial, round and box.
@@ -83,43 +88,44 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         side = torch.floor(sides[..., None] * scales.mul_(self._scale_range).add_(self._min_scale))
         start = torch.floor((sides[..., None] - side) * offsets)
         ratio = side[:, 0] / side[:, 1]
-        fits = (ratio >= self._min_ratio) & (ratio <= self._max_ratio)
+        has_ratio = (ratio >= self._min_ratio) & (ratio <= self._max_ratio)
         option = numbers[:, _SEED_LENGTH:, None].expand(-1, -1, self._trial_count).flatten(1)
         trials = torch.cat((start, start + side, option[:, None]), 1)
         # Dimensions from here on: (box, coordinate, trial of the image of the box).
-        first, last = boxes[:, :2, None], boxes[:, 2:, None]
-        left, right, min_overlap = trials[owners].split((2, 2, 1), 1)
-        centre = 0.5 * (first + last)
-        within = ((left < centre) & (centre < right)).all(1)
-        shared = (torch.minimum(last, right) - torch.maximum(first, left)).clamp(min=0).prod(1)
-        overlap = shared / ((last - first).prod(1) + (right - left).prod(1) - shared)
-        enough = (within & (overlap >= min_overlap[:, 0])).float()
+        box_start, box_end = boxes[:, :2, None], boxes[:, 2:, None]
+        trial_start, trial_end, min_overlap = trials[owners].split((2, 2, 1), 1)
+        centre = 0.5 * (box_start + box_end)
+        has_centre = ((trial_start < centre) & (centre < trial_end)).all(1)
+        intersection = (torch.minimum(box_end, trial_end) - torch.maximum(box_start, trial_start)).clamp(min=0).prod(1)
+        overlap = intersection / ((box_end - box_start).prod(1) + (trial_end - trial_start).prod(1) - intersection)
+        accepts = (has_centre & (overlap >= min_overlap[:, 0])).float()
         # Dimensions from here on: (image, trial).
-        whole = option >= 1
-        chosen = (whole | fits & (torch.zeros_like(ratio).index_add_(0, owners, enough) > 0)).int().argmax(1, keepdim=True)
-        whole = whole.gather(1, chosen)
+        skips = option >= 1
+        is_valid = skips | has_ratio & (torch.zeros_like(ratio).index_add_(0, owners, accepts) > 0)
+        chosen = is_valid.int().argmax(1, keepdim=True)
+        skips = skips.gather(1, chosen)
         window = torch.cat((start, side), 1).gather(2, chosen[:, None].expand(-1, 4, 1))[..., 0]
-        kept = (whole[owners] | within.gather(1, chosen[owners]))[:, 0]
-        return torch.where(whole, torch.cat((torch.zeros_like(sides), sides), 1), window), kept
+        stays_valid = (skips[owners] | has_centre.gather(1, chosen[owners]))[:, 0]
+        return torch.where(skips, torch.cat((torch.zeros_like(sides), sides), 1), window), stays_valid
 
     def _trials(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Uniform numbers per trial for the sides and for the offsets, (B, 2, rounds · trials) each, from SplitMix64."""
+        """Uniform numbers for the sides and for the offsets of all trials, (B, 2, rounds · trials) each, from SplitMix64."""
         seeds = (numbers[:, :_SEED_LENGTH] * 2**24).long()
         count = ROUNDS * self._trial_count
-        steps = torch.arange(1, 2 * count + 1, device=numbers.device) * _signed(INCREMENT)
-        bits = _mix((seeds[:, :1] << 24 | seeds[:, 1:]) + steps)
+        steps = torch.arange(1, 2 * count + 1, device=numbers.device) * _as_int64(SPLITMIX_INCREMENT)
+        bits = _splitmix64_mix((seeds[:, :1] << 24 | seeds[:, 1:]) + steps)
         halves = torch.stack((bits >> 40 & 0xFFFFFF, bits & 0xFFFFFF), 1).float().mul_(2**-24)
         return halves[..., :count], halves[..., count:]
 
 
-def _mix(words: Tensor) -> Tensor:
+def _splitmix64_mix(words: Tensor) -> Tensor:
     """Output function of SplitMix64, applied to 64-bit words."""
-    words = (words ^ ((words >> 30) & (2**34 - 1))) * _signed(FIRST)
-    words = (words ^ ((words >> 27) & (2**37 - 1))) * _signed(SECOND)
+    words = (words ^ ((words >> 30) & (2**34 - 1))) * _as_int64(SPLITMIX_MULTIPLIER_1)
+    words = (words ^ ((words >> 27) & (2**37 - 1))) * _as_int64(SPLITMIX_MULTIPLIER_2)
     return words ^ ((words >> 31) & (2**33 - 1))
 
 
-def _signed(word: int) -> int:
+def _as_int64(word: int) -> int:
     """Reinterpret an unsigned 64-bit word as int64."""
     return word - 2**64 if word >= 2**63 else word
 

@@ -1,4 +1,7 @@
-"""``v2.MixUp`` and ``v2.CutMix``: one weight or rectangle per batch. The partner of a sample is the sample before it."""
+"""torchvision's ``v2.MixUp`` and ``v2.CutMix``, which mix each sample with its *partner*, the preceding sample of the batch.
+
+One weight, or one rectangle, is drawn per batch. ``ops/mix.py`` describes the columns of the parameters.
+"""
 
 from typing import Any
 
@@ -14,19 +17,19 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 
 class TorchvisionMix(MixOp):
-    """Mix whose labels are class probabilities, (B, K).
+    """Base class of mixes whose labels are class probabilities, (B, K).
 
-    Draws have the names of the parameters that the transform's ``make_params`` returns and its ``transform`` takes.
+    Draws have torchvision's names of the parameters, as in the transform's ``make_params``.
     """
 
     package = "torchvision"
 
     def _read(self, module: Any) -> None:
-        """Do nothing: the transform has no settings of Kornia's modules."""
+        """Do nothing: transforms do not have the settings that all modules of Kornia have."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Return ``"partner"``, the index of the preceding sample (the last for the first), and draw the shared parameters."""
-        return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_lam(sampler.same(), size)}
+        """Draw the parameters of the batch. ``"partner"`` is the preceding sample; the last sample for the first."""
+        return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_lam(sampler.shared_by_samples(), size)}
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
         """Mix labels that are class probabilities, (B, K).
@@ -35,18 +38,18 @@ class TorchvisionMix(MixOp):
             ArgumentError: If labels are class indices, which need ``num_classes``.
         """
         if labels.ndim != 2 or len(labels) != len(rows):
-            way_out = "Pass the class index or the shares of each image."
+            way_out = "Pass the class index or the class probabilities of each image."
             if labels.shape == rows.shape[:1]:
                 way_out = f"For class indices pass num_classes to {self.name}, or to gpuaug.fuse."
             raise ArgumentError(
-                f"class must be shares of the classes, ({len(rows)}, K), where {self.name} has no num_classes, got "
+                f"class must be class probabilities, ({len(rows)}, K), where {self.name} has no num_classes, got "
                 f"{tuple(labels.shape)}. {way_out}"
             )
         return SoftLabels(labels.shape[1]).of(labels, rows)
 
 
 class _Mix(TorchvisionMix):
-    """Op of one transform.
+    """Base class of the ops of single transforms.
 
     Args:
         name: Name of the transform in its container.
@@ -76,28 +79,29 @@ class MixUp(_Mix):
 
 
 class CutMix(_Mix):
-    """``v2.CutMix``: replaces a rectangle, clipped to the image, by that of the partner."""
+    """``v2.CutMix``: replaces a rectangle, clipped to the image, by the same rectangle of the partner."""
 
-    counts_pixels = True
+    stores_coordinates = True
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a rectangle around a random pixel.
 
         Returns:
-            ``"box"``, (left, top, right, bottom) in pixels, and ``"lam_adjusted"``, the fraction of the image outside it.
+            ``"box"``, the rectangle (left, top, right, bottom) in pixels; and ``"lam_adjusted"``, the fraction of the image
+            outside the rectangle.
         """
-        reach = 0.5 * np.sqrt(1.0 - sampler.beta(self._alpha).astype(np.float64))
+        half_fraction = 0.5 * np.sqrt(1.0 - sampler.beta(self._alpha).astype(np.float64))
         corners = []
         for side in (size.width, size.height):
             centre = min(int(sampler.uniform()[0] * side), side - 1) if size.batch else 0
-            half = (reach * side).astype(np.int64)
+            half = (half_fraction * side).astype(np.int64)
             corners.append((np.maximum(centre - half, 0), np.minimum(centre + half, side)))
         (left, right), (top, bottom) = corners
         lam = 1.0 - (right - left) * (bottom - top) / (size.width * size.height)
         return {"box": np.stack((left, top, right, bottom), -1), "lam_adjusted": lam}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the rectangle, and its fraction of the image."""
+        """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
         out[:, mix.LAM] = 1.0 - drawn["lam_adjusted"]
         out[:, mix.RECTANGLE] = drawn["box"]
 

@@ -1,4 +1,7 @@
-"""Operations of torchvision's policies. The policy draws the magnitude of an operation, ``"magnitude"``, (B,) float64."""
+"""Operations of torchvision's policies, ``v2.RandAugment``, ``v2.TrivialAugmentWide`` and ``v2.AutoAugment``, as ops.
+
+The policy (``policies/torchvision.py``) draws the magnitudes, ``"magnitude"``, (B,) float64, in place of the ops.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +11,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.color_jitter import NONE
+from gpuaug.fusion.ops.color_jitter import OMITTED
 from gpuaug.fusion.ops.torchvision import color, filters, warp
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 
@@ -21,10 +24,10 @@ class AffineOperation(warp.Affine):
         transform = v2.RandomAffine(0, interpolation=policy.interpolation, fill=policy.fill, center=centre)
         super().__init__(name, transform, units)
 
-    def _as_drawn(self, drawn: OpDraws) -> OpDraws:
-        """Draws in the form of ``v2.RandomAffine``: shears in degrees, shifts in whole pixels, rounded towards zero.
+    def _affine_draws(self, drawn: OpDraws) -> OpDraws:
+        """Draws as of ``v2.RandomAffine``: shears in degrees, shifts in whole pixels, rounded towards zero.
 
-        Parameters that the operation does not change are scalars, because sines and cosines of arrays take most of the time.
+        Parameters that the operation does not use are scalars, to save the sines and cosines of arrays.
         """
         magnitude = drawn["magnitude"]
         draws: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
@@ -37,11 +40,11 @@ class AffineOperation(warp.Affine):
         return draws
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        return super()._forward(self._as_drawn(drawn), size)
+        return super()._forward(self._affine_draws(drawn), size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``affine`` with ``shear`` in degrees, or with ``translate`` in pixels."""
-        draws = self._as_drawn(drawn)
+        draws = self._affine_draws(drawn)
         return super().calls({name: np.broadcast_to(draws[name], size.batch) for name in draws}, sample, size)
 
 
@@ -59,14 +62,14 @@ class Rotate(warp.Rotation):
         return super().calls({"angle": drawn["magnitude"]}, sample, size)
 
 
-ADJUSTED = {"Brightness": 0, "Contrast": 1, "Color": 2}
-"""Index of the adjustment in ``v2.ColorJitter``, by name of the operation."""
+ADJUSTMENT_INDEX = {"Brightness": 0, "Contrast": 1, "Color": 2}
+"""Index of the adjustment in ``v2.ColorJitter``, by the name of the operation."""
 
 
-class Adjust(color.ColorJitter):
-    """Brightness, Contrast and Color: a color jitter with a single adjustment, by the factor 1 + magnitude.
+class Adjustment(color.ColorJitter):
+    """Brightness, Contrast and Color: ``v2.ColorJitter`` with a single adjustment, by the factor 1 + magnitude.
 
-    All three share one kernel.
+    All three operations share one kernel.
     """
 
     def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
@@ -75,30 +78,30 @@ class Adjust(color.ColorJitter):
     @property
     def adjustment(self) -> int:
         """Index of the adjustment in ``v2.ColorJitter``: 0 brightness, 1 contrast, 2 saturation."""
-        return ADJUSTED[self.name]
+        return ADJUSTMENT_INDEX[self.name]
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
         """Magnitude of one sample."""
         return {"magnitude": float(drawn["magnitude"][sample])}
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the factor to the columns of brightness, contrast and saturation, and an order of one adjustment."""
+        """Write the factor of brightness, contrast and saturation, and an order that contains one of them."""
         factor = 1 + drawn["magnitude"]
-        for column, values in enumerate((factor, factor, factor, 0, drawn["adjustment"], NONE, NONE, NONE), 1):
+        for column, values in enumerate((factor, factor, factor, 0, drawn["adjustment"], OMITTED, OMITTED, OMITTED), 1):
             out[:, column] = values
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_brightness``, ``adjust_contrast`` or ``adjust_saturation`` with its factor."""
-        name = ("brightness", "contrast", "saturation")[ADJUSTED[self.name]]
+        name = ("brightness", "contrast", "saturation")[ADJUSTMENT_INDEX[self.name]]
         return [(f"adjust_{name}", {f"{name}_factor": 1 + float(drawn["magnitude"][sample])})]
 
     def describe(self) -> str:
         """Short description for ``explain()``: the names of all three operations."""
-        return ", ".join(ADJUSTED).lower()
+        return ", ".join(ADJUSTMENT_INDEX).lower()
 
 
 class Sharpness(filters.Sharpness):
-    """Sharpness, by the factor 1 + magnitude."""
+    """Sharpness, with the factor 1 + magnitude."""
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
@@ -110,10 +113,10 @@ class Sharpness(filters.Sharpness):
 
 
 class Posterize(color.Posterize):
-    """Posterize. The magnitude is the number of bits that are kept."""
+    """Posterize. The magnitude is the number of bits per value that are not set to 0."""
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
-        """Write the distance between kept levels, and 0.5, which rounds values to the nearest byte."""
+        """Write the step between two output levels, and 0.5, with which values are rounded to the nearest byte."""
         out[:, 1] = np.exp2(8 - drawn["magnitude"])
         out[:, 2] = 0.5
 
@@ -130,7 +133,7 @@ class Solarize(color.Solarize):
 
     def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the addition."""
-        out[:, 1] = color.below_byte(255 * drawn["magnitude"]) / 255
+        out[:, 1] = color.float_threshold(255 * drawn["magnitude"]) / 255
         out[:, 2] = 0
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
@@ -141,7 +144,7 @@ class Solarize(color.Solarize):
 OPERATIONS: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     **dict.fromkeys(("ShearX", "ShearY", "TranslateX", "TranslateY"), AffineOperation),
     "Rotate": Rotate,
-    **dict.fromkeys(ADJUSTED, Adjust),
+    **dict.fromkeys(ADJUSTMENT_INDEX, Adjustment),
     "Sharpness": Sharpness,
     "Posterize": Posterize,
     "Solarize": Solarize,

@@ -1,4 +1,7 @@
-"""torchvision's resizing transforms, of whole images and of random crops."""
+"""torchvision's transforms that resize whole images or random crops.
+
+A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op.
+"""
 
 import math
 from typing import Any, ClassVar
@@ -9,15 +12,15 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import resize
 from gpuaug.fusion.ops.base import OpDraws, Size
-from gpuaug.fusion.ops.geometry import ResampleOp, changes_size_by_chance
+from gpuaug.fusion.ops.geometry import ResampleOp, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, Units, interpolation_of, size_rounded_down
 
 
 class _Resampling(TorchvisionOp, ResampleOp):
-    """Base class of resizes, with ``align_corners=False`` and the transform's ``antialias`` and ``interpolation``.
+    """Base class of resizes. Images are resized with ``align_corners=False``, as in torchvision.
 
-    Masks are resized by the ``"nearest"`` mode of ``torch.nn.functional.interpolate``.
+    Segmentation masks are resized by the mode ``"nearest"`` of ``torch.nn.functional.interpolate``.
     """
 
     half_pixel_centers = True
@@ -38,12 +41,13 @@ class _Resampling(TorchvisionOp, ResampleOp):
         return None if mode in ("nearest-exact", "bilinear", "bicubic") else f"interpolation={mode!r}"
 
     def _options(self) -> dict[str, Any]:
+        """Keyword arguments of a functional call that are settings."""
         transform: Any = self.module
         return {"interpolation": transform.interpolation, "antialias": transform.antialias}
 
 
 class ResizedCrop(_Resampling, resize.ResizedCrop):
-    """``v2.RandomResizedCrop``. If none of ten windows fits, the largest central crop within ``ratio`` is used."""
+    """``v2.RandomResizedCrop``. If none of ten random windows fits, the largest central crop within ``ratio`` is used."""
 
     centred = True
 
@@ -58,8 +62,8 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         self.ratios = min(ratios), max(ratios)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse a change of size with a probability below 1, because a skipped sample keeps its size."""
-        return changes_size_by_chance(self, size=size)
+        """Reason if samples that skip the op would have another size, or ``None``."""
+        return unsupported_skip(self, size=size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resized_crop`` with the window in pixels and ``size``."""
@@ -69,35 +73,35 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
 
 
 class _WholeResize(_Resampling, resize.Resize):
-    """Resize of the whole image. Masks use ``"nearest-exact"`` if images do, else ``"nearest"``."""
+    """Base class of resizes of the whole image. Masks use ``"nearest-exact"`` if images do, else ``"nearest"``."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _Resampling.__init__(self, name, transform, units)
         self.mask_half_pixel_centers = self.nearest
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Refuse an empty output, and a change of size with a probability below 1."""
+        """Reason if the output may be empty, or samples that skip the op would have another size; else ``None``."""
         if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"
-        return changes_size_by_chance(self, size=size)
+        return unsupported_skip(self, size=size)
 
 
 class Resize(_WholeResize):
-    """``v2.Resize``: to (height, width), or to a length of the shorter side with an optional ``max_size`` of the longer."""
+    """``v2.Resize``: to (height, width), or the shorter side to a length, or the longer side to at most ``max_size``."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _WholeResize.__init__(self, name, transform, units)
         self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
     def out_applied(self, size: Size) -> Size:
-        """Output size: (height, width) if set, else the aspect ratio of the input, rounded down."""
+        """Output size: (height, width) if set; else with the aspect ratio of the input, rounded down to whole pixels."""
         transform: Any = self.module
         target = [transform.size] if isinstance(transform.size, int) else transform.size  # a subclass may set a number
         max_size = transform.max_size
         if target is not None and len(target) == 2:
             return size.to(int(target[0]), int(target[1]))
         if target is not None:
-            return shorter_side_to(size, target[0], max_size)
+            return with_shorter_side(size, target[0], max_size)
         short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
         return _sides(size, max_size * short / long, np.full_like(long, max_size))
 
@@ -107,44 +111,44 @@ class Resize(_WholeResize):
         return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
 
 
-class _DrawnResize(_WholeResize):
-    """Resize to a random size per image. Images of a batch then differ in size until an op with a fixed output size."""
+class _RandomSizeResize(_WholeResize):
+    """Base class of resizes to a random size per image, after which the images of a batch differ in size."""
 
     draws_size = True
-    drawn_as: ClassVar[str] = "size"
-    """Name of the drawn number."""
+    draw_name: ClassVar[str] = "size"
+    """Key of the drawn number in the draws."""
 
     def _number(self, uniform: Any) -> Any:
-        """Map uniform numbers in [0, 1) to the drawn number. Must be monotonically increasing."""
+        """Map uniform numbers in [0, 1) to drawn numbers. Must be monotonically increasing."""
         raise NotImplementedError
 
     def _out(self, number: Any, size: Size) -> Size:
-        """Output size for the drawn number."""
+        """Output size for the drawn number of each sample, or for one number."""
         raise NotImplementedError
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Drawn size per sample, or the input size if the sample is skipped."""
-        return self.where_applied(drawn, self._out(drawn[self.drawn_as], size), size)
+        """Drawn size of each sample; the input size for samples that skip the op."""
+        return self.where_applied(drawn, self._out(drawn[self.draw_name], size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Output sizes for the smallest and the largest number."""
+        """Output sizes for the smallest and the largest drawn number."""
         return tuple(self._out(self._number(uniform), size) for uniform in UNIFORM_BOUNDS)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw one number per sample, (B,)."""
-        return {self.drawn_as: self._number(sampler.uniform())}
+        return {self.draw_name: self._number(sampler.uniform())}
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with the drawn ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.of_sample(drawn, sample), size.of(sample)).of(0)
+        out = self.out_drawn(self.sample_draws(drawn, sample), size.sample(sample)).sample(0)
         return [("resize", {"size": [out.height, out.width], **self._options()})]
 
 
-class RandomResize(_DrawnResize):
+class RandomResize(_RandomSizeResize):
     """``v2.RandomResize``: resizes the shorter side to a random integer in [``min_size``, ``max_size``)."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _DrawnResize.__init__(self, name, transform, units)
+        _RandomSizeResize.__init__(self, name, transform, units)
         self._min_size = int(transform.min_size)
         self._count = int(transform.max_size) - int(transform.min_size)
         self.settings = {"size": f"between {self._min_size} and {transform.max_size - 1} at the shorter side"}
@@ -157,14 +161,14 @@ class RandomResize(_DrawnResize):
         return np.floor(uniform * np.float32(self._count)).astype(np.int64) + self._min_size
 
     def _out(self, number: Any, size: Size) -> Size:
-        return shorter_side_to(size, number)
+        return with_shorter_side(size, number)
 
 
-class RandomShortestSize(_DrawnResize):
-    """``v2.RandomShortestSize``: shorter side to a random element of ``min_size``, longer side to at most ``max_size``."""
+class RandomShortestSize(_RandomSizeResize):
+    """``v2.RandomShortestSize``: resizes the shorter side to an element of ``min_size``, the longer to ``max_size`` at most."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _DrawnResize.__init__(self, name, transform, units)
+        _RandomSizeResize.__init__(self, name, transform, units)
         self._choices = np.sort(transform.min_size)
         self._max_size = transform.max_size
         self.settings = {"size": f"one of {transform.min_size} at the shorter side"}
@@ -183,13 +187,13 @@ class RandomShortestSize(_DrawnResize):
         return size_rounded_down(size, size.height * scale, size.width * scale)
 
 
-class ScaleJitter(_DrawnResize):
-    """``v2.ScaleJitter``: fits the image into ``target_size`` times a random scale. Computed in float32, as in torchvision."""
+class ScaleJitter(_RandomSizeResize):
+    """``v2.ScaleJitter``: fits the image into ``target_size`` times a random scale."""
 
-    drawn_as = "scale"
+    draw_name = "scale"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
-        _DrawnResize.__init__(self, name, transform, units)
+        _RandomSizeResize.__init__(self, name, transform, units)
         self._target, (self._min_scale, max_scale) = transform.target_size, transform.scale_range
         self._range = np.float32(max_scale - self._min_scale)
         self.settings = {"size": f"between {self._min_scale} and {max_scale} of {tuple(self._target)}"}
@@ -198,31 +202,34 @@ class ScaleJitter(_DrawnResize):
         return uniform * self._range + np.float32(self._min_scale)
 
     def _out(self, number: Any, size: Size) -> Size:
-        # As in torchvision, target_size[0] is compared with the width.
-        fitting = np.minimum(self._target[1] / size.height, self._target[0] / size.width)
-        scale = np.float32(fitting) * number
+        # As in torchvision: in float32, and with target_size[0] compared with the width.
+        fit_scale = np.minimum(self._target[1] / size.height, self._target[0] / size.width)
+        scale = np.float32(fit_scale) * number
         return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
 
 
-def shorter_side_to(size: Size, shorter: Any, most: int | None = None) -> Size:
-    """``size`` with the shorter side resized to ``shorter`` and the longer side to at most ``most``, in pixels.
+def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> Size:
+    """``size`` with another length of the shorter side, and the same aspect ratio.
 
-    ``shorter`` is a number, or an array (B,). The aspect ratio is kept.
+    Args:
+        size: Size of the input images.
+        shorter: Length of the shorter side in pixels, a number or an array (B,).
+        max_size: Largest length of the longer side in pixels; the shorter side is reduced accordingly. ``None`` for no limit.
     """
     short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
     longer = (shorter * long / short).astype(np.int64)
     shorter = np.broadcast_to(shorter, longer.shape)
-    if most is not None:
-        over = longer > most
-        shorter = np.where(over, (most * shorter / np.maximum(longer, 1)).astype(np.int64), shorter)
-        longer = np.minimum(longer, most)
+    if max_size is not None:
+        is_over = longer > max_size
+        shorter = np.where(is_over, (max_size * shorter / np.maximum(longer, 1)).astype(np.int64), shorter)
+        longer = np.minimum(longer, max_size)
     return _sides(size, shorter, longer)
 
 
 def _sides(size: Size, shorter: Any, longer: Any) -> Size:
-    """``size`` with the given shorter and longer sides. The orientation of the images is kept."""
-    upright = np.less_equal(size.width, size.height)
-    return size_rounded_down(size, np.where(upright, longer, shorter), np.where(upright, shorter, longer))
+    """``size`` with other lengths of the shorter and the longer side. Portrait stays portrait, landscape stays landscape."""
+    is_portrait = np.less_equal(size.width, size.height)
+    return size_rounded_down(size, np.where(is_portrait, longer, shorter), np.where(is_portrait, shorter, longer))
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {

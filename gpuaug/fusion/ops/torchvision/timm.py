@@ -1,4 +1,7 @@
-"""``ResizeKeepRatio`` of timm and open_clip, and timm's ``CenterCropOrPad``."""
+"""``ResizeKeepRatio`` of timm and open_clip, and timm's ``CenterCropOrPad``, as transforms of torchvision pipelines.
+
+A transform is *lowered* to an op, or run by its library.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +28,8 @@ class ResizeKeepRatio(resize._WholeResize):
         self.set_antialias(cubic=mode == "bicubic")
         self.settings = {"size": f"{'x'.join(map(str, transform.size))}, in proportion"}
 
-    def _sides(self, size: Size, factors: Sequence[Any]) -> Size:
+    def _resized(self, size: Size, factors: Sequence[Any]) -> Size:
+        """Output size, with (height, width) multiplied by ``factors``, numbers or arrays (B,)."""
         transform: Any = self.module
         ratios = [side / target for side, target in zip((size.height, size.width), transform.size, strict=True)]
         ratio = np.maximum(*ratios) * transform.longest + np.minimum(*ratios) * (1.0 - transform.longest)
@@ -34,17 +38,17 @@ class ResizeKeepRatio(resize._WholeResize):
 
     def out_applied(self, size: Size) -> Size:
         """Output size, with the aspect ratio of the input."""
-        return self._sides(size, (1.0, 1.0))
+        return self._resized(size, (1.0, 1.0))
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.of_sample(drawn, sample), size.of(sample)).of(0)
+        out = self.out_drawn(self.sample_draws(drawn, sample), size.sample(sample)).sample(0)
         options = {"interpolation": self.module.interpolation, "antialias": True}
         return [("resize", {"size": [out.height, out.width], **options})]
 
 
 class OpenClipResizeKeepRatio(ResizeKeepRatio):
-    """open_clip's ``ResizeKeepRatio`` without random scales or ratios, whose distributions differ from timm's."""
+    """open_clip's ``ResizeKeepRatio``. With random scales or ratios, whose distributions are not timm's, it is not lowered."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         ResizeKeepRatio.__init__(self, name, transform, units)
@@ -63,33 +67,33 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
     def _factors(self, scales: Any, aspects: Any) -> tuple[Any, Any]:
         """(factor of the height, factor of the width) for scales and aspect ratios."""
         scale = 1.0 / np.sqrt(scales) if self.module.random_scale_area else scales
-        root = np.sqrt(aspects)
-        return scale / root, scale * root
+        ratio_root = np.sqrt(aspects)
+        return scale / ratio_root, scale * ratio_root
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output sizes that were drawn, or the input size for skipped samples."""
-        return self.where_applied(drawn, self._sides(size, (drawn["scale_height"], drawn["scale_width"])), size)
+        """Output sizes for the drawn factors; the input size for samples that skip the op."""
+        return self.where_applied(drawn, self._resized(size, (drawn["scale_height"], drawn["scale_width"])), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Output sizes for the smallest and largest scale and aspect ratio, in all four combinations."""
+        """Output sizes for the smallest and the largest scale, each with the smallest and the largest aspect ratio."""
         transform: Any = self.module
         scales = [1.0, *(transform.random_scale_range if transform.random_scale_prob > 0 else ())]
         aspects = [1.0, *(transform.random_aspect_range if transform.random_aspect_prob > 0 else ())]
         return tuple(
-            self._sides(size, self._factors(scale, aspect))
+            self._resized(size, self._factors(scale, aspect))
             for scale in (min(scales), max(scales))
             for aspect in (min(aspects), max(aspects))
         )
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw a scale and an aspect ratio per sample: ``"scale_height"`` and ``"scale_width"``, (B,) float64."""
+        """Draw a scale and an aspect ratio per sample, as factors ``"scale_height"`` and ``"scale_width"``, (B,) float64."""
         transform: Any = self.module
         is_scaled, scales, is_stretched, aspects = sampler.uniform(4).astype(np.float64)
         low, high = transform.random_scale_range
         scales = np.where(is_scaled < transform.random_scale_prob, low + scales * (high - low), 1.0)
         low, high = map(math.log, transform.random_aspect_range)
         aspects = np.where(is_stretched < transform.random_aspect_prob, np.exp(low + aspects * (high - low)), 1.0)
-        # Samples that are not scaled have a scale of 1, which is also 1 as a scale of the area.
+        # A scale of 1 means no scaling, also where scales refer to the area.
         height, width = self._factors(scales, aspects)
         return {"scale_height": height, "scale_width": width}
 
@@ -101,22 +105,23 @@ def resize_keep_ratio(name: str, transform: Any, units: Units) -> ResizeKeepRati
 
 
 class CenterCropOrPad(crop.RandomCrop):
-    """timm's ``CenterCropOrPad``: crops the centre. A side shorter than the crop is first padded equally at both ends."""
+    """timm's ``CenterCropOrPad``: crops the centre. An axis shorter than the crop is first padded equally at both ends."""
 
     def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
-        crop._Padded.__init__(self, name, transform, units, mode)
+        crop._PaddingOp.__init__(self, name, transform, units, mode)
         self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        across = np.maximum(self._width - size.width, 0)
-        down = np.maximum(self._height - size.height, 0)
-        return across // 2, (across + 1) // 2, down // 2, (down + 1) // 2
+        """Padding in pixels (left, right, above, below)."""
+        columns = np.maximum(self._width - size.width, 0)
+        rows = np.maximum(self._height - size.height, 0)
+        return columns // 2, (columns + 1) // 2, rows // 2, (rows + 1) // 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Return the first column ``"x"`` and row ``"y"`` of the crop, (B,), rounded half to even. Nothing is random."""
+        """Compute the first column ``"x"`` and row ``"y"`` of the central crop, (B,). Halves are rounded to even."""
         canvas = self._canvas(size)
-        spare = (canvas.width - self._width, canvas.height - self._height)
-        left, top = (np.broadcast_to(np.rint(np.asarray(margin) / 2.0), size.batch).astype(np.float32) for margin in spare)
+        margins = (canvas.width - self._width, canvas.height - self._height)
+        left, top = (np.broadcast_to(np.rint(np.asarray(margin) / 2.0), size.batch).astype(np.float32) for margin in margins)
         return {"x": left, "y": top}
 
     def describe(self) -> str:

@@ -1,7 +1,10 @@
 """torchvision's rotation, affine and perspective transforms: draws and matrices.
 
+A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op. A *frame* is the area of
+the output image.
+
 Matrices map coordinates of pixel centres, in which the first pixel has x = 0. In torchvision the ``center`` of a rotation and
-the points of a perspective transform count from the edge of the first pixel, whose centre is then at x = 0.5.
+the points of a perspective transform are coordinates of pixel edges, in which the first pixel extends from x = 0 to x = 1.
 """
 
 from typing import Any
@@ -12,7 +15,7 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import warp
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import changes_size_by_chance
+from gpuaug.fusion.ops.geometry import unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     Call,
@@ -26,14 +29,16 @@ from gpuaug.fusion.ops.torchvision.base import (
 
 
 class _Warp(TorchvisionOp, warp.MatrixWarp):
+    """Base class of torchvision's warps."""
+
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.nearest = interpolation_of(transform) == "nearest"
         self.fill = self.unit_fill(transform.fill)
         self.mask_fill = mask_fill(transform.fill)
-        # With interpolation, a fill of 0 weights border pixels differently from no fill. With nearest they are equal.
-        zeros = transform.fill is None or (self.nearest and not np.any(self.fill))
-        self.edge = "zeros" if zeros else "fill"
+        # With bilinear interpolation, border pixels differ between fill=0 and fill=None. With nearest they do not.
+        is_zero = transform.fill is None or (self.nearest and not np.any(self.fill))
+        self.edge = "zeros" if is_zero else "fill"
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -41,10 +46,11 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
         return None if mode in ("nearest", "bilinear") else f"interpolation={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """``None``: all sizes are supported."""
+        """Return ``None``, because all sizes are supported."""
         return None
 
     def _options(self) -> dict[str, Any]:
+        """Keyword arguments of a functional call that are settings."""
         transform: Any = self.module
         fill = image_fill(transform.fill) if isinstance(transform.fill, dict) else transform.fill
         return {"interpolation": transform.interpolation, "fill": fill}
@@ -70,21 +76,24 @@ class Rotation(_Warp):
         return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason for ``expand`` with a probability below 1, because a skipped sample keeps its size; else ``None``."""
-        return changes_size_by_chance(self, size=size) if self._expands else None
+        """Reason if samples that skip the op would have another size, which ``expand`` changes; else ``None``."""
+        return unsupported_skip(self, size=size) if self._expands else None
 
     def out_applied(self, size: Size) -> Size:
         """Size of the frame, for one angle."""
         return _rotated_frame(size, self._degrees[0]) if self._expands else size
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Size of the frame for the drawn angle per sample, or the input size if the sample is skipped."""
+        """Size of the frame for the drawn angle of each sample; the input size for samples that skip the op."""
         if not self.draws_size:
             return self.out(size)
         return self.where_applied(drawn, _rotated_frame(size, drawn["angle"]), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Sizes of frames at the bounds of the angle and at multiples of 90 degrees, and of a square that holds all frames."""
+        """Sizes of the frames at the smallest and the largest angle and at multiples of 90 degrees between them.
+
+        Also the size of a square that contains every frame.
+        """
         first, last = self._degrees
         if first == last or not self._expands:
             return super().out_bounds(size)
@@ -124,7 +133,7 @@ class Affine(_Warp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw angle and shears in degrees, a scale factor, and shifts in whole pixels, (B,) each."""
         transform: Any = self.module
-        zeros = np.zeros(sampler.batch, np.float32)
+        zeros = np.zeros(sampler.samples, np.float32)
         drawn = {"angle": _within(sampler, transform.degrees), "shift_x": zeros, "shift_y": zeros}
         if transform.translate is not None:
             for name, fraction, side in zip("xy", transform.translate, (size.width, size.height), strict=True):
@@ -148,7 +157,7 @@ class Affine(_Warp):
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``affine`` with ``angle`` and ``shear`` in degrees, ``translate`` in pixels and ``scale``."""
         scalars = {name: float(drawn[name][sample]) for name in ("angle", "scale")}
-        shift, shear = ([float(drawn[f"{kind}_{axis}"][sample]) for axis in "xy"] for kind in ("shift", "shear"))
+        shift, shear = ([float(drawn[f"{name}_{axis}"][sample]) for axis in "xy"] for name in ("shift", "shear"))
         translate = [int(pixels) for pixels in shift]
         return [
             ("affine", {**scalars, "translate": translate, "shear": shear, "center": self.module.center, **self._options()})
@@ -169,21 +178,21 @@ class Perspective(_Warp):
         return "distortion_scale=1, by which corners may meet" if self.module.distortion_scale == 1 else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason for images of one pixel in width or height, whose corners coincide; else ``None``. torchvision raises."""
+        """Reason if images are one pixel wide or high, for which torchvision raises an error; else ``None``."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"end_points"``, (B, 4, 2): positions (x, y) of the moved corners in pixels, clockwise from the top left."""
         sides, scale = warp.sides_of(size), float(self.module.distortion_scale)  # type: ignore[arg-type]
-        reach = np.floor(scale * (sides // 2).astype(np.float64))[..., None, :] + 1
-        moved = np.floor(sampler.uniform(8).T.reshape(size.batch, 4, 2) * reach)
-        last = np.broadcast_to((sides - 1)[..., None, :], moved.shape)
-        right_and_below = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=bool)
+        max_distance = np.floor(scale * (sides // 2).astype(np.float64))[..., None, :] + 1
+        distance = np.floor(sampler.uniform(8).T.reshape(size.batch, 4, 2) * max_distance)
+        last = np.broadcast_to((sides - 1)[..., None, :], distance.shape)
+        is_right_or_bottom = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=bool)
         # Corners on the right or bottom move left or up from the last pixel, the others right or down from the first.
-        return {"end_points": np.where(right_and_below, last - moved, moved).astype(np.float32)}
+        return {"end_points": np.where(is_right_or_bottom, last - distance, distance).astype(np.float32)}
 
     def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices of pixel centres, input to output. torchvision treats integer corners as coordinates of pixel edges."""
+        """Matrices that map input to output pixel centres. torchvision takes the corners for coordinates of pixel edges."""
         matrix = warp.from_unit_square(drawn["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (warp.sides_of(size) - 1)[..., None, :]
         to_edges, to_centres = np.eye(3), np.eye(3)
@@ -194,7 +203,7 @@ class Perspective(_Warp):
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``perspective`` with ``startpoints`` and ``endpoints`` in pixels."""
-        right, bottom = (int(side) - 1 for side in warp.sides_of(size.of(sample)))
+        right, bottom = (int(side) - 1 for side in warp.sides_of(size.sample(sample)))
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
         ends = drawn["end_points"][sample].astype(int).tolist()
         return [("perspective", {"startpoints": start, "endpoints": ends, **self._options()})]
@@ -212,20 +221,25 @@ def _rotated_frame(size: Size, angle: Any) -> Size:
     radians = np.deg2rad(-(np.asarray(angle, np.float64) % 360))
     cosine, sine = np.abs(np.cos(radians)).astype(np.float32), np.abs(np.sin(radians)).astype(np.float32)
     half_width, half_height = np.float32(0.5) * np.float32(size.width), np.float32(0.5) * np.float32(size.height)
-    across, down = half_width * cosine + half_height * sine, half_width * sine + half_height * cosine
-    return size_rounded_down(size, _pixels(down, half_height), _pixels(across, half_width))
+    half_frame_width = half_width * cosine + half_height * sine
+    half_frame_height = half_width * sine + half_height * cosine
+    return size_rounded_down(size, _pixels(half_frame_height, half_height), _pixels(half_frame_width, half_width))
 
 
-def _pixels(reach: Any, half: Any) -> Any:
-    """Number of pixels between ``half - reach`` and ``half + reach``, both truncated to multiples of 1e-4 pixels."""
-    first, last = (np.trunc(end * np.float32(1e4)) * np.float32(1e-4) for end in (half - reach, half + reach))
+def _pixels(half_frame: Any, half_side: Any) -> Any:
+    """Side of the frame in pixels, from half the side of the frame and half the side of the image.
+
+    As in torchvision, both ends of the frame are truncated to multiples of 1e-4 pixels.
+    """
+    ends = half_side - half_frame, half_side + half_frame
+    first, last = (np.trunc(end * np.float32(1e4)) * np.float32(1e-4) for end in ends)
     return np.ceil(last) - np.floor(first)
 
 
 def _within(sampler: Sampler, bounds: Any) -> Array:
     """Uniform numbers between two bounds, (B,); constant if the bounds are equal."""
     low, high = (float(bound) for bound in bounds)
-    return sampler.within(low, high) if low != high else np.full(sampler.batch, low, np.float32)
+    return sampler.within(low, high) if low != high else np.full(sampler.samples, low, np.float32)
 
 
 LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {

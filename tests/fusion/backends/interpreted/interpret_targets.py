@@ -18,11 +18,11 @@ from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton import boxes as box_kernels
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.boxes import FORMS, BoxMapping
+from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
 from gpuaug.fusion.targets.masks import MaskList
-from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMS
+from gpuaug.fusion.targets.target_dicts import TARGET_DICT_FORMATS
 
-POINTS = boxes.Form("points", edges=True)
+POINTS = boxes.BoxFormat("points", edges=True)
 FRAMES = torch.tensor([[0, 20, 30], [7, 40, 25], [9, 33, 64]])
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64)
 MASK_DTYPES = (torch.uint8, torch.bool, torch.int64, torch.float32)
@@ -30,9 +30,9 @@ MASK_DTYPES = (torch.uint8, torch.bool, torch.int64, torch.float32)
 
 def ways():
     """(forms before and after, clipped, with owners, images of several sizes, dtype) for every way boxes can take."""
-    forms = [(form, form) for form in (*FORMS.values(), *TARGET_DICT_FORMS.values(), POINTS)]
-    forms += [(FORMS["bbox"], FORMS["bbox_xyxy"]), (FORMS["bbox"], FORMS["bbox_xywh"])]
-    forms += itertools.permutations([TARGET_DICT_FORMS[name] for name in ("xyxy", "xywh", "cxcywh")], 2)
+    forms = [(form, form) for form in (*KORNIA_FORMATS.values(), *TARGET_DICT_FORMATS.values(), POINTS)]
+    forms += [(KORNIA_FORMATS["bbox"], KORNIA_FORMATS["bbox_xyxy"]), (KORNIA_FORMATS["bbox"], KORNIA_FORMATS["bbox_xywh"])]
+    forms += itertools.permutations([TARGET_DICT_FORMATS[name] for name in ("xyxy", "xywh", "cxcywh")], 2)
     for way in itertools.product(forms, (False, True), (False, True), (False, True), DTYPES):
         (form, _), clip, _, ragged, _ = way
         if not (clip and form.layout == "points") and not (ragged and not form.share):

@@ -10,7 +10,7 @@ from torchvision.transforms.functional import _get_perspective_coeffs
 import gpuaug
 from gpuaug.fusion.lower.torchvision import LOWERED
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.ops.sampler import GivenUniforms
+from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
 COUNT, OURS = 2000, 8000
@@ -151,7 +151,7 @@ def test_drawn_sizes_equal_torchvisions_for_the_same_numbers(name, monkeypatch):
         monkeypatch.setattr(torch, "rand", lambda count, turns=turns: torch.from_numpy(next(turns)))
         monkeypatch.setattr(torch, "randint", lambda *bounds, number=numbers[0]: torch.tensor(whole(number, *bounds[:-1])))
         size = Size(1, 3, height, width)
-        ((_, mine),) = op.calls(op.draw(GivenUniforms(numbers[:, None]), size), 0, size)
+        ((_, mine),) = op.calls(op.draw(ArraySampler(numbers[:, None]), size), 0, size)
         theirs = transform.make_params([torch.empty(3, height, width)])
         if name == "resize":
             theirs["size"] = v2.functional.resize(torch.empty(1, height, width), theirs["size"]).shape[1:]

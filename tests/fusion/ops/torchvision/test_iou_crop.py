@@ -446,13 +446,13 @@ def test_explain_lists_the_launches_that_choose_crops():
 
 def test_call_without_target_dicts_is_refused():
     augment, (batch, _, _) = gpuaug.fuse(MODULES), batch_of(False)
-    text = "data_keys must hold 'targets' once for RandomIoUCrop_2, which looks at boxes, got ['input']. Pass target dicts with"
+    text = "data_keys must hold 'targets' once for RandomIoUCrop_2, which crops by boxes, got ['input']. Pass target dicts with"
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
         augment(batch)
 
 
 def test_draws_that_depend_on_boxes_have_no_calls():
     draws = gpuaug.fuse(MODULES).draw((2, 3, 40, 56), seed=0)
-    text = "draws must not depend on boxes for as_torchvision(), got those of RandomIoUCrop_2. Replay them with the same boxes"
+    text = "draws must not depend on boxes for as_torchvision(), got the draws of RandomIoUCrop_2. Replay them with"
     with pytest.raises(gpuaug.ArgumentError, match=re.escape(text)):
         draws.as_torchvision()

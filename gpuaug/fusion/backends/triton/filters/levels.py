@@ -41,7 +41,7 @@ from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.program.plan import OpPass
 
-EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.FLAT)
+EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.CONSTANT_RANGE)
 
 BLOCK = 2048
 """Pixels that a thread block of ``table_kernel`` reads at once."""
