@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import addressof, byref, c_int, c_size_t, c_uint, c_uint64, c_void_p, cast
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -279,15 +279,21 @@ class BatchDecoder(Library):
 class PhasedState:
     """Decoding state of one image between its phases: handles of nvJPEG, as integers."""
 
-    __slots__ = ("device", "form", "height", "output", "parameters", "pinned", "state", "stream", "width")
+    __slots__ = ("_output", "_output_address", "device", "form", "height", "parameters", "pinned", "state", "stream", "width")
 
     def __init__(self, state: int, pinned: int, device: int, stream: int, parameters: int) -> None:
         self.state, self.pinned, self.device, self.stream, self.parameters = state, pinned, device, stream, parameters
         self.width, self.height = c_uint(), c_uint()
         self.form = 0
         """Output format that the parameters are set to."""
-        self.output = (c_uint64 * 8)()
-        """Record of ``OUTPUT``: addresses of four planes, then their pitches in bytes."""
+        self._output = (c_uint64 * 8)()
+        self._output_address = addressof(self._output)
+
+    def output_of(self, address: int, pitch: int) -> int:
+        """Set the output, of one plane, to a device address and its bytes per row. Return the address of the ``OUTPUT``."""
+        self._output[0] = address
+        self._output[4] = pitch
+        return self._output_address
 
 
 class PhasedDecoder(Library):
@@ -319,7 +325,15 @@ class PhasedDecoder(Library):
         self._transfer.argtypes = [pointer] * 5
         self._on_device = self._library.nvjpegDecodeJpegDevice
         self._on_device.argtypes = [pointer] * 5
-        self._handles = int(self._handle.value or 0), self._decoder
+        self.handles = int(self._handle.value or 0), self._decoder
+        """Handles of nvJPEG and of its decoder."""
+
+    @property
+    def addresses(self) -> list[int]:
+        """Addresses of the functions that the phases call, in order."""
+        functions: list[Any] = [self._parse, self._dimensions, self._quick.nvjpegDecodeParamsSetOutputFormat, self._set_roi]
+        functions += [self._host, self._transfer, self._on_device]
+        return [int(cast(function, c_void_p).value or 0) for function in functions]
 
     def state(self, capacity: int) -> PhasedState:
         """Create a state. Call ``enter`` on this thread first.
@@ -379,22 +393,20 @@ class PhasedDecoder(Library):
         Raises:
             NvJpegError: If nvJPEG returns a status that is not caused by the file.
         """
-        handle, decoder = self._handles
+        handle, decoder = self.handles
         status = self._parse(handle, address, length, 0, 0, state.stream)
         if not status:
             status = self._dimensions(state.stream, byref(state.width), byref(state.height))
         if not status:
             size = state.width.value, state.height.value
             if size != (width, height):
-                return f"nvJPEG finds {size[0]}x{size[1]} pixels and its header {width}x{height}"
+                return size_problem(*size, width, height)
             if state.form != form:
                 self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(state.parameters), c_int(form))
                 state.form = form
             self._set_window(state.parameters, window)
             status = self._host(handle, decoder, state.state, state.parameters, state.stream)
-        if status and status not in OF_THE_FILE:
-            raise NvJpegError("nvjpegDecodeJpegHost", status)
-        return f"nvJPEG finds: {STATUS[status]}" if status else ""
+        return problem("nvjpegDecodeJpegHost", status)
 
     def card_phase(self, state: PhasedState, address: int, pitch: int, stream: int) -> str:
         """Queue the second phase of an image whose host phase has ended. The state is in use until this GPU work has ended.
@@ -411,15 +423,28 @@ class PhasedDecoder(Library):
         Raises:
             NvJpegError: If nvJPEG returns a status that is not caused by the file.
         """
-        handle, decoder = self._handles
-        state.output[0] = address
-        state.output[4] = pitch
+        handle, decoder = self.handles
+        output = state.output_of(address, pitch)
         status = self._transfer(handle, decoder, state.state, state.stream, stream)
         if not status:
-            status = self._on_device(handle, decoder, state.state, state.output, stream)
-        if status and status not in OF_THE_FILE:
-            raise NvJpegError("nvjpegDecodeJpegDevice", status)
-        return f"nvJPEG finds: {STATUS[status]}" if status else ""
+            status = self._on_device(handle, decoder, state.state, output, stream)
+        return problem("nvjpegDecodeJpegDevice", status)
+
+
+def problem(call: str, status: int) -> str:
+    """Return the reason why a file cannot be decoded, or an empty string for status 0.
+
+    Raises:
+        NvJpegError: If the file did not cause the status.
+    """
+    if status and status not in OF_THE_FILE:
+        raise NvJpegError(call, status)
+    return f"nvJPEG finds: {STATUS[status]}" if status else ""
+
+
+def size_problem(found_width: int, found_height: int, width: int, height: int) -> str:
+    """Return the reason why a file whose size differs from ``width`` and ``height``, of its header, cannot be decoded."""
+    return f"nvJPEG finds {found_width}x{found_height} pixels and its header {width}x{height}"
 
 
 _entered = threading.local()

@@ -16,16 +16,18 @@ from gpuaug.core.encoded import HEADER, Encoded
 from gpuaug.core.streams import Lanes
 from gpuaug.decode import nvjpeg, work
 from gpuaug.decode.decoder import Decoder
-from gpuaug.decode.decoders import hybrid, registry
+from gpuaug.decode.decoders import hybrid, phase_loop, registry
 from gpuaug.decode.decoders.base import Pools, Resources
 
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
 
 
-@pytest.fixture(params=[1, 2, 64])
+@pytest.fixture(params=[(1, 1), (2, 1), (64, 1), (1, 4), (2, 4), (3, 4), (64, 4)], ids="{0[0]}-{0[1]}".format)
 def decoder(request, monkeypatch):
-    """Hybrid decoder with this maximum number of states. Stages use it."""
-    monkeypatch.setattr(hybrid, "MOST_STATES", request.param)
+    """Hybrid decoder with these maximum numbers of states, and of images per call of the host phases. Stages use it."""
+    most_states, most_images = request.param
+    monkeypatch.setattr(hybrid, "MOST_STATES", most_states)
+    monkeypatch.setattr(phase_loop.OneByOne, "most_images", most_images)
     nvjpeg_double.use(monkeypatch)
     return registry.find("hybrid", "a device")["hybrid"]
 

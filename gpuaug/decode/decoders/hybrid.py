@@ -2,9 +2,10 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,6 +18,7 @@ from gpuaug.core.streams import Event, Lane
 from gpuaug.decode import nvjpeg
 from gpuaug.decode.decoders.base import PREPARED, FileDecoder, Resources
 from gpuaug.decode.decoders.engines import fits_nvjpeg
+from gpuaug.decode.decoders.phase_loop import File, OneByOne, PhaseLoop, Target, phases
 from gpuaug.decode.work import Work
 
 MOST_STATES = 48
@@ -61,6 +63,10 @@ class Hybrid(FileDecoder):
         self._pools: dict[int, _States] = {}
         self._making = threading.Lock()
 
+    @cached_property
+    def _phases(self) -> PhaseLoop | OneByOne:
+        return phases(self._decoder)  # at the first batch, because compiling takes a second
+
     @property
     def version(self) -> str:
         """Version of nvJPEG."""
@@ -103,23 +109,56 @@ class Hybrid(FileDecoder):
     def _host_phases(self, batch: "_Batch", resources: Resources) -> None:
         """Run host phases of a batch until all have started."""
         for number in batch.pending:
-            image = batch.images[number]
+            numbers = [number, *islice(batch.pending, self._phases.most_images - 1)]
+            images = [batch.images[number] for number in numbers]
             try:
                 nvjpeg.enter(resources.lanes.device)  # within try, so that its error is raised at the batch
-                state, problem = self._state(image.capacity), "it was not decoded"
-                try:
-                    problem = self._decoder.host_phase(state, *image.file)
-                finally:
-                    if problem:
-                        self._pools[image.capacity].idle.put(state)
-                if problem:
-                    batch.problems[image.position] = problem
-                batch.ready.put(None if problem else (image, state))
+                while images:
+                    states = self._states(images)
+                    started = images[: len(states)]
+                    del images[: len(states)]
+                    self._run_host_phases(batch, started, states)
             except BaseException as error:  # raised at the batch
-                batch.ready.put(error)
+                for _ in images:
+                    batch.ready.put(error)
 
-    def _state(self, capacity: int) -> nvjpeg.PhasedState:
-        """Return an idle state. Creates one if the pool is not full; waits for one if it is full, or memory is exhausted."""
+    def _run_host_phases(self, batch: "_Batch", images: "list[_Image]", states: list[nvjpeg.PhasedState]) -> None:
+        outcomes: Sequence[str | BaseException]
+        try:
+            outcomes = self._phases.host_phases(states, [image.file for image in images])
+        except BaseException as error:
+            outcomes = [error] * len(images)
+        for image, state, outcome in zip(images, states, outcomes, strict=True):
+            if outcome:
+                self._pools[image.capacity].idle.put(state)
+            if isinstance(outcome, BaseException):
+                batch.ready.put(outcome)
+            elif outcome:
+                batch.problems[image.position] = outcome
+                batch.ready.put(None)
+            else:
+                batch.ready.put((image, state))
+
+    def _states(self, images: "list[_Image]") -> list[nvjpeg.PhasedState]:
+        """Return states of the first of ``images``: at least one, and as many as can be had without waiting.
+
+        A thread that holds states must not wait for more.
+        """
+        states: list[nvjpeg.PhasedState] = []
+        for image in images:
+            try:
+                state = self._idle_state(image.capacity)
+            except nvjpeg.NvJpegError:  # not even memory for one state
+                if not states:
+                    raise
+                break
+            if state is None and states:
+                break
+            states.append(state or self._pools[image.capacity].idle.get())
+        return states
+
+    def _idle_state(self, capacity: int) -> nvjpeg.PhasedState | None:
+        """Return an idle state. Creates one if the pool is not full; ``None`` if it is full, or memory is exhausted."""
         pool = self._pools.get(capacity) or self._pools.setdefault(capacity, _States())
         try:
             return pool.idle.get_nowait()
@@ -132,7 +171,7 @@ class Hybrid(FileDecoder):
                     except nvjpeg.NvJpegError:  # no memory for one more
                         if not pool.made:
                             raise
-        return pool.idle.get()
+        return None
 
     def _put_back(self, used: list["_Used"]) -> None:
         for capacity, state in used:
@@ -155,18 +194,20 @@ class Hybrid(FileDecoder):
                     queued.popleft()
                     self._put_back(used)
                 elif remaining:
-                    result = ready.get()
-                    remaining -= 1
-                    if isinstance(result, BaseException):
-                        error = error or result
-                    elif result is not None:
-                        image, state = result
-                        states.append((image.capacity, state))
-                        try:
-                            if problem := self._decoder.card_phase(state, *image.target, lane.number):
-                                batch.problems[image.position] = problem
-                        except nvjpeg.NvJpegError as card_error:
-                            error = error or card_error
+                    results = [ready.get()]
+                    while len(states) + len(results) < GROUP and not ready.empty():
+                        results.append(ready.get())
+                    remaining -= len(results)
+                    error = error or next((result for result in results if isinstance(result, BaseException)), None)
+                    ended = [result for result in results if isinstance(result, tuple)]
+                    states += [(image.capacity, state) for image, state in ended]
+                    targets = [image.target for image, _ in ended]
+                    outcomes = self._phases.card_phases([state for _, state in ended], targets, lane.number)
+                    for (image, _), outcome in zip(ended, outcomes, strict=True):
+                        if isinstance(outcome, BaseException):
+                            error = error or outcome
+                        elif outcome:
+                            batch.problems[image.position] = outcome
         except BaseException as card_error:  # an event fails: the card does no more work
             batch.give_up(card_error)
             for _, used in queued:
@@ -198,10 +239,8 @@ class _Image(NamedTuple):
 
     position: int
     """Index in the batch."""
-    file: tuple[int, int, int, int, int, list[int]]
-    """Address, length in bytes, height, width, output format, and window."""
-    target: tuple[int, int]
-    """Device address of the output, and bytes per row."""
+    file: File
+    target: Target
     capacity: int
     """Bytes of memory for coefficients: a power of 2."""
 

@@ -4,9 +4,6 @@ A *window* is the part of an image that is needed. A thread that decodes one ima
 per image, and waits for it: of 16 cores, 10 were busy.
 """
 
-import logging
-import platform
-import sys
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p, cast
 from functools import cache
@@ -16,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.decode.decoders import turbojpeg
+from gpuaug.decode.decoders.c_calls import LOW, c_call, compiled_or_none
 from gpuaug.decode.decoders.turbojpeg import (
     DECOMPRESS,
     HEIGHT,
@@ -26,8 +24,6 @@ from gpuaug.decode.decoders.turbojpeg import (
     SUBSAMPLING,
     WIDTH,
 )
-
-_log = logging.getLogger("gpuaug")
 
 _JOB = np.dtype(
     [
@@ -40,12 +36,6 @@ _JOB = np.dtype(
 
 ``file`` and ``out`` are addresses. ``needed_left`` and ``needed_width`` are columns of the image that the caller needs.
 """
-
-_MACHINES = ("x86_64", "aarch64", "arm64")
-"""Machines on which, except on Windows, C functions take a structure of up to 16 bytes in integer registers."""
-
-_LOW = 0xFFFF_FFFF
-"""Mask of the bits of a 32-bit result in a 64-bit register."""
 
 DecodeJobs = Callable[[NDArray[np.void], NDArray[np.bool_]], None]
 """Function of (n,) records of ``_JOB`` and a (n,) mask. Decodes the images of the mask, and clears the mask where it fails."""
@@ -116,15 +106,7 @@ def compiled() -> DecodeJobs | None:
         About a second in the first call of a process.
     """
     functions = turbojpeg.library()
-    if functions is None or sys.platform == "win32" or platform.machine() not in _MACHINES:
-        return None
-    try:
-        return _compile(functions)
-    except ImportError:
-        return None
-    except Exception as error:  # Numba raises errors of other types for versions of NumPy or SciPy that it does not support
-        _log.warning("Numba is not used to decode windows of JPEGs, because it failed: %r", error)
-        return None
+    return None if functions is None else compiled_or_none("decode windows of JPEGs", lambda: _compile(functions))
 
 
 def _compile(functions: turbojpeg.Library) -> DecodeJobs:
@@ -144,18 +126,18 @@ def _compile(functions: turbojpeg.Library) -> DecodeJobs:
             *(quick.tj3SetScalingFactor, quick.tj3SetCroppingRegion, decompress_function),
         )
     )
-    call = _c_call()
+    call = c_call()
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
     def decode_one(handle: int, job: Any) -> bool:
         """``turbojpeg.decode`` for a window that needs no scratch buffer."""
-        if call(read_header, (handle, job.file, job.bytes)) & _LOW:
+        if call(read_header, (handle, job.file, job.bytes)) & LOW:
             return False
-        if call(get, (handle, HEIGHT)) & _LOW != job.full_height or call(get, (handle, WIDTH)) & _LOW != job.full_width:
+        if call(get, (handle, HEIGHT)) & LOW != job.full_height or call(get, (handle, WIDTH)) & LOW != job.full_width:
             return False
-        subsampling = call(get, (handle, SUBSAMPLING)) & _LOW
+        subsampling = call(get, (handle, SUBSAMPLING)) & LOW
         columns = -(-job.full_width // job.scale)
-        if subsampling >= len(MCU_WIDTHS) or call(get, (handle, PROGRESSIVE)) & _LOW or job.left + job.width > columns:
+        if subsampling >= len(MCU_WIDTHS) or call(get, (handle, PROGRESSIVE)) & LOW or job.left + job.width > columns:
             return False
         mcu_width = MCU_WIDTHS[subsampling]
         margin = MARGIN if mcu_width > 8 else 0
@@ -165,13 +147,13 @@ def _compile(functions: turbojpeg.Library) -> DecodeJobs:
         if start != job.left or end - start != job.width:
             return False
         # The structures of two and four 32-bit integers are passed as one and two 64-bit registers.
-        if job.scale > 1 and call(set_scale, (handle, 1 | job.scale << 32)) & _LOW:
+        if job.scale > 1 and call(set_scale, (handle, 1 | job.scale << 32)) & LOW:
             return False
-        if call(set_region, (handle, start | job.top << 32, job.width | job.height << 32)) & _LOW:
+        if call(set_region, (handle, start | job.top << 32, job.width | job.height << 32)) & LOW:
             return False
         arguments = (handle, job.file, job.bytes, job.out, job.width * job.channels, job.pixel_format)
         status: int = call(decompress, arguments)
-        return status & _LOW == 0
+        return status & LOW == 0
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
     def decode_jobs(jobs: NDArray[np.void], decoded: NDArray[np.bool_]) -> None:
@@ -186,22 +168,3 @@ def _compile(functions: turbojpeg.Library) -> DecodeJobs:
     decode_jobs(np.empty(0, _JOB), np.empty(0, np.bool_))
     result: DecodeJobs = decode_jobs
     return result
-
-
-def _c_call() -> Any:
-    """Return a function for Numba code that calls a C function. Arguments: its address, and a tuple of 64-bit integers."""
-    from llvmlite import ir
-    from numba import types
-    from numba.extending import intrinsic
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def call(_typing_context: Any, _address: Any, arguments: Any) -> Any:
-        def generate(_context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            word = ir.IntType(64)
-            count = len(signature.args[1])
-            function = builder.inttoptr(values[0], ir.FunctionType(word, [word] * count).as_pointer())
-            return builder.call(function, [builder.extract_value(values[1], position) for position in range(count)])
-
-        return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate  # type: ignore[no-untyped-call]
-
-    return call

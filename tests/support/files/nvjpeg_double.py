@@ -9,10 +9,11 @@ import numpy as np
 from PIL import Image
 
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders import registry
+from gpuaug.decode.decoders import hybrid, registry
 from gpuaug.decode.decoders.cpu import Cpu
 from gpuaug.decode.decoders.engines import Engines
 from gpuaug.decode.decoders.hybrid import Hybrid
+from gpuaug.decode.decoders.phase_loop import OneByOne
 
 BAD_JPEG = 3
 
@@ -103,6 +104,7 @@ def use(patch, double=BatchDecoder, phased=PhasedDecoder):
     patch.setattr(nvjpeg, "BatchDecoder", double)
     patch.setattr(nvjpeg, "PhasedDecoder", phased)
     patch.setattr(nvjpeg, "enter", lambda device: None)
+    patch.setattr(hybrid, "phases", OneByOne)
     made = {"engines": Engines("a device"), "hybrid": Hybrid("a device"), "cpu": Cpu()}
 
     def find(backend, device):
