@@ -106,7 +106,7 @@ def test_too_few_threads_fail_the_batch_after_its_images(hybrid, monkeypatch, ba
 @pytest.mark.parametrize("most", [1, 48])
 @pytest.mark.parametrize("fails", ["record_event", "synchronize"])
 def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeypatch, fails, most):
-    monkeypatch.setattr(hybrid_module, "MOST_STATES", most)
+    monkeypatch.setattr(hybrid_module, "MAX_STATES", most)
     Watch(monkeypatch, hybrid)
     card_phase, queued = hybrid._decoder.card_phase, []
 

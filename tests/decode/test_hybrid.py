@@ -26,7 +26,7 @@ FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for 
 def decoder(request, monkeypatch):
     """Hybrid decoder with these maximum numbers of states, and of images per call of the host phases. Stages use it."""
     most_states, most_images = request.param
-    monkeypatch.setattr(hybrid, "MOST_STATES", most_states)
+    monkeypatch.setattr(hybrid, "MAX_STATES", most_states)
     monkeypatch.setattr(phase_loop.OneByOne, "most_images", most_images)
     nvjpeg_double.use(monkeypatch)
     return registry.find("hybrid", "a device")["hybrid"]
@@ -39,7 +39,7 @@ def decoded(files, members=1, **options):
 
 
 def all_idle(decoder):
-    return all(pool.idle.qsize() == len(pool.made) <= hybrid.MOST_STATES for pool in decoder._pools.values())
+    return all(pool.idle.qsize() == len(pool.made) <= hybrid.MAX_STATES for pool in decoder._pools.values())
 
 
 @pytest.mark.parametrize("channels", [3, 1])

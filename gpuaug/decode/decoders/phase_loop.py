@@ -22,7 +22,7 @@ Target = tuple[int, int]
 Outcome = str | Exception
 """Empty string for success, the reason why a file cannot be decoded, or an error that a file did not cause."""
 
-MOST_IMAGES = 4
+MAX_IMAGES = 8
 """Maximum number of images per call of the compiled loop over host phases."""
 
 _HANDLES = tuple((name, np.int64) for name in ("state", "parameters", "stream"))
@@ -81,7 +81,7 @@ class PhaseLoop:
         functions: Compiled loops.
     """
 
-    most_images = MOST_IMAGES
+    most_images = MAX_IMAGES
     """Maximum number of images per call of ``host_phases``."""
 
     def __init__(self, handles: tuple[int, int], functions: Functions) -> None:
