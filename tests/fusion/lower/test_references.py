@@ -73,6 +73,11 @@ def seeds(self, img, target=None):
     return FixedSizeCrop.forward(self, img, target)
 
 
+def counts_calls(self, img, target=None):
+    self.count = getattr(self, "count", 0) + 1
+    return FixedSizeCrop.forward(self, img, target)
+
+
 def first_pixels(self, img, target, top, left, height, width):
     return FixedSizeCrop._crop(self, img, target, 0, 0, height, width)
 
@@ -113,6 +118,7 @@ EDITED = {
     "another base": type("PadIfSmaller", (Holder,), dict(vars(copied(PadIfSmaller)))),
     "raises": copied(FixedSizeCrop, forward=raises),
     "seeds": copied(FixedSizeCrop, forward=seeds),
+    "keeps a state": copied(FixedSizeCrop, forward=counts_calls),
     "first pixels": copied(FixedSizeCrop, _crop=first_pixels),
     "masks by the fill": copied(FixedSizeCrop, _pad=masks_padded_by_the_fill),
     "keeps all boxes": copied(FixedSizeCrop, _crop=all_boxes),
