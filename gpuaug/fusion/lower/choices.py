@@ -65,7 +65,8 @@ def size_problem(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[
         sized_by_choice: Ops are added to it whose output size depends on the draw of a container only.
 
     Returns:
-        The reason why samples cannot have one size after the container, or ``None``. Ops are changed only for ``None``.
+        The reason why the ops cannot be fused, empty if only the sizes after the container differ; ``None`` if the ops are
+        fused, and then they are changed.
     """
     sizing = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
     stop = len(choice) if end is not None else choice.index(sizing[-1]) + 1
@@ -84,7 +85,7 @@ def size_problem(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[
             ops.pop().choice_end = sizes[0].height, sizes[0].width
         elif not any(op.draws_size and op not in sized_by_choice for op in ops):
             # torchvision runs the container, which works for images that happen to have one size.
-            return f"{sizing[0].name}, by which samples may differ in size"
+            return ""
     for op in ops:
         if not op.draws_size:
             sized_by_choice.add(op)

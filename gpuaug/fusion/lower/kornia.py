@@ -91,7 +91,7 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     op_type = channel.TorchgeoGrayscale if base.__module__.startswith("torchgeo.") else LOWERED[base]
     try:
         reason = _on_gpu(module) or op_type.unsupported_module(module)
-        op = op_type(name, module) if reason is None or op_type.out is not Op.out else None
+        op = op_type(name, module) if reason is None or op_type.out_applied is not Op.out_applied else None
     except (AttributeError, KeyError, TypeError) as error:
         if type(module) is base:
             raise

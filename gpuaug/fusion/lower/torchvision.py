@@ -268,7 +268,8 @@ class TorchvisionLowering:
                 f"{name} must hold transforms that gpuaug.fuse fuses together, as {drawn} draws a size per image, got "
                 f"{problem or reason}. Keep {name} in the dataset, and fuse the rest with ragged=True."
             )
-        reason = reason or f"{sizing[0].name} in it may change the size of some images"
+        if not reason:
+            reason = f"{sizing[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
         self._types.dtype = dtype
         lowered = sizing[-1:] if end is None else [choices.sizing_op(end.op)]
         return self._fallback(name, container, reason, *lowered, keeps_range=False)

@@ -199,16 +199,24 @@ def test_image_too_small_for_a_crop_in_a_choice_is_an_error_wherever_the_crop_se
     augment = gpuaug.fuse([v2.RandomChoice([v2.Resize((9, 9)), crop]), TO_FLOAT], ragged=True)
     with pytest.raises(gpuaug.ArgumentError, match="images must fit RandomCrop_0, got 7x40 at 1 of the batch, which crops 8x8"):
         augment(pack(images_of([(9, 9), (7, 40)])))
+    # A crop sees neither the size that another transform of the choice gives, nor that of images that skip a resize before it.
+    augment = gpuaug.fuse([v2.RandomChoice([v2.CenterCrop(7), v2.Compose([crop, v2.CenterCrop(7)])]), TO_FLOAT], ragged=True)
+    assert augment(pack(images_of([(9, 9), (8, 40)]))).shape == (2, 3, 7, 7)
     resized = v2.Compose([v2.RandomResize(8, 12), crop])
     augment = gpuaug.fuse([v2.RandomChoice([v2.Resize((9, 9)), resized]), TO_FLOAT], ragged=True)
     assert augment(pack(images_of([(9, 9), (7, 40)]))).shape == (2, 3, 9, 9)
 
 
 @left_to_torchvision
-def test_choice_without_drawn_sizes_that_cannot_be_fused_is_still_run_by_torchvision():
+def test_choice_without_drawn_sizes_that_cannot_be_fused_is_run_by_torchvision():
     blurred = v2.Compose([v2.CenterCrop(9), v2.GaussianBlur(3), v2.Pad(1)])
     inner = v2.RandomChoice([v2.CenterCrop(11), v2.RandomResizedCrop(11)])
-    for choice in ([v2.CenterCrop(11), blurred], [inner, blurred]):
+    of_other_pixels = "; GaussianBlur_1: it reads other pixels of an image, or their coordinates"
+    for choice, text in (
+        ([v2.CenterCrop(11), blurred], of_other_pixels),
+        ([inner, blurred], of_other_pixels),
+        ([v2.CenterCrop(11), v2.Identity()], ""),
+    ):
         augment = gpuaug.fuse([v2.RandomChoice(choice), TO_FLOAT])
-        assert augment.explain((3, 3, 20, 20)).lines[0].reason.endswith("in it may change the size of some images")
-        assert augment(photographs(3)).shape == (3, 3, 11, 11)
+        assert augment.explain((3, 3, 11, 11)).lines[0].reason.endswith(f"in it may change the size of some images{text}")
+        assert augment(photographs(3, height=11, width=11)).shape == (3, 3, 11, 11)

@@ -260,7 +260,8 @@ class FixedSizeCrop(RandomCrop):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the first column ``"x"`` and row ``"y"``, (B,): one random fraction of the pixels that the crop leaves out."""
-        fraction, canvas = sampler.uniform(), self._canvas(size)
+        fraction = sampler.uniform()
+        canvas = self._canvas(size)
         return {
             "x": np.floor(fraction * np.float32(canvas.width - self._width)),
             "y": np.floor(fraction * np.float32(canvas.height - self._height)),
