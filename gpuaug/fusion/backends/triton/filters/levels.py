@@ -366,7 +366,7 @@ def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out:
     equalize_op, contrast_op = op.picks if isinstance(op, EqualizeOrContrast) else (op, op)
     keeps = isinstance(equalize_op, Equalize) and equalize_op.keeps_values
     settings |= {"ENTRIES": op.entries, "KEEPS_VALUES": keeps, "SPLITS": splits, "PICKS_OP": equalize_op is not contrast_op}
-    settings["ROUNDS"] = contrast_op.rounds and not common["BYTES"]
+    settings["ROUNDS"] = contrast_op.rounds_to_levels and not common["BYTES"]
     constants = {**common, **settings, "ROUTE_COLUMN": pass_.route_column, "BLOCK": BLOCK}
     tables = Launch(table_kernel, (batch, channels, splits), integers, constants, warps=8)
     epsilon, clip = (contrast_op.epsilon, contrast_op.clips) if isinstance(contrast_op, AutoContrast) else (0.0, False)
