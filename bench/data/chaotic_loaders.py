@@ -19,6 +19,9 @@ SIDE = 8
 CYCLES = 400_000
 """Cycles of the longest delay on a GPU, about 0.2 ms: much longer than the work on a batch."""
 
+_DELAYS = random.Random()
+"""Generator of the delays. Python's global generator would make an encoder that is delayed look as if it drew numbers."""
+
 FAULTS = ("none", "break", "close", "dataset", "stage", "kill", "resume", "interleaved")
 
 
@@ -61,13 +64,13 @@ class Trial:
 
     def pause(self, what: str, most_ms: float = 1.0) -> None:
         """Delay the calling thread at random."""
-        if self.delayed[what] and random.random() < 0.3:
-            time.sleep(random.random() * most_ms / 1e3)
+        if self.delayed[what] and _DELAYS.random() < 0.3:
+            time.sleep(_DELAYS.random() * most_ms / 1e3)
 
     def stall(self) -> None:
         """Delay the current stream at random."""
-        if self.delayed["lanes"] and self.device.type == "cuda" and random.random() < 0.4:
-            torch.cuda._sleep(random.randrange(CYCLES))
+        if self.delayed["lanes"] and self.device.type == "cuda" and _DELAYS.random() < 0.4:
+            torch.cuda._sleep(_DELAYS.randrange(CYCLES))
 
 
 class Samples(Dataset[dict[str, Any]]):

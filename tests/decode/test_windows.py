@@ -90,6 +90,7 @@ def test_options_of_stages_do_not_change_what_a_window_holds(device, options, vi
     assert undecoded > 0
 
 
+@pytest.mark.filterwarnings("ignore:The copy of a batch does not overlap")  # masks are not page-locked
 @on_each_device
 def test_targets_follow_as_they_do_whole_images(device, monkeypatch):
     generator = torch.Generator("cpu").manual_seed(0)

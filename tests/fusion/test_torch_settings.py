@@ -187,6 +187,6 @@ def test_padding_of_masks_in_triton_is_the_same(dtype):
 
     def fills():
         plan = gpuaug.fuse(pipeline)._program().segments.at(0, Size(1, 3, 32, 48), masks=True).plan
-        return _mask_launch(plan.passes[0], padded, flat=False).fills
+        return _mask_launch(plan.passes[0], padded, is_ragged=False).fills
 
     check_unchanged(fills)

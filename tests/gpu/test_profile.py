@@ -101,7 +101,7 @@ def test_planted_device_times_are_found(profiled):
     assert report.pageable_bytes == 0
     assert report.settings["device"] == torch.cuda.get_device_name()
     beside = report.streamed.median < 0.9 * report.device_ms
-    assert (" on the device: it takes " in report.verdict[0]) == beside
+    assert (": it keeps the device busy for " in report.verdict[0]) == beside
     assert report.verdict[0].startswith("GPU saturated: stages (") == (not beside)
     check_rows(report)
 
@@ -178,7 +178,7 @@ def test_a_stage_that_makes_the_host_wait_is_named_with_its_line():
     assert first.startswith("Bounded by the training thread, which waits for the device in transform 'waits' (")
     assert first.endswith(f" ms), at {line(waits)}.")
     assert second.startswith(f"Host synchronisation inside transform 'waits', at {line(waits)}: ")
-    assert second.endswith(" ms a batch. Keep it on the device: streams cannot overlap what the host waits for.")
+    assert second.endswith(" ms per batch. Keep values on the device: streams cannot overlap work that the host waits for.")
     assert torch.cuda.get_sync_debug_mode() == mode
 
 
@@ -189,7 +189,7 @@ def test_a_step_that_makes_the_host_wait_is_named_with_its_line():
     first, second, *_ = report.verdict
     assert first.startswith("Bounded by the training thread, which waits for the device in the training step (")
     assert second.startswith(f"Host synchronisation inside the training step, at {line(trains_and_waits)}: ")
-    assert second.endswith(" ms a batch.")
+    assert second.endswith(" ms per batch.")
 
 
 def test_a_pageable_source_is_named():
@@ -199,7 +199,7 @@ def test_a_pageable_source_is_named():
     assert report.pageable_bytes == report.batch_bytes == 16 * MB
     (said,) = [text for text in report.verdict if text.startswith("Pageable source")]
     assert said == (
-        "Pageable source: 16 MB a batch are not page-locked, so their copy holds the training thread up. "
+        "Pageable source: 16 MB per batch are not page-locked, so the training thread waits for the copy. "
         "Pass pin_memory=True to the DataLoader, or leave feed='auto'."
     )
 
@@ -213,7 +213,7 @@ def test_large_batches_before_a_small_step_are_bounded_by_the_link():
     assert report.bound_ms == report.copy_ms
     assert report.streamed.low >= 0.9 * report.bound_ms
     assert 0.5 * report.link_gb_per_s < report.copy_gb_per_s < 1.5 * report.link_gb_per_s
-    assert " GB/s, of the " in str(report)
+    assert " GB/s; 64 MB copies reach " in str(report)
     check_rows(report)
 
 

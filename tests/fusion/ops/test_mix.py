@@ -88,7 +88,7 @@ def test_mix_takes_labels_of_any_dtype(name, dtype):
 def test_mix_refuses_labels_that_are_not_one_per_sample(name):
     op = made(MIXES[name]())
     _, rows = drawn_for(op, Size(5, 3, 8, 8))
-    text = r"class must be one label for each of the 5 images, got \(5, 10\). Pass class indices, \(B,\), and make them one-hot"
+    text = r"class must be one label for each of the 5 images, got \(5, 10\). Pass class indices, \(B,\)\. gpuaug\.fuse\(…, num_classes=…\) converts them to one-hot labels"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         op.labels(torch.zeros(5, 10), rows)
 
@@ -149,7 +149,7 @@ def test_cutmix_with_num_mix_or_several_betas_is_left_to_kornia():
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_mix_targets_are_those_kornia_implements(name, key):
     module = MIXES[name]()
-    assert key not in made(module).targets
+    assert key not in made(module).supported_keys
     shape = {"mask": (2, 1, 8, 8), "bbox": (2, 1, 4, 2), "keypoints": (2, 1, 2)}.get(key, (2, 1, 4))
     with pytest.raises(NotImplementedError):
         module(torch.rand(2, 3, 8, 8), torch.ones(shape), data_keys=["input", key])

@@ -184,4 +184,4 @@ def test_labels_keep_their_form_without_num_classes():
 
 def test_soft_labels_on_and_off_values_are_timm_and_torchvision():
     soft = SoftLabels(10, 0.1)
-    assert (soft.on, soft.off) == (1 - 0.1 + 0.1 / 10, 0.1 / 10)
+    assert (soft.label_probability, soft.other_probability) == (1 - 0.1 + 0.1 / 10, 0.1 / 10)

@@ -370,7 +370,7 @@ def test_pick_sample_compiles_few_programs():
 
 def test_as_kornia_refuses_draws_with_pick_sample():
     draws = gpuaug.fuse(auto.TrivialAugment(), pick="sample").draw((2, 3, 8, 8), seed=0)
-    text = "pick must be 'batch' for as_kornia\\(\\), got 'sample': .* Fuse with pick='batch' to compare the two."
+    text = "pick must be 'batch' for as_kornia\\(\\), got 'sample': .* Fuse with pick='batch' to compare the results."
     with pytest.raises(gpuaug.ArgumentError, match=text):
         draws.as_kornia()
     with pytest.raises(gpuaug.ArgumentError, match="pick must be 'batch' or 'sample', got 'image'"):

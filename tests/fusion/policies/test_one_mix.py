@@ -98,7 +98,7 @@ def test_one_mix_picks_follow_random_apply_weights():
 def test_one_mix_never_picks_a_weight_of_zero():
     made = K.ImageSequential(*(K.RandomMixUpV2() for _ in range(4)), random_apply=1, random_apply_weights=[0.0, 0.1, 0.6, 0.0])
     (op,) = gpuaug.fuse(made)._program().ops
-    assert op._picked([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
+    assert op._mix_index([0.0, 1 - 2.0**-53]).tolist() == [1, 2]
 
 
 def test_pick_sample_mixes_differ_but_share_one_permutation():
@@ -161,7 +161,7 @@ def test_as_kornia_refuses_one_mix_draws_with_pick_sample():
     draws = gpuaug.fuse(PIPELINES["in a pipeline"](), pick="sample").draw((2, 3, 8, 8), seed=0)
     with pytest.raises(
         gpuaug.ArgumentError,
-        match="pick must be 'batch' for as_kornia\\(\\), got 'sample': AugmentationSequential_2",
+        match="pick must be 'batch' for as_kornia\\(\\), got 'sample': Kornia's AugmentationSequential_2 picks once",
     ):
         draws.as_kornia()
 

@@ -103,10 +103,10 @@ def masks_agree(name, dtype):
         return made
 
     together, apart = listed("torch"), listed("triton")
-    expected = dispatch.torch_backend.gather_mask(step, together._values, table, together._places)
+    expected = dispatch.torch_backend.gather_mask(step, together._values, table, together._layout)
     # As if a launch had room for two of the five.
     with mock.patch.object(backend, "MOST_SAMPLES", 2):
-        got = backend.run_mask(step, apart._values, table, apart._places)
+        got = backend.run_mask(step, apart._values, table, apart._layout)
     # A tap half way between two pixels may fall on either.
     return (
         0 < apart._values.numel() < together._values.numel()
