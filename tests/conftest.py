@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import random
 import signal
@@ -28,6 +29,9 @@ HUGE, COLLAPSE = 2**21, 25
 
 # Processes of pytest-xdist share the cores.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
+
+# Workers of the start method forkserver then share one import of torch, which takes them seconds each.
+multiprocessing.set_forkserver_preload(["torch.utils.data", "torchvision.datasets", "kornia.augmentation", "gpuaug"])
 
 if os.environ.get("TORCH_CUDA_SANITIZER"):
     # PyTorch's sanitizer asks for the current stream at every operation, which a forked worker cannot reach.
