@@ -1,7 +1,7 @@
 """The checker on traces written by hand: for each rule, the smallest that is ordered and the smallest that is not."""
 
 import pytest
-from support.gpu.stream_double import CHANGED, FREED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, History
+from support.gpu.stream_history import CHANGED, FREED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, History
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """The double's allocator, streams, events and graphs."""
 
 import pytest
-from support.gpu.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeCuda, HostBuffer
+from support.gpu.stream_double import FakeCuda, HostBuffer
+from support.gpu.stream_history import OVERWRITTEN, REUSED, UNREADY
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, marks=pytest.mark.slow if method == "forkserver" else ())  # to a worker it is what spawn is
+        pytest.param(method, marks=pytest.mark.slow if method == "spawn" else ())  # to a worker it is what forkserver is
         for method in multiprocessing.get_all_start_methods()
     ],
 )

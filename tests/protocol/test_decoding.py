@@ -17,7 +17,8 @@ import torch
 from protocol.scenarios import install, kernel, name_lanes
 from support.files import nvjpeg_double
 from support.files.encoded import encoded
-from support.gpu.stream_double import FREED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeEvent, FakeStream, HostBuffer
+from support.gpu.stream_double import Buffer, FakeEvent, FakeStream, HostBuffer
+from support.gpu.stream_history import FREED, OVERWRITTEN, REUSED, UNREADY
 from support.process.waiting import WAIT_S, until
 
 from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded

@@ -8,7 +8,8 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 from protocol.scenarios import STRUCTURED, Encoder, FakeTorch, Source, install, kernel, make_stage, name_lanes, script_arrivals
-from support.gpu.stream_double import OVERWRITTEN, REUSED, UNREADY, FakeGraph, FakeStream, HostBuffer
+from support.gpu.stream_double import FakeGraph, FakeStream, HostBuffer
+from support.gpu.stream_history import OVERWRITTEN, REUSED, UNREADY
 from torch import nn
 
 from gpuaug import FeatureStage, SelectionError, StreamedLoader, TransformStage

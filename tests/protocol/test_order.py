@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from protocol.scenarios import ANY_SCENARIO, SCENARIOS, Encoded, run
-from support.gpu.stream_double import CHANGED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY, Buffer, FakeGraph, HostBuffer
+from support.gpu.stream_double import Buffer, FakeGraph, HostBuffer
+from support.gpu.stream_history import CHANGED, OVERWAITED, OVERWRITTEN, REUSED, UNREADY
 
 from gpuaug.core import batch
 from gpuaug.core.streams import Lane, Lanes

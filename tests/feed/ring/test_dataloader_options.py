@@ -118,7 +118,6 @@ def test_slow_consumer_with_more_batches_than_slots():
     assert_same([got], want)
 
 
-# test_ragged.py has spawned workers too.
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_forkserver_and_spawn_workers(method):
     make = with_workers(Samples(), multiprocessing_context=method, num_workers=1, persistent_workers=True)

@@ -105,8 +105,9 @@ def test_ragged_batches_through_slots_match_plain_feed(options):
         assert_whole(batches, Photos())
 
 
-def test_ragged_batches_of_spawned_workers_arrive_through_slots():
-    make = loader_of(Photos(), persistent_workers=True, num_workers=1, multiprocessing_context="spawn")
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_ragged_batches_of_workers_that_are_not_forked_from_here_arrive_through_slots(method):
+    make = loader_of(Photos(), persistent_workers=True, num_workers=1, multiprocessing_context=method)
     epochs, stats, _ = passes(make, "ring", epochs=2)
     for batches in epochs:
         assert_whole(batches, Photos())

@@ -1,8 +1,5 @@
 """The kernels compute what the torch executor does: here under Triton's interpreter, in processes of their own."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,25 +7,33 @@ import pytest
 pytest.importorskip("triton")
 
 from support.ops import pipelines
+from support.process import processes
 from support.public.fuzzing import outcome
 
 import gpuaug
 
 FOLDER = Path(__file__).parent / "interpreted"
-TESTS = FOLDER.parents[2]
 PARTS = ("16_bits", "pipelines", "clips", "compositions", "crops", "filters", "labels", "readers", "skipped", "targets")
 
-# Each process spends four seconds on its imports. Two of equal length keep two workers busy.
+# Two processes of equal length keep two workers busy.
 FIRST_HALF = ("clips", "pipelines", "readers")
 HALVES = [FIRST_HALF, tuple(part for part in PARTS if part not in FIRST_HALF)]
 
 
+SCRIPT = """
+import os, runpy, sys
+import torch
+assert "triton" not in sys.modules
+os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
+torch.set_num_threads(1)
+sys.argv[1:] = {arguments}
+runpy.run_path({folder!r}, run_name="__main__")
+"""
+
+
 def run_interpreted(*arguments):
-    """Compare kernels in a process with ``TRITON_INTERPRET=1``, which Triton reads when a kernel is defined."""
-    inherited = os.environ.get("PYTHONPATH", "")
-    paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, [inherited])])}
-    environment = {**os.environ, **paths, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, str(FOLDER), *arguments], env=environment, capture_output=True, text=True)
+    """Compare kernels in a process with ``TRITON_INTERPRET=1``."""
+    return processes.run_script(SCRIPT.format(arguments=arguments, folder=str(FOLDER)), timeout_s=1700)
 
 
 @pytest.mark.timeout(1800)  # half a minute of one core, of which a busy machine may give a tenth
