@@ -36,7 +36,8 @@ from gpuaug.fusion.table.ahead import TablePrefetch
 from gpuaug.fusion.table.rows import draws_by_part, make_table
 from gpuaug.fusion.targets.box_crop import target_dicts_for_crop
 from gpuaug.fusion.targets.data_keys import checked_keys
-from gpuaug.fusion.targets.targets import Targets, concatenated_views
+from gpuaug.fusion.targets.targets import Targets
+from gpuaug.fusion.targets.views import concatenated_views
 
 
 def fuse(

@@ -90,7 +90,7 @@ def test_affinity_counts():
     assert processes.run_script(code).stdout == "1\n"
 
 
-@pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 6), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])
+@pytest.mark.parametrize(("ranks", "threads", "wanted"), [("", None, 7), ("4", None, 2), ("100", None, 1), ("4", 5, 5)])
 def test_decoding_has_the_cores_of_one_rank(monkeypatch, groups, ranks, threads, wanted):
     groups(["0::/"], {"cpu.max": "800000 100000"})
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)

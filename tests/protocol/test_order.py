@@ -185,16 +185,16 @@ def no_join_of_branches(patch, cuda):
 
 
 def no_join_of_stages_beside_one_another(patch, cuda):
-    patch.setattr(Branches, "join", lambda self, lane, again=False: lane.record_event())
+    patch.setattr(Branches, "join", lambda self, lane, new_event=False: lane.record_event())
 
 
 def stages_beside_one_another_whatever_they_read(patch, cuda):
-    patch.setattr(Branches, "_were_present", lambda self, values: True)
+    patch.setattr(Branches, "_were_present_at_start", lambda self, values: True)
 
 
 def first_batch_beside_one_another(patch, cuda):
     real = Branches.__init__
-    patch.setattr(Branches, "__init__", lambda self, ready, side_by_side: real(self, ready, side_by_side=True))
+    patch.setattr(Branches, "__init__", lambda self, ready, concurrent: real(self, ready, concurrent=True))
 
 
 def intermediates_not_kept(patch, cuda):

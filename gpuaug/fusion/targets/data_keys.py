@@ -124,3 +124,30 @@ def check_canvas(name: str, value: Tensor, size: Size) -> None:
             f"canvas_size of {name} must be the size of the image, {(size.height, size.width)}, got {tuple(canvas)}. Resize "
             "boxes with their image: pass both to the transform that resizes in the dataset."
         )
+
+
+def check_no_map(labels: Any, size: Size) -> None:
+    """Raise an error if labels are a segmentation map, which has the size of the images."""
+    if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == size.shape[2:]:
+        raise ArgumentError(
+            f"class must be one index for each image or class probabilities, got {tuple(labels.shape)}, one value for "
+            "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
+        )
+
+
+def check_valid(keys: Sequence[str], values: Sequence[Any]) -> None:
+    """Raise an error if the input ``valid`` is not one bool per box. ``keys``: data key of each of ``values``."""
+    if "valid" not in keys:
+        return
+    if keys.count("valid") > 1 or sum(key in BOXES for key in keys) != 1:
+        raise ArgumentError(
+            f"data_keys must hold one of {', '.join(BOXES)} together with 'valid', got {keys}. "
+            "Name 'valid' once, for one tensor of boxes."
+        )
+    valid = values[keys.index("valid")]
+    boxes = next(value for key, value in zip(keys, values, strict=True) if key in BOXES)
+    if valid.dtype != torch.bool or valid.shape != boxes.shape[:2]:
+        raise ArgumentError(
+            f"valid must be one bool for each box, torch.bool {tuple(boxes.shape[:2])}, got {valid.dtype} "
+            f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
+        )

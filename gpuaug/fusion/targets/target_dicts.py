@@ -6,23 +6,24 @@ keypoints. The *owner* of a row is the index of its image. A *column* is the val
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpuaug.core import batch as batches
-from gpuaug.core.columns import Column, TensorColumn, columns, joined, plainly, split
+from gpuaug.core.columns import Column, TensorColumn, columns, joined, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
-from gpuaug.core.packed_targets import FlatColumn, PackedColumn, PackedTargets
+from gpuaug.core.packed_targets import PackedColumn, PackedTargets
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, floating_dtype
 from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
 from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.targets.annotations import Annotations, Rows, annotations_of, packed_annotations_of
 from gpuaug.fusion.targets.data_keys import check_canvas
-from gpuaug.fusion.targets.masks import MaskList, like, owners_of, sides_of, to_device
+from gpuaug.fusion.targets.masks import MaskList, owners_of, sides_of, to_device
 
 TARGET_DICT_FORMATS: dict[str, BoxFormat] = {
     "xyxy": BoxFormat("corners", edges=True),
@@ -37,88 +38,6 @@ _POINTS = BoxFormat("points", edges=True)
 
 _NO_LISTS = (str, Mapping, Tensor)
 """Types that are not accepted as a list of target dicts, although some of them are sequences."""
-
-
-class _Annotations(NamedTuple):
-    """Boxes or keypoints of a batch, in the order of the images that have any."""
-
-    samples: Sequence[int]
-    """Indices of the images."""
-    keys: Sequence[str]
-    """Key of each value in its dict."""
-    tensors: TensorColumn
-    """Values. Unless all of them are tensors, only the attribute ``types`` can be read."""
-
-    def items(self) -> "zip[tuple[int, str, Any]]":
-        """Return an iterator of (sample index, key, value)."""
-        return zip(self.samples, self.keys, self.tensors.tensors, strict=True)
-
-
-class _Rows:
-    """Boxes or keypoints of a batch as one tensor of rows.
-
-    Args:
-        annotations: Boxes or keypoints, all of them tensors.
-    """
-
-    def __init__(self, annotations: _Annotations) -> None:
-        self.samples, self.keys, self._tensors = annotations
-        column = self._tensors
-        self.counts: list[int]
-        """Number of rows of each image in ``samples``."""
-        if isinstance(column, FlatColumn):
-            self.counts = [length * column.rows_per_entry for length in column.packed.lengths]
-        else:
-            self.counts = [shape[0] if len(shape) == 2 else shape[:-1].numel() for shape in column.shapes]
-
-    def joined(self) -> Tensor:
-        """Return the rows of all images, (n, 4), or (n, 2 or 3) for keypoints."""
-        if self._tensors.entry is not None:
-            return self._tensors.joined.flatten(0, -2)
-        with plainly():
-            return torch.cat([value.flatten(0, -2) for value in self._tensors.tensors])
-
-    def split(
-        self, joined_rows: Tensor, frame: tuple[int, int], ending: Ending, format_name: str | None = None
-    ) -> Sequence[Tensor]:
-        """Split rows by image, and restore the shape, dtype and class of the inputs. Integers become floating-point.
-
-        Args:
-            joined_rows: Rows of all images.
-            frame: Height and width of the output images, in pixels.
-            ending: Conversions: torchvision's tensors become plain tensors if ``ending.is_pure``.
-            format_name: Name of the output format of boxes; ``None`` for the format of the inputs.
-        """
-        shapes, entry = self._tensors.shapes, self._tensors.entry
-        if entry is not None:
-            lengths = [shape[0] for shape in shapes]
-            parts = split(joined_rows.view(sum(lengths), *entry), lengths)
-        else:
-            rows = split(joined_rows, self.counts)
-            parts = [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
-        values = self._tensors.tensors
-        if len(self._tensors.dtypes) > 1:
-            parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, values, strict=True)]
-        if self._tensors.types <= {Tensor} or (ending.is_pure and all(map(type_name, values))):
-            return parts
-        return [
-            like(part, value, canvas_size=frame, **_format_attribute(vars(value), format_name))
-            for part, value in zip(parts, values, strict=True)
-        ]
-
-    def packed(
-        self, rows: Tensor, frame: tuple[int, int], ending: Ending, format_name: str | None = None
-    ) -> tuple[PackedColumn, Tensor]:
-        """Return rows in one tensor, and the packed column that describes them. Arguments as of ``split``."""
-        column = self._tensors
-        assert isinstance(column, FlatColumn)
-        flat = rows.view(column.joined.shape)
-        if column.packed.tensor_type is Tensor or ending.is_pure:
-            return column.packed.plain(), flat
-        attributes = [
-            {**values, "canvas_size": frame, **_format_attribute(values, format_name)} for values in column.attributes
-        ]
-        return column.packed._replace(attributes=attributes), flat
 
 
 class TargetDicts:
@@ -158,15 +77,15 @@ class TargetDicts:
         self._size, self._device = size, device
         self._source = (size.height, size.width) if places is None else places
         columns_by_key = columns(records) if self._packed is None else {}
-        boxes_column = _packed_annotations(self._packed, "boxes", "bbox") or _annotations(columns_by_key, "boxes", "bbox")
-        points_column = _packed_annotations(self._packed, "keypoints") or _annotations(columns_by_key, "keypoints")
+        boxes_column = packed_annotations_of(self._packed, "boxes", "bbox") or annotations_of(columns_by_key, "boxes", "bbox")
+        points_column = packed_annotations_of(self._packed, "keypoints") or annotations_of(columns_by_key, "keypoints")
         self._format = _checked_format(boxes_column, device, boxes)
         """Format of all input boxes."""
         _check_points(points_column, device)
         sides = sides_of(size)
         for annotations in (boxes_column, points_column):
             _check_canvases(annotations, size, sides)
-        self._boxes, self._points = _Rows(boxes_column), _Rows(points_column)
+        self._boxes, self._points = Rows(boxes_column), Rows(points_column)
         self._valid = _checked_flags(columns_by_key.get("valid"), self._boxes, device)
         """Value of ``valid`` of each image that has it, unless the dicts are packed."""
         masks = columns_by_key.get("masks") if self._packed is None else self._packed.values("masks")
@@ -322,15 +241,6 @@ class TargetDicts:
         )
 
 
-def _format_attribute(attributes: Mapping[str, Any], format_name: str | None) -> dict[str, Any]:
-    """Return ``{"format": …}`` for ``format_name``; empty if ``format_name`` is ``None``, or the tensor is not boxes.
-
-    ``attributes``: attributes of the input tensor.
-    """
-    box_format = attributes.get("format")
-    return {} if format_name is None or box_format is None else {"format": type(box_format)[format_name.upper()]}
-
-
 def _is_large(boxes: Tensor, box_format: BoxFormat, frame: tuple[int, int], ending: Ending) -> Tensor:
     """Return the mask of the boxes that are large enough to be valid, (n,). ``frame``: height and width of the images."""
     widths, heights = (boxes[:, 2:] - boxes[:, :2] if box_format.layout == "corners" else boxes[:, 2:]).unbind(1)
@@ -358,35 +268,12 @@ def _check_sequence(records: Any, batch: int) -> None:
             )
 
 
-def _annotations(columns_by_key: Mapping[str, Column], *keys: str) -> _Annotations:
-    """Return the values under ``keys``: the keys of boxes, or the key of keypoints."""
-    key_columns = [(key, columns_by_key[key]) for key in keys if key in columns_by_key]
-    if len(key_columns) == 1:
-        ((key, column),) = key_columns
-        return _Annotations(list(column.samples), [key] * len(column.values), TensorColumn(column.values))
-    # Sorted by sample alone: the sort is stable, so the keys of a sample keep their order.
-    rows = sorted(
-        ((sample, key, value) for key, column in key_columns for sample, value in zip(*column, strict=True)),
-        key=lambda row: row[0],
-    )
-    return _Annotations([row[0] for row in rows], [row[1] for row in rows], TensorColumn([row[2] for row in rows]))
-
-
-def _packed_annotations(packed: PackedTargets | None, *keys: str) -> _Annotations | None:
-    """Return the values under the first of ``keys`` that packed target dicts have; ``None`` without such a key."""
-    for key in keys:
-        column = None if packed is None else packed.column(key)
-        if column:
-            return _Annotations(column.packed.samples, [key] * len(column.packed.lengths), column)
-    return None
-
-
 def _are_on(tensors: TensorColumn, device: torch.device) -> bool:
     """Return whether all values of a column are tensors on the device."""
     return all(issubclass(cls, Tensor) for cls in tensors.types) and tensors.devices <= {device}
 
 
-def _checked_format(annotations: _Annotations, device: torch.device, default: str) -> BoxFormat:
+def _checked_format(annotations: Annotations, device: torch.device, default: str) -> BoxFormat:
     """Check boxes, and return their format, which all must share.
 
     The format is an attribute of torchvision's boxes. Other boxes have COCO's format under the key ``bbox``, else ``default``.
@@ -423,7 +310,7 @@ def _checked_format(annotations: _Annotations, device: torch.device, default: st
     return box_format or TARGET_DICT_FORMATS[default]
 
 
-def _are_uniform(annotations: _Annotations, device: torch.device) -> bool:
+def _are_uniform(annotations: Annotations, device: torch.device) -> bool:
     """Return whether all boxes are (n, 4) on the device, under one key and with the same ``format`` and ``clamping_mode``."""
     if not _are_on(annotations.tensors, device) or len(set(annotations.keys)) > 1:
         return False
@@ -441,7 +328,7 @@ def _format_name(sample: int, key: str, attributes: Mapping[str, Any], default: 
     return _torchvision_format(attributes, sample) or ("xywh" if key == "bbox" else default)
 
 
-def _check_points(annotations: _Annotations, device: torch.device) -> None:
+def _check_points(annotations: Annotations, device: torch.device) -> None:
     """Raise an error if keypoints are not tensors (…, 2) or (…, 3) on the device, with one length of the last axis."""
     if _are_on(annotations.tensors, device):
         shapes = annotations.tensors.shapes
@@ -459,7 +346,7 @@ def _check_points(annotations: _Annotations, device: torch.device) -> None:
         last_axis = value.shape[-1]
 
 
-def _check_canvases(annotations: _Annotations, size: Size, sides: Sequence[tuple[int, int]]) -> None:
+def _check_canvases(annotations: Annotations, size: Size, sides: Sequence[tuple[int, int]]) -> None:
     """Raise an error if the ``canvas_size`` of torchvision's boxes or keypoints is not the size of their image."""
     types = annotations.tensors.types
     if types <= {Tensor} or not all(issubclass(cls, Tensor) for cls in types):
@@ -504,7 +391,7 @@ def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | Non
     return name
 
 
-def _checked_flags(column: Column | None, boxes: _Rows, device: torch.device) -> dict[int, Tensor]:
+def _checked_flags(column: Column | None, boxes: Rows, device: torch.device) -> dict[int, Tensor]:
     """Check ``valid`` of the dicts that have boxes, and return it by sample index."""
     if column is None:
         return {}

@@ -41,11 +41,11 @@ from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, target_dicts_for_crop
 from gpuaug.fusion.targets.clips import ClipInputs
-from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, name_of
+from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, check_no_map, check_valid, name_of
 from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
 from gpuaug.fusion.targets.packed import can_stay_packed
 from gpuaug.fusion.targets.target_dicts import TargetDicts
-from gpuaug.fusion.targets.typed import TypedTargets, concatenated_typed_views, has_targets_under_other_keys
+from gpuaug.fusion.targets.typed import TypedTargets, has_targets_under_other_keys
 
 
 class Targets:
@@ -131,7 +131,7 @@ class Targets:
             in_dicts = isinstance(converted_input, TargetDicts)
             self.has_masks |= key == "mask" or (in_dicts and converted_input.masks is not None)
             self.has_points |= key in KORNIA_FORMATS or (in_dicts and converted_input.has_points)
-        self._check_valid()
+        check_valid(self.keys, self.values)
         self._formats = [KORNIA_FORMATS.get(key) for key in self.keys]
         """Format of the boxes or keypoints in each of ``values``; ``None`` for other inputs."""
         self._matrix: Tensor | None = None
@@ -231,7 +231,7 @@ class Targets:
     def _check_fit(self, key: str, value: Any, source: Any) -> None:
         """Raise an error if an input does not fit the images. ``source``: the input before axes were added."""
         if key == "class":
-            self._check_no_map(value)
+            check_no_map(value, self.size)
         if key in ("class", "targets", "tv_tensors") or isinstance(value, MaskList):
             return
         if key in KORNIA_FORMATS:
@@ -258,31 +258,6 @@ class Targets:
         if not fits:
             raise ArgumentError(
                 f"mask must have the size of the images, {size.shape}, got {tuple(value.shape)}. Resize the mask to that size."
-            )
-
-    def _check_no_map(self, labels: Any) -> None:
-        """Raise an error if labels are a segmentation map, which has the size of the images."""
-        if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == self.size.shape[2:]:
-            raise ArgumentError(
-                f"class must be one index for each image or class probabilities, got {tuple(labels.shape)}, one value for "
-                "each pixel. Name the map 'mask': data_keys=['input', 'mask'], or in a stage on={0: 'input', 1: 'mask'}."
-            )
-
-    def _check_valid(self) -> None:
-        """Raise an error if the input ``valid`` is not one bool per box."""
-        if "valid" not in self.keys:
-            return
-        if self.keys.count("valid") > 1 or sum(key in BOXES for key in self.keys) != 1:
-            raise ArgumentError(
-                f"data_keys must hold one of {', '.join(BOXES)} together with 'valid', got {self.keys}. "
-                "Name 'valid' once, for one tensor of boxes."
-            )
-        valid = self.values[self.keys.index("valid")]
-        boxes = next(value for key, value in zip(self.keys, self.values, strict=True) if key in BOXES)
-        if valid.dtype != torch.bool or valid.shape != boxes.shape[:2]:
-            raise ArgumentError(
-                f"valid must be one bool for each box, torch.bool {tuple(boxes.shape[:2])}, got {valid.dtype} "
-                f"{tuple(valid.shape)}. Mark the boxes that are not padding: arange(N) < counts[:, None]."
             )
 
     def check_mix(self, op: MixOp) -> None:
@@ -508,37 +483,3 @@ class Targets:
                 values[index], out_valid = dispatch.map_boxes(values[index], valid, mapping, dtype)
                 if valid_index is not None:
                     values[valid_index] = out_valid
-
-
-def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: bool) -> Any:
-    """Concatenate the outputs of all views, input by input.
-
-    Args:
-        views: Result of ``Targets.results`` per view.
-        keys: Data key of each input.
-        is_cutmix: Whether labels are those of Kornia's CutMix, (1, B, 3), which are concatenated along axis 1.
-
-    Returns:
-        List in the order of the inputs; the images alone if they were the only input.
-
-    Raises:
-        ArgumentError: If views differ in size, because different modules were picked for them.
-    """
-    images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
-    sizes = list(dict.fromkeys("{}x{}".format(*image.shape[-2:]) for image in images))
-    if len(sizes) > 1:
-        raise ArgumentError(
-            f"pipeline must return all views in one size, got {' and '.join(sizes)}. Make all modules that can be picked "
-            "return one size, or add a resize after them."
-        )
-    if len(keys) == 1:
-        return like(torch.cat(tuple(views)), views[0])
-    results: list[Any] = []
-    for key, parts in zip(keys, zip(*views, strict=True), strict=True):
-        if key == "tv_tensors":
-            results.append(concatenated_typed_views(parts, len(images[0])))
-        elif isinstance(parts[0], Tensor):
-            results.append(like(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
-        else:
-            results.append(type(parts[0])(element for part in parts for element in part))
-    return results

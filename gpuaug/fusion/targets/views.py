@@ -1,0 +1,45 @@
+"""Outputs of several views of a batch, apart from ``targets.py`` because they belong to no single call on inputs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.targets.masks import like
+from gpuaug.fusion.targets.typed import concatenated_typed_views
+
+
+def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: bool) -> Any:
+    """Concatenate the outputs of all views, input by input.
+
+    Args:
+        views: Result of ``Targets.results`` per view.
+        keys: Data key of each input.
+        is_cutmix: Whether labels are those of Kornia's CutMix, (1, B, 3), which are concatenated along axis 1.
+
+    Returns:
+        List in the order of the inputs; the images alone if they were the only input.
+
+    Raises:
+        ArgumentError: If views differ in size, because different modules were picked for them.
+    """
+    images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
+    sizes = list(dict.fromkeys("{}x{}".format(*image.shape[-2:]) for image in images))
+    if len(sizes) > 1:
+        raise ArgumentError(
+            f"pipeline must return all views in one size, got {' and '.join(sizes)}. Make all modules that can be picked "
+            "return one size, or add a resize after them."
+        )
+    if len(keys) == 1:
+        return like(torch.cat(tuple(views)), views[0])
+    results: list[Any] = []
+    for key, parts in zip(keys, zip(*views, strict=True), strict=True):
+        if key == "tv_tensors":
+            results.append(concatenated_typed_views(parts, len(images[0])))
+        elif isinstance(parts[0], Tensor):
+            results.append(like(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
+        else:
+            results.append(type(parts[0])(element for part in parts for element in part))
+    return results
