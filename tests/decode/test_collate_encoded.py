@@ -305,7 +305,7 @@ def test_refused_samples(samples, text):
 
 
 def test_samples_of_other_forms_are_refused():
-    with pytest.raises(ArgumentError, match=r"the first, 0, 1, got 0, 1, 2 in sample 1\. Return samples of one form"):
+    with pytest.raises(ArgumentError, match=r"the first, 0, 1, got 0, 1, 2 in sample 1\. Return samples with the same members"):
         collate_encoded([(FILES[0], 1), (FILES[0], 1, 2)])
     with pytest.raises(ArgumentError, match=r"A batch must have a sample, got none"):
         collate_encoded([])

@@ -219,4 +219,4 @@ def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
 
 
 def test_fewer_states_have_a_large_capacity():
-    assert [hybrid.most_states(2**power) for power in range(21, 29)] == [48, 48, 48, 32, 16, 8, 4, 4]
+    assert [hybrid.most_states(2**power) for power in range(21, 29)] == [96, 96, 64, 32, 16, 8, 4, 4]

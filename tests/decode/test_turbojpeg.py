@@ -269,7 +269,7 @@ def found(monkeypatch, tmp_path, *, wheel=False, conda=False, system=None):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "turbojpeg", raising=False)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(ctypes.util, "find_library", lambda name: system)
+    monkeypatch.setattr(turbojpeg, "_system_name", lambda: system)
     monkeypatch.setattr(ctypes, "PyDLL", load)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: turbojpeg_library)
     result = turbojpeg.library.__wrapped__()

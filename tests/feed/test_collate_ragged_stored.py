@@ -45,9 +45,12 @@ def test_grey_arrays_and_pil_images():
 REFUSED = {
     "another type": (
         [np.zeros((3, 3, 2), np.uint16), np.zeros((3, 3, 2), np.uint8)],
-        "got uint8 and 2 in sample 1 behind uint16",
+        "uint16 and 2, got uint8 and 2 in sample 1",
     ),
-    "other channels": ([np.zeros((3, 3, 2), np.uint16), np.zeros((3, 3, 4), np.uint16)], "uint16 and 4 in sample 1 behind"),
+    "other channels": (
+        [np.zeros((3, 3, 2), np.uint16), np.zeros((3, 3, 4), np.uint16)],
+        "uint16 and 2, got uint16 and 4 in sample 1",
+    ),
     "a palette": ([PIL.Image.new("P", (3, 3))], "must be grey or RGB, of 8 or 16 bits"),
     "32 bits": ([PIL.Image.new("I", (3, 3))], "must be grey or RGB, of 8 or 16 bits"),
     "no pixels": ([np.zeros((0, 3, 2), np.int16)], "must have pixels"),

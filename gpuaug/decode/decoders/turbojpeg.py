@@ -114,7 +114,7 @@ def _paths() -> Iterator[str]:
     """Yield candidate paths of the library, in order of preference."""
     for name in _CONDA_FILES:
         yield str(Path(sys.prefix, name))
-    system = ctypes.util.find_library("turbojpeg")
+    system = _system_name()
     if system is not None:
         yield system
     with suppress(ValueError):  # raised for a loaded module without a specification
@@ -122,6 +122,12 @@ def _paths() -> Iterator[str]:
         if spec is not None and spec.origin is not None:
             for name in _FILES:
                 yield from map(str, Path(spec.origin).parent.glob(name))
+
+
+def _system_name() -> str | None:
+    """Return the name of the system's library, which may be missing."""
+    # On Linux, find_library writes a temporary file and runs a compiler if the library is missing.
+    return "libturbojpeg.so.0" if sys.platform == "linux" else ctypes.util.find_library("turbojpeg")
 
 
 @cache
