@@ -25,7 +25,8 @@ MAX_STATES = 96
 """Maximum number of images of one capacity between their phases, over all loaders of a process on one device.
 
 A state of the smallest capacity has 2 MB of page-locked and 4 MB of device memory. With 48 states, threads waited for them:
-14 threads decoded 9,900 images/s, and 12,000 with 96 states and 8 images per call (H200, 2026-11-26).
+14 threads decoded 9,900 images/s with 48 states and 4 images per call, and 11,200 to 12,000 with 96 to 128 states and 8 images
+(H200, 2026-11-26).
 """
 
 LEAST_STATES, CLASS_BYTES = 4, 2**29
