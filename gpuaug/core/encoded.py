@@ -137,7 +137,7 @@ CLIP = np.dtype(
         ("interlaced", np.bool_),
         ("orientation", np.uint8),  # EXIF orientation of the frames: 1, 3, 6 or 8
         ("reorder", np.int16),  # number of frames by which decoding runs ahead of display
-        ("instant", np.bool_),  # H.264: whether no frame is predicted from frames before the first packet; others: true
+        ("instant", np.bool_),  # whether the clip decodes without frames before its first packet; checked for H.264 only
     ]
 )
 """Structured NumPy dtype: the header fields of one clip."""

@@ -123,7 +123,7 @@ class _Writer:
         return self._object(value)
 
     def _keyword_texts(self, values: Mapping[str, Any]) -> list[str]:
-        """``name=value`` texts, sorted. Texts of several lines come last."""
+        """``name=value`` texts in the order of ``values``, but texts of several lines come last."""
         return sorted((f"{name}={self.text(value)}" for name, value in values.items()), key=lambda text: "\n" in text)
 
     def _function(self, value: Any) -> str:

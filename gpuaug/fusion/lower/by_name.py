@@ -74,7 +74,7 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
 }
 
 MOST_POSITIONS = 24
-"""Maximum of picks · transforms of a ``RandomSubsetApply`` in random order, with one op per transform and position."""
+"""Maximum of ``n_subset`` times the number of transforms of a ``RandomSubsetApply`` in random order: one op for each pair."""
 
 MOST_SUBSETS = 10_000
 """Maximum number of subsets of a ``RandomSubsetApply``. Their probabilities are computed when the pipeline is fused."""

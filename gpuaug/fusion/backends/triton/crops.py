@@ -92,8 +92,9 @@ def crops_kernel(
         CROP_CANDIDATES: Number of candidate windows per sample, of which the first that fits into the image is used.
         UNIFORMS_COLUMN: First column of the uniform numbers in [0, 1) of the crop.
         WARP_COLUMN, MASK_WARP_COLUMN: First column of the resize of images, and of masks.
-        MATRIX_COLUMN, MATRIX_AFTER_COLUMN: First column of the matrix of all ops, which is written, and of the ops after the
-            crop. MATRIX_COLUMN is -1 without boxes or keypoints.
+        MATRIX_COLUMN: First column of the matrix of the whole pipeline for boxes and keypoints, which the kernel writes; -1
+            without boxes and keypoints.
+        MATRIX_AFTER_COLUMN: First column of the matrix of the ops after the crop, which the kernel reads.
         WIDTH, HEIGHT, HALF_PIXEL: Output size, and whether the resize has half-pixel centres.
         MIN_AREA, AREA_RANGE, MIN_LOG_ASPECT, LOG_ASPECT_RANGE: Lower bound and range of the window's share of the area of the
             image, and of the logarithm of its aspect ratio.

@@ -192,9 +192,11 @@ def finish_tile(
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile, which begins at (``left``, ``top``), and store the pixels in ``out``.
 
-    With ``SUMS_GREY``, the program ends before the contrast: return the grey of each pixel, and store the pixels only with
-    ``SAVE_PIXELS``, in ``saved_pixels``. With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32
-    bits: saved pixels as two values of one channel per word, output pixels as three words per pair.
+    With ``SUMS_GREY``, the list of ops ends before the contrast, whose mean is not known yet: return the grey of each pixel,
+    and store the pixels only with ``SAVE_PIXELS``, in ``saved_pixels``.
+
+    With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: saved pixels as two values of one
+    channel per word, output pixels as three words per pair.
     """
     in_bounds = (x < width) & (y < height)
     if FULL_TILES:
@@ -202,7 +204,7 @@ def finish_tile(
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
     grey = tl.zeros(in_bounds.shape, tl.float32)
     if SUMS_GREY:
-        # The last op is the jitter, whose flags select the weights of grey.
+        # The last op is the color jitter that the contrast is part of. The flags of the jitter select the weights of grey.
         grey = tl.where(in_bounds, grey_of(r, g, b, PROGRAM[OP_COUNT - 1][2]) if RGB else r, 0.0)
         if SAVE_PIXELS:
             line = WIDTH if WIDTH > 0 else width

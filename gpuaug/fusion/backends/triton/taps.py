@@ -60,10 +60,10 @@ def map_index(index, map_columns, AXIS: tl.constexpr, PADDING: tl.constexpr):
 
 @triton.jit
 def tap_axis(index, start, count, map_columns, AXIS: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr):
-    """Return the source index of a tap along one axis, whether it is in the window, and whether it is not in constant padding.
+    """Return the source index of a tap along one axis, whether it is in the window, and whether it is outside constant padding.
 
     ``start``, ``count``: first pixel and number of pixels of the window. ``ZEROS``: pixels outside the window are 0.
-    ``map_columns``, ``PADDING``: index map map_columns the interpolation (``map_index``); ``PADDING`` is 0 without a map.
+    ``map_columns``, ``PADDING``: index map before the interpolation (``map_index``); ``PADDING`` is 0 without a map.
     """
     in_window = index == index
     if ZEROS:
@@ -221,7 +221,10 @@ def filter_weight(distance, FILTER: tl.constexpr):
 
 @triton.jit
 def support_range(coordinate, scale, count, FILTER: tl.constexpr):
-    """Return the range of source pixels with a nonzero weight, per output pixel, and the factor of distances from it."""
+    """Return (first, end, factor): the source pixels with a nonzero weight, per output pixel, and the scale of distances.
+
+    ``factor`` converts distances in source pixels to distances for ``filter_weight``.
+    """
     support = tl.maximum(scale, 1.0) * FILTER
     first = tl.maximum((coordinate - support + 1.0).to(tl.int32), 0)
     end = tl.minimum((coordinate + support + 1.0).to(tl.int32), count)
@@ -230,9 +233,10 @@ def support_range(coordinate, scale, count, FILTER: tl.constexpr):
 
 @triton.jit
 def padded_range(coordinate, scale, count, FILTER: tl.constexpr):
-    """Return a range of source pixels per output pixel, of one length: first index, its scaled distance, spacing, length.
+    """Return a range of source pixels that has the same length for all output pixels, and lies in the window.
 
-    The range contains all source pixels with a nonzero weight, and lies in the window.
+    It contains all source pixels with a nonzero weight. Returned are its first index, the scaled distance of this index
+    from the output pixel, the scaled distance between neighbours, and the length.
     """
     first, _, shrink = support_range(coordinate, scale, count, FILTER)
     length = tl.minimum(tl.ceil(2 * FILTER * tl.maximum(scale, 1.0)).to(tl.int32), count)

@@ -292,9 +292,9 @@ class Normalize(TorchvisionOp, channel.Normalize):
 
 
 def float_threshold(threshold: Any) -> Any:
-    """Threshold for byte values with rounding errors, in place of ``threshold`` for exact bytes.
+    """Return a threshold that separates byte values that have small rounding errors.
 
-    It is 0.5 below the smallest byte that is at least ``threshold``, which torchvision converts to float32.
+    It is ``threshold``, rounded to float32 as in torchvision, then rounded up to a whole byte, minus 0.5.
     """
     return np.ceil(np.float32(threshold)) - 0.5
 
