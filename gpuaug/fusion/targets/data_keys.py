@@ -127,7 +127,11 @@ def check_canvas(name: str, value: Tensor, size: Size) -> None:
 
 
 def check_no_map(labels: Any, size: Size) -> None:
-    """Raise an error if labels are a segmentation map, which has the size of the images."""
+    """Check that labels are not a segmentation map.
+
+    Raises:
+        ArgumentError: If the labels have the size of the images.
+    """
     if isinstance(labels, Tensor) and labels.ndim > 2 and tuple(labels.shape[-2:]) == size.shape[2:]:
         raise ArgumentError(
             f"class must be one index for each image or class probabilities, got {tuple(labels.shape)}, one value for "
@@ -136,7 +140,11 @@ def check_no_map(labels: Any, size: Size) -> None:
 
 
 def check_valid(keys: Sequence[str], values: Sequence[Any]) -> None:
-    """Raise an error if the input ``valid`` is not one bool per box. ``keys``: data key of each of ``values``."""
+    """Check the input ``valid``. ``keys``: data key of each of ``values``.
+
+    Raises:
+        ArgumentError: If it is not one bool per box, or if there is not exactly one tensor of boxes.
+    """
     if "valid" not in keys:
         return
     if keys.count("valid") > 1 or sum(key in BOXES for key in keys) != 1:
