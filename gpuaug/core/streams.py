@@ -320,7 +320,7 @@ def spare_forked_children() -> None:
 
 
 class _Restored:
-    """Context manager that calls functions at its end, each of which makes a stream and its device current."""
+    """Context manager that calls functions at its end. Each function makes one stream and its device current."""
 
     __slots__ = ("_switches",)
 

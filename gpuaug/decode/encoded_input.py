@@ -241,7 +241,7 @@ def _bytes_view(value: Any) -> memoryview:
 
 
 def _begins_like_image(data: memoryview) -> bool:
-    """Return whether the first bytes are those of an image file."""
+    """Return whether an image file may begin with these bytes."""
     start = bytes(data[:12])
     if start[4:8] == b"ftyp":
         return start[8:] in _IMAGE_BRANDS

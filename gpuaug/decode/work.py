@@ -15,7 +15,7 @@ POISON: int | None = None
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Decoding task for one ``Encoded`` member of a batch. Its buffers are allocate_pixels on the training thread."""
+    """Decoding task for one ``Encoded`` member of a batch. Its buffers are allocated on the training thread."""
 
     encoded: Encoded
     layout: Layout

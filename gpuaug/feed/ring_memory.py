@@ -268,7 +268,7 @@ def can_be_placed(leaf: Any) -> bool:
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of a copy of ``tensor``: the strides of ``tensor`` if it has no gaps, else those of ``empty_like``."""
+    """Return the strides of a copy of ``tensor``: of ``tensor`` itself if it has no gaps, else of ``empty_like(tensor)``."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()

@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 from queue import SimpleQueue
 
 import numpy as np
@@ -220,3 +221,26 @@ def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
 
 def test_fewer_states_have_a_large_capacity():
     assert [hybrid.most_states(2**power) for power in range(21, 29)] == [96, 96, 64, 32, 16, 8, 4, 4]
+
+
+def test_phases_are_compiled_once_for_all_threads_and_batches(decoder, monkeypatch):
+    compiled = []
+
+    def slowly(single):
+        compiled.append(threading.current_thread().name)
+        time.sleep(0.05)
+        return phase_loop.OneByOne(single)
+
+    monkeypatch.setattr(hybrid, "phases", slowly)
+    assert len(decoded(FILES, members=3)) == 3
+    assert len(compiled) == 1
+
+
+def test_an_error_of_the_compilation_is_raised_at_its_batch(decoder, monkeypatch):
+    def fail(single):
+        raise MemoryError("of the compiler")
+
+    monkeypatch.setattr(hybrid, "phases", fail)
+    with pytest.raises(MemoryError, match="of the compiler"):
+        decoded(FILES)
+    assert all_idle(decoder)

@@ -1,4 +1,4 @@
-"""NAL units, of which the packets of H.264 and HEVC consist: conversion of their format, and their types.
+"""NAL units, the parts of packets of H.264 and HEVC: conversion of their format, and their types.
 
 MP4 and Matroska store the length of each unit before the unit. The alternative is a start code before each unit (Annex B of the
 standards). The video engines of a card support start codes only, and libavcodec supports both, so clips are packed with start

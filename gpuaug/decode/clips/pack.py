@@ -97,7 +97,7 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
 
 
 def _size(clip_packets: _ClipPackets) -> int:
-    """Return the number of bytes of a pack_clips clip."""
+    """Return the number of bytes of a packed clip."""
     return len(clip_packets.video.extradata) + sum(len(content) + PADDING for content, _, _ in clip_packets.packets)
 
 

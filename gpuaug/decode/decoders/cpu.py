@@ -38,7 +38,7 @@ _STORED_MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """PIL mode of an image that is decoded as stored, by number of channels."""
 
 _WINDOW_FORMATS = (int(Format.JPEG), int(Format.OTHER_JPEG))
-"""Formats of which libturbojpeg can decode a window without the rest of the image."""
+"""Formats in which libturbojpeg can decode a window without the rest of the image."""
 
 MAX_CHUNK = 4
 """Maximum number of images that a thread takes at once, whose windows it decodes in one call."""
@@ -467,7 +467,7 @@ def _remaining_after_loop(
 ) -> Iterator[int]:
     """Decode windows with ``compiled_loop``, and yield the indices of the images that it does not decode.
 
-    The arguments are those of ``_decode_pending``.
+    Args: as for ``_decode_pending``.
     """
     if compiled_loop is None:
         yield from pending

@@ -97,6 +97,8 @@ class Hybrid(FileDecoder):
     def _decode(self, work: Work, indices: NDArray[Any], resources: Resources) -> Event:
         """Submit the host phases, longest file first, and queue each card phase when its host phase has ended."""
         layout = work.layout
+        with self._making:  # before threads start, or each of them would compile the phases
+            _ = self._phases
         indices = indices[np.argsort(-layout.headers["length"][indices])]
         images = _images(work, indices)
         batch = _Batch(work.problems, images, iter(range(len(images))))

@@ -32,7 +32,7 @@ _JOB = np.dtype(
         *((name, np.int64) for name in ("scale", "channels", "pixel_format")),
     ]
 )
-"""Structured dtype of the arguments for one image, which are those of ``turbojpeg.decode``.
+"""Structured dtype of the arguments of ``turbojpeg.decode`` for one image.
 
 ``file`` and ``out`` are addresses. ``needed_left`` and ``needed_width`` are columns of the image that the caller needs.
 """

@@ -8,7 +8,7 @@ from torch import Tensor
 from gpuaug.fusion.ops.geometry import Filter
 
 Window = Callable[[Tensor, Tensor], Tensor]
-"""Function that returns (C, rows, columns) of one image outputs integer rows and columns."""
+"""Function that returns (C, rows, columns) of one image at integer rows and columns."""
 
 
 def resize_antialiased(window: Window, resampling: tuple[float, ...], x: Tensor, y: Tensor, filter_name: Filter) -> Tensor:

@@ -1,6 +1,6 @@
 """Choice of the backend that runs a plan: Triton on a GPU on which a probe kernel ran, torch everywhere else.
 
-A plan is the passes of a pipeline, each of which reads and writes all images once. The parameter table has one float32 row per
+A plan is the passes of a pipeline. Each pass reads and writes all images once. The parameter table has one float32 row per
 sample, with the parameters of all ops.
 """
 

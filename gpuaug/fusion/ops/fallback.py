@@ -1,8 +1,8 @@
 """Fallback modules: modules that are not *lowered*, that is, replaced by an op. Kornia or torchvision runs them unchanged.
 
 A fallback module runs at its position in the pipeline, between the fused passes. Its random numbers depend on the seed of the
-batch, as those of ops do. It receives copies of its inputs, because it may modify them, in the dtype that the images would have
-there without gpuaug.
+batch, like the random numbers of ops. It receives copies of its inputs, because it may modify them, in the dtype that the
+images would have there without gpuaug.
 """
 
 import copy

@@ -268,7 +268,7 @@ class ResampleOp(GatherOp):
     half_pixel_centers: bool = False
     """True if images are resampled at pixel centres (``align_corners=False``)."""
     mask_half_pixel_centers: bool = True
-    """The same for segmentation masks, which are resampled by nearest neighbour."""
+    """True if segmentation masks, which are resampled by nearest neighbour, are resampled at pixel centres."""
     clamps: bool = False
     """True to clamp the result of a cubic filter to [0, 1], as the user's library does for uint8 images."""
     filter: Filter = ""

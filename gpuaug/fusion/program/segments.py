@@ -1,6 +1,6 @@
 """Splitting of a pipeline into segments, for images of one size: consecutive ops with one plan, or a single separate op.
 
-A plan groups ops into passes (``plan.py``), each of which reads and writes all images once. An op is *separate*, without a
+A plan groups ops into passes (``plan.py``). Each pass reads and writes all images once. An op is *separate*, without a
 plan, if its library runs it, always or for images of this size, or if it is a container of Kornia with ``random_apply``, which
 picks modules anew for every batch.
 """

@@ -337,7 +337,7 @@ def run_mask(
     batch, channels = masks.shape[:2] if mask_layout is None else (len(mask_layout.owners), 1)
     height, width = canvas or (pass_.out.height, pass_.out.width)
     result = torch.empty((batch, channels, height, width), dtype=masks.dtype, device=masks.device)
-    # The number of masks is not maps of the key, because it differs between batches.
+    # The number of masks is not part of the key, because it differs between batches.
     frames = 1 if is_ragged else max(batch // max(len(table), 1), 1)
     key = _mask_launch, masks.dtype, masks.stride(-1), is_ragged, frames
     mask_launch = pass_.launch_cache.get(key)

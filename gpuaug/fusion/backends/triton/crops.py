@@ -89,7 +89,7 @@ def crops_kernel(
     batch has one sample per image.
 
     Constants:
-        CROP_CANDIDATES: Number of candidate windows per sample, of which the first that fits into the image is used.
+        CROP_CANDIDATES: Number of candidate windows per sample. The first candidate that fits into the image is used.
         UNIFORMS_COLUMN: First column of the uniform numbers in [0, 1) of the crop.
         WARP_COLUMN, MASK_WARP_COLUMN: First column of the resize of images, and of masks.
         MATRIX_COLUMN: First column of the matrix of the whole pipeline for boxes and keypoints, which the kernel writes; -1

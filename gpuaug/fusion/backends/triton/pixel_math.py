@@ -122,7 +122,7 @@ def pack_word(low, high, TYPE: tl.constexpr):
 def pack_words(r, g, b, TYPE: tl.constexpr):
     """Pack two pixels of three channels, (…, 2), into three words of 32 bits and a fourth that is not stored: (…, 2, 2).
 
-    With a fourth word, neighbouring threads store neighbouring words, and sector_index cache lines are written.
+    With a fourth word, neighbouring threads store neighbouring words, and whole cache lines are written.
     """
     first_r, second_r = tl.split(r)
     first_g, second_g = tl.split(g)

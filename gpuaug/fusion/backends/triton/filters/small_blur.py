@@ -31,7 +31,7 @@ GROUP = 4
 """Number of neighbours along x that a thread loads at once and blurs together, if they lie at aligned addresses.
 
 Pixels that several neighbours depend on are then loaded from the first-level cache less often. With more than four neighbours,
-a thread needs so many registers that fewer threads run at once.
+fewer threads run at once, because each needs more registers.
 """
 
 GROUP_ALONG, GROUP_LINES = 4, 2
