@@ -266,3 +266,37 @@ def test_memory_of_graphs_is_given_back_when_others_are_captured_after_them(monk
         assert calls[3:] == ["waited", "given back", "captured in c"]
     finally:
         gc.enable()
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize("method", ["capture_begin", "capture_end"])
+def test_a_pool_whose_only_graph_was_interrupted_is_not_used_again(monkeypatch, method):
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            pools.append(pool)
+            self.interrupt("capture_begin")
+
+        def capture_end(self):
+            self.interrupt("capture_end")
+
+        def interrupt(self, called):
+            if called == method and len(pools) == 1:
+                raise KeyboardInterrupt
+
+        def replay(self):
+            pass
+
+    pools, handles = [], iter("abc")
+    monkeypatch.setattr(graph_memory.Pool, "was_deleted", False)
+    monkeypatch.setattr(graph_memory.Pool, "num_bytes", 0)
+    monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    loader = loader_on_lanes((4,) * 4, FeatureStage(Noted([])), depth=0)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    loader.set_epoch(0)
+    assert len(list(loader)) == 4
+    assert pools == ["a", "b"]
