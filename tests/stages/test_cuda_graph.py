@@ -287,10 +287,11 @@ def test_a_pool_whose_only_graph_was_interrupted_is_not_used_again(monkeypatch, 
             pass
 
     pools, handles = [], iter("abc")
-    monkeypatch.setattr(graph_memory.Pool, "was_deleted", False)
+    monkeypatch.setattr(graph_memory.Pool, "is_cached_after_deletion", False)
     monkeypatch.setattr(graph_memory.Pool, "num_bytes", 0)
     monkeypatch.setattr(feature.GraphRunner, "_capture", GraphRunner._capture)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
