@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 
 import gpuaug
@@ -52,7 +53,9 @@ class Batch:
     def loaded(self) -> tuple[Any, ...]:
         """The images, and the target dicts as a training loop gets them from a loader that collates by ``collate_ragged``."""
         samples = [(each.as_subclass(Tensor), target) for each, target in self.samples()]
-        ((_, targets),) = gpuaug.StreamedLoader([gpuaug.collate_ragged(samples)], device=self.images.device)
+        device = self.images.device
+        loader = DataLoader(samples, len(samples), collate_fn=gpuaug.collate_ragged, pin_memory=device.type == "cuda")
+        ((_, targets),) = gpuaug.StreamedLoader(loader, device=device)
         return self.images, targets
 
     def by_key(self) -> dict[str, Tensor]:

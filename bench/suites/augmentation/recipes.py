@@ -33,6 +33,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -204,7 +205,8 @@ def on_photographs(options: Namespace, case: Case, batch_size: int) -> list[Opti
     pipeline = make()
     augment = gpuaug.fuse(make(), ragged=True)
     some = [moved(sample, device) for sample in samples[:_IMAGES_ALONE]]
-    ((images, targets),) = gpuaug.StreamedLoader([gpuaug.collate_ragged(samples)], device=device)
+    loader = DataLoader(samples, batch_size, collate_fn=gpuaug.collate_ragged, pin_memory=device.type == "cuda")
+    ((images, targets),) = gpuaug.StreamedLoader(loader, device=device)
 
     def one_by_one() -> Any:
         images, targets = zip(*(pipeline(*sample) for sample in some), strict=True)
