@@ -53,6 +53,9 @@ class DecoderInterface(Protocol):
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
 
+    def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return the (B,) mask of the files that this decoder decodes even if an earlier decoder takes them."""
+
     def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return windows that contain ``windows``, enlarged to regions that are faster to decode."""
 
@@ -92,8 +95,8 @@ class Layout:
     Args:
         headers: Headers of the batch.
         options: Options of the stage.
-        decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes`` is true for the file.
-            The last decoder must take all files.
+        decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
+            file, or else by the first whose ``takes`` is true. The last decoder must take all files.
         undecodable: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable image
             before it, cyclically.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
@@ -125,7 +128,8 @@ class Layout:
         """(B,) EXIF orientations to correct."""
         self.stored = stored
         """(B, 2) heights and widths in the files."""
-        self.decoders = np.stack([decoder.takes(table) for decoder in decoders]).argmax(0)
+        priorities = [decoder.takes(table).astype(np.uint8) + decoder.takes_first(table) for decoder in decoders]
+        self.decoders = np.stack(priorities).argmax(0)
         """(B,) index of the decoder of each image."""
         on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         self.needs_postprocessing = on_card & ((self.scales > 1) | (self.orientations > 1))

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from gpuaug.core.errors import GpuAugError
 
-HYBRID, HARDWARE = 1, 3
-"""``NVJPEG_BACKEND_HYBRID``: Huffman codes on the host, the rest on the card. ``_HARDWARE``: all on the JPEG engines."""
+HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
+"""``NVJPEG_BACKEND_HYBRID``: Huffman codes on the host, the rest on the card. ``_GPU_HYBRID``: the host finds the segments of
+the file, and kernels of the card do the rest, Huffman codes included; baseline JPEGs only. ``_HARDWARE``: all on the JPEG
+engines."""
 
 FLAGS = 1 << 5
 """``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``, of nvJPEG 12.1: interpolate subsampled chroma as libjpeg-turbo does."""
@@ -279,9 +281,13 @@ class BatchDecoder(Library):
 class PhasedState:
     """Decoding state of one image between its phases: handles of nvJPEG, as integers."""
 
-    __slots__ = ("_output", "_output_address", "device", "form", "height", "parameters", "pinned", "state", "stream", "width")
+    __slots__ = (
+        *("_output", "_output_address", "decoder", "device", "form", "height", "parameters", "pinned", "state", "stream"),
+        "width",
+    )
 
-    def __init__(self, state: int, pinned: int, device: int, stream: int, parameters: int) -> None:
+    def __init__(self, decoder: "PhasedDecoder", state: int, pinned: int, device: int, stream: int, parameters: int) -> None:
+        self.decoder = decoder
         self.state, self.pinned, self.device, self.stream, self.parameters = state, pinned, device, stream, parameters
         self.width, self.height = c_uint(), c_uint()
         self.form = 0
@@ -304,16 +310,17 @@ class PhasedDecoder(Library):
 
     Args:
         device: A CUDA device.
+        backend: ``HYBRID`` or ``GPU_HYBRID``. Pixels are the same.
 
     Raises:
         NvJpegError: If nvJPEG cannot be set up.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, backend: int = HYBRID) -> None:
         super().__init__()
         with torch.cuda.device(device):
-            self._create(HYBRID)
-            self._decoder = self._created("nvjpegDecoderCreate", self._handle, c_int(HYBRID))
+            self._create(backend)
+            self._decoder = self._created("nvjpegDecoderCreate", self._handle, c_int(backend))
         pointer = c_void_p
         self._parse = self._library.nvjpegJpegStreamParse
         self._parse.argtypes = [pointer, pointer, c_size_t, c_int, c_int, pointer]
@@ -335,12 +342,13 @@ class PhasedDecoder(Library):
         functions += [self._host, self._transfer, self._on_device]
         return [int(cast(function, c_void_p).value or 0) for function in functions]
 
-    def state(self, capacity: int) -> PhasedState:
+    def state(self, pinned_bytes: int, device_bytes: int) -> PhasedState:
         """Create a state. Call ``enter`` on this thread first.
 
         Args:
-            capacity: Size of the memory for coefficients in bytes. If it is too small for an image, nvJPEG enlarges it, and
-                then waits for all work of the device.
+            pinned_bytes: Size of the page-locked memory. If the memory is too small for an image, nvJPEG enlarges it, and then
+                waits for all work of the device.
+            device_bytes: Size of the device memory, which nvJPEG enlarges likewise.
 
         Raises:
             NvJpegError: If the state cannot be created. All parts of it are then destroyed.
@@ -357,15 +365,15 @@ class PhasedDecoder(Library):
             undo.callback(self._library.nvjpegJpegStreamDestroy, c_void_p(stream))
             parameters = self._created("nvjpegDecodeParamsCreate", handle)
             undo.callback(self._library.nvjpegDecodeParamsDestroy, c_void_p(parameters))
-            self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(capacity), None)
-            self._call("nvjpegBufferDeviceResize", c_void_p(device), c_size_t(2 * capacity), None)
+            self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(pinned_bytes), None)
+            self._call("nvjpegBufferDeviceResize", c_void_p(device), c_size_t(device_bytes), None)
             self._call("nvjpegStateAttachPinnedBuffer", c_void_p(state), c_void_p(pinned))
             self._call("nvjpegStateAttachDeviceBuffer", c_void_p(state), c_void_p(device))
             undo.pop_all()
-        return PhasedState(state, pinned, device, stream, parameters)
+        return PhasedState(self, state, pinned, device, stream, parameters)
 
     def held_bytes(self, state: PhasedState) -> tuple[int, int]:
-        """Return (page-locked, device) bytes of the coefficients of a state."""
+        """Return (page-locked, device) bytes of the memory of a state."""
         sizes = []
         for name, buffer in (("Pinned", state.pinned), ("Device", state.device)):
             size, address = c_size_t(), c_void_p()
@@ -376,7 +384,7 @@ class PhasedDecoder(Library):
     def host_phase(
         self, state: PhasedState, address: int, length: int, height: int, width: int, form: int, window: Sequence[int]
     ) -> str:
-        """Read the Huffman codes of a file. The card phase of the previous image of the state must have ended.
+        """Prepare a file: with ``HYBRID``, read its Huffman codes. The card phase of the state's last image must have ended.
 
         Args:
             state: State that no other image uses.

@@ -8,6 +8,7 @@ from support.files.engine_files import engine_files
 from support.files.nvjpeg_double import ON_CARD
 
 from gpuaug import DecodeStage, collate_encoded
+from gpuaug.decode.decoders import hybrid
 from gpuaug.decode.layout import Layout
 
 LEAST_DB = 38.0
@@ -55,3 +56,14 @@ def test_decoders_on_the_card_decode_what_they_get(backend, channels):
             if exact or least < LEAST_DB:
                 wrong[NAMES[index]] = f"{least:.1f} dB"
     assert wrong == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", [3, 1])
+def test_pixels_do_not_depend_on_whether_the_card_reads_the_huffman_codes(channels, monkeypatch):
+    decoded = []
+    for least_pixels in (1, 2**62):
+        monkeypatch.setattr(hybrid, "CARD_HUFFMAN_PIXELS", least_pixels)
+        decoded.append(DecodeStage(backend="hybrid", channels=channels, on_error="replace")(encoded(), "cuda"))
+    for name, by_card, by_host in zip(NAMES, *decoded, strict=True):
+        assert torch.equal(by_card, by_host), name

@@ -70,7 +70,7 @@ class Watch:
 
     def __init__(self, patch, decoder):
         self.begun, self.ended = [], []
-        for owner, name in ((decoder._decoder, "host_phase"), (cpu, "decode")):
+        for owner, name in ((decoder._decoders[nvjpeg.HYBRID], "host_phase"), (cpu, "decode")):
             patch.setattr(owner, name, partial(self._watched, getattr(owner, name)), raising=False)
         close = base.Pools.close
 
@@ -108,7 +108,7 @@ def test_too_few_threads_fail_the_batch_after_its_images(hybrid, monkeypatch, ba
 def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeypatch, fails, most):
     monkeypatch.setattr(hybrid_module, "MAX_STATES", most)
     Watch(monkeypatch, hybrid)
-    card_phase, queued = hybrid._decoder.card_phase, []
+    card_phase, queued = hybrid._decoders[nvjpeg.HYBRID].card_phase, []
 
     def counted(*arguments):
         queued.append(1)
@@ -121,7 +121,7 @@ def test_a_card_that_fails_between_phases_leaves_no_state_in_use(hybrid, monkeyp
 
     event = InLineLane("a lane").record_event()
     with monkeypatch.context() as patch:
-        patch.setattr(hybrid._decoder, "card_phase", counted, raising=False)
+        patch.setattr(hybrid._decoders[nvjpeg.HYBRID], "card_phase", counted, raising=False)
         patch.setattr(*((InLineLane, fails) if fails == "record_event" else (type(event), fails)), fail)
         with pytest.raises(RuntimeError, match="CUDA error"):
             decoded()
@@ -147,7 +147,7 @@ def test_an_error_of_one_decoder_comes_when_the_others_have_ended(hybrid, monkey
 @pytest.mark.parametrize("backend", ["hybrid", "cpu"])
 def test_an_error_on_a_host_thread_comes_when_the_batchs_other_images_have_ended(hybrid, monkeypatch, backend):
     watch, calls = Watch(monkeypatch, hybrid), itertools.count()
-    for owner, name in ((hybrid._decoder, "host_phase"), (cpu, "decode")):
+    for owner, name in ((hybrid._decoders[nvjpeg.HYBRID], "host_phase"), (cpu, "decode")):
         original = getattr(owner, name)
 
         def fail(*arguments, original=original):
@@ -164,15 +164,15 @@ def test_an_error_on_a_host_thread_comes_when_the_batchs_other_images_have_ended
 
 @pytest.mark.timeout(WAIT_S)
 def test_states_are_shared_where_memory_for_more_is_missing(hybrid, monkeypatch):
-    state, made = hybrid._decoder.state, []
+    state, made = hybrid._decoders[nvjpeg.HYBRID].state, []
 
-    def limited(capacity):
+    def limited(*sizes):
         if len(made) == limit:
             raise nvjpeg.NvJpegError("nvjpegBufferPinnedResize", 5)
         made.append(1)
-        return state(capacity)
+        return state(*sizes)
 
-    monkeypatch.setattr(hybrid._decoder, "state", limited, raising=False)
+    monkeypatch.setattr(hybrid._decoders[nvjpeg.HYBRID], "state", limited, raising=False)
     limit = 0
     with pytest.raises(nvjpeg.NvJpegError, match="allocator failure"):
         decoded()
@@ -229,7 +229,7 @@ def test_threads_that_call_nvjpeg_have_been_prepared_for_it(monkeypatch):
     found = registry.find("auto", "a device")
     for owner, names in (
         (found["engines"]._decoder, ["decode"]),
-        (found["hybrid"]._decoder, ["state", "host_phase", "card_phase"]),
+        (found["hybrid"]._decoders[nvjpeg.HYBRID], ["state", "host_phase", "card_phase"]),
     ):
         for name in names:
             monkeypatch.setattr(owner, name, partial(note, getattr(owner, name)), raising=False)

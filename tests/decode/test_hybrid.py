@@ -4,21 +4,24 @@ import ctypes
 import threading
 import time
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from support.files import nvjpeg_double
 from support.files.encoded import by_pil, encoded
+from support.files.nvjpeg_double import PhasedDecoder
 from support.process.waiting import WAIT_S
 
 from gpuaug import DecodeError, DecodeStage, StreamedLoader, collate_encoded
-from gpuaug.core.encoded import HEADER, Encoded
+from gpuaug.core.encoded import HEADER, Encoded, Format
 from gpuaug.core.streams import Lanes
 from gpuaug.decode import nvjpeg, work
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import hybrid, phase_loop, registry
 from gpuaug.decode.decoders.base import Pools, Resources
+from gpuaug.decode.layout import Layout
 
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
 
@@ -64,18 +67,18 @@ def test_images_are_turned_and_made_smaller(decoder):
 
 @pytest.mark.parametrize("found_by", ["host_phase", "card_phase"])
 def test_a_damaged_file_is_an_error_or_is_replaced(decoder, monkeypatch, found_by):
-    host_phase, card_phase = decoder._decoder.host_phase, decoder._decoder.card_phase
+    host_phase, card_phase = PhasedDecoder.host_phase, PhasedDecoder.card_phase
 
-    def on_host(state, address, length, *others):
+    def on_host(single, state, address, length, *others):
         state.damaged = ctypes.string_at(address, length) == FILES[3]
         refused = state.damaged and found_by == "host_phase"
-        return "nvJPEG finds: bad JPEG" if refused else host_phase(state, address, length, *others)
+        return "nvJPEG finds: bad JPEG" if refused else host_phase(single, state, address, length, *others)
 
-    def on_card(state, *others):
-        return "nvJPEG finds: bad JPEG" if state.damaged else card_phase(state, *others)
+    def on_card(single, state, *others):
+        return "nvJPEG finds: bad JPEG" if state.damaged else card_phase(single, state, *others)
 
-    monkeypatch.setattr(decoder._decoder, "host_phase", on_host, raising=False)
-    monkeypatch.setattr(decoder._decoder, "card_phase", on_card, raising=False)
+    monkeypatch.setattr(PhasedDecoder, "host_phase", on_host)
+    monkeypatch.setattr(PhasedDecoder, "card_phase", on_card)
     with pytest.raises(DecodeError, match=r"because of sample 3: nvJPEG finds: bad JPEG\."):
         decoded(FILES)
     assert all_idle(decoder)
@@ -86,7 +89,7 @@ def test_a_damaged_file_is_an_error_or_is_replaced(decoder, monkeypatch, found_b
 
 @pytest.mark.parametrize("phase", ["host_phase", "card_phase"])
 def test_a_failure_of_the_library_is_raised_and_leaves_the_states(decoder, monkeypatch, phase):
-    calls, original = [], getattr(decoder._decoder, phase)
+    calls, original = [], getattr(PhasedDecoder, phase)
 
     def failing(*arguments):
         calls.append(1)
@@ -94,7 +97,7 @@ def test_a_failure_of_the_library_is_raised_and_leaves_the_states(decoder, monke
             raise nvjpeg.NvJpegError("a call", 6)
         return original(*arguments)
 
-    monkeypatch.setattr(decoder._decoder, phase, failing, raising=False)
+    monkeypatch.setattr(PhasedDecoder, phase, failing)
     with pytest.raises(nvjpeg.NvJpegError, match=r"a call must succeed, got status 6"):
         decoded(FILES)
     assert len(calls) == len(FILES), "all images of the batch end before its error is raised"
@@ -104,8 +107,8 @@ def test_a_failure_of_the_library_is_raised_and_leaves_the_states(decoder, monke
 
 def test_bytes_of_its_states_are_counted(decoder):
     decoded(FILES)
-    (pool,) = decoder._pools.values()
-    assert decoder.held_bytes == (len(pool.made), 2 * len(pool.made))
+    made = sum(len(pool.made) for pool in decoder._pools.values())
+    assert decoder.held_bytes == (made, 2 * made)
 
 
 def test_stats_count_the_bytes_of_its_states(decoder):
@@ -144,11 +147,55 @@ def test_files_that_it_takes_follow_from_the_header(decoder):
     assert decoder.takes(large).tolist() == [False, False]
 
 
-def test_the_longest_files_begin(decoder, monkeypatch):
-    host_phase, lengths = decoder._decoder.host_phase, []
+def large_table(count):
+    """Headers of baseline JPEGs of 12 megapixels, with lengths as of photographs."""
+    table = np.repeat(collate_encoded([FILES[1]]).headers.table, count)
+    table["height"], table["width"] = 3000, 4000
+    table["length"] = np.random.default_rng(0).integers(2_000_000, 4_000_000, count)
+    return table
+
+
+def test_a_share_of_the_large_baseline_files_is_not_left_to_the_engines(decoder):
+    table = large_table(4000)
+    for lengths in (table["length"], table["length"] // 4096 * 4096):  # in blocks of 4096 bytes, too
+        table["length"] = lengths
+        first = decoder.takes_first(table)
+        assert abs(first.mean() - hybrid.LARGE_SHARE) < 0.03
+        assert np.array_equal(first, [decoder.takes_first(table[number : number + 1])[0] for number in range(len(table))])
+    others = table[first]
+    others["width"] = 1000
+    assert not decoder.takes_first(others).any()
+    others["width"], others["format"] = 4000, Format.PROGRESSIVE_JPEG
+    assert not decoder.takes_first(others).any()
+
+
+def test_files_that_are_taken_first_are_decoded_by_the_hybrid_decoder_if_there_is_one(decoder):
+    engines, cpu = nvjpeg_double.ON_CARD
+    headers, options = SimpleNamespace(table=large_table(100)), DecodeStage().options
+    first = decoder.takes_first(headers.table)
+    assert np.array_equal(Layout(headers, options, [engines, decoder, cpu]).decoders, first)
+    assert not Layout(headers, options, [engines, cpu]).decoders.any()
+    assert not Layout(headers, options, [decoder, cpu]).decoders.any()
+
+
+@pytest.mark.parametrize(
+    ("threads", "max_bytes", "counts"), [(3, 2**21, [9]), (9, 2**21, [3, 3, 3]), (99, 2**21, [1] * 9), (3, 1, [1] * 9)]
+)
+def test_calls_of_host_phases_share_the_batch_and_have_few_bytes(monkeypatch, threads, max_bytes, counts):
+    nvjpeg_double.use(monkeypatch)
+    numbers, host_phases = [], phase_loop.OneByOne.host_phases
+    monkeypatch.setattr(phase_loop.OneByOne, "most_images", 32)
     monkeypatch.setattr(
-        decoder._decoder, "host_phase", lambda *call: lengths.append(call[2]) or host_phase(*call), raising=False
+        phase_loop.OneByOne, "host_phases", lambda phases, *lists: numbers.append(len(lists[0])) or host_phases(phases, *lists)
     )
+    monkeypatch.setattr(hybrid, "MAX_CALL_BYTES", max_bytes)
+    list(StreamedLoader([[collate_encoded(FILES), 0]], [DecodeStage(backend="hybrid", threads=threads)], device="cpu"))
+    assert numbers == counts
+
+
+def test_the_longest_files_begin(decoder, monkeypatch):
+    host_phase, lengths = PhasedDecoder.host_phase, []
+    monkeypatch.setattr(PhasedDecoder, "host_phase", lambda *call: lengths.append(call[3]) or host_phase(*call))
     batch = [collate_encoded(FILES), 0]
     list(StreamedLoader([batch], [DecodeStage(backend="hybrid", threads=1)], device="cpu"))
     assert lengths == sorted(map(len, FILES), reverse=True)
@@ -187,22 +234,26 @@ def test_capacity_holds_the_coefficients_of_whole_blocks(h, v, channels):
     assert (capacities & (capacities - 1) == 0).all()
 
 
-def test_each_image_gets_a_state_of_its_capacity(decoder, monkeypatch):
+def test_each_image_gets_a_state_of_its_capacity_and_backend(decoder, monkeypatch):
     monkeypatch.setattr(hybrid, "LEAST_CAPACITY", 1)
-    state, host_phase, by_state = decoder._decoder.state, decoder._decoder.host_phase, {}
+    monkeypatch.setattr(hybrid, "CARD_HUFFMAN_PIXELS", 64 * 64)
+    state, host_phase, bytes_by_state = PhasedDecoder.state, PhasedDecoder.host_phase, {}
 
-    def made(capacity):
-        new = state(capacity)
-        by_state[id(new)] = capacity
+    def made(single, *sizes):
+        new = state(single, *sizes)
+        bytes_by_state[id(new)] = sizes
         return new
 
-    def checked(used, address, length, height, width, *arguments):
-        assert by_state[id(used)] == capacities[height, width]
-        return host_phase(used, address, length, height, width, *arguments)
+    def checked(single, used, address, length, height, width, *arguments):
+        on_card = single.backend == nvjpeg.GPU_HYBRID
+        assert on_card == (height in (64, 300))
+        capacity = capacities[height, width]
+        assert bytes_by_state[id(used)] == (capacity // 4 if on_card else capacity, capacity * 3 // 2)
+        return host_phase(single, used, address, length, height, width, *arguments)
 
-    monkeypatch.setattr(decoder._decoder, "state", made, raising=False)
-    monkeypatch.setattr(decoder._decoder, "host_phase", checked, raising=False)
-    files = [encoded(side, side, seed=side, progressive=True) for side in (16, 600, 64, 300)]
+    monkeypatch.setattr(PhasedDecoder, "state", made)
+    monkeypatch.setattr(PhasedDecoder, "host_phase", checked)
+    files = [encoded(side, side, seed=side, progressive=side == 600) for side in (16, 600, 64, 300)]
     table = collate_encoded(files).headers.table
     capacities = dict(
         zip(zip(table["height"].tolist(), table["width"].tolist(), strict=True), hybrid._capacities(table), strict=True)
@@ -220,7 +271,9 @@ def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
 
 
 def test_fewer_states_have_a_large_capacity():
-    assert [hybrid.most_states(2**power) for power in range(21, 29)] == [96, 96, 64, 32, 16, 8, 4, 4]
+    powers = range(21, 29)
+    assert [hybrid.most_states(nvjpeg.HYBRID, 2**power) for power in powers] == [96, 96, 64, 32, 16, 8, 4, 4]
+    assert [hybrid.most_states(nvjpeg.GPU_HYBRID, 2**power) for power in powers] == [96, 96, 96, 64, 32, 16, 8, 4]
 
 
 def test_phases_are_compiled_once_for_all_threads_and_batches(decoder, monkeypatch):
@@ -229,7 +282,7 @@ def test_phases_are_compiled_once_for_all_threads_and_batches(decoder, monkeypat
     def slowly(single):
         compiled.append(threading.current_thread().name)
         time.sleep(0.05)
-        return phase_loop.OneByOne(single)
+        return phase_loop.OneByOne()
 
     monkeypatch.setattr(hybrid, "phases", slowly)
     assert len(decoded(FILES, members=3)) == 3

@@ -82,7 +82,7 @@ def refuse(monkeypatch, status, *refused):
     for double in (BatchDecoder, PhasedDecoder):
 
         class Refusing(double):
-            def __init__(self, device):
+            def __init__(self, *arguments):
                 if type(self).__name__ in refused:
                     raise nvjpeg.NvJpegError("nvjpegCreateEx", status)
 
@@ -260,11 +260,11 @@ STATE_PARTS = ["JpegState", "BufferPinned", "BufferDevice", "JpegStream", "Decod
 def test_a_state_that_cannot_be_made_is_destroyed(monkeypatch, fails, destroyed):
     calls = Calls(monkeypatch)
     decoder = nvjpeg.PhasedDecoder(CARD)
-    decoder.state(2**21)
+    decoder.state(2**21, 2**22)
     assert not any(name.endswith("Destroy") for name in calls.names)
     calls.statuses[fails] = 5
     with pytest.raises(nvjpeg.NvJpegError, match=f"{fails} must succeed, got status 5"):
-        decoder.state(2**21)
+        decoder.state(2**21, 2**22)
     gone = [name for name in calls.names if name.endswith("Destroy")]
     assert gone == [f"nvjpeg{part}Destroy" for part in reversed(STATE_PARTS[:destroyed])]
 
@@ -272,7 +272,7 @@ def test_a_state_that_cannot_be_made_is_destroyed(monkeypatch, fails, destroyed)
 def test_dimensions_of_an_earlier_image_are_not_taken_for_those_of_the_next(monkeypatch):
     calls = Calls(monkeypatch)
     decoder = nvjpeg.PhasedDecoder(CARD)
-    state = decoder.state(2**21)
+    state = decoder.state(2**21, 2**22)
     state.width.value, state.height.value = 40, 30
     assert decoder.host_phase(state, 1, 2, 30, 40, nvjpeg.OUTPUT_RGBI, (0, 0, 30, 40)) == ""
     calls.statuses["nvjpegJpegStreamGetFrameDimensions"] = 3

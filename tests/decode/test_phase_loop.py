@@ -13,7 +13,8 @@ from gpuaug.decode.decoders import phase_loop
 ARGUMENTS = {"parse": 6, "dimensions": 3, "set_format": 2, "set_window": 5, "host": 5, "transfer": 5, "device": 5}
 """Number of arguments of each function of nvJPEG, in the order of ``addresses``."""
 
-HANDLES = 1001, 1002
+HANDLES = {10: (1001, 1002), 20: (2001, 2002), 30: (1001, 1002)}
+"""Handles of nvJPEG and of its decoder, by state."""
 
 
 class Functions:
@@ -44,14 +45,18 @@ def functions():
 @pytest.fixture
 def loop(functions):
     try:
-        return phase_loop.PhaseLoop(HANDLES, phase_loop.compile_phases(functions.addresses))
+        return phase_loop.PhaseLoop(phase_loop.compile_phases(functions.addresses))
     except ImportError:
         pytest.skip("no Numba")
 
 
 def state(number):
     return SimpleNamespace(
-        state=number, parameters=number + 1, stream=number + 2, output_of=lambda address, pitch: (address, pitch) and number + 3
+        decoder=SimpleNamespace(handles=HANDLES[number]),
+        state=number,
+        parameters=number + 1,
+        stream=number + 2,
+        output_of=lambda address, pitch: (address, pitch) and number + 3,
     )
 
 
@@ -62,11 +67,11 @@ FILES = [(address, 7 + address, 30, 40, nvjpeg.OUTPUT_RGBI, (1, 2, 3, 4)) for ad
 def host_calls(number, file, until="host"):
     address, length, _, _, form, (top, left, height, width) = file
     calls = [
-        ("parse", HANDLES[0], address, length, 0, 0, number + 2),
+        ("parse", HANDLES[number][0], address, length, 0, 0, number + 2),
         ("dimensions", number + 2),
         ("set_format", number + 1, form),
         ("set_window", number + 1, left, top, width, height),
-        ("host", *HANDLES, number, number + 1, number + 2),
+        ("host", *HANDLES[number], number, number + 1, number + 2),
     ]
     return calls[: list(ARGUMENTS).index(until) + 1]
 
@@ -113,9 +118,9 @@ def test_card_phases_call_as_single_ones_do(functions, loop, fails, status):
         assert outcome.status == status
     calls = []
     for number in (10, 20, 30):
-        calls.append(("transfer", *HANDLES, number, number + 2, 77))
+        calls.append(("transfer", *HANDLES[number], number, number + 2, 77))
         if (number, fails) != (20, "transfer"):
-            calls.append(("device", *HANDLES, number, number + 3, 77))
+            calls.append(("device", *HANDLES[number], number, number + 3, 77))
     assert functions.calls == calls
 
 
@@ -125,7 +130,7 @@ def test_loops_do_not_hold_the_interpreters_lock(loop):
 
 
 def test_the_output_of_a_state_is_a_record_of_one_plane():
-    made = nvjpeg.PhasedState(*range(5))
+    made = nvjpeg.PhasedState(None, *range(5))
     record = np.frombuffer((ctypes.c_byte * nvjpeg.OUTPUT.itemsize).from_address(made.output_of(2**40, 99)), nvjpeg.OUTPUT)[0]
     assert record["channel"].tolist() == [2**40, 0, 0, 0]
     assert record["pitch"].tolist() == [99, 0, 0, 0]
@@ -133,11 +138,10 @@ def test_the_output_of_a_state_is_a_record_of_one_plane():
 
 def test_without_numba_phases_run_one_by_one(monkeypatch):
     numbers = count()
-    decoder = SimpleNamespace(
-        addresses=[], handles=HANDLES, host_phase=lambda *_: str(next(numbers)), card_phase=lambda *_: str(next(numbers))
-    )
+    decoder = SimpleNamespace(addresses=[], host_phase=lambda *_: str(next(numbers)), card_phase=lambda *_: str(next(numbers)))
     monkeypatch.setattr(phase_loop, "compiled_or_none", lambda *_: None)
     phases = phase_loop.phases(decoder)
     assert phases.most_images == 1
-    assert phases.host_phases(STATES, FILES) == ["0", "1", "2"]
-    assert phases.card_phases(STATES, [(1, 2)] * 3, 77) == ["3", "4", "5"]
+    states = [SimpleNamespace(decoder=decoder)] * 3
+    assert phases.host_phases(states, FILES) == ["0", "1", "2"]
+    assert phases.card_phases(states, [(1, 2)] * 3, 77) == ["3", "4", "5"]

@@ -94,6 +94,10 @@ class FileDecoder(ABC):
     def takes(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
         """Return the (B,) mask of the files that the decoder decodes. ``table``: (B,) records of ``HEADER``."""
 
+    def takes_first(self, table: NDArray[np.void]) -> NDArray[np.bool_]:
+        """Return the (B,) mask of the files that this decoder decodes even if an earlier decoder takes them. Default: none."""
+        return np.zeros(len(table), np.bool_)
+
     def enlarge(self, windows: NDArray[np.int64], table: NDArray[np.void], scales: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return windows that contain ``windows``, enlarged to regions that are faster to decode.
 

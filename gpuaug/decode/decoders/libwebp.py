@@ -4,8 +4,10 @@ PIL itself decodes a WebP into four channels, and copies the pixels three times,
 """
 
 import ctypes
+from collections.abc import Callable
 from ctypes import byref, c_int, c_size_t, c_uint32, c_void_p
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,26 +46,37 @@ class _Frame(ctypes.Structure):
     )
 
 
+class Functions(NamedTuple):
+    """Functions of libwebp."""
+
+    container: ctypes.PyDLL
+    """Functions that read the container of an image. They take microseconds, and keep the interpreter's lock, because a thread
+    would wait for the lock after each of them for about a millisecond."""
+    decode_rgb: Callable[..., int | None]
+    """``WebPDecodeRGBInto``, which releases the interpreter's lock."""
+
+
 @cache
-def library() -> ctypes.CDLL | None:
-    """Return libwebp, or ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
+def library() -> Functions | None:
+    """Return the functions of libwebp, or ``None`` if PIL has no libwebp, or has linked it statically, as on Windows.
 
     Pixels equal PIL's for every version of libwebp, because PIL uses the same library file.
     """
     try:
         from PIL import _webp  # type: ignore[attr-defined]  # here, so that importing gpuaug does not import PIL
 
-        functions = ctypes.CDLL(_webp.__file__)  # the handle also finds functions of the libraries that the module is linked to
-        functions.WebPDemuxInternal.argtypes = [c_void_p, c_int, c_void_p, c_int]
-        functions.WebPDemuxInternal.restype = c_void_p
-        functions.WebPDemuxGetFrame.argtypes = [c_void_p, c_int, c_void_p]
-        functions.WebPDemuxReleaseIterator.argtypes = [c_void_p]
-        functions.WebPDemuxDelete.argtypes = [c_void_p]
-        functions.WebPDecodeRGBInto.argtypes = [c_void_p, c_size_t, c_void_p, c_size_t, c_int]
-        functions.WebPDecodeRGBInto.restype = c_void_p
+        # These handles also find functions of the libraries that the module is linked to.
+        container, decode_rgb = ctypes.PyDLL(_webp.__file__), ctypes.CDLL(_webp.__file__).WebPDecodeRGBInto
+        container.WebPDemuxInternal.argtypes = [c_void_p, c_int, c_void_p, c_int]
+        container.WebPDemuxInternal.restype = c_void_p
+        container.WebPDemuxGetFrame.argtypes = [c_void_p, c_int, c_void_p]
+        container.WebPDemuxReleaseIterator.argtypes = [c_void_p]
+        container.WebPDemuxDelete.argtypes = [c_void_p]
+        decode_rgb.argtypes = [c_void_p, c_size_t, c_void_p, c_size_t, c_int]
+        decode_rgb.restype = c_void_p
     except (ImportError, OSError, AttributeError):
         return None
-    return functions
+    return Functions(container, decode_rgb)
 
 
 def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
@@ -82,14 +95,14 @@ def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
     data = _Data(file.ctypes.data, file.size)
     frame = _Frame()
     # As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file.
-    demuxer = libwebp.WebPDemuxInternal(byref(data), 0, None, _DEMUX_ABI)
+    demuxer = libwebp.container.WebPDemuxInternal(byref(data), 0, None, _DEMUX_ABI)
     try:
-        if not demuxer or not libwebp.WebPDemuxGetFrame(demuxer, 1, byref(frame)):
+        if not demuxer or not libwebp.container.WebPDemuxGetFrame(demuxer, 1, byref(frame)):
             return False
         if (frame.width, frame.height) != (width, height):
             return False
         chunks = frame.chunks
-        return libwebp.WebPDecodeRGBInto(chunks.bytes, chunks.size, buffer.ctypes.data, buffer.size, 3 * width) is not None
+        return libwebp.decode_rgb(chunks.bytes, chunks.size, buffer.ctypes.data, buffer.size, 3 * width) is not None
     finally:
-        libwebp.WebPDemuxReleaseIterator(byref(frame))  # allows a null pointer and an empty frame
-        libwebp.WebPDemuxDelete(demuxer)
+        libwebp.container.WebPDemuxReleaseIterator(byref(frame))  # allows a null pointer and an empty frame
+        libwebp.container.WebPDemuxDelete(demuxer)

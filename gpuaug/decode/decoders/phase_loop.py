@@ -22,10 +22,14 @@ Target = tuple[int, int]
 Outcome = str | Exception
 """Empty string for success, the reason why a file cannot be decoded, or an error that a file did not cause."""
 
-MAX_IMAGES = 8
-"""Maximum number of images per call of the compiled loop over host phases."""
+MAX_IMAGES = 32
+"""Maximum number of images per call of the compiled loop over host phases.
 
-_HANDLES = tuple((name, np.int64) for name in ("state", "parameters", "stream"))
+14 threads decoded 11,900 images of 0.2 megapixels per second with 8 images per call, 13,600 with 16 and 14,300 with 32 (H200,
+2026-11-27).
+"""
+
+_HANDLES = tuple((name, np.int64) for name in ("handle", "decoder", "state", "parameters", "stream"))
 _FILE = tuple((name, np.int64) for name in ("file", "bytes", "height", "width", "form"))
 _WINDOW = tuple((name, np.int64) for name in ("top", "left", "window_height", "window_width"))
 
@@ -50,26 +54,19 @@ Functions = tuple[Callable[..., None], Callable[..., None]]
 
 
 class OneByOne:
-    """Phases of several images, one by one in Python.
-
-    Args:
-        decoder: Decoder of single images.
-    """
+    """Phases of several images, one by one in Python."""
 
     most_images = 1
     """Maximum number of images per call of ``host_phases``."""
 
-    def __init__(self, decoder: nvjpeg.PhasedDecoder) -> None:
-        self._decoder = decoder
-
     def host_phases(self, states: Sequence[nvjpeg.PhasedState], files: Sequence[File]) -> list[Outcome]:
         """Read the Huffman codes of each file into its state."""
-        return [_outcome(self._decoder.host_phase, state, *file) for state, file in zip(states, files, strict=True)]
+        return [_outcome(state.decoder.host_phase, state, *file) for state, file in zip(states, files, strict=True)]
 
     def card_phases(self, states: Sequence[nvjpeg.PhasedState], targets: Sequence[Target], stream: int) -> list[Outcome]:
         """Queue the second phase of each image on a CUDA stream."""
         return [
-            _outcome(self._decoder.card_phase, state, *target, stream) for state, target in zip(states, targets, strict=True)
+            _outcome(state.decoder.card_phase, state, *target, stream) for state, target in zip(states, targets, strict=True)
         ]
 
 
@@ -77,27 +74,25 @@ class PhaseLoop:
     """Phases of several images, in loops that do not hold the interpreter's lock.
 
     Args:
-        handles: Handles of nvJPEG and of its decoder.
         functions: Compiled loops.
     """
 
     most_images = MAX_IMAGES
     """Maximum number of images per call of ``host_phases``."""
 
-    def __init__(self, handles: tuple[int, int], functions: Functions) -> None:
-        self._handles = handles
+    def __init__(self, functions: Functions) -> None:
         self._run_host_phases, self._run_card_phases = functions
 
     def host_phases(self, states: Sequence[nvjpeg.PhasedState], files: Sequence[File]) -> list[Outcome]:
         """Read the Huffman codes of each file into its state."""
         jobs = np.array(
             [
-                (state.state, state.parameters, state.stream, *file, *window, 0, 0, 0)
+                (*state.decoder.handles, state.state, state.parameters, state.stream, *file, *window, 0, 0, 0)
                 for state, (*file, window) in zip(states, files, strict=True)
             ],
             _HOST_JOB,
         )
-        self._run_host_phases(*self._handles, jobs, jobs.ctypes.data + _FOUND_OFFSET)
+        self._run_host_phases(jobs, jobs.ctypes.data + _FOUND_OFFSET)
         outcomes: list[Outcome] = []
         for job in jobs:
             status = int(job["status"])
@@ -111,12 +106,12 @@ class PhaseLoop:
         """Queue the second phase of each image on a CUDA stream."""
         jobs = np.array(
             [
-                (state.state, state.parameters, state.stream, state.output_of(*target), 0)
+                (*state.decoder.handles, state.state, state.parameters, state.stream, state.output_of(*target), 0)
                 for state, target in zip(states, targets, strict=True)
             ],
             _CARD_JOB,
         )
-        self._run_card_phases(*self._handles, jobs, stream)
+        self._run_card_phases(jobs, stream)
         return [_outcome(nvjpeg.problem, "nvjpegDecodeJpegDevice", status) for status in jobs["status"].tolist()]
 
 
@@ -127,7 +122,7 @@ def phases(decoder: nvjpeg.PhasedDecoder) -> OneByOne | PhaseLoop:
         About a second in the first call of a process with Numba.
     """
     functions = compiled_or_none("decode JPEGs in phases", lambda: compile_phases(decoder.addresses))
-    return OneByOne(decoder) if functions is None else PhaseLoop(decoder.handles, functions)
+    return OneByOne() if functions is None else PhaseLoop(functions)
 
 
 def compile_phases(addresses: Sequence[int]) -> Functions:
@@ -143,10 +138,10 @@ def compile_phases(addresses: Sequence[int]) -> Functions:
     stride = _HOST_JOB.itemsize
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def run_host_phases(handle: int, decoder: int, jobs: NDArray[np.void], found_width: int) -> None:
+    def run_host_phases(jobs: NDArray[np.void], found_width: int) -> None:
         for index in range(len(jobs)):
             job: Any = jobs[index]
-            status = call(parse, (handle, job.file, job.bytes, 0, 0, job.stream)) & LOW
+            status = call(parse, (job.handle, job.file, job.bytes, 0, 0, job.stream)) & LOW
             if status == 0:
                 width_address = found_width + index * stride
                 status = call(dimensions, (job.stream, width_address, width_address + 4)) & LOW
@@ -156,20 +151,20 @@ def compile_phases(addresses: Sequence[int]) -> Functions:
                 else:
                     call(set_format, (job.parameters, job.form))
                     call(set_window, (job.parameters, job.left, job.top, job.window_width, job.window_height))
-                    status = call(host, (handle, decoder, job.state, job.parameters, job.stream)) & LOW
+                    status = call(host, (job.handle, job.decoder, job.state, job.parameters, job.stream)) & LOW
             job.status = status
 
     @njit(nogil=True)  # type: ignore[untyped-decorator]
-    def run_card_phases(handle: int, decoder: int, jobs: NDArray[np.void], cuda_stream: int) -> None:
+    def run_card_phases(jobs: NDArray[np.void], cuda_stream: int) -> None:
         for index in range(len(jobs)):
             job: Any = jobs[index]
-            status = call(transfer, (handle, decoder, job.state, job.stream, cuda_stream)) & LOW
+            status = call(transfer, (job.handle, job.decoder, job.state, job.stream, cuda_stream)) & LOW
             if status == 0:
-                status = call(device, (handle, decoder, job.state, job.output, cuda_stream)) & LOW
+                status = call(device, (job.handle, job.decoder, job.state, job.output, cuda_stream)) & LOW
             job.status = status
 
-    run_host_phases(0, 0, np.empty(0, _HOST_JOB), 0)
-    run_card_phases(0, 0, np.empty(0, _CARD_JOB), 0)
+    run_host_phases(np.empty(0, _HOST_JOB), 0)
+    run_card_phases(np.empty(0, _CARD_JOB), 0)
     return run_host_phases, run_card_phases
 
 

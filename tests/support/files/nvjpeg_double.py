@@ -72,11 +72,11 @@ class PhasedDecoder:
     version = "double"
     exact_windows = True
 
-    def __init__(self, device):
-        pass
+    def __init__(self, device, backend=nvjpeg.HYBRID):
+        self.backend = backend
 
-    def state(self, capacity):
-        return SimpleNamespace(image=None)
+    def state(self, pinned_bytes, device_bytes):
+        return SimpleNamespace(image=None, decoder=self)
 
     def held_bytes(self, state):
         return 1, 2
@@ -104,7 +104,7 @@ def use(patch, double=BatchDecoder, phased=PhasedDecoder):
     patch.setattr(nvjpeg, "BatchDecoder", double)
     patch.setattr(nvjpeg, "PhasedDecoder", phased)
     patch.setattr(nvjpeg, "enter", lambda device: None)
-    patch.setattr(hybrid, "phases", OneByOne)
+    patch.setattr(hybrid, "phases", lambda decoder: OneByOne())
     made = {"engines": Engines("a device"), "hybrid": Hybrid("a device"), "cpu": Cpu()}
 
     def find(backend, device):
