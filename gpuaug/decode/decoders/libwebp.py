@@ -66,7 +66,8 @@ def library() -> Functions | None:
         from PIL import _webp  # type: ignore[attr-defined]  # here, so that importing gpuaug does not import PIL
 
         # These handles also find functions of the libraries that the module is linked to.
-        container, decode_rgb = ctypes.PyDLL(_webp.__file__), ctypes.CDLL(_webp.__file__).WebPDecodeRGBInto
+        container = ctypes.PyDLL(_webp.__file__)
+        decode_rgb = ctypes.CDLL(_webp.__file__).WebPDecodeRGBInto
         container.WebPDemuxInternal.argtypes = [c_void_p, c_int, c_void_p, c_int]
         container.WebPDemuxInternal.restype = c_void_p
         container.WebPDemuxGetFrame.argtypes = [c_void_p, c_int, c_void_p]
