@@ -33,6 +33,8 @@ class Options:
     """Maximum number of pixels of an image."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
+    divides_large_files: bool = True
+    """Whether a decoder may decode the files of its ``takes_first``."""
 
 
 WindowsOf = Callable[[Shapes], Windows | None]
@@ -96,7 +98,7 @@ class Layout:
         headers: Headers of the batch.
         options: Options of the stage.
         decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
-            file, or else by the first whose ``takes`` is true. The last decoder must take all files.
+            file, if the options allow it, or else by the first whose ``takes`` is true. The last decoder must take all files.
         undecodable: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable image
             before it, cyclically.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
@@ -128,8 +130,10 @@ class Layout:
         """(B,) EXIF orientations to correct."""
         self.stored = stored
         """(B, 2) heights and widths in the files."""
-        priorities = [decoder.takes(table).astype(np.uint8) + decoder.takes_first(table) for decoder in decoders]
-        self.decoders = np.stack(priorities).argmax(0)
+        priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
+        if options.divides_large_files:
+            priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
+        self.decoders = priorities.argmax(0)
         """(B,) index of the decoder of each image."""
         on_card = np.array([decoder.on_card for decoder in decoders])[self.decoders]
         self.needs_postprocessing = on_card & ((self.scales > 1) | (self.orientations > 1))

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from gpuaug.decode.clips.layout import problems as clip_problems
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.base import Pools
+from gpuaug.decode.decoders.hybrid import LARGE_THREADS
 from gpuaug.decode.layout import Options, WindowsOf, problems, source_indices
 from gpuaug.decode.members import map_instances, with_samples_from
 from gpuaug.decode.work import Work
@@ -53,9 +55,8 @@ MAX_THREADS = 4096
 CORES_PER_SPARE_CORE = 8
 """One of this number of cores is not used for decoding, but left to other threads and the workers.
 
-With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all other threads wait. On 16
-cores and a card without JPEG engines, 12, 14 and 16 threads decoded 8,300, 9,000 and 8,200 images/s (H200, 2026-11-26, without
-Numba).
+With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: 12, 14 and 16
+threads on 16 cores decoded 8,300, 9,000 and 8,200 images/s on a card without engines (H200, 2026-11-26, without Numba).
 """
 
 MAX_LOGGED_PROBLEMS = 3
@@ -229,16 +230,15 @@ class BoundDecode(BoundStage):
     """``DecodeStage`` on the lanes of one loader."""
 
     ahead = 2
-    """Number of batches that may be decoding at once, in addition to the ``depth`` batches whose stages have been queued on the
-    device."""
+    """Number of batches that may be decoding in addition to the ``depth`` batches whose stages are queued on the device."""
 
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self.stage, self.lanes = stage, lanes
-        find_images = partial(registry.find, stage.backend, lanes.device)
-        find_clips = partial(registry.find_clips, stage.backend, lanes.device)
+        find_images, find_clips = (partial(find, stage.backend, lanes.device) for find in (registry.find, registry.find_clips))
         usable = registry.usable
-        self.decoder = Decoder(name, lanes, stage.options, lambda: usable(find_images()), lambda: usable(find_clips()))
+        options = replace(stage.options, divides_large_files=self.threads >= LARGE_THREADS)
+        self.decoder = Decoder(name, lanes, options, lambda: usable(find_images()), lambda: usable(find_clips()))
         # The user has named a decoder: raise an error now if it cannot be used.
         if stage.backend in ("engines", "hybrid"):
             self.decoder.decoders_of(Encoded)

@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import time
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -174,8 +175,21 @@ def test_files_that_are_taken_first_are_decoded_by_the_hybrid_decoder_if_there_i
     headers, options = SimpleNamespace(table=large_table(100)), DecodeStage().options
     first = decoder.takes_first(headers.table)
     assert np.array_equal(Layout(headers, options, [engines, decoder, cpu]).decoders, first)
+    assert not Layout(headers, replace(options, divides_large_files=False), [engines, decoder, cpu]).decoders.any()
     assert not Layout(headers, options, [engines, cpu]).decoders.any()
     assert not Layout(headers, options, [decoder, cpu]).decoders.any()
+
+
+@pytest.mark.parametrize("threads", [1, 6, 7, 8])
+def test_large_files_are_divided_only_if_there_are_enough_threads(monkeypatch, threads):
+    nvjpeg_double.use(monkeypatch)
+    monkeypatch.setattr(hybrid, "LARGE_PIXELS", 1)
+    monkeypatch.setattr(hybrid, "LARGE_SHARE", 1)
+    phased = []
+    card_phase = PhasedDecoder.card_phase
+    monkeypatch.setattr(PhasedDecoder, "card_phase", lambda *call: phased.append(1) or card_phase(*call))
+    list(StreamedLoader([[collate_encoded(FILES[1::2]), 0]], [DecodeStage(threads=threads)], device="cpu"))
+    assert len(phased) == (len(FILES[1::2]) if threads >= 7 else 0)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,12 @@ The engines alone decode 910 photographs of 12 megapixels per second, with 2 cor
 per second are decoded with 7 cores; with 5/16, 1,337 with 9 cores; with 3/8, 1,339 with 13 cores (H200, 16 cores, 2026-11-27).
 """
 
+LARGE_THREADS = 7
+"""Minimum number of decoding threads with which this decoder decodes a share of the large files although there are engines.
+
+With 4 threads, 500 photographs of 12 megapixels were decoded per second, and 915 by the engines alone (H200, 2026-11-27).
+"""
+
 PINNED_SHARE = {nvjpeg.HYBRID: 1, nvjpeg.GPU_HYBRID: 1 / 4}
 """Page-locked memory of a state, relative to its capacity, by backend of nvJPEG.
 
