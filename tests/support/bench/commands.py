@@ -23,12 +23,12 @@ def measure_suite(name, folder, *flags):
     return made
 
 
-def assert_runs_on_a_gpu(main, *flags):
-    """A suite of calls gives the time of ours, on the host and on the GPU."""
+def assert_runs_on_a_gpu(main, *flags, name="gpuaug"):
+    """A suite of calls gives the time of the rows called ``name``, on the host and on the GPU."""
     usual = ["--device", "cuda", "--size", "64", "--batch", "4", "--seconds", "0.02", "--repeats", "1", "--workers", "2"]
     made = main([*usual, *flags])
     results.check(made)
-    ours = [row for row in made["rows"] if row["name"].startswith("gpuaug")]
+    ours = [row for row in made["rows"] if row["name"] == name]
     assert all(row["host_ms"] > 0 for row in ours)
     assert any(row["gpu_ms"] > 0 for row in ours)
 

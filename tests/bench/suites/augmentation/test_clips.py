@@ -28,4 +28,4 @@ def test_all_ways_make_the_same_clips(case):
 
 @pytest.mark.gpu
 def test_clips_runs_on_a_gpu():
-    assert_runs_on_a_gpu(clips.main)
+    assert_runs_on_a_gpu(clips.main, name="gpuaug, clips")
