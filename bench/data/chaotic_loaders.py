@@ -25,7 +25,7 @@ _DELAYS = random.Random()
 FAULTS = ("none", "break", "close", "dataset", "stage", "kill", "resume", "interleaved")
 
 
-class Planted(Exception):
+class PlantedError(Exception):
     """The error of a dataset or a stage."""
 
 
@@ -91,7 +91,7 @@ class Samples(Dataset[dict[str, Any]]):
         if self.fault is not None and index // trial.batch_size == trial.at:
             if self.fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise Planted
+            raise PlantedError
         trial.pause("samples")
         image = self.image(index)
         return {"images": _file(image) if trial.encoded else image, "index": index, "sum": checksum(image)}
@@ -169,7 +169,7 @@ def stages(trial: Trial, failing: bool) -> list[gpuaug.TransformStage | gpuaug.F
     def augment(images: Any) -> Tensor:
         trial.pause("stages")
         if next(calls) == trial.at and failing:
-            raise Planted
+            raise PlantedError
         trial.stall()
         values = (images.data if isinstance(images, gpuaug.Ragged) else images).float()
         return values.to(torch.int32).float() + torch.randint(0, 8, values.shape, device=values.device).float()

@@ -53,7 +53,7 @@ def measure(
         settings: Further settings to keep with the result.
     """
     suite = options.suite or suite
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     start = perf_counter()
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
@@ -77,9 +77,9 @@ def measure(
         slow |= _slow(measured, labels, options, baselines)
         if options.json is not None:
             # The result so far: an interruption then loses one case only.
-            so_far = results.result(suite, rows=rows, settings=settings, device=options.device, environment=found_environment)
+            so_far = results.result(suite, rows=rows, settings=settings, device=options.device, environment=machine)
             results.write(options.json, so_far)
-    return finish(suite, options, rows, settings, found_environment, start)
+    return finish(suite, options, rows, settings, machine, start)
 
 
 def _case(
@@ -133,7 +133,7 @@ def finish(
     options: Namespace,
     rows: list[dict[str, Any]],
     settings: dict[str, Any],
-    found_environment: dict[str, Any],
+    machine: dict[str, Any],
     start: float,
 ) -> dict[str, Any]:
     """Make the result, check it, write it where ``--json`` says, and print how long it took."""
@@ -146,7 +146,7 @@ def finish(
         rows=rows,
         settings=flags | settings | {"took_s": round(seconds, 1)},
         device=options.device,
-        environment=found_environment,
+        environment=machine,
     )
     results.check(made)
     if options.json is not None:

@@ -9,7 +9,7 @@ from bench.harness.optional_rows import MissingError
 
 
 class Prefetched(Serial):
-    """timm's ``PrefetchLoader``: it copies the next batch and scales it to [0, 1] on a stream of its own.
+    """Loop over timm's ``PrefetchLoader``, which copies the next batch and scales it to [0, 1] on a separate stream.
 
     Args:
         loader: Yields uint8 images and labels.
@@ -25,9 +25,9 @@ class Prefetched(Serial):
             from timm.data.loader import PrefetchLoader
         except ImportError as error:
             raise MissingError(f"not installed: {error}") from None
-        # timm divides by 255 itself: these values scale to [0, 1] only.
+        # timm divides by 255: with this mean and std it only scales to [0, 1].
         prefetched = PrefetchLoader(loader, mean=(0.0,) * 3, std=(1.0,) * 3, device=device)
         if not hasattr(prefetched, "stream"):
-            # A label overwritten by pixels would stop the run with a device assert.
+            # Older versions overwrite batches: a label overwritten by pixels would stop the run with a device assert.
             raise MissingError("timm must be newer: this one's prefetcher overwrites batches that are still being trained on")
         super().__init__(prefetched, device, prepare)

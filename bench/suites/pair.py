@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         parser.error(f"other must be a checkout of gpuaug, got {options.other}. Pass the folder that holds the folder gpuaug.")
     if options.device is None:
         options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found_environment = environment(torch.device(options.device.type, 0) if options.device.type == "cuda" else options.device)
+    machine = environment(torch.device(options.device.type, 0) if options.device.type == "cuda" else options.device)
     with TemporaryDirectory() as folder:
         packages = []
         for name, checkout in (("other", options.other), ("this", ROOT)):
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         for found in measure(packages, options):
             rows = [record(name, each) for name, each in found.items()]
             settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other")}
-            made = results.result("pair", rows=rows, settings=settings, device=options.device, environment=found_environment)
+            made = results.result("pair", rows=rows, settings=settings, device=options.device, environment=machine)
             if options.json is not None:
                 results.write(options.json, made)  # the result so far: an interruption then loses one pair only
     results.check(made)

@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN, *([SCALED] if options.data else []))]
     names = [way.name for way in select_rows(ways, options.rows, [WORKERS])]
     del options.seconds  # there are no windows, and repeats are seeds
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     start = perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if options.data is None:
@@ -216,12 +216,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         if options.json is not None:
             # The result so far: an interruption then loses one seed only.
             so_far = {"rows": rows_of(runs, options.batch[0]), "settings": settings}
-            results.write(
-                options.json, results.result("accuracy", **so_far, device=options.device, environment=found_environment)
-            )
+            results.write(options.json, results.result("accuracy", **so_far, device=options.device, environment=machine))
     rows = rows_of(runs, options.batch[0])
     print_rows([{key: row[key] for key in COLUMNS if key in row} for row in rows], "accuracy: top-1 over the seeds")
-    return measurement.finish("accuracy", options, rows, settings, found_environment, start)
+    return measurement.finish("accuracy", options, rows, settings, machine, start)
 
 
 def _channels_last(images: Tensor) -> Tensor:

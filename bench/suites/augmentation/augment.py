@@ -271,9 +271,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     options = flags.read(parser, argv)
     del options.workers  # nothing is loaded
     cases = _cases(options)
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     start = perf_counter()
-    found_environment["versions"] |= augmenters.installed_versions()
+    machine["versions"] |= augmenters.installed_versions()
     bandwidth = timing.copy_bandwidth(options.device) if options.device.type == "cuda" else None
     baselines = {case.baseline for case in cases}
     settings: dict[str, Any] = {
@@ -299,12 +299,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             if options.json is not None and rows:
                 # The result so far: an interruption then loses one case only.
                 partial_result = results.result(
-                    "augment", rows=rows, settings=settings, device=options.device, environment=found_environment
+                    "augment", rows=rows, settings=settings, device=options.device, environment=machine
                 )
                 results.write(options.json, partial_result)
     if options.device.type == "cuda":
         count_launches(rows, cases, options)
-    return measurement.finish("augment", options, rows, settings, found_environment, start)
+    return measurement.finish("augment", options, rows, settings, machine, start)
 
 
 def _cases(options: Namespace) -> list[augmenters.Case]:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     if options.device.type != "cuda":
         console.print("kernels: skipped, there is no GPU")
         return None
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     start = perf_counter()
     bandwidth = timing.copy_bandwidth(options.device)
     rows = []
@@ -63,4 +63,4 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             rows += passes(case, augmenters.sample(case, size, options.size, options.device), bandwidth)
     print_rows(rows, f"kernels: a copy moves {bandwidth / 1e9:,.0f} GB/s")
     settings = {"copy_gb_per_s": bandwidth / 1e9, "ours": [], "ceilings": []}
-    return measurement.finish("kernels", options, rows, settings, found_environment, start)
+    return measurement.finish("kernels", options, rows, settings, machine, start)

@@ -117,7 +117,7 @@ def _lerobot(_size: int) -> Sequence[View]:
     return [(lambda: lerobot.ImageTransforms(lerobot.ImageTransformsConfig(enable=True)), 1)]
 
 
-_crop = dali_recipes.cropped_and_flipped
+_crop = dali_recipes.crop_and_flip
 _BOXES = ("boxes", "labels")
 
 CASES = {

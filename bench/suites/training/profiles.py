@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--timelines", type=Path, metavar="FOLDER", help="write a picture and a trace of each case there")
     options = flags.read(parser, argv)
     start = perf_counter()
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     rows = []
     verdicts = {}
     for case, size in product(CASES, options.batch):
@@ -113,4 +113,4 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
                 report.timeline.save(options.timelines / f"{name}.{kind}")
         del loader, step, report
         measurement.release(options.device)
-    return measurement.finish("profiles", options, rows, {"verdicts": verdicts}, found_environment, start)
+    return measurement.finish("profiles", options, rows, {"verdicts": verdicts}, machine, start)

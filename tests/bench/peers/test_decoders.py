@@ -31,7 +31,7 @@ def case_of(root):
 def test_a_decoder_gives_the_images_of_its_files(name, package, class_folder):
     pytest.importorskip(package, exc_type=ImportError)
     case = case_of(class_folder)
-    paths = decoders.paths(case)
+    paths = decoders.path_batches(case)
     assert len({path for batch in paths for path in batch}) == 24, "a folder with fewer is gone through again"
     with ExitStack() as stack:
         batches = decoders.DECODERS[name].open(case, stack)
@@ -48,7 +48,7 @@ def test_a_decoder_gives_the_images_of_its_files(name, package, class_folder):
 @pytest.mark.gpu
 def test_engines_alone_decode_the_files(class_folder):
     decoder = decoders.BatchedDecoder(torch.device("cuda", 0))
-    files = [Path(path).read_bytes() for path in decoders.paths(case_of(class_folder))[0]]
+    files = [Path(path).read_bytes() for path in decoders.path_batches(case_of(class_folder))[0]]
     *_, pixels = batch = decoder.prepare(files)
     decoder.decode(batch)
     torch.cuda.synchronize()

@@ -38,8 +38,8 @@ def measured(files, tmp_path, monkeypatch):
     """The suite, where each window has a figure of its own at once."""
     path, taken = tmp_path / "files.json", []
 
-    def once(way, case, settings, seconds, rate=None):
-        name = next(name for name, own in case.ways.items() if own is way)
+    def once(loader, case, settings, seconds, rate=None):
+        name = next(name for name, spec in case.loaders.items() if spec is loader)
         taken.append((case.title, name, settings, seconds, rate))
         base = {"DALI": 100.0, "gpuaug": 80.0, "engines alone": 200.0, "step alone": 160.0}.get(name, 10.0)
         tuned = base * (1 + settings.get("workers", 0) / 10 + settings.get("load", 0) + (settings.get("ahead") == 3))
@@ -49,12 +49,12 @@ def measured(files, tmp_path, monkeypatch):
 
     def run(*more):
         monkeypatch.setattr(files, "measure", once)
-        for ways, name in (
+        for loaders, name in (
             (file_loaders.LOADERS, "DALI"),
             (file_loaders.WITHOUT_ENGINES, "DALI"),
             (decoders.DECODERS, "engines alone"),
         ):
-            monkeypatch.setitem(ways, name, replace(ways[name], needs_gpu=False))
+            monkeypatch.setitem(loaders, name, replace(loaders[name], needs_gpu=False))
         return files.main(["--device", "cpu", "--size", "16", "--batch", "2", "--json", str(path), *more])
 
     return run, path, taken
@@ -128,7 +128,7 @@ def test_ratios_are_taken_within_a_repeat(measured):
     run("--cases", "small", "--rows", "DALI;gpuaug;engines alone", "--workers", "0", "--repeats", "3")
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     ours, dali, ceiling = rows["gpuaug"], rows["DALI"], rows["engines alone"]
-    ratios = [own / other for own, other in zip(ours["rounds"], dali["rounds"], strict=True)]
+    ratios = [rate / dali_rate for rate, dali_rate in zip(ours["rounds"], dali["rounds"], strict=True)]
     assert (ours["ratio_low"], ours["ratio_high"]) == (min(ratios), max(ratios))
     assert ours["of_ceiling"] == sorted(a / b for a, b in zip(ours["rounds"], ceiling["rounds"], strict=True))[1]
     assert dali["ratio"] == 1

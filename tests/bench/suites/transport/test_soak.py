@@ -50,7 +50,7 @@ def test_growth_is_found(what, monkeypatch):
             leaked.append(mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
             leaked[-1].write(b"x" * (4 << 20))
 
-    monkeypatch.setattr(soak, "kinds", lambda options: {"leaking": (100, leak)})
+    monkeypatch.setattr(soak, "epochs", lambda options: {"leaking": (100, leak)})
     with pytest.raises(SystemExit, match=f"because the process holds more and more of: .*{what}"):
         soak.main([*CPU, "--batches", "2000"])
     for each in leaked:
