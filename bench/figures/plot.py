@@ -21,7 +21,7 @@ from matplotlib.ticker import EngFormatter
 
 from bench.figures import curves, readings, step_timeline
 from bench.figures.pictures import IMAGES
-from bench.harness.result_rows import FIGURES, RESULTS, hardware, panel, shown_rows
+from bench.harness.result_rows import FIGURES, RESULTS, hardware, panel_title, shown_rows
 
 
 def draw(result: dict[str, Any]) -> Figure | None:
@@ -37,7 +37,7 @@ def draw(result: dict[str, Any]) -> Figure | None:
         return curves.draw(result, title)
     panels: dict[str, list[dict[str, Any]]] = {}
     for row in shown_rows(result):
-        panels.setdefault(panel(row, rows), []).append(row)
+        panels.setdefault(panel_title(row, rows), []).append(row)
     columns = min(3, len(panels))
     lines = -(-len(panels) // columns)
     most = max(map(len, panels.values()))

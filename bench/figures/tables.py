@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness.result_rows import RESULTS, hardware, panel, shown_rows
+from bench.harness.result_rows import RESULTS, hardware, panel_title, shown_rows
 
 _TABLE = re.compile(
     r"(?P<begin><!-- table: (?P<suite>\w+)(?:\.(?P<part>[\w.-]+))?(?P<by_case> by case)?(?: rows: (?P<rows>[^\n]+?))?"
@@ -108,11 +108,11 @@ def markdown(
 def _by_case(
     rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str, *, turned: bool, order: Sequence[str]
 ) -> list[str]:
-    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    columns = list(dict.fromkeys(panel_title(row, rows) for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
     if turned and order:
         names.sort(key=order.index)
-    cells = {(row["name"], panel(row, rows)): _rate(row, result, key) for row in rows}
+    cells = {(row["name"], panel_title(row, rows)): _rate(row, result, key) for row in rows}
     ceilings = result["settings"].get("ceilings", ())
     titles = [f"*{name}* (ceiling)" if name in ceilings else name for name in names]
     if turned:
@@ -125,12 +125,12 @@ def _profiles(result: dict[str, Any]) -> list[str]:
     """Profiles, a column for each case: the parts and loops, the bounds, and below the table what they were found to mean."""
     rows = result["rows"]
     verdicts = result["settings"]["verdicts"]
-    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    columns = list(dict.fromkeys(panel_title(row, rows) for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
         shown = {row["name"]: row["wall_ms"]} if "wall_ms" in row else {key: row[key] for key in _PROFILED if key in row}
         for name, value in shown.items():
-            cells.setdefault(name, {})[panel(row, rows)] = _figure(value)
+            cells.setdefault(name, {})[panel_title(row, rows)] = _figure(value)
     # Cases differ in their stages, which stand between the copy and the step.
     names = sorted(
         cells, key=lambda name: ("load", "copy").index(name) - 3 if name in ("load", "copy") else -name.startswith("stage/")

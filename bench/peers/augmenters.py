@@ -21,7 +21,7 @@ from torch import nn
 import gpuaug
 from bench.data import loaders, pipelines, random_images
 from bench.data.recipes import detection as recipes
-from bench.data.target_batches import Batch, collated, moved, random_batch, read, separated
+from bench.data.target_batches import Batch, collate, move, random_batch, read_tensors, split_targets
 from bench.harness.call_rows import AugmentCall, QueuedCall
 from bench.harness.optional_rows import MissingError
 from bench.peers import dali
@@ -143,7 +143,7 @@ def _gpuaug_targets(case: Case, batch: Batch, stack: ExitStack, *, name: str) ->
     if batch.targets is None:
         return _gpuaug(case, batch, stack, name=name)
     augment = fused(case, name)
-    loaded = batch.loaded()
+    loaded = batch.loaded_inputs()
 
     def call() -> Any:
         images, targets = augment(*loaded, data_keys=["input", "targets"])
@@ -156,7 +156,7 @@ def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
     if case.boxes:
         return _streamed_targets(case, batch, stack)
     images = random_images.RandomImages(batch.images.shape[-1])
-    batches = loaders.cycle(loaders.sample(images, len(batch.images), 4, batch.images.device, pin=True))
+    batches = loaders.repeat_batches(loaders.sample_batches(images, len(batch.images), 4, batch.images.device, pin=True))
     loader = gpuaug.StreamedLoader(batches, [fused(case, STREAMED)], device=batch.images.device, depth=loaders.DEPTH)
     stack.callback(loader.close)
     streamed = iter(loader)
@@ -165,7 +165,7 @@ def _streamed(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
 
 def _streamed_targets(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
     """Target dicts on the host and images on the device through a loader, whose stages augment them and drop boxes."""
-    batches = loaders.cycle([(batch.images, moved(batch.targets, torch.device("cpu")))])
+    batches = loaders.repeat_batches([(batch.images, move(batch.targets, torch.device("cpu")))])
     stages = [
         gpuaug.TransformStage(fused(case, OURS_TORCHVISION), on={0: "input", 1: "targets"}),
         gpuaug.TransformStage(gpuaug.sanitize, on=1),
@@ -184,7 +184,7 @@ def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> Au
 def _compiled(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     torch.compiler.reset()
     # Static shapes give faster code; a new batch size compiles anew.
-    return _float(case, batch.parts, torch.compile(pipelines.Scaled(case.kornia(cropping="resample")), dynamic=False))
+    return _float(case, batch.inputs, torch.compile(pipelines.Scaled(case.kornia(cropping="resample")), dynamic=False))
 
 
 def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
@@ -194,16 +194,16 @@ def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
 def _torchvision_workers(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
     samples = random_images.Transformed(batch.samples(), case.torchvision())
     options = Namespace(device=batch.images.device, workers=workers())
-    loader = loaders.endless(samples, len(batch.images), options, collate=collated)
+    loader = loaders.endless(samples, len(batch.images), options, collate=collate)
     batches = iter(loader)
     stack.callback(batches._shutdown_workers)  # type: ignore[attr-defined]
-    call = _float(case, (), lambda: [separated(moved(part, batch.images.device)) for part in next(batches)])
-    return QueuedCall(call, loaders.queued(loader))
+    call = _float(case, (), lambda: [split_targets(move(column, batch.images.device)) for column in next(batches)])
+    return QueuedCall(call, loaders.queue_length(loader))
 
 
 def _torchvision_loop(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     assert case.loop is not None, "its row was left out"
-    return _float(case, batch.parts, pipelines.Scaled(case.loop()))
+    return _float(case, batch.inputs, pipelines.Scaled(case.loop()))
 
 
 def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
@@ -214,7 +214,7 @@ def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentC
     keys = {"data_keys": ["input", "mask"]} if case.masks else {}
     # Unlike Kornia's, its modules must be on the images' device.
     composed = Compose(list(case.kornia(cropping="resample").children()), **keys).to(batch.images.device)
-    return _float(case, batch.parts, pipelines.Scaled(composed))
+    return _float(case, batch.inputs, pipelines.Scaled(composed))
 
 
 def _dali(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
@@ -281,12 +281,12 @@ def call_of(name: str, case: Case, batch: Batch, stack: ExitStack) -> AugmentCal
     if not case.boxes:
         return call
     if isinstance(call, QueuedCall):
-        return QueuedCall(partial(_read_after, call.take), call.queued)
+        return QueuedCall(partial(_read_after, call.call), call.queue_length)
     return partial(_read_after, call)
 
 
 def _read_after(call: AugmentCall) -> Any:
-    return read(call())
+    return read_tensors(call())
 
 
 def row_names(case: Case) -> list[str]:

@@ -51,7 +51,7 @@ def decode_stage_alone(case: FileCase, stack: ExitStack, *, backend: str = "engi
     creates its decoders for each batch.
     """
     batches = [[batch, torch.zeros(len(batch))] for batch in encoded_batches(case)]
-    return streamed(case, stack, loaders.cycle(batches), [gpuaug.DecodeStage(backend=backend)])
+    return streamed(case, stack, loaders.repeat_batches(batches), [gpuaug.DecodeStage(backend=backend)])
 
 
 def _engines(case: FileCase, _stack: ExitStack) -> Batches:

@@ -14,7 +14,7 @@ import torch
 from torchvision import models
 
 from bench.data import encoded_images, raw_images, web_images
-from bench.harness.loops import Trainer, half
+from bench.harness.loops import Trainer, autocast_dtype
 from bench.peers import decoders, file_loaders
 from bench.peers.file_loaders import DALI, LOADERS, MAPPED, OURS, OURS_MIN_SIDE, WORKERS, FileCase, LoaderSpec
 
@@ -117,7 +117,7 @@ def _corpus(case_name: CaseName, options: Namespace) -> encoded_images.Corpus:
     if case_name.file_set in web_images.COUNTS:
         root = web_images.make(case_name.file_set, folder=options.photographs)
         corpus = encoded_images.corpus(root)
-        return corpus._replace(facts=corpus.facts | web_images.about(root))
+        return corpus._replace(facts=corpus.facts | web_images.facts(root))
     if case_name.file_set == "small" and options.data:
         return encoded_images.corpus(options.data)
     return encoded_images.corpus(encoded_images.make(case_name.file_set))
@@ -125,7 +125,7 @@ def _corpus(case_name: CaseName, options: Namespace) -> encoded_images.Corpus:
 
 def _training(case_name: CaseName, title: str, files: FileCase) -> Case:
     device = files.device
-    dtype = half(files.device)
+    dtype = autocast_dtype(files.device)
     model = models.get_model(case_name.loop, weights=None).to(device, memory_format=torch.channels_last)
     shape = (files.batch_size, 3, files.size, files.size)
     image_batches = [torch.randn(shape, device=device, dtype=dtype).to(memory_format=torch.channels_last) for _ in range(2)]

@@ -21,7 +21,7 @@ import gpuaug
 from bench.data import loaders, pipelines
 from bench.data.encoded_images import Corpus
 from bench.data.raw_images import RawImages
-from bench.harness.loops import Serial, half
+from bench.harness.loops import Serial, autocast_dtype
 from bench.harness.optional_rows import MissingError
 from bench.harness.settings_search import Settings
 from bench.peers import dali_files
@@ -117,7 +117,7 @@ def fused(case: FileCase, *, ragged: bool = True) -> Any:
     """Return the augmentation pipeline, fused by gpuaug."""
     return gpuaug.fuse(
         pipelines.classification_kornia(case.size, cropping="slice"),
-        dtype=half(case.device) or torch.float32,
+        dtype=autocast_dtype(case.device) or torch.float32,
         memory_format=torch.channels_last,
         ragged=ragged,
         antialias=True,
@@ -133,7 +133,7 @@ def _torchvision(case: FileCase, stack: ExitStack, **settings: Any) -> Batches:
     dataset = ImageFolder(case.root, pipelines.classification_torchvision(case.size), loader=decode)
 
     def to_output_format(images: Tensor) -> Tensor:
-        return images.to(half(case.device) or torch.float32, memory_format=torch.channels_last)
+        return images.to(autocast_dtype(case.device) or torch.float32, memory_format=torch.channels_last)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         # Only this frame refers to the loader, so that closing the generator ends the workers.

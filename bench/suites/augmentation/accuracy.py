@@ -47,7 +47,7 @@ from bench.data import character_images, image_folders
 from bench.data.pipelines import MEAN, STD
 from bench.harness import flags, measurement
 from bench.harness.console import console, print_rows
-from bench.harness.loops import Serial, half
+from bench.harness.loops import Serial, autocast_dtype
 from bench.harness.optional_rows import Skipped, select_rows
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
@@ -121,7 +121,7 @@ def train(
 ) -> dict[str, float]:
     """Train once: top-1 in percent, images per second after the first epoch, seconds of the whole training."""
     device = options.device
-    dtype = half(options.device)
+    dtype = autocast_dtype(options.device)
     torch.manual_seed(seed)
     model = models.resnet18(num_classes=len(split.classes)).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     parser.add_argument("--make", type=Path, metavar="DIR", help="write the built-in set there, and do nothing else")
     parser.add_argument("--epochs", type=int, help="of each training (default: 24)")
     parser.add_argument("--rate", type=float, default=0.1, help="the highest learning rate (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     if options.make is not None:
         character_images.make(options.make)
         return None

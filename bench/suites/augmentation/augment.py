@@ -234,7 +234,7 @@ def _windows(
                 yield images
 
         variants = [
-            Variant(name, partial(steps, name, call), discard=call.queued if isinstance(call, QueuedCall) else 0)
+            Variant(name, partial(steps, name, call), discard=call.queue_length if isinstance(call, QueuedCall) else 0)
             for name, call in ways.items()
         ]
         try:
@@ -268,7 +268,7 @@ def _gpu_figures(row: dict[str, Any], case: augmenters.Case, batch: augmenters.B
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("augment", __doc__, batch="32,64,128,256,512", seconds=0.15, repeats=3)
     parser.add_argument("--cases", help="comma-separated (default: all but torchvision's presets)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     del options.workers  # nothing is loaded
     cases = _cases(options)
     machine = environment(options.device)

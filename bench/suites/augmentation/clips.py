@@ -70,7 +70,7 @@ def variants(options: Namespace, batch_size: int, case: str, _stack: ExitStack) 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("clips", __doc__, batch="32", seconds=0.3, repeats=5)
     parser.add_argument("--frames", type=int, default=16, help="frames of a clip (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     del options.workers  # nothing is loaded
     return measurement.measure(
         "clips",

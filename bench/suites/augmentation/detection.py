@@ -29,9 +29,9 @@ from torchvision.transforms import v2
 
 import gpuaug
 from bench.data import loaders, pipelines
-from bench.data.scenes import POOL, Scenes, Target, wrapped
+from bench.data.scenes import POOL, Scenes, Target, to_tv_tensors
 from bench.harness import call_rows, flags, measurement
-from bench.harness.loops import settled
+from bench.harness.loops import settled_loop
 from bench.harness.optional_rows import OptionalRow, peer_row
 from gpuaug.benchkit.windows import Variant
 
@@ -61,7 +61,7 @@ class OnWorker:
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         transforms = self.transform if "boxes" in target else v2.Compose(self.transform.transforms[:-2])
-        return transforms(*wrapped(image, target))
+        return transforms(*to_tv_tensors(image, target))
 
 
 def kornia(size: int) -> nn.Module:
@@ -126,15 +126,15 @@ def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -
                     moved(target, device)
                 yield len(images)
 
-        return Variant("torchvision, workers", steps, loaders.queued(loader))
+        return Variant("torchvision, workers", steps, loaders.queue_length(loader))
 
     def by_workers() -> Variant:
         loader = loaders.endless(scenes, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
         stage = gpuaug.TransformStage(fused(size), on={0: "input", 1: "targets"} if keys else 0)
         streamed = gpuaug.StreamedLoader(loader, [stage], device=device, depth=loaders.DEPTH)
         stack.callback(streamed.close)
-        queued = loaders.queued(loader)
-        return Variant("gpuaug, workers", settled(streamed, lambda *_: None, 2 * queued), queued)
+        queue_length = loaders.queue_length(loader)
+        return Variant("gpuaug, workers", settled_loop(streamed, lambda *_: None, 2 * queue_length), queue_length)
 
     def by_kornia() -> Variant:
         return call_rows.call_row(KORNIA, partial(one_by_one, size, items[:_KORNIA_IMAGES]), batch_size, images=_KORNIA_IMAGES)
@@ -153,7 +153,7 @@ def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("detection", __doc__, batch="16,64", size=512, seconds=0.3, repeats=3, spare=2)
     parser.add_argument("--side", type=int, default=640, help="longer side of the images that go in (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     first = options.batch[0]
     return measurement.measure(
         "detection",

@@ -25,8 +25,8 @@ def passes(case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> 
     """A row for each pass of the pipeline, or for each kernel."""
     augment = augmenters.fused(case, augmenters.OURS)
     for _ in range(3):
-        augment(*batch.parts)
-    events = timing.launched_kernels(lambda: augment(*batch.parts), _CALLS)
+        augment(*batch.inputs)
+    events = timing.launched_kernels(lambda: augment(*batch.inputs), _CALLS)
     labels = {"case": case.name, "batch_size": len(batch.images)}
     lines = augment.explain().lines
     names = [event["name"] for event in events]
@@ -48,7 +48,7 @@ def passes(case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     parser = flags.parser("kernels", __doc__, batch="256")
-    options: Namespace = flags.read(parser, argv)
+    options: Namespace = flags.parse(parser, argv)
     if options.device.type != "cuda":
         console.print("kernels: skipped, there is no GPU")
         return None

@@ -29,7 +29,7 @@ from torch import Tensor
 import gpuaug
 from bench.data import loaders, pipelines, random_images
 from bench.harness import call_rows, flags, measurement
-from bench.harness.loops import Serial, loop, settled
+from bench.harness.loops import Serial, loop, settled_loop
 from bench.harness.optional_rows import OptionalRow, peer_row
 from bench.peers import dali
 from gpuaug.benchkit.windows import Variant
@@ -104,7 +104,9 @@ def from_the_host(
     def by_torchvision() -> Variant:
         transform = pipelines.classification_torchvision(options.size)
         loader = loaders.endless(pool.transformed(transform), batch_size, options)
-        return Variant("torchvision, workers", loop(Serial(loader, device, to_bfloat16), _nothing), loaders.queued(loader))
+        return Variant(
+            "torchvision, workers", loop(Serial(loader, device, to_bfloat16), _nothing), loaders.queue_length(loader)
+        )
 
     def ours(batches: Any) -> gpuaug.StreamedLoader:
         stage = fused(options.size, antialias=antialias)
@@ -117,12 +119,12 @@ def from_the_host(
     if options.device.type == "cuda":
         ready = [[part.pin_memory() for part in batch] for batch in ready]
     collated = loaders.endless(pool, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
-    streamed = iter(ours(loaders.cycle(ready)))
-    queued = loaders.queued(collated)
+    streamed = iter(ours(loaders.repeat_batches(ready)))
+    queue_length = loaders.queue_length(collated)
     return [
         *([by_torchvision()] if antialias else []),
         peer_row("DALI", device, partial(by_dali, options, pool, batch_size, antialias, torch.device("cpu"))),
-        Variant("gpuaug, workers", settled(ours(collated), _nothing, 2 * queued), queued),
+        Variant("gpuaug, workers", settled_loop(ours(collated), _nothing, 2 * queue_length), queue_length),
         call_rows.call_row("gpuaug", lambda: next(streamed), batch_size, launches=None, discard=loaders.DEPTH + 2),
     ]
 
@@ -134,7 +136,7 @@ def _nothing(*_: object) -> None:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("ragged", __doc__, batch="64,256", size=224, seconds=0.3, repeats=3, spare=2)
     parser.add_argument("--sides", default="300,700", help="least and most pixels of a side (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     least, most = (int(side) for side in options.sides.split(","))
     pool = random_images.RaggedImages((least, most), count=min(POOL, max(options.batch)))
     places = {"on the card": on_the_card, "from the host": from_the_host}

@@ -40,8 +40,8 @@ from torchvision.transforms import v2
 import gpuaug
 from bench.data import pipelines
 from bench.data.recipes import classification, detection, lerobot, self_supervised, torchgeo
-from bench.data.scenes import Scenes, wrapped
-from bench.data.target_batches import moved, read
+from bench.data.scenes import Scenes, to_tv_tensors
+from bench.data.target_batches import move, read_tensors
 from bench.harness import call_rows, flags, measurement
 from bench.harness.call_rows import AugmentCall
 from bench.harness.optional_rows import OptionalRow, Skipped, peer_row
@@ -178,10 +178,10 @@ def on_a_batch(options: Namespace, case: Case, batch_size: int) -> list[Optional
 
     def by_dali() -> Variant:
         call = dali.build(case.dali, images, None, torch.float32)
-        return call_rows.call_row(DALI, lambda: read(call()), batch_size, launches=None, discard=3)
+        return call_rows.call_row(DALI, lambda: read_tensors(call()), batch_size, launches=None, discard=3)
 
     def row(name: str, call: AugmentCall, launches: int = call_rows.MANY_LAUNCHES) -> Variant:
-        return call_rows.call_row(name, lambda: read(call()), batch_size, launches=launches * len(views))
+        return call_rows.call_row(name, lambda: read_tensors(call()), batch_size, launches=launches * len(views))
 
     fused = [gpuaug.fuse(make(), views=count) for make, count in views]
     peer = peer_row(KORNIA, device, by_kornia, needs_gpu=False) if case.by_kornia else by_torchvision()
@@ -197,24 +197,24 @@ def on_photographs(options: Namespace, case: Case, batch_size: int) -> list[Opti
     device = options.device
     semantic = "semantic" in case.keys
     scenes = Scenes(options.size * 5 // 2, ("masks",) if semantic else case.keys, count=batch_size)
-    samples = [wrapped(*item) for item in scenes.items]
+    samples = [to_tv_tensors(*item) for item in scenes.items]
     if semantic:
         # A label map, in which a later object lies above an earlier one.
         samples = [(image, tv_tensors.Mask(target["masks"].amax(0))) for image, target in samples]
     ((make, _),) = case.views(options.size)
     pipeline = make()
     augment = gpuaug.fuse(make(), ragged=True)
-    some = [moved(sample, device) for sample in samples[:_IMAGES_ALONE]]
+    some = [move(sample, device) for sample in samples[:_IMAGES_ALONE]]
     loader = DataLoader(samples, batch_size, collate_fn=gpuaug.collate_ragged, pin_memory=device.type == "cuda")
     ((images, targets),) = gpuaug.StreamedLoader(loader, device=device)
 
     def one_by_one() -> Any:
         images, targets = zip(*(pipeline(*sample) for sample in some), strict=True)
-        return read((torch.stack(images), torch.stack(targets) if semantic else targets))
+        return read_tensors((torch.stack(images), torch.stack(targets) if semantic else targets))
 
     def ours() -> Any:
         found, moved_targets = augment(images, targets, data_keys=["input", "mask" if semantic else "targets"])
-        return read((found, torch.stack(list(moved_targets)) if semantic else gpuaug.sanitize(moved_targets)))
+        return read_tensors((found, torch.stack(list(moved_targets)) if semantic else gpuaug.sanitize(moved_targets)))
 
     return [
         call_rows.call_row(ONE_BY_ONE, one_by_one, batch_size, images=_IMAGES_ALONE),
@@ -225,7 +225,7 @@ def on_photographs(options: Namespace, case: Case, batch_size: int) -> list[Opti
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("recipes", __doc__, batch="64", seconds=0.1, repeats=3)
     parser.add_argument("--cases", metavar="NAME;NAME", help="measure only these recipes, separated by semicolons")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     del options.workers  # nothing is loaded
     names = options.cases.split(";") if options.cases else list(CASES)
     if not set(names) <= set(CASES):

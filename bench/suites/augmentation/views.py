@@ -76,7 +76,7 @@ def variants(options: Namespace, batch_size: int, _stack: ExitStack) -> list[Opt
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("views", __doc__, batch="64,256", seconds=0.3, repeats=3)
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     del options.workers  # nothing is loaded
     return measurement.measure(
         "views",

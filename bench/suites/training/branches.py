@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import gpuaug
 from bench.data import loaders, models
 from bench.harness import flags, measurement
-from bench.harness.loops import Serial, Trainer, frozen, half, loop, under_autocast
+from bench.harness.loops import Serial, Trainer, autocast_dtype, frozen, loop, under_autocast
 from gpuaug.benchkit.windows import Variant
 
 
@@ -50,8 +50,8 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     device = options.device
     encoders = {name: frozen(models.trunk(name)[0], device, torch.channels_last) for name in ("resnet18", "resnet34")}
     both = Both(encoders)
-    train = Trainer(Head().to(device), autocast=half(device))
-    batches = loaders.cycle(loaders.float_batches(options, batch_size))
+    train = Trainer(Head().to(device), autocast=autocast_dtype(device))
+    batches = loaders.repeat_batches(loaders.float_batches(options, batch_size))
     forms: dict[str, tuple[Any, str]] = {
         "one module": (both, "auto"),
         "branches": (encoders, "auto"),
@@ -59,7 +59,9 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     }
     made = [Variant("serial", loop(Serial(batches, device, under_autocast(both, device)), train))]
     for name, (encoder, capture) in forms.items():
-        stage = gpuaug.FeatureStage(encoder, autocast=half(device), memory_format=torch.channels_last, capture=capture)
+        stage = gpuaug.FeatureStage(
+            encoder, autocast=autocast_dtype(device), memory_format=torch.channels_last, capture=capture
+        )
         streamed = gpuaug.StreamedLoader(batches, [stage], device=device, depth=loaders.DEPTH)
         stack.callback(streamed.close)
         made.append(Variant(name, loop(streamed, train), discard=loaders.DEPTH + 2))
@@ -67,7 +69,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    options = flags.read(flags.parser("branches", __doc__, batch="8,32,128", size=224), argv)
+    options = flags.parse(flags.parser("branches", __doc__, batch="8,32,128", size=224), argv)
     return measurement.measure(
         "branches",
         options,

@@ -24,7 +24,7 @@ import torch
 import gpuaug
 from bench.data import loaders, models, random_images
 from bench.harness import flags, measurement
-from bench.harness.loops import Serial, Trainer, frozen, half, loop, under_autocast
+from bench.harness.loops import Serial, Trainer, autocast_dtype, frozen, loop, under_autocast
 from gpuaug.benchkit.windows import Variant
 
 _MOST_AHEAD = 4
@@ -32,17 +32,19 @@ _MOST_AHEAD = 4
 
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
     device = options.device
-    batches = loaders.cycle(loaders.sample(random_images.RandomImages(options.size), batch_size, 8, device, pin=True))
+    batches = loaders.repeat_batches(
+        loaders.sample_batches(random_images.RandomImages(options.size), batch_size, 8, device, pin=True)
+    )
     augment = models.LightAugmentation().to(device)
     encoder = frozen(models.Encoder(options.width), device)
     encode = under_autocast(encoder, device)
-    train = Trainer(models.Tail(random_images.CLASSES, options.width).to(device), autocast=half(device))
+    train = Trainer(models.Tail(random_images.CLASSES, options.width).to(device), autocast=autocast_dtype(device))
 
     def both(images: torch.Tensor) -> torch.Tensor:
         return encode(augment(images))
 
     def feature(capture: str) -> gpuaug.FeatureStage:
-        return gpuaug.FeatureStage(encoder, autocast=half(device), capture=capture)
+        return gpuaug.FeatureStage(encoder, autocast=autocast_dtype(device), capture=capture)
 
     chains = {
         "one lane, eager": ([gpuaug.TransformStage(both, name="both")], loaders.DEPTH),
@@ -62,7 +64,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("chain", __doc__, batch="8,32,128")
     parser.add_argument("--width", type=int, default=64, help="channels of the first level (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     return measurement.measure(
         "chain",
         options,

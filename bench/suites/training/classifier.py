@@ -32,7 +32,7 @@ import torch
 import gpuaug
 from bench.data import loaders, models, pipelines, random_images
 from bench.harness import flags, measurement
-from bench.harness.loops import Serial, Trainer, loop, streamed
+from bench.harness.loops import Serial, Trainer, loop, streamed_row
 from bench.harness.optional_rows import OptionalRow, peer_row
 from bench.peers import dali
 from bench.peers.published_two_streams import PublishedTwoStreams
@@ -54,10 +54,10 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
 
     def looped(name: str, kind: Any, dataset: Any, prepare: Any, step: Any = train) -> Variant:
         loader = loaders.endless(dataset, batch_size, options)
-        return Variant(name, loop(kind(loader, device, prepare), step), loaders.queued(loader))
+        return Variant(name, loop(kind(loader, device, prepare), step), loaders.queue_length(loader))
 
     def ours(name: str, stage: Any) -> Variant:
-        return streamed(name, loaders.endless(plain, batch_size, options), stage, train, options, stack)
+        return streamed_row(name, loaders.endless(plain, batch_size, options), stage, train, options, stack)
 
     def apart() -> Trainer:
         # A network of its own: the race may pass it any values, which the other rows must not train on.
@@ -72,7 +72,9 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
         "timm PrefetchLoader": lambda name: looped(name, Prefetched, plain, kornia.transform),
         "DALI": lambda name: looped(name, on_dali, plain, nothing),
     }
-    resident = loaders.cycle([(kornia(images), labels) for images, labels in loaders.sample(plain, batch_size, 4, device)])
+    resident = loaders.repeat_batches(
+        [(kornia(images), labels) for images, labels in loaders.sample_batches(plain, batch_size, 4, device)]
+    )
     return [
         looped("serial", Serial, plain, kornia),
         looped("workers", Serial, on_workers, nothing),
@@ -87,7 +89,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("classifier", __doc__, batch="8,32,128", seconds=0.4, repeats=4, sweeps=True)
     parser.add_argument("--width", type=int, default=16, help="channels of the first layer (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     return measurement.measure(
         "classifier",
         options,

@@ -34,7 +34,7 @@ import gpuaug
 from bench.data import loaders, models, random_images
 from bench.harness import flags, measurement
 from bench.harness.frozen_encoder_rows import CEILINGS, OURS, resident_variants
-from bench.harness.loops import Serial, Trainer, frozen, half, loop, streamed, under_autocast
+from bench.harness.loops import Serial, Trainer, autocast_dtype, frozen, loop, streamed_row, under_autocast
 from bench.harness.optional_rows import OptionalRow, peer_row
 from bench.peers.published_two_streams import PublishedTwoStreams
 from bench.peers.timm import Prefetched
@@ -53,21 +53,21 @@ def from_loader(options: Namespace, batch_size: int, stack: ExitStack) -> list[O
 
     def looped(name: str, kind: Any, prepare: Any, step: Any = train) -> Variant:
         loader = loaders.endless(dataset, batch_size, options)
-        return Variant(name, loop(kind(loader, device, prepare), step), loaders.queued(loader))
+        return Variant(name, loop(kind(loader, device, prepare), step), loaders.queue_length(loader))
 
     def ours(name: str, capture: str = "auto") -> Variant:
-        stage = gpuaug.FeatureStage(encoder, autocast=half(device), capture=capture)
-        return streamed(name, loaders.endless(dataset, batch_size, options), stage, train, options, stack)
+        stage = gpuaug.FeatureStage(encoder, autocast=autocast_dtype(device), capture=capture)
+        return streamed_row(name, loaders.endless(dataset, batch_size, options), stage, train, options, stack)
 
     def two_streams(name: str) -> Variant:
         # Its own decoder: the race may turn its features into NaN, which the other rows must not train on.
-        return looped(name, PublishedTwoStreams, encode, Trainer(deepcopy(train.model), autocast=half(device)))
+        return looped(name, PublishedTwoStreams, encode, Trainer(deepcopy(train.model), autocast=autocast_dtype(device)))
 
     peers: dict[str, Callable[[str], Variant]] = {
         "two streams, as published": two_streams,
         "timm PrefetchLoader": lambda name: looped(name, Prefetched, encode),
     }
-    resident = loaders.cycle(loaders.sample(dataset, batch_size, 4, device))
+    resident = loaders.repeat_batches(loaders.sample_batches(dataset, batch_size, 4, device))
     return [
         looped("serial", Serial, encode),
         *(peer_row(name, device, partial(make, name)) for name, make in peers.items()),
@@ -82,7 +82,7 @@ def from_card(options: Namespace, batch_size: int, stack: ExitStack) -> list[Var
     """Variants whose batches are on the card already."""
     device = options.device
     encoder, encode, train = _pieces(options)
-    batches = loaders.sample(_dataset(options), batch_size, 4, device)
+    batches = loaders.sample_batches(_dataset(options), batch_size, 4, device)
     return resident_variants(encoder, encode, train, batches, options, stack)
 
 
@@ -90,10 +90,10 @@ def alike(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant
     """Equal variants, on lanes of their own and on shared lanes."""
     device = options.device
     encoder, _, train = _pieces(options)
-    batches = loaders.cycle(loaders.sample(_dataset(options), batch_size, 4, device, pin=True))
+    batches = loaders.repeat_batches(loaders.sample_batches(_dataset(options), batch_size, 4, device, pin=True))
 
     def ours(name: str) -> Variant:
-        stage = gpuaug.FeatureStage(encoder, autocast=half(device))
+        stage = gpuaug.FeatureStage(encoder, autocast=autocast_dtype(device))
         loader = gpuaug.StreamedLoader(batches, [stage], device=device, depth=loaders.DEPTH)
         stack.callback(loader.close)
         return Variant(name, loop(loader, train), loaders.DEPTH + 4)
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--resident", action="store_true", help="the feature stage alone, batches on the card")
     instead.add_argument("--alike", action="store_true", help="loaders that are the same, beside each other")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     suite = "encoder_decoder"
     build = from_loader
     if options.resident:
@@ -156,7 +156,7 @@ def _pieces(options: Namespace) -> tuple[torch.nn.Module, Any, Trainer]:
     device = options.device
     encoder = frozen(models.Encoder(options.width), device)
     decoder = models.Decoder(random_images.CLASSES, options.width).to(device)
-    return encoder, under_autocast(encoder, device), Trainer(decoder, autocast=half(device))
+    return encoder, under_autocast(encoder, device), Trainer(decoder, autocast=autocast_dtype(device))
 
 
 def _dataset(options: Namespace) -> random_images.RandomImages:

@@ -18,7 +18,7 @@ import torch
 from bench.data import loaders, models
 from bench.harness import flags, measurement
 from bench.harness.frozen_encoder_rows import CEILINGS, OURS, resident_variants
-from bench.harness.loops import Trainer, frozen, half, under_autocast
+from bench.harness.loops import Trainer, autocast_dtype, frozen, under_autocast
 from gpuaug.benchkit.windows import Variant
 
 
@@ -26,7 +26,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     device = options.device
     trunk, features = models.trunk(options.model)
     encoder = frozen(trunk, device, torch.channels_last)
-    train = Trainer(models.Mlp(features, 1000).to(device), autocast=half(device))
+    train = Trainer(models.Mlp(features, 1000).to(device), autocast=autocast_dtype(device))
     return resident_variants(
         encoder,
         under_autocast(encoder, device),
@@ -41,7 +41,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("frozen_resnet", __doc__, batch="32,128", size=224)
     parser.add_argument("--model", default="resnet50", help="a ResNet of torchvision's (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     return measurement.measure(
         "frozen_resnet",
         options,

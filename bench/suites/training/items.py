@@ -26,7 +26,7 @@ import gpuaug
 from bench.data import loaders, random_images
 from bench.data.models import LightAugmentation
 from bench.harness import flags, measurement
-from bench.harness.loops import Serial, Trainer, half, loop
+from bench.harness.loops import Serial, Trainer, autocast_dtype, loop
 from gpuaug.benchkit.windows import Variant
 
 # Iterations of a Python loop per image, about 0.1 ms: the cost of parsing an annotation in Python.
@@ -54,7 +54,7 @@ def variants(
 ) -> list[Variant]:
     device = options.device
     augment = LightAugmentation().to(device)
-    train = Trainer(models.get_model(options.model, weights=None).to(device), autocast=half(device))
+    train = Trainer(models.get_model(options.model, weights=None).to(device), autocast=autocast_dtype(device))
     dataset = random_images.RandomImages(options.size, transform=transform)
 
     def step(images: Tensor, labels: Tensor) -> None:
@@ -66,15 +66,15 @@ def variants(
     streamed = gpuaug.StreamedLoader(pulled, [augment], device=device, depth=loaders.DEPTH)
     stack.callback(streamed.close)
     return [
-        Variant("serial", loop(Serial(serial, device, augment), step), loaders.queued(serial)),
-        Variant("streamed", loop(streamed, step), loaders.queued(pulled)),
+        Variant("serial", loop(Serial(serial, device, augment), step), loaders.queue_length(serial)),
+        Variant("streamed", loop(streamed, step), loaders.queue_length(pulled)),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("items", __doc__, batch="32")
     parser.add_argument("--model", default="resnet18", help="a model of torchvision's (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     kinds = {
         "workers": (None, options.workers),
         "no workers, Python": (in_python, 0),

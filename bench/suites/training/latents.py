@@ -30,7 +30,7 @@ from bench.data import diffusion_models as models
 from bench.data import loaders
 from bench.harness import flags, measurement
 from bench.harness.console import console
-from bench.harness.loops import frozen, half, loop, under_autocast
+from bench.harness.loops import autocast_dtype, frozen, loop, under_autocast
 from gpuaug.benchkit.windows import Variant
 
 Encode = Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ class Denoising:
         noise = torch.randn_like(latents)
         times = torch.rand(len(latents), device=self.device)
         kept = times[:, None, None, None]
-        dtype = half(self.device)
+        dtype = autocast_dtype(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
             predicted = self.model((1 - kept) * latents + kept * noise, times, states)
@@ -95,10 +95,10 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     ]
     if device.type == "cuda":
         made = [(images.pin_memory(), ids.pin_memory()) for images, ids in made]
-    batches = loaders.cycle(made)
+    batches = loaders.repeat_batches(made)
 
     def image(images: Tensor) -> Tensor:
-        return models.sampled(vae.encode(images))
+        return models.sample_latents(vae.encode(images))
 
     def states(ids: Tensor) -> Tensor:
         return text(ids)["last_hidden_state"]
@@ -107,10 +107,10 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     first = [(latents.clone(), found.clone()) for latents, found in Serial(made, device, serial.image, serial.text)]
 
     def stages(capture: str) -> list[gpuaug.FeatureStage]:
-        shared: dict[str, Any] = {"autocast": half(device), "capture": capture}
+        shared: dict[str, Any] = {"autocast": autocast_dtype(device), "capture": capture}
         layout = torch.channels_last
         return [
-            gpuaug.FeatureStage(vae.encode, output=models.sampled, memory_format=layout, name="vae", **shared),
+            gpuaug.FeatureStage(vae.encode, output=models.sample_latents, memory_format=layout, name="vae", **shared),
             gpuaug.FeatureStage(text, on=1, output="last_hidden_state", name="text", **shared),
         ]
 
@@ -126,7 +126,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     return [
         Variant("serial", loop(serial, train)),
         Variant("encoders alone", loop(serial, lambda *_: None)),
-        Variant("training alone", loop(loaders.cycle(first), train)),
+        Variant("training alone", loop(loaders.repeat_batches(first), train)),
         ours("captured, in line", "auto", 0),
         ours("feature stages, eager", "never", loaders.DEPTH),
         ours("feature stages", "auto", loaders.DEPTH),
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--width", type=int, default=128, help="channels of the VAE's first level (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=12, help="layers of the text tower (default: %(default)s)")
     parser.add_argument("--profile", action="store_true", help="also print gpuaug.profile of the feature stages")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     return measurement.measure(
         "latents",
         options,

@@ -33,7 +33,7 @@ import gpuaug
 from bench.data import loaders, pipelines
 from bench.data.random_images import RepeatedRandomImages
 from bench.harness import flags, measurement
-from bench.harness.loops import Serial, Trainer, half
+from bench.harness.loops import Serial, Trainer, autocast_dtype
 from gpuaug.benchkit.windows import Variant
 
 _KEPT = 2000
@@ -94,30 +94,30 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     device = options.device
     data = RepeatedRandomImages(options.size)
     network = models.get_model(options.model, weights=None).to(device, memory_format=torch.channels_last)
-    train = Trainer(network, autocast=half(device))
+    train = Trainer(network, autocast=autocast_dtype(device))
     images = torch.randn(batch_size, 3, options.size, options.size, device=device).contiguous(memory_format=torch.channels_last)
-    step = partial(train, images if half(device) is None else images.bfloat16())
+    step = partial(train, images if autocast_dtype(device) is None else images.bfloat16())
 
     def ours(name: str, *stages: Any) -> Variant:
         loader = loaders.endless(data, batch_size, options, pin=False)
         feed = "auto" if device.type == "cuda" else "ring" if options.workers else "plain"
         streamed = stack.enter_context(gpuaug.StreamedLoader(loader, stages, device=device, feed=feed))
-        return timed(name, streamed, step, loaders.queued(loader))
+        return timed(name, streamed, step, loaders.queue_length(loader))
 
     pinned = loaders.endless(data, batch_size, options)
-    locked = loaders.sample(data, batch_size, 4, device, pin=True)
+    locked = loaders.sample_batches(data, batch_size, 4, device, pin=True)
     fused = gpuaug.fuse(
         pipelines.classification_kornia(options.size, cropping="slice"),
-        dtype=half(device) or torch.float32,
+        dtype=autocast_dtype(device) or torch.float32,
         memory_format=torch.channels_last,
     )
-    rows = [timed("resident", loaders.cycle([[part.to(device) for part in locked[0]]]), step)]
+    rows = [timed("resident", loaders.repeat_batches([[part.to(device) for part in locked[0]]]), step)]
     if device.type == "cuda":
-        rows.append(timed("CUDA calls alone", calls_alone(loaders.cycle(locked), device, fused=False), step))
-        rows.append(timed("CUDA calls alone, fused", calls_alone(loaders.cycle(locked), device, fused=True), step))
+        rows.append(timed("CUDA calls alone", calls_alone(loaders.repeat_batches(locked), device, fused=False), step))
+        rows.append(timed("CUDA calls alone, fused", calls_alone(loaders.repeat_batches(locked), device, fused=True), step))
     return [
         *rows,
-        timed("DataLoader, pinned", Serial(pinned, device, lambda images: images), step, loaders.queued(pinned)),
+        timed("DataLoader, pinned", Serial(pinned, device, lambda images: images), step, loaders.queue_length(pinned)),
         ours("StreamedLoader"),
         ours("StreamedLoader, fused", fused),
     ]
@@ -126,7 +126,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("launch_bound", __doc__, batch="32", seconds=0.5, size=224)
     parser.add_argument("--model", default="resnet18", help="a model of torchvision's (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     return measurement.measure(
         "launch_bound",
         options,

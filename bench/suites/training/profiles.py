@@ -28,7 +28,7 @@ import gpuaug
 from bench.data import loaders, models, pipelines, random_images
 from bench.harness import flags, measurement
 from bench.harness.console import console
-from bench.harness.loops import Trainer, frozen, half
+from bench.harness.loops import Trainer, autocast_dtype, frozen
 from gpuaug.benchkit.environment import environment
 
 LoaderAndStep = tuple[gpuaug.StreamedLoader, Callable[[Any], object]]
@@ -48,8 +48,8 @@ def classifier(options: Namespace, batch_size: int, *, fused: bool) -> LoaderAnd
 def encoder_decoder(options: Namespace, batch_size: int) -> LoaderAndStep:
     device = options.device
     encoder = frozen(models.Encoder(options.width), device)
-    train = Trainer(models.Decoder(random_images.CLASSES, options.width).to(device), autocast=half(device))
-    stage = gpuaug.FeatureStage(encoder, autocast=half(device), name="encode")
+    train = Trainer(models.Decoder(random_images.CLASSES, options.width).to(device), autocast=autocast_dtype(device))
+    stage = gpuaug.FeatureStage(encoder, autocast=autocast_dtype(device), name="encode")
     images = random_images.RandomImages(options.size, labels="pixel")
     return _streamed(options, batch_size, images, stage), lambda batch: train(*batch)
 
@@ -57,9 +57,9 @@ def encoder_decoder(options: Namespace, batch_size: int) -> LoaderAndStep:
 def resnet(options: Namespace, batch_size: int) -> LoaderAndStep:
     device = options.device
     pipeline = pipelines.classification_kornia(options.size * 7 // 8, cropping="slice")
-    fused = gpuaug.fuse(pipeline, dtype=half(device) or torch.float32, memory_format=torch.channels_last)
+    fused = gpuaug.fuse(pipeline, dtype=autocast_dtype(device) or torch.float32, memory_format=torch.channels_last)
     model = vision.get_model(options.model, weights=None).to(device, memory_format=torch.channels_last)
-    train = Trainer(model, autocast=half(device))
+    train = Trainer(model, autocast=autocast_dtype(device))
     stage = gpuaug.TransformStage(fused, name="augment")
     return _streamed(options, batch_size, random_images.RandomImages(options.size), stage), lambda batch: train(*batch)
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--model", default="resnet50", help="a model of torchvision's (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=40, help="batches of a window (default: %(default)s)")
     parser.add_argument("--timelines", type=Path, metavar="FOLDER", help="write a picture and a trace of each case there")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     start = perf_counter()
     machine = environment(options.device)
     rows = []

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--draw", type=Path, metavar="JSON", help="measure nothing, draw an earlier result")
     usual = step_timeline.IMAGE
     parser.add_argument("--image", type=Path, nargs="?", const=usual, help=f"draw there (default: {usual})")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     drawn = options.draw
     image = options.image
     del options.draw, options.image

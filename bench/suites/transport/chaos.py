@@ -107,7 +107,7 @@ def run(trial: Trial) -> None:
     second_epoch = Received(trial)
     faulty = trial.fault if trial.fault in ("dataset", "kill") else None
     samples = Samples(trial, faulty)
-    streamed = loader(trial, samples, failing=trial.fault == "stage")
+    streamed = loader(trial, samples, raises=trial.fault == "stage")
     with streamed, ExitStack() as stack:
         if trial.encoded and trial.delayed["decoding"]:
             stack.enter_context(mock.patch.object(cpu, "decode", _delayed(trial, cpu.decode)))
@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=0, help="of all trials (default: %(default)s)")
     parser.add_argument("--trial", type=int, metavar="N", help="run this one alone")
     parser.add_argument("--processes", type=int, default=1, help="that share the trials (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     machine = environment(options.device)
     start = perf_counter()
     numbers = range(options.trials) if options.trial is None else range(options.trial, options.trial + 1)

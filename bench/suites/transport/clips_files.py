@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--videos", type=Path, metavar="DIR", help="folder to keep the videos in (default: a temporary one)")
     parser.add_argument("--sizes", default=",".join(videos.SIZES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--frames", type=int, default=16, help="frames of a clip (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     with tempfile.TemporaryDirectory() as folder:
         root = options.videos or Path(folder)
         return measurement.measure(

@@ -242,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "--size", "--sizes", dest="sizes", type=flags.numbers, default=(256,), help="comma-separated (default: 256)"
     )
     parser.add_argument("--limit", type=float, default=160, help="seconds after which no repeat ends (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     # At least one worker, since only workers write to a ring.
     cores = allowed_cores()
     worker_counts = [workers for workers in (4, 8, 14) if workers < cores] or [max(1, cores - 1)]

@@ -234,7 +234,7 @@ class _Run:
             rate_by_settings[_describe(settings)] = images_per_s
             return images_per_s
 
-        ranked = settings_search.ranked(axes, rate)
+        ranked = settings_search.rank_settings(axes, rate)
         if rate_by_settings:
             self.settings["tried"][case.title][name] = rate_by_settings
         if not case.trains:
@@ -251,7 +251,7 @@ class _Run:
 
     def _estimate_s(self, case: Case, names: Sequence[str]) -> float:
         """Return the time in seconds that a case takes if none of its rows is skipped."""
-        searches = sum(settings_search.most(self._axes(name, case)) for name in names)
+        searches = sum(settings_search.max_trials(self._axes(name, case)) for name in names)
         windows = [(searches, self.options.search), (self.options.repeats * len(names), self.options.seconds)]
         return sum(count * (_OPENED_SECONDS + _warm_seconds(case, seconds) + seconds) for count, seconds in windows)
 
@@ -290,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--search", type=float, default=0.4, help="length of windows that try settings (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="add to the result that is there, case by case")
     parser.add_argument("--part", action="store_true", help=SUPPRESS)  # in a child process, whose parent prints the table
-    options = flags.read(parser, arguments)
+    options = flags.parse(parser, arguments)
     names = options.cases.split(",")
     if unknown := [name for name in names if not file_cases.parse_name(name).exists]:
         sets = ", ".join(file_cases.SETS)

@@ -45,7 +45,9 @@ def cases(options: Namespace) -> Iterator[tuple[str, Callable[[], Iterable], flo
     device, (batch_size, *_) = options.device, options.batch
 
     def cycled_batches(size: int) -> Callable[[], Iterable]:
-        batches = loaders.cycle(loaders.sample(random_images.RandomImages(size), batch_size, 4, device, pin=True))
+        batches = loaders.repeat_batches(
+            loaders.sample_batches(random_images.RandomImages(size), batch_size, 4, device, pin=True)
+        )
         return lambda: batches
 
     yield "two tensors, large", cycled_batches(options.size), 0.0
@@ -53,7 +55,7 @@ def cases(options: Namespace) -> Iterator[tuple[str, Callable[[], Iterable], flo
     leaves = {f"leaf{index}": torch.rand(batch_size, 4) for index in range(_LEAVES)}
     if device.type == "cuda":
         leaves = {name: leaf.pin_memory() for name, leaf in leaves.items()}
-    yield "many leaves", lambda: loaders.cycle([leaves]), 0.0
+    yield "many leaves", lambda: loaders.repeat_batches([leaves]), 0.0
     if options.workers:
         images = random_images.RandomImages(options.size)
         yield "DataLoader", lambda: loaders.endless(images, batch_size, options, workers=min(4, options.workers)), 0.01
@@ -88,7 +90,7 @@ def rows_of(case: str, make: Callable[[], Iterable], pause_s: float, options: Na
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("handover", __doc__, batch="64")
     parser.add_argument("--calls", type=int, default=2000, help="timed calls for each row (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     machine = environment(options.device)
     start = time.perf_counter()
     rows = []

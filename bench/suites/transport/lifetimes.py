@@ -165,7 +165,7 @@ def measure(policy: str, length: str, host: str, options: Namespace) -> dict[str
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
-    options = flags.read(flags.parser("lifetimes", __doc__, batch="64", seconds=0.7, repeats=1), argv)
+    options = flags.parse(flags.parser("lifetimes", __doc__, batch="64", seconds=0.7, repeats=1), argv)
     if options.device.type != "cuda":
         print("lifetimes: skipped, it needs a GPU")
         return None

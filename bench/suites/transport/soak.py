@@ -151,7 +151,7 @@ def run_epochs(epochs: Epochs, options: Namespace) -> tuple[list[tuple[int, dict
                 batches += count
                 if all(counts.values()) and batches >= len(readings) * options.batches / READINGS:
                     gc.collect()  # uncollected garbage does not count as growth
-                    readings.append((batches, processes.held(options.device)))
+                    readings.append((batches, processes.resource_usage(options.device)))
     except KeyboardInterrupt:
         if len(readings) < 4:
             raise
@@ -179,7 +179,7 @@ def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[s
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("soak", __doc__, batch="2", size=8)
     parser.add_argument("--batches", type=int, help=f"batches in all (default: {BATCHES})")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     options.batches = options.batches or BATCHES.get(options.device.type, BATCHES["cpu"])
     machine = environment(options.device)
     start = perf_counter()

@@ -43,7 +43,7 @@ def test_a_corpus_is_what_its_files_are(class_folder, monkeypatch):
     assert made.count == 24
     assert made.mean_bytes == pytest.approx(sum(path.stat().st_size for path in paths) / 24)
     assert made.largest_px == (max(width for width, _ in sizes), max(height for _, height in sizes))
-    monkeypatch.setattr(encoded_images, "_MOST_READ", 5)
+    monkeypatch.setattr(encoded_images, "_MAX_FILES_READ", 5)
     few = encoded_images.corpus(class_folder)
     assert few.count == 24
     assert few.mean_bytes != made.mean_bytes, "of some of them"

@@ -26,7 +26,7 @@ def test_every_form_of_a_batch_has_the_same_boxes():
 
 def test_joined_targets_come_apart_as_they_were():
     batch = target_batches.random_batch(3, 16, CPU, boxes=True)
-    images, targets = map(target_batches.separated, target_batches.collated(batch.samples()))
+    images, targets = map(target_batches.split_targets, target_batches.collate(batch.samples()))
     assert torch.equal(images, batch.images)
     for target, expected in zip(targets, batch.targets, strict=True):
         assert list(target) == ["boxes", "labels"]
@@ -43,5 +43,5 @@ def test_every_tensor_of_a_result_is_read():
 
     tensors = [torch.zeros(2).as_subclass(Counted) for _ in range(4)]
     result = tensors[0], [{"boxes": tensors[1], "labels": tensors[2]}, {"boxes": tensors[3], "image_id": 3}]
-    assert target_batches.read(result) is result
+    assert target_batches.read_tensors(result) is result
     assert asked == [id(tensor) for tensor in tensors]

@@ -36,7 +36,7 @@ def measure(tmp_path):
 
     def measured(rows, baseline="whole"):
         words = ["--device", "cpu", "--seconds", "10", "--repeats", "2", "--json", str(tmp_path / "made.json")]
-        options = flags.read(flags.parser("made", "", batch="8"), words)
+        options = flags.parse(flags.parser("made", "", batch="8"), words)
         figures = partial(call_rows.batch_figures, device=CPU)
         made = measurement.measure(
             "made", options, [({"batch_size": 8}, lambda stack: rows)], baseline=baseline, ours=("part",), figures=figures

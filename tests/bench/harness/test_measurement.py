@@ -25,7 +25,7 @@ def measure(tmp_path):
     def measured(rows, *words, sizes="8,16"):
         path = tmp_path / "made.json"
         usual = ["--device", "cpu", "--seconds", "0.1", "--repeats", "2", "--workers", "0", "--batch", sizes]
-        options = flags.read(flags.parser("matrix", "", batch="8", sweeps=True), [*usual, "--json", str(path), *words])
+        options = flags.parse(flags.parser("matrix", "", batch="8", sweeps=True), [*usual, "--json", str(path), *words])
         cases = [({"batch_size": size}, lambda stack, size=size: rows(size)) for size in options.batch]
         made = measurement.measure("matrix", options, cases, baseline="serial", ours=("ours",))
         results.check(json.loads(path.read_text()))

@@ -57,7 +57,7 @@ def used(monkeypatch, seconds):
     monkeypatch.setattr(processes, "active_children", lambda: ["a worker"])
     monkeypatch.setattr(processes, "cpu_seconds", cpu_seconds)
     monkeypatch.setattr(processes.time, "sleep", lambda _: None)
-    monkeypatch.setattr(processes.time, "monotonic", lambda: next(clock) * processes._QUIET_S)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: next(clock) * processes._POLL_S)
 
 
 def test_settle_waits_until_little_is_used(monkeypatch):

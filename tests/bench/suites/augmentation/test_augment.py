@@ -91,7 +91,7 @@ def test_what_some_calls_draw_ahead_is_shared_by_all(monkeypatch):
 def test_batches_that_are_ready_before_a_window_are_not_counted(monkeypatch):
     seen = {}
     monkeypatch.setattr(augment, "interleave", lambda rows, **_: seen.update({row.name: row.discard for row in rows}))
-    options = flags.read(flags.parser("augment", "", batch="2"), TINY)
+    options = flags.parse(flags.parser("augment", "", batch="2"), TINY)
     augment._windows({"loaded": call_rows.QueuedCall(list, 7), "at once": list}, options, None)
     assert seen == {"loaded": 7, "at once": 0}
 

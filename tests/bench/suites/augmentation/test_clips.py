@@ -18,7 +18,7 @@ def test_clips_has_torchvision_and_both_ways_of_ours(tmp_path):
 def test_all_ways_make_the_same_clips(case):
     parser = flags.parser("clips", "", batch="2")
     parser.add_argument("--frames", type=int)
-    options = flags.read(parser, ["--device", "cpu", "--size", "32", "--frames", "3"])
+    options = flags.parse(parser, ["--device", "cpu", "--size", "32", "--frames", "3"])
     by_torchvision, images, together = (row.call() for row in clips.variants(options, 2, case, None))
     assert [tuple(clip.shape) for clip in by_torchvision] == [(3, 3, 28, 28)] * 2
     assert images.shape == (6, 3, 28, 28)
