@@ -1,11 +1,11 @@
-"""Where the time of a step goes: ``gpuaug.profile`` of the published experiments and of a ResNet-50 step.
+"""Reports of ``gpuaug.profile`` on the published experiments and a ResNet-50 step.
 
     python -m bench run profiles
 
-Rows of a case: each part alone, the loops, and the figures of the whole. Its verdict is in the settings. ``--timelines FOLDER``
-writes a picture and a trace of each case there. Cases:
+Rows of a case: each part alone, the loops, and the figures of the whole loop. The verdict is in the settings. ``--timelines
+FOLDER`` writes a picture and a trace of each case into the folder. Cases:
 
-classifier, Kornia     the classifier's loop, eager Kornia as a stage
+classifier, Kornia     the loop of the suite classifier, with eager Kornia as a stage
 classifier, fused      the same through gpuaug.fuse
 encoder-decoder        a frozen encoder as a captured stage
 ResNet-50, fused       RandomResizedCrop, flip and ColorJitter fused, and a step of ResNet-50
@@ -42,7 +42,7 @@ def classifier(options: Namespace, batch_size: int, *, fused: bool) -> LoaderAnd
         augment = pipelines.Scaled(pipelines.heavy_kornia(options.size)).to(device)
     train = Trainer(models.Classifier(random_images.CLASSES, options.width // 4).to(device), autocast=None)
     stage = gpuaug.TransformStage(augment, name="augment")
-    return _streamed(options, batch_size, random_images.RandomImages(options.size), stage), lambda batch: train(*batch)
+    return _streamed_loader(options, batch_size, random_images.RandomImages(options.size), stage), lambda batch: train(*batch)
 
 
 def encoder_decoder(options: Namespace, batch_size: int) -> LoaderAndStep:
@@ -51,7 +51,7 @@ def encoder_decoder(options: Namespace, batch_size: int) -> LoaderAndStep:
     train = Trainer(models.Decoder(random_images.CLASSES, options.width).to(device), autocast=autocast_dtype(device))
     stage = gpuaug.FeatureStage(encoder, autocast=autocast_dtype(device), name="encode")
     images = random_images.RandomImages(options.size, labels="pixel")
-    return _streamed(options, batch_size, images, stage), lambda batch: train(*batch)
+    return _streamed_loader(options, batch_size, images, stage), lambda batch: train(*batch)
 
 
 def resnet(options: Namespace, batch_size: int) -> LoaderAndStep:
@@ -61,7 +61,7 @@ def resnet(options: Namespace, batch_size: int) -> LoaderAndStep:
     model = vision.get_model(options.model, weights=None).to(device, memory_format=torch.channels_last)
     train = Trainer(model, autocast=autocast_dtype(device))
     stage = gpuaug.TransformStage(fused, name="augment")
-    return _streamed(options, batch_size, random_images.RandomImages(options.size), stage), lambda batch: train(*batch)
+    return _streamed_loader(options, batch_size, random_images.RandomImages(options.size), stage), lambda batch: train(*batch)
 
 
 CASES: dict[str, Callable[[Namespace, int], LoaderAndStep]] = {
@@ -72,12 +72,12 @@ CASES: dict[str, Callable[[Namespace, int], LoaderAndStep]] = {
 }
 
 
-def _streamed(options: Namespace, batch_size: int, dataset: Any, stage: gpuaug.Stage) -> gpuaug.StreamedLoader:
+def _streamed_loader(options: Namespace, batch_size: int, dataset: Any, stage: gpuaug.Stage) -> gpuaug.StreamedLoader:
     return gpuaug.StreamedLoader(loaders.endless(dataset, batch_size, options), [stage], device=options.device)
 
 
-def _as_imported(line: str) -> str:
-    """A text with its files' paths relative to ``sys.path``, so that it is the same on every machine."""
+def _shorten_paths(line: str) -> str:
+    """Make paths in a text relative to ``sys.path``, so that the text is the same on every machine."""
     for folder in sorted(filter(None, sys.path), key=len, reverse=True):
         line = line.replace(f" {folder.rstrip(os.sep)}{os.sep}", " ")
     return line
@@ -106,11 +106,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             report = gpuaug.profile(loader, step, batches=options.batches, rounds=options.repeats, show=False)
         console.print(f"\n{case}, batch size {size}", report, sep="\n")
         rows += [{"case": case, "batch_size": size} | row for row in report.rows()]
-        verdicts[f"{case}, B={size}"] = [_as_imported(line) for line in report.verdict]
+        verdicts[f"{case}, B={size}"] = [_shorten_paths(line) for line in report.verdict]
         if options.timelines is not None:
             name = f"timeline_{case}_{size}".lower().replace(", ", "_").replace("-", "_")
-            for kind in ("png", "json"):
-                report.timeline.save(options.timelines / f"{name}.{kind}")
+            for suffix in ("png", "json"):
+                report.timeline.save(options.timelines / f"{name}.{suffix}")
         del loader, step, report
         measurement.release(options.device)
     return measurement.finish("profiles", options, rows, {"verdicts": verdicts}, machine, start)

@@ -1,12 +1,16 @@
-"""A ResNet-50 training step with Kornia's augmentation before it: in the loop, and streamed.
+"""A ResNet-50 training step after an augmentation by Kornia, in the loop or streamed.
 
     python -m bench run resnet_step
 
-RandomResizedCrop 224, RandomHorizontalFlip, ColorJitter, Normalize on uint8 images of 256 x 256 from DataLoader
-workers; ResNet-50 under bfloat16 autocast in channels_last, SGD. Kornia issues hundreds of launches a batch, so
-streams alone may not help: that row is here to show when they do not. Rows: "serial" (Kornia in the loop), "streamed"
-(the same pipeline as a stage), "streamed, fused" (the same through gpuaug.fuse), and the ceilings "resident" (training
-alone, augmented batches on the card already) and "loader" (iterating and copying alone).
+RandomResizedCrop 224, RandomHorizontalFlip, ColorJitter, Normalize on uint8 images of 256 x 256 from DataLoader workers;
+ResNet-50 under bfloat16 autocast in channels_last, SGD. Kornia launches hundreds of kernels per batch, so streams alone may not
+help. Rows:
+
+serial             Kornia in the loop
+streamed           the same pipeline as a stage
+streamed, fused    the same through gpuaug.fuse
+resident           ceiling: training alone on augmented batches that are on the card already
+loader             ceiling: iterating and copying alone
 """
 
 from argparse import Namespace
@@ -41,21 +45,21 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     def train_channels_last(images: torch.Tensor, labels: torch.Tensor) -> None:
         train(images.contiguous(memory_format=torch.channels_last), labels)
 
-    def looped(name: str, prepare: Any, step: Any) -> Variant:
+    def loop_row(name: str, prepare: Any, step: Any) -> Variant:
         loader = loaders.endless(dataset, batch_size, options)
         return Variant(name, loop(Serial(loader, device, prepare), step), loaders.queue_length(loader))
 
-    def ours(name: str, stage: Any) -> Variant:
+    def gpuaug_row(name: str, stage: Any) -> Variant:
         loader = loaders.endless(dataset, batch_size, options)
         return streamed_row(name, loader, stage, train_channels_last, options, stack)
 
     resident = [(augment(images), labels) for images, labels in loaders.sample_batches(dataset, batch_size, 2, device)]
     return [
-        looped("serial", augment, train_channels_last),
-        ours("streamed", augment),
-        ours("streamed, fused", fused),
+        loop_row("serial", augment, train_channels_last),
+        gpuaug_row("streamed", augment),
+        gpuaug_row("streamed, fused", fused),
         Variant("resident", loop(loaders.repeat_batches(resident), train_channels_last)),
-        looped("loader", lambda images: images, lambda *_: None),
+        loop_row("loader", lambda images: images, lambda *_: None),
     ]
 
 
