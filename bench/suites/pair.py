@@ -57,7 +57,7 @@ class Child:
         return self.answer()
 
     def answer(self) -> Any:
-        """The next answer. Other lines that libraries print are passed on."""
+        """Wait for the next answer, and return it. Other lines, which libraries print, are written to stderr."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -67,7 +67,7 @@ class Child:
         raise SystemExit(f"pair: nothing was measured, because a process ended with status {status}. Its error stands above.")
 
     def close(self) -> None:
-        """Let the process end."""
+        """End the process."""
         self._process.communicate("")
 
 

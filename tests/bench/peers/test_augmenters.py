@@ -19,10 +19,10 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("case", augmenters.cases(32), ids=lambda case: case.name)
 def test_every_way_gives_the_same_shape_and_layout(case):
-    batch = augmenters.sample(case, 3, 32, CPU)
+    batch = augmenters.random_inputs(case, 3, 32, CPU)
     for name in set(augmenters.row_names(case)) - ELSEWHERE:
         with ExitStack() as stack:
-            found = augmenters.call_of(name, case, batch, stack)()
+            found = augmenters.create_call(name, case, batch, stack)()
         images, *others = found if isinstance(found, (list, tuple)) else [found]
         assert images.shape == (3, 3, case.out, case.out), name
         assert images.dtype == case.dtype, name
@@ -75,7 +75,7 @@ def test_boxes_follow_the_pixels(case, name):
     torch.manual_seed(0)
     seen = 0
     with ExitStack() as stack:
-        call = augmenters.call_of(name, case, squares(64, 8), stack)
+        call = augmenters.create_call(name, case, squares(64, 8), stack)
         for _ in range(6):
             found = call()
             for image, box in zip(found[0], boxes_of(found), strict=True):

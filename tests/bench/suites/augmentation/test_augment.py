@@ -63,7 +63,7 @@ PRESETS = {
 
 
 def test_presets_have_torchvisions_rows_and_their_ratios(without_peers, monkeypatch):
-    monkeypatch.setattr(call_rows, "_CALLS", 3)
+    monkeypatch.setattr(call_rows, "_MAX_CALLS", 3)
     module, words = SUITES["augment_presets"]
     made = run.importlib.import_module(module).main([*words, *TINY, "--batch", "2"])
     results.check(made)
@@ -78,7 +78,7 @@ def test_presets_have_torchvisions_rows_and_their_ratios(without_peers, monkeypa
 
 
 def test_what_some_calls_draw_ahead_is_shared_by_all(monkeypatch):
-    monkeypatch.setattr(augment, "_MOST_BATCHES", 8)
+    monkeypatch.setattr(augment, "_MAX_BATCHES", 8)
     calls, now = itertools.count(), [0.0]
     monkeypatch.setattr(augment, "perf_counter", lambda: now[0])
 
@@ -98,7 +98,7 @@ def test_batches_that_are_ready_before_a_window_are_not_counted(monkeypatch):
 
 def test_a_row_has_the_loops_time_where_the_gpus_own_could_not_be_had():
     case = next(case for case in augmenters.cases(32) if case.name == "cls")
-    batch = augmenters.sample(case, 4, 32, torch.device("cpu"))
+    batch = augmenters.random_inputs(case, 4, 32, torch.device("cpu"))
     floor = 4 * 3 * (32 * 32 + 28 * 28 * 2)
     row = {"name": "Kornia", "batch_size": 4, "images_per_s": 2000.0}
     found = augment._gpu_figures(row, case, batch, bandwidth=1e9)
@@ -109,7 +109,7 @@ def test_a_row_has_the_loops_time_where_the_gpus_own_could_not_be_had():
 
 def test_floor_counts_the_bytes_of_masks_as_they_come_out():
     case = next(case for case in augmenters.cases(32) if case.name == "segmentation")
-    batch = augmenters.sample(case, 2, 32, torch.device("cpu"))
+    batch = augmenters.random_inputs(case, 2, 32, torch.device("cpu"))
     found = augment._gpu_figures({"name": "DALI", "batch_size": 2, "images_per_s": 1.0}, case, batch, bandwidth=1e9)
     assert found["floor_bytes"] == 2 * (4 * 32 * 32 + case.out**2 * (3 * 4 + 8))
 

@@ -11,7 +11,7 @@ from bench.suites.augmentation.recipes import CASES, KORNIA, ONE_BY_ONE, OURS, T
 
 
 def test_every_recipe_has_the_row_of_its_library_and_ours(tmp_path, monkeypatch):
-    monkeypatch.setattr(call_rows, "_SECONDS", 0)
+    monkeypatch.setattr(call_rows, "_MAX_SECONDS", 0)
     monkeypatch.setattr(measurement, "release", lambda device: None)
     made = measure_suite("recipes", tmp_path)
     missing = {row["case"] for row in made["settings"]["skipped"] if row["name"] == OURS}
