@@ -48,7 +48,7 @@ class Trial:
         self.encoded = draw.random() < 0.25
         self.count, self.batch_size = draw.randint(4, 24), draw.randint(1, 3)
         self.batches = -(-self.count // self.batch_size)
-        self.at = draw.randrange(self.batches)
+        self.fault_batch = draw.randrange(self.batches)
         """Index of the batch at which the fault happens."""
         self.stages = draw.choice([("augment",), ("augment",), ("encode",), ("augment", "encode"), ()])
         if self.fault == "stage":
@@ -88,7 +88,7 @@ class Samples(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         trial = self.trial
-        if self.fault is not None and index // trial.batch_size == trial.at:
+        if self.fault is not None and index // trial.batch_size == trial.fault_batch:
             if self.fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise PlantedError
@@ -163,12 +163,12 @@ def source(trial: Trial, samples: Samples) -> Any:
 
 
 def stages(trial: Trial, raises: bool) -> list[gpuaug.TransformStage | gpuaug.FeatureStage | gpuaug.DecodeStage]:
-    """Return the stages of a trial. ``raises``: the first stage raises at batch ``trial.at``."""
+    """Return the stages of a trial. ``raises``: the first stage raises at batch ``trial.fault_batch``."""
     calls = iter(range(10_000))
 
     def augment(images: Any) -> Tensor:
         trial.pause("stages")
-        if next(calls) == trial.at and raises:
+        if next(calls) == trial.fault_batch and raises:
             raise PlantedError
         trial.stall()
         values = (images.data if isinstance(images, gpuaug.Ragged) else images).float()

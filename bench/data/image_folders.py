@@ -24,7 +24,7 @@ class Images(Dataset):
 
     Args:
         samples: (path, label) of each image.
-        decoded: Decoded images, if they are held in memory.
+        decoded_images: Decoded images, if they are held in memory.
         transform: Function that is applied to each image.
         load: Function that reads a file. Default: ``decode``.
     """
@@ -32,12 +32,12 @@ class Images(Dataset):
     def __init__(
         self,
         samples: Sequence[tuple[str, int]],
-        decoded: Sequence[Tensor] | None = None,
+        decoded_images: Sequence[Tensor] | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
         load: Callable[[str], Any] | None = None,
     ) -> None:
         self.samples = samples
-        self.decoded = decoded
+        self.decoded_images = decoded_images
         self.transform = transform
         self.load = load or decode
 
@@ -46,7 +46,7 @@ class Images(Dataset):
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
-        image = self.load(path) if self.decoded is None else self.decoded[index]
+        image = self.load(path) if self.decoded_images is None else self.decoded_images[index]
         return (image if self.transform is None else self.transform(image)), label
 
     def in_memory(self) -> "Images":
@@ -60,7 +60,7 @@ class Images(Dataset):
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Images":
         """Return a dataset of the same images that applies ``transform`` to each."""
-        return Images(self.samples, self.decoded, transform)
+        return Images(self.samples, self.decoded_images, transform)
 
 
 class Split(NamedTuple):

@@ -86,8 +86,8 @@ class LightAugmentation(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.float() / 255
-        mirrored = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-        images = torch.where(mirrored, images.flip(3), images)
+        flip_mask = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+        images = torch.where(flip_mask, images.flip(3), images)
         images = nn.functional.conv2d(images, self.weights_x, padding="same", groups=3)
         images = nn.functional.conv2d(images, self.weights_y, padding="same", groups=3)
         return (images - self.mean) / self.std

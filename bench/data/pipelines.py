@@ -1,7 +1,7 @@
 """Augmentation pipelines of the suites, as users write them for torchvision and for Kornia.
 
 Pipelines for workers take uint8 images, and convert them to float late, as torchvision advises. Kornia's pipelines take uint8
-images through ``gpuaug.fuse``, and otherwise floats, through ``Scaled``.
+images through ``gpuaug.fuse``, and otherwise floats, through ``ScaleAndTransform``.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-class Scaled(nn.Module):
+class ScaleAndTransform(nn.Module):
     """Module that scales uint8 images to floats in [0, 1], and calls ``transform``."""
 
     def __init__(self, transform: nn.Module) -> None:

@@ -76,7 +76,7 @@ class RaggedImages(Dataset):
         return dataset
 
 
-class Transformed(Dataset):
+class TransformedSamples(Dataset):
     """Samples in memory, transformed in the worker.
 
     Args:

@@ -110,8 +110,8 @@ def collate(items: Sequence[tuple[Any, ...]]) -> list[Any]:
         if isinstance(column[0], Tensor):
             columns.append(torch.stack(column))
         else:
-            joined = {key: torch.cat([target[key] for target in column]) for key in column[0]}
-            columns.append((joined, [len(target["boxes"]) for target in column]))
+            concatenated = {key: torch.cat([target[key] for target in column]) for key in column[0]}
+            columns.append((concatenated, [len(target["boxes"]) for target in column]))
     return columns
 
 
@@ -119,6 +119,6 @@ def split_targets(column: Any) -> Any:
     """Split the concatenated targets of ``collate`` into one dict per image. A tensor is returned unchanged."""
     if isinstance(column, Tensor):
         return column
-    joined, counts = column
-    rows = zip(*(values.split(counts) for values in joined.values()), strict=True)
-    return [dict(zip(joined, values, strict=True)) for values in rows]
+    concatenated, counts = column
+    rows = zip(*(values.split(counts) for values in concatenated.values()), strict=True)
+    return [dict(zip(concatenated, values, strict=True)) for values in rows]

@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     size: tuple[int, int]
     quality: int
     subsampling: str
-    form: str
+    file_format: str
 
 
 def make(name: str, *, count: int | None = None, folder: Path | None = None) -> Path:
@@ -94,16 +94,16 @@ def plans(name: str, count: int, sizes: Sequence[tuple[int, int]]) -> list[Plan]
         sizes: Width and height of each photograph.
     """
     # Formats have exactly their shares, in an order that the seed determines.
-    forms: list[str] = []
+    file_formats: list[str] = []
     cumulative = 0.0
-    for form, share in _FORMATS[name].items():
+    for file_format, share in _FORMATS[name].items():
         cumulative += share * count
-        forms += [form] * (round(cumulative) - len(forms))
-    Random(SEED).shuffle(forms)
-    return [_plan(index, form, sizes) for index, form in enumerate(forms)]
+        file_formats += [file_format] * (round(cumulative) - len(file_formats))
+    Random(SEED).shuffle(file_formats)
+    return [_plan(index, file_format, sizes) for index, file_format in enumerate(file_formats)]
 
 
-def _plan(index: int, form: str, sizes: Sequence[tuple[int, int]]) -> Plan:
+def _plan(index: int, file_format: str, sizes: Sequence[tuple[int, int]]) -> Plan:
     generator = Random(f"{SEED} {index}")
     root_area = min(max(_MEDIAN_PX * math.exp(generator.gauss(0, _SIGMA)), _SMALLEST_PX), _LARGEST_PX)
     aspect = generator.choices([*_ASPECTS], [*_ASPECTS.values()])[0] * generator.uniform(0.97, 1.03)
@@ -119,7 +119,7 @@ def _plan(index: int, form: str, sizes: Sequence[tuple[int, int]]) -> Plan:
     left, top = generator.randint(0, photograph_width - crop_width), generator.randint(0, photograph_height - crop_height)
     box = (left, top, left + crop_width, top + crop_height)
     subsampling = generator.choices([*_SUBSAMPLING], [*_SUBSAMPLING.values()])[0]
-    return Plan(photograph, box, (width, height), int(generator.triangular(*_QUALITY)), subsampling, form)
+    return Plan(photograph, box, (width, height), int(generator.triangular(*_QUALITY)), subsampling, file_format)
 
 
 def _write(name: str, count: int, sources: Sequence[Path], root: Path) -> None:
@@ -136,22 +136,22 @@ def _write(name: str, count: int, sources: Sequence[Path], root: Path) -> None:
             _save(image, plan, root / sources[plan.photograph].stem / f"{index:05}")
 
         # Start with the slowest files, so that no core is idle at the end.
-        list(pool.map(write, sorted(range(count), key=lambda index: file_plans[index].form in ("jpeg", "progressive"))))
+        list(pool.map(write, sorted(range(count), key=lambda index: file_plans[index].file_format in ("jpeg", "progressive"))))
     set_facts = {
         "seed": SEED,
         "photographs": len({plan.photograph for plan in file_plans}),
         "crops": len({(plan.photograph, plan.box) for plan in file_plans}),
-        "forms": Counter(plan.form for plan in file_plans),
+        "forms": Counter(plan.file_format for plan in file_plans),
         "pillow": PIL.__version__,
     }
     (root / _FACTS).write_text(json.dumps(set_facts), encoding="utf-8")
 
 
 def _save(image: Image.Image, plan: Plan, path: Path) -> None:
-    if plan.form == "png":
+    if plan.file_format == "png":
         image.save(f"{path}.png", compress_level=6)
-    elif plan.form == "webp":
+    elif plan.file_format == "webp":
         image.save(f"{path}.webp", quality=plan.quality)
     else:
-        progressive = plan.form == "progressive"
+        progressive = plan.file_format == "progressive"
         image.save(f"{path}.jpg", quality=plan.quality, subsampling=plan.subsampling, progressive=progressive)

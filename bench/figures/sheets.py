@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--only", choices=list(SHEETS), help="one sheet (default: all)")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
-    parser.add_argument("--side", type=int, default=SIDE_PX, help="pixels a side (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=SIDE_PX, help="side of a picture in pixels (default: %(default)s)")
     options = parser.parse_args(argv)
     root = photographs()
     images = load([root / f"{name}.jpg" for name in _PHOTOGRAPHS], options.side).to(options.device)

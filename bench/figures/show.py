@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser = ArgumentParser(prog="python -m bench show", description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=list(LOADERS), help="one picture (default: all)")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
-    parser.add_argument("--side", type=int, default=SIDE_PX, help="pixels a side (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=SIDE_PX, help="side of a picture in pixels (default: %(default)s)")
     options = parser.parse_args(argv)
     targets = []
     for name in [options.only] if options.only else LOADERS:

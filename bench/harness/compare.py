@@ -93,10 +93,10 @@ def _row(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def _common_figure(a: dict[str, Any], b: dict[str, Any]) -> str:
-    shared = [key for key in a if isinstance(a[key], (int, float)) and a[key] and b.get(key)]
-    shared = [key for key in shared if key.endswith(("_per_s", "_us", "_ms", "_s", "_bytes"))]
+    shared_keys = [key for key in a if isinstance(a[key], (int, float)) and a[key] and b.get(key)]
+    shared_keys = [key for key in shared_keys if key.endswith(("_per_s", "_us", "_ms", "_s", "_bytes"))]
     # Figures that are plotted come first, rates before times.
-    candidates = [*(key for key in FIGURES if key in shared), *shared]
+    candidates = [*(key for key in FIGURES if key in shared_keys), *shared_keys]
     candidates.sort(key=lambda key: not key.endswith("_per_s"))
     if not candidates:
         raise ValueError(
@@ -147,8 +147,8 @@ def _number(value: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ArgumentParser(prog="python -m bench compare", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("a", type=Path, metavar="A.json", help="the result that ratios are to")
-    parser.add_argument("b", type=Path, metavar="B.json", help="the other one")
+    parser.add_argument("a", type=Path, metavar="A.json", help="the result to which ratios are relative")
+    parser.add_argument("b", type=Path, metavar="B.json", help="the other result")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the comparison there")
     options = parser.parse_args(argv)
     loaded_results = []

@@ -42,7 +42,7 @@ def parser(
         "--workers", type=int, help=f"DataLoader workers (default: up to {16 - spare}, {spare} cores left free)"
     )
     suite_parser.add_argument(
-        "--rows", metavar="NAME;NAME", help="measure only these, separated by semicolons, and the baseline"
+        "--rows", metavar="NAME;NAME", help="measure only these rows, separated by semicolons, and the baseline"
     )
     suite_parser.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
     suite_parser.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
@@ -50,7 +50,7 @@ def parser(
     if sweeps:
         suite_parser.add_argument("--suite", metavar="NAME", help="name of the result (default: the suite's)")
         suite_parser.add_argument(
-            "--slowest", type=float, metavar="SECONDS", help="leave rows out once a step took longer, at the sizes after that"
+            "--slowest", type=float, metavar="SECONDS", help="leave a row out of later batch sizes after a step took longer"
         )
     return suite_parser
 

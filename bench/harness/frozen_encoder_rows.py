@@ -36,12 +36,12 @@ def resident_variants(
         memory_format: Memory format of the images for the encoder.
     """
     device = options.device
-    repeated = loaders.repeat_batches(batches)
+    repeated_batches = loaders.repeat_batches(batches)
     with torch.no_grad():
         encoded_batches = loaders.repeat_batches([(encode(images), labels) for images, labels in batches])
     variants = [
-        Variant("serial", loop(Serial(repeated, device, encode), train)),
-        Variant("encoder alone", loop(Serial(repeated, device, encode), lambda *_: None)),
+        Variant("serial", loop(Serial(repeated_batches, device, encode), train)),
+        Variant("encoder alone", loop(Serial(repeated_batches, device, encode), lambda *_: None)),
         Variant("training alone", loop(encoded_batches, train)),
     ]
     stage_settings = {
@@ -51,7 +51,7 @@ def resident_variants(
     }
     for name, (capture, depth) in stage_settings.items():
         stage = gpuaug.FeatureStage(encoder, autocast=autocast_dtype(device), memory_format=memory_format, capture=capture)
-        streamed = gpuaug.StreamedLoader(repeated, [stage], device=device, depth=depth)
+        streamed = gpuaug.StreamedLoader(repeated_batches, [stage], device=device, depth=depth)
         stack.callback(streamed.close)
         variants.append(Variant(name, loop(streamed, train), discard=loaders.DEPTH + 2))
     return variants

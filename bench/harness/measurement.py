@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.harness.console import console
-from bench.harness.optional_rows import OptionalRow, PeerError, Skipped, select_rows
+from bench.harness.optional_rows import OptionalRow, PeerError, SkippedRow, select_rows
 from bench.harness.processes import settle
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
@@ -83,7 +83,7 @@ def measure(
 
 def _measure_case(
     build: Build, options: Namespace, baselines: Sequence[str], slow_reasons: dict[str, str], figures: Figures | None
-) -> tuple[list[Row], list[Skipped], dict[str, dict[str, Any]]]:
+) -> tuple[list[Row], list[SkippedRow], dict[str, dict[str, Any]]]:
     """Measure one case. After an error of a peer the case is measured again without that row.
 
     Returns:
@@ -95,11 +95,11 @@ def _measure_case(
         torch.manual_seed(0)
         with ExitStack() as stack:
             candidates = [
-                Skipped(row.name, reasons[row.name]) if row.name in reasons else row
+                SkippedRow(row.name, reasons[row.name]) if row.name in reasons else row
                 for row in select_rows(build(stack), options.rows, baselines)
             ]
             variants = [row for row in candidates if isinstance(row, Variant)]
-            skipped_rows = [row for row in candidates if isinstance(row, Skipped)]
+            skipped_rows = [row for row in candidates if isinstance(row, SkippedRow)]
             del candidates
             try:
                 windows = interleave(

@@ -22,14 +22,14 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedRow:
     """Name of a row that is not measured, and the reason."""
 
     name: str
     reason: str
 
 
-OptionalRow = Variant | Skipped
+OptionalRow = Variant | SkippedRow
 """A row to measure, or the reason why it is not measured."""
 
 
@@ -43,12 +43,12 @@ def peer_row(name: str, device: torch.device, make: Callable[[], Variant], *, ne
         needs_gpu: Whether the row is skipped on a CPU.
     """
     if needs_gpu and device.type != "cuda":
-        return Skipped(name, "needs a GPU")
+        return SkippedRow(name, "needs a GPU")
     try:
         variant = make()
     # An error of a peer skips only its row. The result has its text as the reason.
     except Exception as error:
-        return Skipped(name, reason(error))
+        return SkippedRow(name, reason(error))
 
     def steps() -> Iterator[int]:
         try:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None, all_suites: Suites) -> int:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--list", action="store_true", help="print what each suite measures, and the flags that it is given")
+    parser.add_argument("--list", action="store_true", help="print the first line of each suite's description, and its flags")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write into (default: %(default)s)")
     options, flags = parser.parse_known_args(arguments[len(requested) :])
     if options.list:

@@ -34,23 +34,23 @@ def rank_settings(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings],
         best |= axis[0]
     if all(len(axis) == 1 for axis in axes):
         return [best]
-    rated: list[tuple[float, Settings]] = []
+    rates_and_settings: list[tuple[float, Settings]] = []
     errors: list[Exception] = []
-    tried: list[Settings] = []
+    tried_settings: list[Settings] = []
     for axis in axes:
         for values in axis:
             settings = best | values
-            if settings in tried:
+            if settings in tried_settings:
                 continue
-            tried.append(settings)
+            tried_settings.append(settings)
             try:
-                rated.append((rate(settings), settings))
+                rates_and_settings.append((rate(settings), settings))
             except MissingError:
                 raise
             except Exception as error:
                 errors.append(error.with_traceback(None))  # frames of the traceback would keep loaders alive
-        if rated:
-            best = max(rated, key=lambda trial: trial[0])[1]
-    if not rated:
+        if rates_and_settings:
+            best = max(rates_and_settings, key=lambda trial: trial[0])[1]
+    if not rates_and_settings:
         raise errors[0]
-    return [settings for _, settings in sorted(rated, key=lambda trial: trial[0], reverse=True)]
+    return [settings for _, settings in sorted(rates_and_settings, key=lambda trial: trial[0], reverse=True)]

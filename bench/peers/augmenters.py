@@ -1,4 +1,4 @@
-"""Augmenters that the suite ``augment`` compares, on a batch on the device: gpuaug and its competitors.
+"""Augmenters that the suite ``augment`` compares, on a batch on the device: gpuaug and other libraries.
 
 All take the same uint8 images and return images of the same shape and number of bytes. Kornia's rows crop by a warp, which
 needs no loop over the images; gpuaug gets the pipeline as Kornia's users write it. Modules stay on the CPU, where Kornia 0.9
@@ -184,13 +184,15 @@ def _streamed_targets(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall
 
 def _kornia(case: Case, batch: Batch, _stack: ExitStack, **container: Any) -> AugmentCall:
     inputs = list(batch.by_key().values())[:2]
-    return _as_output(case, inputs, pipelines.Scaled(case.kornia(cropping="resample", **container)))
+    return _as_output(case, inputs, pipelines.ScaleAndTransform(case.kornia(cropping="resample", **container)))
 
 
 def _compiled(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     torch.compiler.reset()
     # Static shapes give faster code. Each batch size is compiled separately.
-    return _as_output(case, batch.inputs, torch.compile(pipelines.Scaled(case.kornia(cropping="resample")), dynamic=False))
+    return _as_output(
+        case, batch.inputs, torch.compile(pipelines.ScaleAndTransform(case.kornia(cropping="resample")), dynamic=False)
+    )
 
 
 def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
@@ -198,7 +200,7 @@ def _torchvision(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
 
 
 def _torchvision_workers(case: Case, batch: Batch, stack: ExitStack) -> AugmentCall:
-    samples = random_images.Transformed(batch.samples(), case.torchvision())
+    samples = random_images.TransformedSamples(batch.samples(), case.torchvision())
     options = Namespace(device=batch.images.device, workers=worker_count())
     loader = loaders.endless(samples, len(batch.images), options, collate=collate)
     batches = iter(loader)
@@ -209,7 +211,7 @@ def _torchvision_workers(case: Case, batch: Batch, stack: ExitStack) -> AugmentC
 
 def _torchvision_loop(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
     assert case.loop is not None, "its row was left out"
-    return _as_output(case, batch.inputs, pipelines.Scaled(case.loop()))
+    return _as_output(case, batch.inputs, pipelines.ScaleAndTransform(case.loop()))
 
 
 def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:
@@ -219,8 +221,8 @@ def _fuse_augmentations(case: Case, batch: Batch, _stack: ExitStack) -> AugmentC
         raise MissingError(f"not installed: {error}") from None
     keys = {"data_keys": ["input", "mask"]} if case.masks else {}
     # Unlike Kornia's modules, these must be on the device of the images.
-    composed = Compose(list(case.kornia(cropping="resample").children()), **keys).to(batch.images.device)
-    return _as_output(case, batch.inputs, pipelines.Scaled(composed))
+    pipeline = Compose(list(case.kornia(cropping="resample").children()), **keys).to(batch.images.device)
+    return _as_output(case, batch.inputs, pipelines.ScaleAndTransform(pipeline))
 
 
 def _dali(case: Case, batch: Batch, _stack: ExitStack) -> AugmentCall:

@@ -129,7 +129,7 @@ class Batches:
     Args:
         name: Key of ``PIPELINES``, for a pipeline without masks.
         loader: Yields batches of ``batch_size`` (C, H, W) uint8 images and their labels.
-        batch_size: Images of a batch.
+        batch_size: Number of images in a batch.
         side: Side of the images in pixels.
         device: Device of the augmented images. On a CPU, DALI's CPU operators run.
 
@@ -233,14 +233,14 @@ def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any)
     images = fn.random_resized_crop(
         images, size=(side * 7 // 8,) * 2, random_area=AREA, random_aspect_ratio=ASPECT, antialias=False
     )
-    jittered = fn.random.coin_flip(probability=0.8)
+    apply_jitter = fn.random.coin_flip(probability=0.8)
     images = fn.color_twist(
         images,
-        brightness=_jitter_factor(fn) * jittered + (1.0 - jittered),
-        contrast=_jitter_factor(fn) * jittered + (1.0 - jittered),
-        saturation=_jitter_factor(fn) * jittered + (1.0 - jittered),
+        brightness=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
+        contrast=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
+        saturation=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
         # Degrees: a tenth of the circle, 0.1 for Kornia and torchvision.
-        hue=fn.random.uniform(range=(-36.0, 36.0)) * jittered,
+        hue=fn.random.uniform(range=(-36.0, 36.0)) * apply_jitter,
     )
     images = fn.saturation(images, saturation=1.0 - fn.random.coin_flip(probability=0.2))
     # A condition, so that only the drawn images are blurred.
@@ -280,30 +280,30 @@ def lsj(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, boxes: 
     """Preset ``lsj`` of torchvision: resize by a random scale, crop or pad, ``hflip``."""
     from nvidia.dali import math
 
-    resized = math.floor(fn.random.uniform(range=(0.1, 2.0)) * side)
-    images = fn.resize(images, resize_shorter=resized, antialias=True)
+    resized_side = math.floor(fn.random.uniform(range=(0.1, 2.0)) * side)
+    images = fn.resize(images, resize_shorter=resized_side, antialias=True)
     # Negative where the image is smaller than the crop: then the crop is padded.
-    top, left = (math.floor(fn.random.uniform(range=(0, 1)) * (resized - side + 1)) for _ in range(2))
+    top, left = (math.floor(fn.random.uniform(range=(0, 1)) * (resized_side - side + 1)) for _ in range(2))
     start = fn.cast(fn.stack(top, left), dtype=types.INT32)
     images = fn.slice(
         images, start=start, shape=[side, side], axis_names="HW", out_of_bounds_policy="pad", fill_values=[123, 117, 104]
     )
-    boxes = boxes * (resized / side) - fn.stack(left, top, left, top)
+    boxes = boxes * (resized_side / side) - fn.stack(left, top, left, top)
     return hflip(fn, types, side, dtype, images, math.clamp(boxes, 0.0, float(side)))
 
 
 def segmentation_preset(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
     """Preset of torchvision for segmentation: resize by a random scale, crop or pad, flip and normalise."""
     out = side * 12 // 13
-    resized = fn.random.uniform(range=(side // 2, side * 2))
+    resized_side = fn.random.uniform(range=(side // 2, side * 2))
     crop = {
         "crop": (out, out),
         "crop_pos_x": fn.random.uniform(range=(0, 1)),
         "crop_pos_y": fn.random.uniform(range=(0, 1)),
         "out_of_bounds_policy": "pad",
     }
-    images = fn.crop(fn.resize(images, resize_shorter=resized, antialias=True), **crop)
-    masks = fn.crop(fn.resize(masks, resize_shorter=resized, interp_type=types.INTERP_NN), fill_values=255, **crop)
+    images = fn.crop(fn.resize(images, resize_shorter=resized_side, antialias=True), **crop)
+    masks = fn.crop(fn.resize(masks, resize_shorter=resized_side, interp_type=types.INTERP_NN), fill_values=255, **crop)
     mirror = fn.random.coin_flip()
     masks = fn.cast(fn.flip(masks, horizontal=mirror), dtype=types.INT64)
     return normalize(fn, types, dtype, images, mirror=mirror), masks

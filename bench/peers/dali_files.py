@@ -55,7 +55,7 @@ def batches(
 
     Args:
         root: A folder of class folders.
-        batch_size: Images of a batch.
+        batch_size: Number of images in a batch.
         size: Side of the augmented images in pixels.
         device: Device of the batches. On a CPU, DALI's CPU operators run.
         largest_px: Largest width and largest height of the files.

@@ -21,11 +21,11 @@ def _resized_crop(fn: Any, types: Any, images: Any, out: int, area: tuple[float,
 
 def _jitter(fn: Any, images: Any, amounts: Sequence[float], hue: float, p: float) -> Any:
     """With probability ``p``, jitter brightness, contrast and saturation by up to ``amounts``, hue by up to ``hue`` turns."""
-    applied = fn.random.coin_flip(probability=p)
+    apply_jitter = fn.random.coin_flip(probability=p)
     brightness, contrast, saturation = (
-        fn.random.uniform(range=(1.0 - amount, 1.0 + amount)) * applied + (1.0 - applied) for amount in amounts
+        fn.random.uniform(range=(1.0 - amount, 1.0 + amount)) * apply_jitter + (1.0 - apply_jitter) for amount in amounts
     )
-    degrees = fn.random.uniform(range=(-360 * hue, 360 * hue)) * applied if hue else 0.0
+    degrees = fn.random.uniform(range=(-360 * hue, 360 * hue)) * apply_jitter if hue else 0.0
     return fn.color_twist(images, brightness=brightness, contrast=contrast, saturation=saturation, hue=degrees)
 
 
@@ -63,8 +63,8 @@ def timm(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any
 def timm_validation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
     """Recipe of timm for validation."""
     out = side * 7 // 8
-    resized = fn.resize(images, resize_shorter=int(out / 0.875), interp_type=types.INTERP_CUBIC, antialias=True)
-    return normalize(fn, types, dtype, resized, crop=(out, out))
+    resized_images = fn.resize(images, resize_shorter=int(out / 0.875), interp_type=types.INTERP_CUBIC, antialias=True)
+    return normalize(fn, types, dtype, resized_images, crop=(out, out))
 
 
 def open_clip(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
@@ -84,8 +84,10 @@ def dino(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, *, lar
         if fn.random.coin_flip(probability=blur_p, dtype=types.BOOL):
             view = fn.gaussian_blur(view, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=9)
         if solarize_p:
-            solarized = fn.cast(view >= 128, dtype=types.UINT8) * fn.random.coin_flip(probability=solarize_p, dtype=types.UINT8)
-            view = fn.cast(view * (1 - solarized) + (255 - view) * solarized, dtype=types.UINT8)
+            solarize_mask = fn.cast(view >= 128, dtype=types.UINT8) * fn.random.coin_flip(
+                probability=solarize_p, dtype=types.UINT8
+            )
+            view = fn.cast(view * (1 - solarize_mask) + (255 - view) * solarize_mask, dtype=types.UINT8)
         views.append(normalize(fn, types, dtype, view, fn.random.coin_flip()))
     return tuple(views)
 

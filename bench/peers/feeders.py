@@ -168,7 +168,7 @@ def _spdl(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
 
     builder = PipelineBuilder().add_source(indices()).pipe(collate, concurrency=case.workers, output_order="input")
     if device.type == "cuda":
-        # On one thread, as its documentation requires: each thread has a stream and page-locked buffers of its own.
+        # On one thread, as SPDL's documentation requires: streams and page-locked buffers are per thread.
         transfer = stack.enter_context(ThreadPoolExecutor(max_workers=1))
         builder = builder.pipe(transfer_tensor, executor=transfer)
     pipeline = builder.add_sink(loaders.DEPTH).build(num_threads=case.workers)

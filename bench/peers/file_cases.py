@@ -1,4 +1,4 @@
-"""The cases of the suite ``files``: their files, rows and steps.
+"""Cases of the suite ``files``: their files, rows and steps.
 
 A case is named ``SET``, ``LOOP`` or ``SET/LOOP``. A set alone is loaded; a loop alone runs on the small files.
 """

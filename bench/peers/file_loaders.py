@@ -1,4 +1,4 @@
-"""The loaders that the suite ``files`` compares, from a folder of files to augmented batches on the card.
+"""Loaders that the suite ``files`` compares, from a folder of files to augmented batches on the card.
 
 All end with RandomResizedCrop, HorizontalFlip, ColorJitter without hue and Normalize; crops are antialiased; images have half
 precision and are channels last.
@@ -50,11 +50,11 @@ class FileCase:
 
     Args:
         corpus: Folder of the files, with its statistics.
-        batch_size: Images of a batch.
+        batch_size: Number of images in a batch.
         size: Side of the augmented images in pixels.
         device: Device of the batches.
         cores: Number of cores that all processes may use.
-        workers: Numbers of DataLoader workers to choose from. Left out: numbers derived from ``cores``.
+        workers: Numbers of DataLoader workers to try. Empty: numbers derived from ``cores``.
     """
 
     corpus: Corpus
@@ -176,7 +176,7 @@ def _spdl(case: FileCase, stack: ExitStack, *, threads: int) -> Batches:
         raise MissingError(f"not installed: {error}") from None
     samples = ImageFolder(case.root).samples
     try:
-        spdl.io.load_image(samples[0][0])  # without FFmpeg it fails here once, and not for each image of a batch
+        spdl.io.load_image(samples[0][0])  # without FFmpeg it raises here once, instead of for each image of a batch
     except Exception as error:
         raise MissingError(f"cannot decode here: {error}") from None
     generator = torch.Generator().manual_seed(0)

@@ -36,9 +36,11 @@ class Engines:
             raise MissingError(f"not installed: {error}") from None
         with av.open(path) as file:
             stream = file.streams.video[0]
-            to_start_codes = av.bitstream.BitStreamFilterContext("h264_mp4toannexb", stream)
-            demuxed = [packet if packet.size else None for packet in file.demux(stream)]
-            packets = [bytes(filtered) for packet in demuxed for filtered in to_start_codes.filter(packet)]
+            bitstream_filter = av.bitstream.BitStreamFilterContext("h264_mp4toannexb", stream)
+            demuxed_packets = [packet if packet.size else None for packet in file.demux(stream)]
+            packets = [
+                bytes(filtered_packet) for packet in demuxed_packets for filtered_packet in bitstream_filter.filter(packet)
+            ]
             height, width = stream.codec_context.height, stream.codec_context.width
         chunks = [b"".join(packets[start : start + _PACKETS_PER_CALL]) for start in range(0, len(packets), _PACKETS_PER_CALL)]
         self._chunks = [np.frombuffer(chunk, np.uint8) for chunk in chunks]

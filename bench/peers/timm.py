@@ -8,7 +8,7 @@ from bench.harness.loops import Prepare, Serial
 from bench.harness.optional_rows import MissingError
 
 
-class Prefetched(Serial):
+class TimmPrefetchLoop(Serial):
     """Loop over timm's ``PrefetchLoader``, which copies the next batch and scales it to [0, 1] on a separate stream.
 
     Args:
@@ -26,8 +26,8 @@ class Prefetched(Serial):
         except ImportError as error:
             raise MissingError(f"not installed: {error}") from None
         # timm divides by 255: with this mean and std it only scales to [0, 1].
-        prefetched = PrefetchLoader(loader, mean=(0.0,) * 3, std=(1.0,) * 3, device=device)
-        if not hasattr(prefetched, "stream"):
+        prefetch_loader = PrefetchLoader(loader, mean=(0.0,) * 3, std=(1.0,) * 3, device=device)
+        if not hasattr(prefetch_loader, "stream"):
             # Older versions overwrite batches: a label overwritten by pixels would stop the run with a device assert.
             raise MissingError("timm must be newer: this one's prefetcher overwrites batches that are still being trained on")
-        super().__init__(prefetched, device, prepare)
+        super().__init__(prefetch_loader, device, prepare)

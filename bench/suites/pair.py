@@ -141,11 +141,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ArgumentParser(prog="python -m bench pair", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the other checkout: a folder with a folder gpuaug")
     parser.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
-    parser.add_argument("--rows", metavar="NAME;NAME", help="measure only these")
+    parser.add_argument("--rows", metavar="NAME;NAME", help="measure only these rows")
     parser.add_argument("--workers", type=int, default=12, help="DataLoader workers (default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=int, default=256, help="batch size of the rows but the classifier's (default: %(default)s)"
-    )
+    parser.add_argument("--batch", type=int, default=256, help="batch size, except for rows that train (default: %(default)s)")
     parser.add_argument("--size", type=int, default=256, help="side of the images in pixels (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one window (default: %(default)s)")
     parser.add_argument(

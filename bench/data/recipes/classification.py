@@ -44,9 +44,9 @@ def references(size: int, policy: str = "", *, erase: float = 0.0, transforms: A
     )
 
 
-def references_validation(resized: int, size: int, *, transforms: Any = v1) -> Any:
+def references_validation(resize_size: int, size: int, *, transforms: Any = v1) -> Any:
     """Return the references' preset for validation."""
-    resize = transforms.Resize(resized, interpolation=BILINEAR, antialias=True)
+    resize = transforms.Resize(resize_size, interpolation=BILINEAR, antialias=True)
     return transforms.Compose([resize, transforms.CenterCrop(size), *_end_of_references(transforms)])
 
 

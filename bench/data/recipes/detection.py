@@ -132,8 +132,8 @@ def rf_detr_square(size: int, shorter: tuple[int, ...], *crop: nn.Module) -> nn.
 
     ``crop`` replaces its ``RandomSizeCrop``, which takes PIL images. A ``RandomChoice`` replaces its ``RandomSelect``.
     """
-    cropped = v2.Compose([v2.RandomShortestSize(shorter), *crop, v2.Resize((size, size))])
-    return v2.Compose([_flip(), v2.RandomChoice([v2.Resize((size, size)), cropped]), _to_float(), _normalize()])
+    resize_and_crop = v2.Compose([v2.RandomShortestSize(shorter), *crop, v2.Resize((size, size))])
+    return v2.Compose([_flip(), v2.RandomChoice([v2.Resize((size, size)), resize_and_crop]), _to_float(), _normalize()])
 
 
 def rf_detr_validation(size: int) -> nn.Module:

@@ -76,10 +76,10 @@ def dino_2_linear(size: int) -> Any:
     return _flipped_crop(v1, size, [MaybeToTensor(), v1.Normalize(mean=MEAN, std=STD)], interpolation=BICUBIC)
 
 
-def dino_3_validation(resized: int, size: int) -> Any:
+def dino_3_validation(resize_size: int, size: int) -> Any:
     """Return DINOv3's pipeline for validation."""
     end = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean=MEAN, std=STD)])
-    return v2.Compose([v2.ToImage(), v2.Resize(resized, interpolation=BICUBIC), v2.CenterCrop(size), end])
+    return v2.Compose([v2.ToImage(), v2.Resize(resize_size, interpolation=BICUBIC), v2.CenterCrop(size), end])
 
 
 def _flipped_crop(transforms: Any, size: int, end: list[Any], **settings: Any) -> Any:

@@ -48,7 +48,7 @@ from bench.data.pipelines import MEAN, STD
 from bench.harness import flags, measurement
 from bench.harness.console import console, print_rows
 from bench.harness.loops import Serial, autocast_dtype
-from bench.harness.optional_rows import Skipped, select_rows
+from bench.harness.optional_rows import SkippedRow, select_rows
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import synchronize
@@ -94,7 +94,7 @@ def batches(name: str, images: image_folders.Images, seed: int, options: Namespa
     if in_workers:
         dataset = images.transformed(torchvision_pipeline(options.size))
         collate = None
-    elif images.decoded is None:
+    elif images.decoded_images is None:
         dataset = images.encoded()
         collate = gpuaug.collate_encoded
         stages.insert(0, gpuaug.DecodeStage(backend="cpu", scale="auto") if name == SCALED else gpuaug.DecodeStage())
@@ -172,16 +172,16 @@ def rows_of(runs: dict[str, list[dict[str, float]]], batch_size: int) -> list[di
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     parser = flags.parser("accuracy", __doc__, batch="128", size=64, repeats=3, spare=2)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder (default: the built-in set)")
-    parser.add_argument("--make", type=Path, metavar="DIR", help="write the built-in set there, and do nothing else")
-    parser.add_argument("--epochs", type=int, help="of each training (default: 24)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder (default: the built-in dataset)")
+    parser.add_argument("--make", type=Path, metavar="DIR", help="write the built-in dataset there, and do nothing else")
+    parser.add_argument("--epochs", type=int, help="epochs of each training (default: 24)")
     parser.add_argument("--rate", type=float, default=0.1, help="the highest learning rate (default: %(default)s)")
     options = flags.parse(parser, argv)
     if options.make is not None:
         character_images.make(options.make)
         return None
     options.epochs = options.epochs or (2 if options.quick else 24)
-    candidates = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN, *([SCALED] if options.data else []))]
+    candidates = [SkippedRow(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN, *([SCALED] if options.data else []))]
     names = [candidate.name for candidate in select_rows(candidates, options.rows, [WORKERS])]
     del options.seconds  # unused: there are no windows, and repeats are seeds
     machine = environment(options.device)
@@ -215,8 +215,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             measurement.release(options.device)
         if options.json is not None:
             # Write after each seed, so that an interruption loses only one seed.
-            so_far = {"rows": rows_of(runs, options.batch[0]), "settings": settings}
-            results.write(options.json, results.result("accuracy", **so_far, device=options.device, environment=machine))
+            partial_result = {"rows": rows_of(runs, options.batch[0]), "settings": settings}
+            results.write(
+                options.json, results.result("accuracy", **partial_result, device=options.device, environment=machine)
+            )
     rows = rows_of(runs, options.batch[0])
     print_rows([{key: row[key] for key in COLUMNS if key in row} for row in rows], "accuracy: top-1 over the seeds")
     return measurement.finish("accuracy", options, rows, settings, machine, start)

@@ -1,4 +1,4 @@
-"""Augmentation alone, on a batch of uint8 images on the device: gpuaug and its competitors.
+"""Augmentation alone, on a batch of uint8 images on the device: gpuaug and other libraries.
 
     python -m bench augment --json bench/results/augment.json
     python -m bench augment --cases cls,ssl --batch 64,256 --rows "DALI;gpuaug"
@@ -128,11 +128,11 @@ def rows_of(
 
     names = requested_rows(case, batch_size, options)
     # The row with workers is measured last and alone, because workers that load ahead take cores from other rows.
-    together, alone = (
+    interleaved_names, worker_names = (
         [name for name in names if (name == augmenters.WORKERS) is with_workers] for with_workers in (False, True)
     )
     with ExitStack() as stack:
-        for group in (together, alone):
+        for group in (interleaved_names, worker_names):
             calls: dict[str, AugmentCall] = {}
             for name in group:
                 try:

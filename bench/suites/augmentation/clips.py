@@ -42,11 +42,11 @@ _SIDE_SHARE = 7 / 8
 def pipeline(case: str, size: int) -> nn.Module:
     """Return the recipe in torchvision, for clips of ``size`` pixels per side."""
     side = round(_SIDE_SHARE * size)
-    ending = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(pipelines.MEAN, pipelines.STD)]
+    final_transforms = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(pipelines.MEAN, pipelines.STD)]
     if case == "VideoMAE":
-        return v2.Compose([v2.RandomResizedCrop(side, scale=(0.66**2, 1.0)), v2.RandomHorizontalFlip(), *ending])
+        return v2.Compose([v2.RandomResizedCrop(side, scale=(0.66**2, 1.0)), v2.RandomHorizontalFlip(), *final_transforms])
     crop = v2.RandomResizedCrop(side, scale=(0.3, 1.0), ratio=(0.75, 1.35))
-    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.AutoAugment(), *ending, v2.RandomErasing(0.25)])
+    return v2.Compose([crop, v2.RandomHorizontalFlip(), v2.AutoAugment(), *final_transforms, v2.RandomErasing(0.25)])
 
 
 def variants(options: Namespace, batch_size: int, case: str, _stack: ExitStack) -> list[OptionalRow]:

@@ -155,7 +155,9 @@ def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("detection", __doc__, batch="16,64", size=512, seconds=0.3, repeats=3, spare=2)
-    parser.add_argument("--side", type=int, default=640, help="longer side of the images that go in (default: %(default)s)")
+    parser.add_argument(
+        "--side", type=int, default=640, help="longer side of the source images in pixels (default: %(default)s)"
+    )
     options = flags.parse(parser, argv)
     first_size = options.batch[0]
     return measurement.measure(

@@ -1,4 +1,4 @@
-"""Images of different sizes, cropped to one size: gpuaug and its competitors.
+"""Images of different sizes, cropped to one size: gpuaug and other libraries.
 
     python -m bench run ragged
 
@@ -51,7 +51,7 @@ def fused_pipeline(size: int, *, antialias: bool) -> Any:
 
 
 def to_bfloat16(images: Tensor) -> Tensor:
-    """Convert a competitor's images to the output format of gpuaug's rows: bfloat16, channels last."""
+    """Convert images of another library to the output format of gpuaug's rows: bfloat16, channels last."""
     return images.to(torch.bfloat16, memory_format=torch.channels_last)
 
 
@@ -81,7 +81,7 @@ def card_rows(
     kornia_images = [image.to(device) for image in pool.images[: min(_KORNIA_IMAGES, batch_size)]]
     ragged = gpuaug.collate_ragged(pool.images[:batch_size]).to(device)
     augment = fused_pipeline(options.size, antialias=antialias)
-    kornia_pipeline = pipelines.Scaled(pipelines.classification_kornia(options.size, cropping="slice"))
+    kornia_pipeline = pipelines.ScaleAndTransform(pipelines.classification_kornia(options.size, cropping="slice"))
 
     def augment_one_by_one() -> Tensor:
         return to_bfloat16(torch.cat([kornia_pipeline(image[None]) for image in kornia_images]))

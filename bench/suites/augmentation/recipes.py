@@ -1,4 +1,4 @@
-"""Published recipes on the card, as their projects write them: gpuaug and its competitors.
+"""Published recipes on the card, as their projects write them: gpuaug and other libraries.
 
     python -m bench run recipes
     python -m bench recipes --cases "DINOv2;YOLO, letterbox" --batch 256
@@ -44,7 +44,7 @@ from bench.data.scenes import Scenes, to_tv_tensors
 from bench.data.target_batches import move, read_tensors
 from bench.harness import call_rows, flags, measurement
 from bench.harness.call_rows import AugmentCall
-from bench.harness.optional_rows import OptionalRow, Skipped, peer_row
+from bench.harness.optional_rows import OptionalRow, SkippedRow, peer_row
 from bench.peers import dali, dali_recipes
 from gpuaug.benchkit.windows import Variant
 
@@ -76,7 +76,7 @@ class Case:
         float_channels: Number of channels of float images. 0: uint8 images of three channels.
         converts: Whether torchvision's row converts images to floats, because the conversion of the recipe takes only PIL
             images.
-        by_kornia: Whether the recipe consists of Kornia's modules.
+        uses_kornia: Whether the recipe consists of Kornia's modules.
         package: Package that creates the recipe.
     """
 
@@ -85,7 +85,7 @@ class Case:
     keys: tuple[str, ...] = ()
     float_channels: int = 0
     converts: bool = False
-    by_kornia: bool = False
+    uses_kornia: bool = False
     package: str = ""
 
     @property
@@ -147,7 +147,7 @@ CASES = {
     "YOLO, letterbox": Case(_view(detection.yolo_validation, 5 / 2), keys=_BOXES),
     "RT-DETR": Case(_view(detection.rt_detr, 5 / 2), keys=_BOXES),
     "Mask2Former": Case(_view(detection.mask_2_former, 4.0), keys=(*_BOXES, "masks")),
-    "torchgeo, L8 Biome": Case(_view(torchgeo.l8_biome), float_channels=11, by_kornia=True),
+    "torchgeo, L8 Biome": Case(_view(torchgeo.l8_biome), float_channels=11, uses_kornia=True),
     "LeRobot": Case(_lerobot, float_channels=3),
 }
 """Name of a case: its recipe."""
@@ -155,7 +155,7 @@ CASES = {
 
 def variants(options: Namespace, case: Case, batch_size: int, _stack: ExitStack) -> list[OptionalRow]:
     if case.package and find_spec(case.package) is None:
-        return [Skipped(name, f"not installed: {case.package}") for name in (TORCHVISION, DALI, OURS)]
+        return [SkippedRow(name, f"not installed: {case.package}") for name in (TORCHVISION, DALI, OURS)]
     build = photograph_rows if case.keys else batch_rows
     return build(options, case, batch_size)
 
@@ -175,7 +175,9 @@ def batch_rows(options: Namespace, case: Case, batch_size: int) -> list[Optional
 
     def torchvision_row() -> Variant:
         recipes = [(make() if case.is_for_tensors else make(transforms=v2), count) for make, count in views]
-        scaled_recipes = [(pipelines.Scaled(recipe) if case.converts else recipe, count) for recipe, count in recipes]
+        scaled_recipes = [
+            (pipelines.ScaleAndTransform(recipe) if case.converts else recipe, count) for recipe, count in recipes
+        ]
         return row(TORCHVISION, lambda: [pipeline(images) for pipeline, count in scaled_recipes for _ in range(count)])
 
     def dali_row() -> Variant:
@@ -186,7 +188,7 @@ def batch_rows(options: Namespace, case: Case, batch_size: int) -> list[Optional
         return call_rows.call_row(name, lambda: read_tensors(call()), batch_size, launches=launches * len(views))
 
     augmenters = [gpuaug.fuse(make(), views=count) for make, count in views]
-    library_row = peer_row(KORNIA, device, kornia_row, needs_gpu=False) if case.by_kornia else torchvision_row()
+    library_row = peer_row(KORNIA, device, kornia_row, needs_gpu=False) if case.uses_kornia else torchvision_row()
     return [
         library_row,
         *([peer_row(DALI, device, dali_row)] if case.dali else []),

@@ -36,7 +36,7 @@ from bench.harness.loops import Serial, Trainer, loop, streamed_row
 from bench.harness.optional_rows import OptionalRow, peer_row
 from bench.peers import dali
 from bench.peers.published_two_streams import PublishedTwoStreams
-from bench.peers.timm import Prefetched
+from bench.peers.timm import TimmPrefetchLoop
 from gpuaug.benchkit.windows import Variant
 
 
@@ -45,8 +45,8 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
     dataset = random_images.RandomImages(options.size)
     augmented_dataset = random_images.RandomImages(options.size, transform=pipelines.heavy_worker(options.size))
     fused = gpuaug.fuse(pipelines.heavy_kornia(options.size, cropping="slice"))
-    kornia = pipelines.Scaled(pipelines.heavy_kornia(options.size)).to(device)
-    published = pipelines.Scaled(pipelines.HeavyPublished(options.size))
+    kornia_transform = pipelines.ScaleAndTransform(pipelines.heavy_kornia(options.size)).to(device)
+    published_transform = pipelines.ScaleAndTransform(pipelines.HeavyPublished(options.size))
     train = Trainer(models.Classifier(random_images.CLASSES, options.width).to(device), autocast=None)
 
     def identity(images: torch.Tensor) -> torch.Tensor:
@@ -67,19 +67,21 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Opti
         return Serial(dali.Batches("seed", loader, batch_size, options.size, device), device, prepare)
 
     peers: dict[str, Callable[[str], Variant]] = {
-        "torchvision on the GPU": lambda name: loop_row(name, Serial, dataset, published),
-        "two streams, as published": lambda name: loop_row(name, PublishedTwoStreams, dataset, published, separate_trainer()),
-        "timm PrefetchLoader": lambda name: loop_row(name, Prefetched, dataset, kornia.transform),
+        "torchvision on the GPU": lambda name: loop_row(name, Serial, dataset, published_transform),
+        "two streams, as published": lambda name: loop_row(
+            name, PublishedTwoStreams, dataset, published_transform, separate_trainer()
+        ),
+        "timm PrefetchLoader": lambda name: loop_row(name, TimmPrefetchLoop, dataset, kornia_transform.transform),
         "DALI": lambda name: loop_row(name, dali_loop, dataset, identity),
     }
     resident = loaders.repeat_batches(
-        [(kornia(images), labels) for images, labels in loaders.sample_batches(dataset, batch_size, 4, device)]
+        [(kornia_transform(images), labels) for images, labels in loaders.sample_batches(dataset, batch_size, 4, device)]
     )
     return [
-        loop_row("serial", Serial, dataset, kornia),
+        loop_row("serial", Serial, dataset, kornia_transform),
         loop_row("workers", Serial, augmented_dataset, identity),
         *(peer_row(name, device, partial(make, name)) for name, make in peers.items()),
-        gpuaug_row("streamed", kornia),
+        gpuaug_row("streamed", kornia_transform),
         gpuaug_row("streamed, fused", fused),
         Variant("resident", loop(resident, train)),
         loop_row("loader", Serial, dataset, identity, lambda *_: None),

@@ -37,7 +37,7 @@ from bench.harness.frozen_encoder_rows import CEILINGS, OURS, resident_variants
 from bench.harness.loops import Serial, Trainer, autocast_dtype, frozen, loop, streamed_row, under_autocast
 from bench.harness.optional_rows import OptionalRow, peer_row
 from bench.peers.published_two_streams import PublishedTwoStreams
-from bench.peers.timm import Prefetched
+from bench.peers.timm import TimmPrefetchLoop
 from gpuaug.benchkit.windows import Variant
 from gpuaug.core.streams import Lane, Lanes
 
@@ -65,7 +65,7 @@ def worker_rows(options: Namespace, batch_size: int, stack: ExitStack) -> list[O
 
     peers: dict[str, Callable[[str], Variant]] = {
         "two streams, as published": two_streams_row,
-        "timm PrefetchLoader": lambda name: loop_row(name, Prefetched, encode),
+        "timm PrefetchLoader": lambda name: loop_row(name, TimmPrefetchLoop, encode),
     }
     resident = loaders.repeat_batches(loaders.sample_batches(dataset, batch_size, 4, device))
     return [
@@ -128,10 +128,12 @@ def _shared_lanes() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("encoder_decoder", __doc__, batch="8,32,128", seconds=0.5, repeats=4, sweeps=True)
     parser.add_argument("--width", type=int, default=64, help="channels of the first level (default: %(default)s)")
-    parser.add_argument("--labels", choices=("int64", "uint8"), default="int64", help="as the loader gives them")
+    parser.add_argument(
+        "--labels", choices=("int64", "uint8"), default="int64", help="dtype of the labels (default: %(default)s)"
+    )
     modes = parser.add_mutually_exclusive_group()
-    modes.add_argument("--resident", action="store_true", help="the feature stage alone, batches on the card")
-    modes.add_argument("--alike", action="store_true", help="loaders that are the same, beside each other")
+    modes.add_argument("--resident", action="store_true", help="batches on the card, without a DataLoader")
+    modes.add_argument("--alike", action="store_true", help="several equal loaders")
     options = flags.parse(parser, argv)
     suite = "encoder_decoder"
     build = worker_rows

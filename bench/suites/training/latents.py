@@ -76,8 +76,8 @@ class Serial:
             images = images.to(self.device, non_blocking=True)
             ids = ids.to(self.device, non_blocking=True)
             with torch.no_grad():
-                encoded = self.encode_images(images), self.encode_texts(ids)
-            yield encoded
+                features = self.encode_images(images), self.encode_texts(ids)
+            yield features
 
 
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:

@@ -55,23 +55,23 @@ def calls_alone(batches: Iterable[tuple[Tensor, ...]], device: torch.device, *, 
             consumer_events.popleft().query()
         copy_stream.wait_event(consumer_event)
         torch.cuda.set_stream(copy_stream)
-        copied = [tensor.to(device, non_blocking=True) for tensor in batch]
+        device_batch = [tensor.to(device, non_blocking=True) for tensor in batch]
         event = torch.cuda.Event(blocking=True)
         event.record(copy_stream)
         if fused:
             stage_stream.wait_event(event)
             torch.cuda.set_stream(stage_stream)
-            buffers = [torch.empty(copied[0].shape, dtype=torch.bfloat16, device=device) for _ in range(3)]
+            buffers = [torch.empty(device_batch[0].shape, dtype=torch.bfloat16, device=device) for _ in range(3)]
             for _ in range(2):
                 scratch.add_(1)
-            copied[0] = buffers[0]
+            device_batch[0] = buffers[0]
             event = torch.cuda.Event(blocking=True)
             event.record(stage_stream)
         torch.cuda.set_stream(consumer)
         if next_batch is not None:
             consumer.wait_event(next_batch[1])
             yield next_batch[0]
-        next_batch = copied, event
+        next_batch = device_batch, event
 
 
 def timed_row(name: str, batches: Iterable[Any], step: Callable[[Tensor], object], discard: int = 0) -> Variant:

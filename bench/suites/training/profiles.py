@@ -39,7 +39,7 @@ def classifier(options: Namespace, batch_size: int, *, fused: bool) -> LoaderAnd
     if fused:
         augment: Any = gpuaug.fuse(pipelines.heavy_kornia(options.size, cropping="slice"))
     else:
-        augment = pipelines.Scaled(pipelines.heavy_kornia(options.size)).to(device)
+        augment = pipelines.ScaleAndTransform(pipelines.heavy_kornia(options.size)).to(device)
     train = Trainer(models.Classifier(random_images.CLASSES, options.width // 4).to(device), autocast=None)
     stage = gpuaug.TransformStage(augment, name="augment")
     return _streamed_loader(options, batch_size, random_images.RandomImages(options.size), stage), lambda batch: train(*batch)

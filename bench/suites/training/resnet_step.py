@@ -33,7 +33,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     device = options.device
     dataset = random_images.RandomImages(options.size)
     size = options.size * 7 // 8
-    augment = pipelines.Scaled(pipelines.classification_kornia(size)).to(device)
+    augment = pipelines.ScaleAndTransform(pipelines.classification_kornia(size)).to(device)
     fused = gpuaug.fuse(
         pipelines.classification_kornia(size, cropping="slice"),
         dtype=autocast_dtype(device) or torch.float32,

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "--case", default="plain/resnet50", help="files and model, as in the suite files (default: %(default)s)"
     )
     parser.add_argument("--photographs", type=Path, metavar="DIR", help="for plain and web (default: of installed packages)")
-    parser.add_argument("--draw", type=Path, metavar="JSON", help="measure nothing, draw an earlier result")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="draw a stored result, and measure nothing")
     default_image = step_timeline.IMAGE
     parser.add_argument("--image", type=Path, nargs="?", const=default_image, help=f"draw there (default: {default_image})")
     options = flags.parse(parser, argv)

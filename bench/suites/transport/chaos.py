@@ -55,7 +55,7 @@ HANG_S = 120.0
 """Seconds after which a trial counts as hanging. Then the tracebacks of all threads are printed, and the run ends."""
 
 
-class Received:
+class ReceivedBatches:
     """Batches that a training loop received. Most are copied to the host at once, while lanes go on; 30 % only in ``check``."""
 
     def __init__(self, trial: Trial) -> None:
@@ -103,8 +103,8 @@ def run(trial: Trial) -> None:
     """
     random.seed(f"{trial.seed}/{trial.number}")
     expected = reference(trial, trial.epoch)
-    first_epoch = Received(trial)
-    second_epoch = Received(trial)
+    first_epoch = ReceivedBatches(trial)
+    second_epoch = ReceivedBatches(trial)
     faulty = trial.fault if trial.fault in ("dataset", "kill") else None
     samples = Samples(trial, faulty)
     streamed = loader(trial, samples, raises=trial.fault == "stage")
@@ -116,12 +116,12 @@ def run(trial: Trial) -> None:
                 first_epoch.read(streamed)
                 first_epoch.check(expected)
             case "break":
-                first_epoch.read(streamed, trial.at + 1)
-                first_epoch.check(expected[: trial.at + 1])
+                first_epoch.read(streamed, trial.fault_batch + 1)
+                first_epoch.check(expected[: trial.fault_batch + 1])
             case "close":
                 batches = iter(streamed)
-                first_epoch.read(batches, trial.at + 1)
-                first_epoch.check(expected[: trial.at + 1])
+                first_epoch.read(batches, trial.fault_batch + 1)
+                first_epoch.check(expected[: trial.fault_batch + 1])
                 streamed.close()
                 with suppress(gpuaug.IteratorEndedError, StopIteration):
                     first_epoch.read(batches, trial.depth)  # batches that were launched before close()
@@ -132,7 +132,7 @@ def run(trial: Trial) -> None:
                 with suppress(PlantedError):
                     first_epoch.read(streamed)
                     raise AssertionError("an error was lost")
-                first_epoch.check(expected[: trial.at])
+                first_epoch.check(expected[: trial.fault_batch])
             case "kill":
                 try:
                     first_epoch.read(streamed)
@@ -143,9 +143,9 @@ def run(trial: Trial) -> None:
                         raise
                 else:
                     raise AssertionError("the death of a worker was lost")
-                first_epoch.check(expected[: trial.at], complete=False)
+                first_epoch.check(expected[: trial.fault_batch], complete=False)
             case "resume":
-                first_epoch.read(streamed, trial.at + 1)
+                first_epoch.read(streamed, trial.fault_batch + 1)
                 state = streamed.state_dict()
                 streamed.close()
                 streamed = stack.enter_context(loader(trial, Samples(trial)))
@@ -165,7 +165,7 @@ def run(trial: Trial) -> None:
             second_epoch.check(expected)
 
 
-def _interleave(streamed: gpuaug.StreamedLoader, *epochs: Received) -> None:
+def _interleave(streamed: gpuaug.StreamedLoader, *epochs: ReceivedBatches) -> None:
     iterators = [iter(streamed) for _ in epochs]
     open_iterators = [0, 1]
     nothing_pulled = True
@@ -195,10 +195,10 @@ def _report_hang(trial: Trial) -> None:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("chaos", __doc__, batch="1", repeats=1)
-    parser.add_argument("--trials", type=int, default=10_000, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of all trials (default: %(default)s)")
-    parser.add_argument("--trial", type=int, metavar="N", help="run this one alone")
-    parser.add_argument("--processes", type=int, default=1, help="that share the trials (default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=10_000, help="number of trials (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run (default: %(default)s)")
+    parser.add_argument("--trial", type=int, metavar="N", help="run only this trial")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes (default: %(default)s)")
     options = flags.parse(parser, argv)
     machine = environment(options.device)
     start = perf_counter()
@@ -210,8 +210,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             finished_chunks = map(_run_chunk, repeat(options), chunks)
         else:
             # Only this process handles Ctrl-C. Child processes finish their trials.
-            ignoring = (signal.SIGINT, signal.SIG_IGN)
-            pool = ProcessPoolExecutor(options.processes, get_context("spawn"), signal.signal, ignoring)
+            ignore_sigint = (signal.SIGINT, signal.SIG_IGN)
+            pool = ProcessPoolExecutor(options.processes, get_context("spawn"), signal.signal, ignore_sigint)
             stack.callback(pool.shutdown, cancel_futures=True)
             finished_chunks = pool.map(_run_chunk, repeat(options), chunks)
         try:

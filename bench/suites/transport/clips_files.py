@@ -1,4 +1,4 @@
-"""Random clips of video files to batches on the card: gpuaug beside DALI's reader and torchcodec.
+"""Random clips from video files to batches on the card: gpuaug, DALI's reader and torchcodec.
 
     python -m bench run clips_files
     python -m bench clips_files --videos DIR --batch 32

@@ -1,4 +1,4 @@
-"""Feeding the card: bytes a second from DataLoader workers to the GPU, with nothing to decode and nothing to train.
+"""Bytes per second from DataLoader workers to the GPU, without decoding and training.
 
     python -m bench feeds --json bench/results/feeds.json
     python -m bench feeds --sizes 224,256 --workers 8 --batch 256 --rows "SPDL;StreamedLoader"
@@ -10,7 +10,7 @@ relative to rows that are bound by memory, than with any real data set. Rows:
 DataLoader, unpinned     a ``.to(device)`` for each tensor
 DataLoader, pinned       pin_memory=True and ``.to(device, non_blocking=True)``
 pinned, copy stream      the usual prefetcher: the next batch is copied on a second stream, for which the loop's stream waits
-SPDL, FFCV               where they are installed: as many threads as other rows have workers
+SPDL, FFCV               if they are installed: as many threads as other rows have workers
 StreamedLoader, plain    feed="plain" over a DataLoader with pin_memory=True
 StreamedLoader           with defaults, over a DataLoader without pin_memory (feed="ring" on a CPU)
 StreamedLoader, fused    the same with RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, fused, to
@@ -71,8 +71,10 @@ def measure(name: str, case: FeedCase, options: Namespace, *, host: bool) -> dic
             "cpu_ms": 1e3 * cpu_seconds / len(next_s),
         }
         if counts_before is not None and (counts := _batch_counts(feeder)) is not None:
-            slots, others = (new - old for new, old in zip(counts, counts_before, strict=True))
-            window["slot_share"] = slots / max(1, slots + others)
+            slot_batches, other_batches = (
+                count - count_before for count, count_before in zip(counts, counts_before, strict=True)
+            )
+            window["slot_share"] = slot_batches / max(1, slot_batches + other_batches)
         if host:
             # Twice the time of a batch, but at least 2 ms, since sleep() is imprecise below, and at most 50 ms, to save time.
             pause_s = min(max(2 * seconds / len(next_s), 0.002), 0.05)

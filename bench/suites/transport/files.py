@@ -1,4 +1,4 @@
-"""From encoded files to batches on the card, and into a training step: gpuaug beside DALI and other loaders.
+"""From encoded files to batches on the card, and into a training step: gpuaug, DALI and other loaders.
 
     python -m bench run files
     python -m bench files --cases small --cores 16,4 --rows "DALI;gpuaug" --rate 20000
@@ -244,8 +244,8 @@ class _Run:
     def _axes(self, name: str, case: Case) -> list[list[Settings]]:
         """Return the settings to search. They depend on the best settings of earlier cases with the same files."""
         loader = case.loaders[name]
-        if reused := self.ranked.get((case.settings_key, loader.settings_row)):
-            return [reused[:1]]
+        if settings := self.ranked.get((case.settings_key, loader.settings_row)):
+            return [settings[:1]]
         best = self.ranked.get((case.settings_key, name), [])[:_STEP_CANDIDATES] if case.trains else []
         return [best] if best else loader.axes(case.files)
 
@@ -280,15 +280,28 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         parents=[base_parser],
         conflict_handler="resolve",
     )
-    parser.add_argument("--workers", type=flags.numbers, default=(), help="comma-separated (default: some that suit the cores)")
-    parser.add_argument("--rows", metavar="PART;PART", help="measure only these, or those with one of these in their names")
+    parser.add_argument(
+        "--workers",
+        type=flags.numbers,
+        default=(),
+        help="numbers of workers to try, comma-separated (default: derived from the cores)",
+    )
+    parser.add_argument(
+        "--rows", metavar="PART;PART", help="measure only rows of these names, or with one of these texts in their name"
+    )
     parser.add_argument("--cases", default="small,decode,resnet50,resnet18", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--cores", type=flags.numbers, help="comma-separated (default: 16 at most, and 4 if there are more)")
+    parser.add_argument(
+        "--cores",
+        type=flags.numbers,
+        help="numbers of cores, comma-separated (default: all, up to 16; and 4 if there are more)",
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder, instead of the small files")
     parser.add_argument("--photographs", type=Path, metavar="DIR", help="for plain and web (default: of installed packages)")
-    parser.add_argument("--rate", type=float, help="hold all rows to so many images a second")
+    parser.add_argument("--rate", type=float, help="limit all rows to this number of images per second")
     parser.add_argument("--search", type=float, default=0.4, help="length of windows that try settings (default: %(default)s)")
-    parser.add_argument("--keep", action="store_true", help="add to the result that is there, case by case")
+    parser.add_argument(
+        "--keep", action="store_true", help="add rows to the existing result, and replace those of the same cases"
+    )
     parser.add_argument("--part", action="store_true", help=SUPPRESS)  # in a child process, whose parent prints the table
     options = flags.parse(parser, arguments)
     names = options.cases.split(",")
@@ -298,11 +311,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             f"--cases must name {sets} or raw, or decode, no-engines, cpu or a model of torchvision's, alone or after a set "
             f"and a slash, got {', '.join(unknown)}. Separate by commas."
         )
-    allowed = allowed_cores()
-    options.cores = options.cores or ((min(16, allowed), 4) if allowed > 4 else (allowed,))
-    if max(options.cores) > allowed:
-        parser.error(f"--cores must be {allowed} at most, got {max(options.cores)}. This process may use no more.")
-    result = _measure_here(names, options) if options.cores == (allowed,) else _measure_in_processes(arguments, names, options)
+    allowed_count = allowed_cores()
+    options.cores = options.cores or ((min(16, allowed_count), 4) if allowed_count > 4 else (allowed_count,))
+    if max(options.cores) > allowed_count:
+        parser.error(f"--cores must be {allowed_count} at most, got {max(options.cores)}. This process may use no more.")
+    result = (
+        _measure_here(names, options) if options.cores == (allowed_count,) else _measure_in_processes(arguments, names, options)
+    )
     if options.part:
         return result
     columns = [key for key in COLUMNS if any(key in row for row in result["rows"])]

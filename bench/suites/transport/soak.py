@@ -53,7 +53,7 @@ ALLOWED = {
 
 
 class RepeatedBatches:
-    """Iterable that repeats batches from a list, ``count`` batches in all."""
+    """Iterable that repeats batches from a list, ``count`` batches in total."""
 
     def __init__(self, batches: Sequence[Any], count: int) -> None:
         self._batches, self._count = batches, count
@@ -178,7 +178,7 @@ def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[s
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("soak", __doc__, batch="2", size=8)
-    parser.add_argument("--batches", type=int, help=f"batches in all (default: {BATCHES})")
+    parser.add_argument("--batches", type=int, help=f"number of batches (default: {BATCHES})")
     options = flags.parse(parser, argv)
     options.batches = options.batches or BATCHES.get(options.device.type, BATCHES["cpu"])
     machine = environment(options.device)
@@ -195,15 +195,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         torch.set_num_threads(threads)
     rows = [row(name, [(at, resources[name]) for at, resources in readings], perf_counter() - start) for name in readings[0][1]]
     result = measurement.finish("soak", options, rows, settings, machine, start)
-    grown = []
+    growing = []
     for resource_row in rows:
         name = resource_row["name"]
         growth = next(value for key, value in resource_row.items() if key in ("growth", "growth_bytes"))
         console.print(f"{name}: {growth:+,.0f} from the second quarter to the last")
-        grown += [name] if growth > ALLOWED.get(name, growth) else []
-    if grown:
+        growing += [name] if growth > ALLOWED.get(name, growth) else []
+    if growing:
         raise SystemExit(
-            f"The suite failed, because the process holds more and more of: {', '.join(grown)}. The readings are in the file "
+            f"The suite failed, because the process holds more and more of: {', '.join(growing)}. The readings are in the file "
             "of --json."
         )
     return result

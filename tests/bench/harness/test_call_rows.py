@@ -71,7 +71,7 @@ def test_rows_where_others_take_part_have_no_time_of_the_host(clock, measure):
 
 def test_without_the_baseline_there_are_no_ratios(clock, measure, tmp_path):
     made = measure(
-        [optional_rows.Skipped("DALI", "not installed"), call_rows.call_row("part", partial(clock.call, 1.0), 8)], "DALI"
+        [optional_rows.SkippedRow("DALI", "not installed"), call_rows.call_row("part", partial(clock.call, 1.0), 8)], "DALI"
     )
     assert made["part"]["ratio"] is None
     page = tmp_path / "page.md"

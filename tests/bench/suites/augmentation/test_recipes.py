@@ -17,7 +17,7 @@ def test_every_recipe_has_the_row_of_its_library_and_ours(tmp_path, monkeypatch)
     missing = {row["case"] for row in made["settings"]["skipped"] if row["name"] == OURS}
     assert missing <= {"timm", "timm, validation"}
     assert rows_by_case(made) == {
-        name: [ONE_BY_ONE if case.keys else KORNIA if case.by_kornia else TORCHVISION, OURS]
+        name: [ONE_BY_ONE if case.keys else KORNIA if case.uses_kornia else TORCHVISION, OURS]
         for name, case in CASES.items()
         if name not in missing
     }

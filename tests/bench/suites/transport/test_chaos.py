@@ -50,7 +50,7 @@ def test_a_batch_that_is_lost_before_the_fault_is_noticed(fault, monkeypatch):
         received.check(want, complete=complete)
 
     trials = (chaos.Trial(0, number, chaos.torch.device("cpu")) for number in itertools.count())
-    trial = next(each for each in trials if each.fault == fault and each.at)
-    monkeypatch.setattr(chaos.Received, "check", losing)
+    trial = next(each for each in trials if each.fault == fault and each.fault_batch)
+    monkeypatch.setattr(chaos.ReceivedBatches, "check", losing)
     with pytest.raises(AssertionError, match="batches were delivered, of"):
         chaos.run(trial)
