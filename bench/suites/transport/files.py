@@ -280,28 +280,15 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         parents=[base_parser],
         conflict_handler="resolve",
     )
-    parser.add_argument(
-        "--workers",
-        type=flags.numbers,
-        default=(),
-        help="numbers of workers to try, comma-separated (default: derived from the cores)",
-    )
-    parser.add_argument(
-        "--rows", metavar="PART;PART", help="measure only rows of these names, or with one of these texts in their name"
-    )
+    parser.add_argument("--workers", type=flags.numbers, default=(), help="comma-separated (default: derived from the cores)")
+    parser.add_argument("--rows", metavar="PART;PART", help="measure only rows whose names are or contain one of these")
     parser.add_argument("--cases", default="small,decode,resnet50,resnet18", help="comma-separated (default: %(default)s)")
-    parser.add_argument(
-        "--cores",
-        type=flags.numbers,
-        help="numbers of cores, comma-separated (default: all, up to 16; and 4 if there are more)",
-    )
+    parser.add_argument("--cores", type=flags.numbers, help="comma-separated (default: all up to 16, and 4 if there are more)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder, instead of the small files")
     parser.add_argument("--photographs", type=Path, metavar="DIR", help="for plain and web (default: of installed packages)")
     parser.add_argument("--rate", type=float, help="limit all rows to this number of images per second")
     parser.add_argument("--search", type=float, default=0.4, help="length of windows that try settings (default: %(default)s)")
-    parser.add_argument(
-        "--keep", action="store_true", help="add rows to the existing result, and replace those of the same cases"
-    )
+    parser.add_argument("--keep", action="store_true", help="add rows to the existing result, or replace those of a case")
     parser.add_argument("--part", action="store_true", help=SUPPRESS)  # in a child process, whose parent prints the table
     options = flags.parse(parser, arguments)
     names = options.cases.split(",")
@@ -311,12 +298,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             f"--cases must name {sets} or raw, or decode, no-engines, cpu or a model of torchvision's, alone or after a set "
             f"and a slash, got {', '.join(unknown)}. Separate by commas."
         )
-    allowed_count = allowed_cores()
-    options.cores = options.cores or ((min(16, allowed_count), 4) if allowed_count > 4 else (allowed_count,))
-    if max(options.cores) > allowed_count:
-        parser.error(f"--cores must be {allowed_count} at most, got {max(options.cores)}. This process may use no more.")
+    core_count = allowed_cores()
+    options.cores = options.cores or ((min(16, core_count), 4) if core_count > 4 else (core_count,))
+    if max(options.cores) > core_count:
+        parser.error(f"--cores must be {core_count} at most, got {max(options.cores)}. This process may use no more.")
     result = (
-        _measure_here(names, options) if options.cores == (allowed_count,) else _measure_in_processes(arguments, names, options)
+        _measure_here(names, options) if options.cores == (core_count,) else _measure_in_processes(arguments, names, options)
     )
     if options.part:
         return result

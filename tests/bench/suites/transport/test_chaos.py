@@ -8,11 +8,11 @@ from gpuaug.benchkit import results
 
 
 def assert_passes(device, trials, seed=0, processes=1):
-    made = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed), "--processes", str(processes)])
-    results.check(made)
-    assert made["settings"]["failed"] == []
-    assert sum(row["trials"] for row in made["rows"]) == trials
-    return {row["name"] for row in made["rows"]}
+    result = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed), "--processes", str(processes)])
+    results.check(result)
+    assert result["settings"]["failed"] == []
+    assert sum(row["trials"] for row in result["rows"]) == trials
+    return {row["name"] for row in result["rows"]}
 
 
 def test_trials_equal_depth_0_whatever_goes_wrong():
