@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     options = parser.parse_args(argv)
     root = photographs()
     images = load([root / f"{name}.jpg" for name in _PHOTOGRAPHS], options.side).to(options.device)
-    device_name = hardware({"environment": environment()}) if images.is_cuda else "CPU"
+    device_name = hardware({"environment": environment(images.device)}) if images.is_cuda else "CPU"
     targets = []
     for name in [options.only] if options.only else SHEETS:
         pipeline = SHEETS[name](options.side)
