@@ -49,7 +49,7 @@ class Trial:
         self.count, self.batch_size = draw.randint(4, 24), draw.randint(1, 3)
         self.batches = -(-self.count // self.batch_size)
         self.fault_batch = draw.randrange(self.batches)
-        """Index of the batch at which the fault happens."""
+        """Index of the batch with the fault."""
         self.stages = draw.choice([("augment",), ("augment",), ("encode",), ("augment", "encode"), ()])
         if self.fault == "stage":
             self.stages = ("augment", "encode")

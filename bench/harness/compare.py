@@ -2,9 +2,9 @@
 
     python -m bench compare before.json after.json --json comparison.json
 
-Rows are matched by case, batch size and name. For each row: its rate in both results (or its time, where it has no rate), the
-ratio of the second to the first, and, where rounds are known, whether the ranges of both results' rounds overlap. If they do,
-the difference is within the spread, and only more rounds can show one.
+Rows are matched by case, batch size and name. A line of the comparison has the rates in both results (or the times, if the row
+has no rate), the ratio of the second to the first and, if both have rounds, whether the ranges of the rounds overlap. If they
+do, the difference is within the spread, and only more rounds can show whether there is one.
 """
 
 import json

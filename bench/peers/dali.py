@@ -128,7 +128,7 @@ class Batches:
 
     Args:
         name: Key of ``PIPELINES``, for a pipeline without masks.
-        loader: Yields batches of ``batch_size`` (C, H, W) uint8 images and their labels.
+        loader: Iterable of (images (B, C, H, W) uint8, labels), with batches of ``batch_size`` images.
         batch_size: Number of images in a batch.
         side: Side of the images in pixels.
         device: Device of the augmented images. On a CPU, DALI's CPU operators run.
@@ -239,7 +239,7 @@ def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any)
         brightness=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
         contrast=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
         saturation=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
-        # Degrees: a tenth of the circle, 0.1 for Kornia and torchvision.
+        # In degrees: a tenth of the circle, which is 0.1 in Kornia and torchvision.
         hue=fn.random.uniform(range=(-36.0, 36.0)) * apply_jitter,
     )
     images = fn.saturation(images, saturation=1.0 - fn.random.coin_flip(probability=0.2))

@@ -70,7 +70,7 @@ def decode_beside_step(case: FileCase, stack: ExitStack, *, resident: Batches, b
         case: Files to decode.
         stack: Closes the decoding loader.
         resident: Batches for the training step.
-        backend: The ``backend`` of the ``DecodeStage``.
+        backend: Argument ``backend`` of the ``DecodeStage``.
     """
     decoded = decode_stage_alone(case, stack, backend=backend)
     for images, labels in resident:

@@ -1,6 +1,7 @@
 """Cases of the suite ``files``: their files, rows and steps.
 
-A case is named ``SET``, ``LOOP`` or ``SET/LOOP``. A set alone is loaded; a loop alone runs on the small files.
+A case is named ``SET``, ``LOOP`` or ``SET/LOOP``. A case without a loop only loads; without a set, its files are the small
+ones.
 """
 
 from argparse import Namespace

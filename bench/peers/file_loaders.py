@@ -92,7 +92,7 @@ def queue_length(settings: Settings) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the installed packages that decode."""
+    """Return the versions of installed packages that decode."""
     packages = ("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-nvjpeg", "simplejpeg", "pillow", "spdl")
     versions_by_package = {}
     for name in packages:

@@ -12,9 +12,9 @@ class TimmPrefetchLoop(Serial):
     """Loop over timm's ``PrefetchLoader``, which copies the next batch and scales it to [0, 1] on a separate stream.
 
     Args:
-        loader: Yields uint8 images and labels.
+        loader: Iterable of (uint8 images, labels).
         device: Device of the batches.
-        prepare: Remaining transform of the float images, in the loop.
+        prepare: Transform of the float images in the loop, after timm's scaling.
 
     Raises:
         MissingError: If timm is not installed, or its version is not safe to measure.

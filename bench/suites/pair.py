@@ -1,4 +1,4 @@
-"""Two checkouts of gpuaug side by side: whether a change made it slower.
+"""Compare the speed of two checkouts of gpuaug, to find out whether a change made it slower.
 
     python -m bench pair ../before --json pair.json
 

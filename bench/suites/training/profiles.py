@@ -6,9 +6,9 @@ Rows of a case: each part alone, the loops, and the figures of the whole loop. T
 FOLDER`` writes a picture and a trace of each case into the folder. Cases:
 
 classifier, Kornia     the loop of the suite classifier, with eager Kornia as a stage
-classifier, fused      the same through gpuaug.fuse
+classifier, fused      the same with a fused stage
 encoder-decoder        a frozen encoder as a captured stage
-ResNet-50, fused       RandomResizedCrop, flip and ColorJitter fused, and a step of ResNet-50
+ResNet-50, fused       RandomResizedCrop, flip and ColorJitter in a fused stage, and a step of ResNet-50
 """
 
 import os

@@ -17,10 +17,14 @@ StreamedLoader, fused    the same with RandomResizedCrop 224, HorizontalFlip, Co
                          bfloat16 and channels last; with the largest batches only
 stacking alone           a ceiling: each worker stacks its batches in its own memory, and hands over nothing
 
-Figures of a row: bytes per second of a loop that only reads batches, and its ratio to the row ``DataLoader, pinned`` (to
-``DataLoader, unpinned`` on a CPU); the median time of a ``next()`` in that loop, mostly waiting (``next_ms``); the CPU time of
-the training thread per batch in that loop (``cpu_ms``); the time of a ``next()`` after a pause in which the batch became ready
-and the thread's core went to sleep (``host_ms``); and the share of batches that came through a slot of the ring.
+Figures of a row:
+
+gb_per_s      GB per second of a loop that only reads batches; ratio: to the row ``DataLoader, pinned`` (on a CPU to
+              ``DataLoader, unpinned``)
+next_ms       median time of ``next()`` in that loop, mostly waiting
+cpu_ms        CPU time of the training thread per batch in that loop
+host_ms       time of ``next()`` after a pause, in which the batch became ready and the core of the thread went to sleep
+slot_share    share of the batches that came through a slot of the ring
 
 Rows run one after another, and the workers of a row end before the next row starts, since the workers of all rows together
 would outnumber the cores. All rows are repeated, every other time in reverse order, and ratios are taken within a repeat. A

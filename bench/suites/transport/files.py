@@ -10,11 +10,11 @@ latter from photographs of installed packages, or from a folder of ``python -m b
 
 small, camera, mix,   loaders alone: RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, antialiased,
 plain, web            to half precision and channels last; camera has an eighth of the batch
-decode                decoders alone, on small files in memory
+decode                decoders alone, on files of small in memory
 resnet50, resnet18    small files into a training step; any other model of torchvision by its name
 no-engines            loaders alone, as on a card without JPEG engines: DALI's decoders on "mixed" with ``hw_decoder_load=0``,
                       gpuaug's with ``backend="hybrid"``
-cpu                   loaders alone, all decoders on the CPU: DALI's best, DALI's with whole images, and gpuaug's
+cpu                   loaders alone, all decoders on the CPU: DALI with its best settings and with whole images, and gpuaug
 raw                   images that were decoded and resized beforehand, from the page cache, in gigabytes per second
 
 web/decode, web/resnet50, plain/no-engines, plain/cpu and so on: the same loops with files of that set. Rows of loaders:
@@ -24,7 +24,7 @@ workers decode, fuse    DataLoader workers decode by torchvision into ``collate_
 DALI                    fn.readers.file, decoders on "mixed"; float16, since it has no bfloat16
 DALI, CPU               the same with decoders on the CPU
 SPDL, fuse              threads decode by SPDL to 256 pixels, gpuaug.fuse does the rest
-gpuaug                  read_encoded, collate_encoded, DecodeStage and gpuaug.fuse
+gpuaug                  gpuaug's read_encoded, collate_encoded, DecodeStage and fuse
 gpuaug, engines / CPU   the same with that backend
 gpuaug, min_side        the same with ``min_side``, for camera only
 engines alone           nvjpegDecodeBatched on batches in memory, repeatedly (a ceiling)

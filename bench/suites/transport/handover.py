@@ -1,4 +1,4 @@
-"""Cost of one ``next`` for the training thread in a loader without stages, which only copies.
+"""Host time of one ``next`` in a loader without stages, which only copies.
 
     python -m bench run handover
 

@@ -39,7 +39,7 @@ def test_a_process_holds_no_more_on_a_gpu():
     assert "reserved GPU memory" in {row["name"] for row in result["rows"]}
 
 
-@pytest.mark.parametrize("what", ["descriptors", "private memory"])
+@pytest.mark.parametrize("resource", ["descriptors", "private memory"])
 def test_growth_is_found(resource, monkeypatch):
     leaked = []
 
@@ -53,8 +53,8 @@ def test_growth_is_found(resource, monkeypatch):
     monkeypatch.setattr(soak, "epochs", lambda options: {"leaking": (100, leak)})
     with pytest.raises(SystemExit, match=f"because the process holds more and more of: .*{resource}"):
         soak.main([*CPU, "--batches", "2000"])
-    for each in leaked:
-        os.close(each) if resource == "descriptors" else each.close()
+    for handle in leaked:
+        os.close(handle) if resource == "descriptors" else handle.close()
 
 
 def test_growth_is_from_the_second_quarter_to_the_last():
