@@ -1,4 +1,4 @@
-"""The suites behind the figures of the documentation. ``python -m bench --help`` lists the commands.
+"""Benchmarks, whose results the documentation shows. ``python -m bench --help`` lists the commands.
 
-Rooms, each of which imports only from those before it: data, harness, figures and peers, suites.
+Folders, each of which imports only from those before it: data, harness, figures and peers, suites.
 """

@@ -1,21 +1,21 @@
-"""The benchmarks: measure, compare two results, and make pictures and tables of them.
+"""Benchmarks: measure suites, compare results, and write pictures and tables.
 
-    python -m bench run                  measure every suite, or those that are named
-    python -m bench SUITE                measure one suite, with flags of its own
+    python -m bench run                  measure all suites, or the suites that are given
+    python -m bench SUITE                measure one suite, with further flags
     python -m bench accuracy --data DIR  train on torchvision's images and on gpuaug's, and compare top-1
-    python -m bench kernels              the time of each of gpuaug's kernels; needs a GPU, and is not among the suites of run
-    python -m bench soak                 a long run of small batches, in which nothing that the process holds may grow
+    python -m bench kernels              measure each kernel of gpuaug; needs a GPU, and is not a suite of run
+    python -m bench soak                 a long run of small batches, in which no resource of the process may grow
     python -m bench chaos                loops with random delays, breaks, errors, kills and resumes, compared with depth=0
-    python -m bench compare A B          two results of one suite, row by row
-    python -m bench pair CHECKOUT        this checkout beside another, in processes that take turns
-    python -m bench plot                 a picture of every result
-    python -m bench tables               the tables in the documentation
-    python -m bench sheets               pictures of the same draws through Kornia and through gpuaug.fuse
-    python -m bench show                 pictures that gpuaug.show draws of photographs
-    python -m bench photographs DIR      photographs of installed packages, packed for another machine
-    python -m bench env                  what a result says about this machine
+    python -m bench compare A B          compare two results of one suite, row by row
+    python -m bench pair CHECKOUT        measure this checkout and another, in alternating processes
+    python -m bench plot                 draw a picture of every result
+    python -m bench tables               write the tables in the documentation
+    python -m bench sheets               draw the same augmentations by Kornia and by gpuaug.fuse
+    python -m bench show                 draw photographs with gpuaug.show
+    python -m bench photographs DIR      pack photographs of installed packages for another machine
+    python -m bench env                  print the description of this machine that results contain
 
-``python -m bench COMMAND --help`` says more, ``python -m bench run --list`` names the suites.
+``python -m bench COMMAND --help`` shows the flags of a command, ``python -m bench run --list`` the suites.
 """
 
 import importlib
@@ -40,18 +40,18 @@ COMMANDS = {
     "chaos": "bench.suites.transport.chaos",
     **{module.rpartition(".")[2]: module for module, _ in SUITES.values()},
 }
-"""Command to the module whose ``main`` runs it."""
+"""Command: module whose ``main`` runs it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        # A command parses its flags itself, --help among them: run passes on what it does not know.
+        # Each command parses its flags, including --help; run passes unknown flags on to the suites.
         commands.add_parser(name, add_help=False)
-    options, rest = parser.parse_known_args(argv)
-    command = importlib.import_module(COMMANDS[options.command]).main
-    status = command(rest, SUITES) if options.command == "run" else command(rest)
+    options, command_arguments = parser.parse_known_args(argv)
+    command_main = importlib.import_module(COMMANDS[options.command]).main
+    status = command_main(command_arguments, SUITES) if options.command == "run" else command_main(command_arguments)
     return status if isinstance(status, int) else 0
 
 

@@ -1,1 +1,1 @@
-"""Data of the suites: images, loaders, augmentation pipelines, networks."""
+"""Data of the suites: images, loaders, augmentation pipelines and networks."""

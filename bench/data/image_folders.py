@@ -16,7 +16,7 @@ from bench.data.pipelines import MEAN, STD
 from gpuaug.benchkit.environment import allowed_cores
 from gpuaug.benchkit.photos import class_folders
 
-_TESTED_SHARE = 0.2
+_VALIDATION_SHARE = 0.2
 
 
 class Images(Dataset):
@@ -24,47 +24,47 @@ class Images(Dataset):
 
     Args:
         samples: (path, label) of each image.
-        decoded: The images, if they are held in memory.
-        transform: Applied to each image.
-        read: Reads a file. Left out: ``decode``.
+        decoded_images: Decoded images, if they are held in memory.
+        transform: Function that is applied to each image.
+        load: Function that reads a file. Default: ``decode``.
     """
 
     def __init__(
         self,
         samples: Sequence[tuple[str, int]],
-        decoded: Sequence[Tensor] | None = None,
+        decoded_images: Sequence[Tensor] | None = None,
         transform: Callable[[Tensor], Tensor] | None = None,
-        read: Callable[[str], Any] | None = None,
+        load: Callable[[str], Any] | None = None,
     ) -> None:
         self.samples = samples
-        self.decoded = decoded
+        self.decoded_images = decoded_images
         self.transform = transform
-        self.read = read or decode
+        self.load = load or decode
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
-        image = self.read(path) if self.decoded is None else self.decoded[index]
+        image = self.load(path) if self.decoded_images is None else self.decoded_images[index]
         return (image if self.transform is None else self.transform(image)), label
 
     def in_memory(self) -> "Images":
-        """The same images, decoded now."""
+        """Decode all images, and return them as a dataset in memory."""
         with ThreadPoolExecutor(allowed_cores()) as pool:
             return Images(self.samples, list(pool.map(decode, [path for path, _ in self.samples])), self.transform)
 
     def encoded(self) -> "Images":
-        """The same images as undecoded files, for ``gpuaug.collate_encoded``."""
-        return Images(self.samples, read=gpuaug.read_encoded)
+        """Return a dataset of the same files, not decoded, for ``gpuaug.collate_encoded``."""
+        return Images(self.samples, load=gpuaug.read_encoded)
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Images":
-        """The same images, with ``transform`` applied to each."""
-        return Images(self.samples, self.decoded, transform)
+        """Return a dataset of the same images that applies ``transform`` to each."""
+        return Images(self.samples, self.decoded_images, transform)
 
 
 class Split(NamedTuple):
-    """Images to train on and to validate on, without a file in common, and the names of their classes."""
+    """Training images and validation images, which have no file in common, and the names of their classes."""
 
     train: Images
     val: Images
@@ -72,35 +72,37 @@ class Split(NamedTuple):
 
 
 def split(root: Path) -> Split:
-    """Split a folder of class folders, or use its folders ``train`` and ``val``.
+    """Return the folders ``train`` and ``val`` of ``root``, or split a folder of class folders.
 
-    A split keeps a fifth of the images for validation, the same images in every run.
+    If there are no such folders, a fifth of the images is for validation, the same images in every run.
 
     Raises:
-        ValueError: If ``root`` is no such folder, or ``train`` and ``val`` have different classes.
+        ValueError: If ``root`` is not such a folder, or ``train`` and ``val`` have different classes.
     """
     if (root / "train").is_dir() and (root / "val").is_dir():
-        train, val = (class_folders(root / part, None) for part in ("train", "val"))
+        train, val = (class_folders(root / name, None) for name in ("train", "val"))
         if train.classes != val.classes:
             raise ValueError(
                 f"train and val must have the same classes, got {len(train.classes)} and {len(val.classes)} in {root}, of "
                 f"which {len(set(train.classes) ^ set(val.classes))} are in one alone. Add or remove folders."
             )
         return Split(Images(train.samples), Images(val.samples), train.classes)
-    whole = class_folders(root, None)
-    order = torch.randperm(len(whole), generator=torch.Generator().manual_seed(0)).tolist()
-    tested = max(1, round(_TESTED_SHARE * len(whole)))
-    kept, left = ([whole.samples[index] for index in chosen] for chosen in (order[:tested], order[tested:]))
-    return Split(Images(left), Images(kept), whole.classes)
+    folder = class_folders(root, None)
+    order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(0)).tolist()
+    val_count = max(1, round(_VALIDATION_SHARE * len(folder)))
+    val_samples, train_samples = (
+        [folder.samples[index] for index in indices] for indices in (order[:val_count], order[val_count:])
+    )
+    return Split(Images(train_samples), Images(val_samples), folder.classes)
 
 
 def decode(path: str) -> Tensor:
-    """An image file as (3, H, W) uint8."""
+    """Decode an image file to (3, H, W) uint8."""
     return v2.functional.pil_to_tensor(default_loader(path))
 
 
 def validation_tensors(images: Images, size: int) -> tuple[Tensor, Tensor]:
-    """Images (N, 3, size, size) float32 and labels (N,), with one transform for all models."""
+    """Return images (N, 3, size, size) float32 and labels (N,): resized, cropped at the centre, and normalised."""
     transform = v2.Compose(
         [
             v2.Resize(size * 8 // 7, antialias=True),
@@ -110,5 +112,5 @@ def validation_tensors(images: Images, size: int) -> tuple[Tensor, Tensor]:
         ]
     )
     with ThreadPoolExecutor(allowed_cores()) as pool:
-        found, labels = zip(*pool.map(images.transformed(transform).__getitem__, range(len(images))), strict=True)
-    return torch.stack(found), torch.tensor(labels)
+        tensors, labels = zip(*pool.map(images.transformed(transform).__getitem__, range(len(images))), strict=True)
+    return torch.stack(tensors), torch.tensor(labels)

@@ -4,9 +4,9 @@
     python -m bench files --cases web --photographs DIR
 
 Packages with photographs: scikit-image and scikit-learn; Debian's mate-backgrounds, lomiri-wallpapers-16.04 and
-lomiri-wallpapers-20.04. Packages that are not installed are left out. ``--backgrounds`` names the folder of Debian's
-photographs where the packages were unpacked elsewhere. Drawings and textures in the same packages compress unlike photographs
-and are left out. Licences: see each package; the folder is for measurements, not for distribution.
+lomiri-wallpapers-20.04. Packages that are not installed are left out. ``--backgrounds`` is the folder of Debian's photographs
+if the packages were unpacked elsewhere. Drawings and textures of the same packages are left out, because they compress unlike
+photographs. Licences: see each package; the folder is for measurements, not for distribution.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -20,10 +20,10 @@ from PIL import Image
 from gpuaug.benchkit.environment import allowed_cores
 
 BACKGROUNDS = Path("/usr/share/backgrounds")
-"""Where Debian's packages install their photographs."""
+"""Folder in which Debian's packages install their photographs."""
 
-MOST_PX = 1600
-"""Longest side of a photograph; larger ones are made smaller."""
+MAX_SIDE_PX = 1600
+"""Largest side of a photograph in pixels. Larger photographs are downscaled."""
 
 _DEBIAN = (
     *("mate/nature/Aqua", "mate/nature/Blinds", "mate/nature/Dune", "mate/nature/FreshFlower", "mate/nature/Garden"),
@@ -45,52 +45,52 @@ _QUALITY = 92
 
 
 def paths(folder: Path | None = None, *, backgrounds: Path = BACKGROUNDS) -> list[Path]:
-    """Paths of the photographs, in the order of their names.
+    """Return the paths of the photographs, sorted by name.
 
     Args:
-        folder: A folder of packed photographs. Left out: the photographs of installed packages.
-        backgrounds: Folder of Debian's photographs, where ``folder`` is left out.
+        folder: Folder of packed photographs. Default: photographs of installed packages.
+        backgrounds: Folder of Debian's photographs, used without ``folder``.
 
     Raises:
-        FileNotFoundError: If there are none.
+        FileNotFoundError: If there are no photographs.
     """
     if folder is not None:
-        found = list(folder.glob("*.jpg"))
+        files = list(folder.glob("*.jpg"))
     else:
-        found = [path for name in _DEBIAN if (path := backgrounds / f"{name}.jpg").is_file()]
+        files = [path for name in _DEBIAN if (path := backgrounds / f"{name}.jpg").is_file()]
         for (package, *parts), names in _WHEELS.items():
-            # Found, not imported: scikit-learn's import takes seconds.
+            # find_spec instead of an import, because the import of scikit-learn takes seconds.
             spec = find_spec(package)
             for root in (spec and spec.submodule_search_locations) or ():
-                found += [path for name in names if (path := Path(root, *parts, name)).is_file()]
-    if not found:
+                files += [path for name in names if (path := Path(root, *parts, name)).is_file()]
+    if not files:
         raise FileNotFoundError(
             f"There are no photographs to read, because {folder or 'the installed scikit-image'} has none. "
             "Pack some with python -m bench photographs, or install scikit-image from a wheel."
         )
-    return sorted(found, key=lambda path: path.stem)
+    return sorted(files, key=lambda path: path.stem)
 
 
-def read(path: Path) -> Image.Image:
-    """A photograph in RGB, with ``MOST_PX`` pixels on its longest side at most."""
+def load(path: Path) -> Image.Image:
+    """Load a photograph as RGB, downscaled to at most ``MAX_SIDE_PX`` pixels per side."""
     with Image.open(path) as opened:
         image = opened.convert("RGB")
-    image.thumbnail((MOST_PX, MOST_PX), Image.Resampling.LANCZOS)
+    image.thumbnail((MAX_SIDE_PX, MAX_SIDE_PX), Image.Resampling.LANCZOS)
     return image
 
 
 def pack(folder: Path, backgrounds: Path = BACKGROUNDS) -> list[Path]:
     """Write the photographs of installed packages into ``folder``, and return their paths there."""
-    found = paths(backgrounds=backgrounds)
+    sources = paths(backgrounds=backgrounds)
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(path: Path) -> Path:
         packed = folder / f"{path.stem}.jpg"
-        read(path).save(packed, quality=_QUALITY, subsampling="4:4:4", optimize=True)
+        load(path).save(packed, quality=_QUALITY, subsampling="4:4:4", optimize=True)
         return packed
 
     with ThreadPoolExecutor(allowed_cores()) as pool:
-        return list(pool.map(write, found))
+        return list(pool.map(write, sources))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""The augmentation pipelines of the suites, as users write them for torchvision and for Kornia.
+"""Augmentation pipelines of the suites, as users write them for torchvision and for Kornia.
 
-Every pipeline takes uint8 images. GPU pipelines convert them to float first; pipelines in workers do so late, as torchvision
-advises.
+Pipelines for workers take uint8 images, and convert them to float late, as torchvision advises. Kornia's pipelines take uint8
+images through ``gpuaug.fuse``, and otherwise floats, through ``ScaleAndTransform``.
 """
 
 from typing import Any
@@ -16,19 +16,19 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-class Scaled(nn.Module):
-    """uint8 images as floats in [0, 1], then ``transform``."""
+class ScaleAndTransform(nn.Module):
+    """Module that scales uint8 images to floats in [0, 1], and calls ``transform``."""
 
     def __init__(self, transform: nn.Module) -> None:
         super().__init__()
         self.transform = transform
 
-    def forward(self, images: Tensor, *rest: Tensor) -> Any:
-        return self.transform(images.float() / 255, *rest)
+    def forward(self, images: Tensor, *annotations: Tensor) -> Any:
+        return self.transform(images.float() / 255, *annotations)
 
 
 def heavy_worker(size: int) -> nn.Module:
-    """The heavy pipeline for one uint8 image on a worker."""
+    """Return the heavy pipeline in torchvision, for one uint8 image in a worker."""
     return v2.Compose(
         [
             v2.RandomCrop(size // 2),
@@ -42,7 +42,7 @@ def heavy_worker(size: int) -> nn.Module:
 
 
 class HeavyPublished(nn.Module):
-    """The heavy pipeline on the card as published: one draw per batch, except for a rotation called once per image."""
+    """The heavy pipeline in torchvision on the card, as published: one draw per batch, except for one rotation per image."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -56,12 +56,12 @@ class HeavyPublished(nn.Module):
 
 
 def heavy_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
-    """The heavy pipeline in Kornia, every image with its own draws.
+    """Return the heavy pipeline in Kornia, with separate draws for every image.
 
     Args:
-        size: Side of the images.
-        cropping: ``"resample"`` crops by a warp, without a loop over the images; ``"slice"`` is Kornia's default.
-        container: Further arguments of the container, here and below.
+        size: Side of the images in pixels.
+        cropping: Crop mode. ``"resample"`` crops by a warp, without a loop over the images; ``"slice"`` is Kornia's default.
+        container: Further arguments of ``AugmentationSequential``, as in the functions below.
     """
     return K.AugmentationSequential(
         K.RandomCrop((size // 2, size // 2), cropping_mode=cropping),
@@ -74,7 +74,7 @@ def heavy_kornia(size: int, *, cropping: str = "resample", **container: Any) -> 
 
 
 def classification_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
-    """The usual pipeline of ImageNet training in Kornia, to ``size`` pixels."""
+    """Return the usual pipeline of ImageNet training in Kornia, to ``size`` pixels per side."""
     return K.AugmentationSequential(
         K.RandomResizedCrop((size, size), cropping_mode=cropping),
         K.RandomHorizontalFlip(),
@@ -85,7 +85,7 @@ def classification_kornia(size: int, *, cropping: str = "resample", **container:
 
 
 def contrastive_kornia(size: int, *, cropping: str = "resample", **container: Any) -> nn.Module:
-    """One view of contrastive learning in Kornia, to ``size`` pixels."""
+    """Return the pipeline of one view of contrastive learning in Kornia, to ``size`` pixels per side."""
     return K.AugmentationSequential(
         K.RandomResizedCrop((size, size), cropping_mode=cropping),
         K.RandomHorizontalFlip(),
@@ -98,7 +98,7 @@ def contrastive_kornia(size: int, *, cropping: str = "resample", **container: An
 
 
 def view_kornia(size: int, area: tuple[float, float], *, cropping: str = "resample") -> nn.Module:
-    """One view of DINO's pipeline in Kornia: crops of the given share of the image's ``area``, to ``size`` pixels a side."""
+    """Return the pipeline of one view of DINO in Kornia, to ``size`` pixels per side. ``area``: range of the crop's share."""
     return K.AugmentationSequential(
         K.RandomResizedCrop((size, size), scale=area, cropping_mode=cropping),
         K.RandomHorizontalFlip(),
@@ -110,13 +110,13 @@ def view_kornia(size: int, area: tuple[float, float], *, cropping: str = "resamp
 
 
 def randaugment_kornia(*, cropping: str = "resample", **container: Any) -> nn.Module:
-    """RandAugment of whole images in Kornia, which draws its ops once per batch."""
+    """Return RandAugment without a crop in Kornia, which draws its ops once per batch."""
     del cropping  # there is no crop
     return K.AugmentationSequential(RandAugment(n=2, m=10), K.Normalize(torch.tensor(MEAN), torch.tensor(STD)), **container)
 
 
 def classification_torchvision(size: int) -> nn.Module:
-    """The usual pipeline of ImageNet training in torchvision, with one draw per call."""
+    """Return the usual pipeline of ImageNet training in torchvision, with one draw per call."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, antialias=True),
@@ -129,7 +129,7 @@ def classification_torchvision(size: int) -> nn.Module:
 
 
 def contrastive_torchvision(size: int) -> nn.Module:
-    """One view of contrastive learning in torchvision, with one draw per call."""
+    """Return the pipeline of one view of contrastive learning in torchvision, with one draw per call."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, antialias=True),
@@ -144,11 +144,11 @@ def contrastive_torchvision(size: int) -> nn.Module:
 
 
 def randaugment_torchvision() -> nn.Module:
-    """RandAugment of whole images in torchvision, with one draw per call."""
+    """Return RandAugment without a crop in torchvision, with one draw per call."""
     return v2.Compose([v2.RandAugment(num_ops=2, magnitude=10), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
 
 def hflip_kornia(*, cropping: str = "resample", **container: Any) -> nn.Module:
-    """The preset ``hflip`` in Kornia."""
+    """Return torchvision's preset ``hflip`` in Kornia."""
     del cropping  # there is no crop
     return K.AugmentationSequential(K.RandomHorizontalFlip(), **container)

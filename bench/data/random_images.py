@@ -1,4 +1,4 @@
-"""Data sets of random images: cheap to read, so that figures measure the loop and not decoding."""
+"""Datasets of random images that are cheap to read, so that figures measure the loop and not decoding."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -10,19 +10,19 @@ from torch.utils.data import Dataset
 
 CLASSES = 21
 POOL = 128
-_REPEATS = 40
+_POOL_REPEATS = 40
 _MEAN_OBJECTS = 7.0
 _OBJECT_CLASSES = 80
 
 
 class RandomImages(Dataset):
-    """Items from a small pool of random uint8 images: an item costs one copy, like an image decoded in advance.
+    """Items from a small pool of random uint8 images. An item costs one copy, like an image that was decoded in advance.
 
     Args:
         size: Side of the images in pixels.
-        labels: One label per image, or one per pixel.
-        dtype: Data type of the labels. Published segmentation loops take int64, eight bytes a pixel.
-        transform: Applied to the image in the worker.
+        labels: Whether there is one label per image, or one per pixel.
+        dtype: Data type of the labels. Published segmentation loops take int64, eight bytes per pixel.
+        transform: Function that is applied to each image in the worker.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class RandomImages(Dataset):
         dtype: torch.dtype = torch.int64,
         transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        draw = torch.Generator().manual_seed(0)
-        self.images = torch.randint(256, (POOL, 3, size, size), dtype=torch.uint8, generator=draw)
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randint(256, (POOL, 3, size, size), dtype=torch.uint8, generator=generator)
         shape = (POOL, size, size) if labels == "pixel" else (POOL,)
-        self.labels = torch.randint(CLASSES, shape, dtype=dtype, generator=draw)
+        self.labels = torch.randint(CLASSES, shape, dtype=dtype, generator=generator)
         self.transform = transform
 
     def __len__(self) -> int:
@@ -56,10 +56,10 @@ class RaggedImages(Dataset):
     """
 
     def __init__(self, sides: tuple[int, int], *, count: int = POOL) -> None:
-        draw = torch.Generator().manual_seed(0)
-        shapes = torch.randint(sides[0], sides[1] + 1, (count, 2), generator=draw).tolist()
-        self.images = [torch.randint(256, (3, *shape), dtype=torch.uint8, generator=draw) for shape in shapes]
-        self.labels = torch.randint(CLASSES, (count,), generator=draw)
+        generator = torch.Generator().manual_seed(0)
+        shapes = torch.randint(sides[0], sides[1] + 1, (count, 2), generator=generator).tolist()
+        self.images = [torch.randint(256, (3, *shape), dtype=torch.uint8, generator=generator) for shape in shapes]
+        self.labels = torch.randint(CLASSES, (count,), generator=generator)
         self.transform: Callable[[Tensor], Tensor] | None = None
 
     def __len__(self) -> int:
@@ -70,18 +70,18 @@ class RaggedImages(Dataset):
         return (image if self.transform is None else self.transform(image)), self.labels[index]
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "RaggedImages":
-        """The same images, with ``transform`` applied to each in the worker."""
-        other = copy(self)
-        other.transform = transform
-        return other
+        """Return a dataset of the same images that applies ``transform`` to each image in the worker."""
+        dataset = copy(self)
+        dataset.transform = transform
+        return dataset
 
 
-class Transformed(Dataset):
+class TransformedSamples(Dataset):
     """Samples in memory, transformed in the worker.
 
     Args:
-        samples: The arguments of ``transform`` for each item.
-        transform: Returns one part of an item, or a tuple of them.
+        samples: Arguments of ``transform`` for each item.
+        transform: Function that returns the members of an item, as a tuple unless there is only one.
     """
 
     def __init__(self, samples: Sequence[tuple[Any, ...]], transform: Callable[..., Any]) -> None:
@@ -91,18 +91,18 @@ class Transformed(Dataset):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        found = self.transform(*self.samples[index])
-        return found if isinstance(found, tuple) else (found,)
+        item = self.transform(*self.samples[index])
+        return item if isinstance(item, tuple) else (item,)
 
 
-def random_objects(height: int, width: int, draw: torch.Generator) -> dict[str, Tensor]:
-    """Boxes (n, 4) as corners in pixels and labels (n,) of about seven objects, at least one, as in COCO."""
-    objects = max(1, int(torch.poisson(torch.tensor(_MEAN_OBJECTS), generator=draw)))
-    corners = torch.rand(objects, 2, 2, generator=draw).sort(dim=1).values
-    # No side is shorter than a tenth of the image's.
+def random_objects(height: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return boxes (n, 4), corners in pixels, and labels (n,). As in COCO, n is 7 on average, and at least 1."""
+    objects = max(1, int(torch.poisson(torch.tensor(_MEAN_OBJECTS), generator=generator)))
+    corners = torch.rand(objects, 2, 2, generator=generator).sort(dim=1).values
+    # No side of a box is shorter than a tenth of the side of the image.
     corners[:, 0] *= 0.9
     corners[:, 1] = corners[:, 1].clamp(min=corners[:, 0] + 0.1)
-    labels = torch.randint(_OBJECT_CLASSES, (objects,), generator=draw)
+    labels = torch.randint(_OBJECT_CLASSES, (objects,), generator=generator)
     return {"boxes": (corners * torch.tensor([width, height])).flatten(1), "labels": labels}
 
 
@@ -111,8 +111,8 @@ class RepeatedRandomImages(RandomImages):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.images = self.images.repeat(_REPEATS, 1, 1, 1)
-        self.labels = self.labels.repeat(_REPEATS)
+        self.images = self.images.repeat(_POOL_REPEATS, 1, 1, 1)
+        self.labels = self.labels.repeat(_POOL_REPEATS)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -22,16 +22,16 @@ IMAGES, LABELS = "images.npy", "labels.npy"
 
 
 def make(root: Path, count: int, side: int) -> Path:
-    """A folder with ``count`` images of ``side`` pixels from a folder of class folders, written on the first call.
+    """Return a folder with ``count`` raw images of ``side`` pixels per side, which the first call writes.
 
     Args:
-        root: The folder of class folders; its name is part of the cache's. With fewer than ``count`` files, files are repeated.
+        root: Folder of class folders of image files. Its name is part of the name of the cache. Too few files are repeated.
         count: Number of images.
         side: Side of each image in pixels.
     """
     samples = ImageFolder(root).samples
-    chosen = [samples[index % len(samples)] for index in range(count)]
-    return cached_folder(f"raw-{root.name}-{count}-{side}", partial(write, chosen, side))
+    raw_samples = [samples[index % len(samples)] for index in range(count)]
+    return cached_folder(f"raw-{root.name}-{count}-{side}", partial(write, raw_samples, side))
 
 
 def write(samples: Sequence[tuple[str, int]], side: int, folder: Path) -> None:
@@ -54,12 +54,12 @@ class RawImages(Dataset):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Mapped copy-on-write, though nobody writes: PyTorch warns of read-only memory.
+        # Copy-on-write instead of read-only, because PyTorch warns about read-only memory.
         self.images = np.load(folder / IMAGES, mmap_mode="c")
         self.labels = np.load(folder / LABELS)
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
-        return RawImages, (self.folder,)  # a spawned worker maps the file itself: a pickle would hold all images
+        return RawImages, (self.folder,)  # a spawned worker maps the file; a pickle would contain all images
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,4 +1,4 @@
-"""Folders of videos: H.264 with a key frame every 50 frames, made by PyAV's encoder from textures that move."""
+"""Folders of H.264 videos with a key frame every 50 frames, encoded by PyAV from moving textures."""
 
 import shutil
 from pathlib import Path
@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZES = {"340x256": (256, 340), "1280x720": (720, 1280)}
-"""Height and width of each set."""
+"""Name of a set: height and width of its frames in pixels."""
 
-FRAMES, KEY_EVERY = 300, 50
+FRAMES, KEY_FRAME_INTERVAL = 300, 50
 DISTINCT, FILES = 4, 48
-"""Videos that are encoded, and files: copies of them."""
+"""Number of videos that are encoded, and number of files; the other files are copies."""
 
 
 def folder(root: Path, size: str) -> list[str]:
-    """The paths of a set's videos, which are made unless they are there."""
+    """Return the paths of the videos of a set. Missing videos are encoded."""
     import av
 
     height, width = SIZES[size]
@@ -28,7 +28,9 @@ def folder(root: Path, size: str) -> list[str]:
             shutil.copy(paths[number % DISTINCT], path)
             continue
         with av.open(str(path), "w") as file:
-            stream = file.add_stream("libx264", rate=30, options={"crf": "24", "preset": "medium", "g": str(KEY_EVERY)})
+            stream = file.add_stream(
+                "libx264", rate=30, options={"crf": "24", "preset": "medium", "g": str(KEY_FRAME_INTERVAL)}
+            )
             stream.height = height
             stream.width = width
             stream.pix_fmt = "yuv420p"
@@ -36,14 +38,14 @@ def folder(root: Path, size: str) -> list[str]:
             for index in range(FRAMES):
                 top = int(height * (0.5 + 0.45 * np.sin(index / 23)))
                 left = int(width * (0.5 + 0.45 * np.cos(index / 31)))
-                picture = np.ascontiguousarray(texture[top : top + height, left : left + width])
-                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
+                frame = np.ascontiguousarray(texture[top : top + height, left : left + width])
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
             file.mux(stream.encode())
     return [str(path) for path in paths]
 
 
 def _texture(height: int, width: int, seed: int) -> NDArray[np.uint8]:
-    """(H, W, 3) noise of five scales."""
+    """Return noise of five scales, (H, W, 3)."""
     rng = np.random.default_rng(seed)
     total = np.zeros((height, width, 3), np.float32)
     for scale in (4, 8, 16, 32, 64):

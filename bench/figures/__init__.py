@@ -1,1 +1,1 @@
-"""From results to the pictures and tables of the documentation."""
+"""Pictures and tables of the documentation, from stored results."""

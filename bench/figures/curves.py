@@ -1,7 +1,7 @@
-"""Lines over the batch size: the ratio of each row to the baseline, and its rate.
+"""Plots over the batch size: the ratio of each row to the baseline, and its rate.
 
-Green is gpuaug, greys are what users do today, each with a marker of its own. Bands reach from the slowest to the fastest
-round. A row that was left out at the largest sizes ends before them.
+Green lines are gpuaug, grey lines are what users do today; markers differ. Bands show the range from the slowest to the fastest
+round. The line of a row that was left out at the largest batch sizes ends before them.
 """
 
 from collections.abc import Sequence
@@ -11,30 +11,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-FEWEST = 4
-"""Batch sizes that make a line."""
+MIN_SIZES = 4
+"""Smallest number of batch sizes for which lines are drawn."""
 
 _GREENS, _GREYS = ("#1b7a45", "#3fbf7f", "#8fd6ae"), ("#3c4043", "#80868b", "#5f6368", "#9aa0a6", "#70757a")
 _OUR_MARKERS, _MARKERS = "oP*", "sD^vX<>"
-_WIDE = 4.0
-"""Ratios further apart than this, the largest over the smallest, are drawn on a logarithmic axis."""
-_GAP = 0.065
-"""Between two labels, as a share of the axis."""
+_LOG_SCALE_RANGE = 4.0
+"""Largest ratio over smallest ratio above which the axis of the ratios is logarithmic."""
+_LABEL_GAP = 0.065
+"""Smallest distance between two labels, as a share of the height of the axis."""
 
 Series = dict[str, list[dict[str, Any]]]
 
 
 def fits(result: dict[str, Any]) -> bool:
-    """Whether every row is one of a series over at least ``FEWEST`` batch sizes, and none is of a case."""
+    """Return whether a result can be drawn as lines: no cases, ``MIN_SIZES`` batch sizes or more, one row per name and size."""
     rows = result["rows"]
     sizes = {row.get("batch_size") for row in rows}
     points = {(row["name"], row.get("batch_size")) for row in rows}
-    plain = all("batch_size" in row and "images_per_s" in row and not row.get("case") for row in rows)
-    return plain and len(sizes) >= FEWEST and len(points) == len(rows)
+    has_rates = all("batch_size" in row and "images_per_s" in row and not row.get("case") for row in rows)
+    return has_rates and len(sizes) >= MIN_SIZES and len(points) == len(rows)
 
 
 def draw(result: dict[str, Any], title: str) -> Figure:
-    """Draw a result that ``fits``."""
+    """Draw a result for which ``fits`` is true."""
     series: Series = {}
     for row in sorted(result["rows"], key=lambda row: row["batch_size"]):
         series.setdefault(row["name"], []).append(row)
@@ -43,13 +43,13 @@ def draw(result: dict[str, Any], title: str) -> Figure:
     sizes = sorted({row["batch_size"] for row in result["rows"]})
     styles = _styles(list(series), settings.get("ours", ()))
     figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    ratio_axis, rate_axis = figure.subplots(1, 2)
     baseline = settings.get("baseline")
-    _ratios(left, {name: rows for name, rows in series.items() if name != baseline}, styles)
-    left.set_title(f"ratio to {baseline}", loc="left", fontsize=9)
-    _rates(right, series, styles)
-    right.set_title("images/s", loc="left", fontsize=9)
-    for axis in (left, right):
+    _ratios(ratio_axis, {name: rows for name, rows in series.items() if name != baseline}, styles)
+    ratio_axis.set_title(f"ratio to {baseline}", loc="left", fontsize=9)
+    _rates(rate_axis, series, styles)
+    rate_axis.set_title("images/s", loc="left", fontsize=9)
+    for axis in (ratio_axis, rate_axis):
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_locator(FixedLocator(sizes))
         axis.xaxis.set_minor_locator(NullLocator())
@@ -58,7 +58,7 @@ def draw(result: dict[str, Any], title: str) -> Figure:
         axis.tick_params(labelsize=7)
         axis.grid(axis="y", color="#e8eaed", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    _label(right, series, styles)
+    _label_lines(rate_axis, series, styles)
     figure.suptitle(title, fontsize=10)
     return figure
 
@@ -84,13 +84,13 @@ def _styles(names: Sequence[str], ours: Sequence[str]) -> dict[str, dict[str, An
 def _ratios(axis: Axes, series: Series, styles: dict[str, dict[str, Any]]) -> None:
     axis.axhline(1, color="black", linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     for name, rows in series.items():
-        shown = [row for row in rows if row.get("ratio")]
-        sizes = [row["batch_size"] for row in shown]
-        low, high = ([row.get(key) or row["ratio"] for row in shown] for key in ("ratio_low", "ratio_high"))
+        rows_with_ratio = [row for row in rows if row.get("ratio")]
+        sizes = [row["batch_size"] for row in rows_with_ratio]
+        low, high = ([row.get(key) or row["ratio"] for row in rows_with_ratio] for key in ("ratio_low", "ratio_high"))
         axis.fill_between(sizes, low, high, color=styles[name]["color"], alpha=0.15, linewidth=0)
-        axis.plot(sizes, [row["ratio"] for row in shown], **styles[name])
+        axis.plot(sizes, [row["ratio"] for row in rows_with_ratio], **styles[name])
     ratios = [row["ratio"] for rows in series.values() for row in rows if row.get("ratio")]
-    if ratios and max(ratios) > _WIDE * min(ratios):
+    if ratios and max(ratios) > _LOG_SCALE_RANGE * min(ratios):
         axis.set_yscale("log", base=2)
         axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
@@ -100,8 +100,8 @@ def _rates(axis: Axes, series: Series, styles: dict[str, dict[str, Any]]) -> Non
     for name, rows in series.items():
         sizes, rates = ([row[key] for row in rows] for key in ("batch_size", "images_per_s"))
         if all(row.get("rounds") and row.get("steps_per_s") for row in rows):
-            # Rounds are of steps.
-            low, high = ([pick(row["rounds"]) * row["batch_size"] for row in rows] for pick in (min, max))
+            # Rounds are in steps per second.
+            low, high = ([extreme(row["rounds"]) * row["batch_size"] for row in rows] for extreme in (min, max))
             axis.fill_between(sizes, low, high, color=styles[name]["color"], alpha=0.15, linewidth=0)
         axis.plot(sizes, rates, **styles[name])
     axis.set_yscale("log")
@@ -110,20 +110,20 @@ def _rates(axis: Axes, series: Series, styles: dict[str, dict[str, Any]]) -> Non
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def _label(axis: Axes, series: Series, styles: dict[str, dict[str, Any]]) -> None:
-    """Names beside the ends of lines, moved apart where these are close, each with a thin line to its end."""
+def _label_lines(axis: Axes, series: Series, styles: dict[str, dict[str, Any]]) -> None:
+    """Write names beside the ends of lines, moved apart where ends are close. A thin line connects each name to its end."""
     ends = {name: (rows[-1]["batch_size"], rows[-1]["images_per_s"]) for name, rows in series.items()}
-    to_share = axis.transData + axis.transAxes.inverted()
-    wanted = sorted((to_share.transform(end)[1], name) for name, end in ends.items())
+    to_axes = axis.transData + axis.transAxes.inverted()
+    line_ends = sorted((to_axes.transform(end)[1], name) for name, end in ends.items())
     heights: list[float] = []
-    for height, _ in wanted:
-        heights.append(max(height, heights[-1] + _GAP) if heights else height)
-    # What was pushed beyond the top goes down again, and what is below it makes room.
+    for height, _ in line_ends:
+        heights.append(max(height, heights[-1] + _LABEL_GAP) if heights else height)
+    # Move labels above the top down again, and labels below them further down.
     limit = 1.0
     for index in reversed(range(len(heights))):
         heights[index] = min(heights[index], limit)
-        limit = heights[index] - _GAP
-    for height, (_, name) in zip(heights, wanted, strict=True):
+        limit = heights[index] - _LABEL_GAP
+    for height, (_, name) in zip(heights, line_ends, strict=True):
         axis.annotate(
             name,
             ends[name],

@@ -1,4 +1,4 @@
-"""The folder of the documentation's pictures, and how pictures of photographs are written there."""
+"""Folder of the pictures in the documentation, and the function that writes pictures of photographs."""
 
 import io
 from pathlib import Path
@@ -11,11 +11,11 @@ IMAGES = Path("docs/images")
 
 
 def save(figure: Figure, target: Path) -> None:
-    """Write a picture without the two lowest bits of its colours: noise to the eye, and most of the file."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png")
+    """Write a picture without the two lowest bits of its colours, which are invisible but take most of the file."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with Image.open(drawn) as image:
-        # The upper bits again in the place of the lower ones, so that white stays white.
+    with Image.open(png) as image:
+        # Fill the lowest bits with the highest bits, so that white stays white.
         colours = np.asarray(image.convert("RGB")) >> 2
         Image.fromarray(colours << 2 | colours >> 4).save(target, optimize=True)

@@ -2,11 +2,10 @@
 
     python -m bench plot
 
-Every suite that counts steps or images gets a panel for each case or batch size, with a bar for each variant: grey
-for what users do today, green for gpuaug, hatched for ceilings, which leave work out. Whiskers are the slowest and
-the fastest round, or the worst and the best seed. A suite over many batch sizes gets lines over them, drawn by
-``bench.figures.curves``. Training steps are drawn as a timeline, by ``bench.figures.step_timeline``, and what a process held
-over a long run by ``bench.figures.readings``.
+The picture of a suite with rates has a panel for each case or batch size, with a bar for each row: grey for what users do
+today, green for gpuaug, hatched for ceilings, which leave work out. Whiskers show the slowest and the fastest round, or the
+worst and the best seed. ``bench.figures.curves`` draws suites over many batch sizes as lines, ``bench.figures.step_timeline``
+training steps as a timeline, and ``bench.figures.readings`` the resources of a process in a long run.
 """
 
 import json
@@ -21,11 +20,11 @@ from matplotlib.ticker import EngFormatter
 
 from bench.figures import curves, readings, step_timeline
 from bench.figures.pictures import IMAGES
-from bench.harness.result_rows import FIGURES, RESULTS, hardware, panel, shown_rows
+from bench.harness.result_rows import FIGURES, RESULTS, hardware, panel_title, shown_rows
 
 
 def draw(result: dict[str, Any]) -> Figure | None:
-    """Draw one result, or nothing if its rows have no figure that is known here."""
+    """Draw a result. Returns ``None`` if its rows have none of the figures that are plotted."""
     rows = result["rows"]
     if "readings" in rows[0]:
         return readings.draw(result)
@@ -37,20 +36,20 @@ def draw(result: dict[str, Any]) -> Figure | None:
         return curves.draw(result, title)
     panels: dict[str, list[dict[str, Any]]] = {}
     for row in shown_rows(result):
-        panels.setdefault(panel(row, rows), []).append(row)
+        panels.setdefault(panel_title(row, rows), []).append(row)
     columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    most = max(map(len, panels.values()))
-    figure = Figure(figsize=(1.8 + 3.0 * columns, (0.7 + 0.3 * most) * lines + 0.7), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    line_count = -(-len(panels) // columns)
+    max_rows = max(map(len, panels.values()))
+    figure = Figure(figsize=(1.8 + 3.0 * columns, (0.7 + 0.3 * max_rows) * line_count + 0.7), layout="constrained")
+    axes = figure.subplots(line_count, columns, squeeze=False).flatten()
     for axis in axes[len(panels) :]:
         axis.remove()
-    for index, (heading, shown) in enumerate(panels.items()):
-        _bars(axes[index], shown, key, result["settings"])
+    for index, (heading, panel_rows) in enumerate(panels.items()):
+        _bars(axes[index], panel_rows, key, result["settings"])
         axes[index].set_title(heading, loc="left", fontsize=9)
         axes[index].set_xlabel(FIGURES[key], fontsize=8)
-        beside = list(panels.values())[index - index % columns]
-        if index % columns and [row["name"] for row in shown] == [row["name"] for row in beside]:
+        first_in_line = list(panels.values())[index - index % columns]
+        if index % columns and [row["name"] for row in panel_rows] == [row["name"] for row in first_in_line]:
             axes[index].set_yticklabels([])
     figure.suptitle(title, fontsize=10)
     return figure
@@ -67,8 +66,8 @@ def _bars(axis: Axes, rows: list[dict[str, Any]], key: str, settings: dict[str, 
         rounds = row.get("top1_seeds") if key == "top1_percent" else row.get("rounds") if key.endswith("_per_s") else None
         if rounds:
             axis.hlines(height, min(rounds), max(rounds), color="black", linewidth=0.8)
-        reach = max(row[key], max(rounds or [0]))
-        axis.annotate(f"{row[key]:.3g}" if row[key] < 1000 else f"{row[key]:,.0f}", (reach, height), (3, 0),
+        bar_end = max(row[key], max(rounds or [0]))
+        axis.annotate(f"{row[key]:.3g}" if row[key] < 1000 else f"{row[key]:,.0f}", (bar_end, height), (3, 0),
                       textcoords="offset points", va="center", fontsize=7)  # fmt: skip
     axis.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axis.invert_yaxis()
@@ -86,18 +85,18 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of JSON files (default: %(default)s)")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
     options = parser.parse_args(argv)
-    drawn = []
+    targets = []
     for path in sorted(options.results.rglob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         options.images.mkdir(parents=True, exist_ok=True)
         if result["suite"] == "waits":
             step_timeline.draw(result, options.images / "waits.png")
-            drawn.append(options.images / "waits.png")
+            targets.append(options.images / "waits.png")
             continue
         figure = draw(result)
         if figure is not None:
             target = options.images / f"{path.stem}.png"
             figure.savefig(target, dpi=150)
-            drawn.append(target)
-    print("\n".join(map(str, drawn)) or f"plot: no results in {options.results}")
-    return drawn
+            targets.append(target)
+    print("\n".join(map(str, targets)) or f"plot: no results in {options.results}")
+    return targets

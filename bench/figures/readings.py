@@ -1,4 +1,4 @@
-"""A picture of what a process held over a long run: a panel for each figure."""
+"""Picture of the resources of a process during a long run: a panel for each resource."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bench.harness.result_rows import hardware
 
 
 def draw(result: dict[str, Any]) -> Figure:
-    """Draw a result whose rows have ``readings`` of (batches so far, value)."""
+    """Draw a result whose rows have ``readings``, pairs (batches so far, value)."""
     rows = result["rows"]
     columns = min(4, len(rows))
     lines = -(-len(rows) // columns)

@@ -1,10 +1,10 @@
-"""Contact sheets: the same draws through Kornia and through gpuaug.fuse, side by side, into docs/images.
+"""Contact sheets of the same draws by Kornia and by gpuaug.fuse, written into docs/images.
 
     python -m bench sheets
 
-Every sheet shows photographs as they are, as Kornia augments them, as ``fuse`` does with the same draws, and the difference
-of the two, fifty times as bright. The label of the last row says how large it is. Where there is a GPU, both run there, and
-``fuse`` with its Triton kernels.
+A sheet shows photographs, their augmentation by Kornia and, with the same draws, by ``fuse``, and the difference of both, fifty
+times as bright. The label of the last row has the largest difference. If there is a GPU, both run on it, ``fuse`` with its
+Triton kernels.
 """
 
 from argparse import ArgumentParser
@@ -28,10 +28,10 @@ from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.photos import photographs
 
 SIDE_PX = 128
-BRIGHTER = 50
+DIFFERENCE_GAIN = 50
 
-# Found by looking: photographs with edges, skin, fur, letters and a night sky, among the crops of scikit-image's.
-_SHOWN = ("astronaut/001", "chelsea/004", "coffee/003", "motorcycle_left/003", "rocket/003")
+# Crops of scikit-image's photographs with edges, skin, fur, letters and a night sky.
+_PHOTOGRAPHS = ("astronaut/001", "chelsea/004", "coffee/003", "motorcycle_left/003", "rocket/003")
 _SEED = 3
 _TINT = torch.tensor([0.0, 0.9, 1.0]).reshape(3, 1, 1)
 
@@ -69,8 +69,8 @@ SHEETS: dict[str, Callable[[int], K.AugmentationSequential]] = {
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Photographs, what became of them, (B, 3, H, W) in [0, 1], and masks, (B, 1, H, W), where they follow."""
+class Comparison:
+    """Photographs and both augmentations, (B, 3, H, W) in [0, 1], and masks (source, Kornia, fused), (B, 1, H, W), if any."""
 
     source: Tensor
     kornia: Tensor
@@ -86,80 +86,85 @@ class Compared:
         text = f"largest {self.difference.max():.0e}"
         if self.masks is None:
             return text
-        wrong = int((self.masks[1] != self.masks[2]).sum())
-        return f"{text}\nmasks: {wrong} pixels differ"
+        differing = int((self.masks[1] != self.masks[2]).sum())
+        return f"{text}\nmasks: {differing} pixels differ"
 
 
-def compare(pipeline: K.AugmentationSequential, images: Tensor) -> Compared:
-    """Run a batch of uint8 images, with masks made of them where the pipeline takes some, through both."""
+def compare(pipeline: K.AugmentationSequential, images: Tensor) -> Comparison:
+    """Augment a batch of uint8 images by Kornia and by ``fuse``, with masks of the images if the pipeline takes masks."""
     augment = gpuaug.fuse(pipeline)
     draws = augment.draw(images.shape, seed=_SEED)
-    masks = bright_parts(images) if len(pipeline.data_keys) > 1 else None
-    given = () if masks is None else (masks,)
+    masks = brightness_masks(images) if len(pipeline.data_keys) > 1 else None
+    mask_inputs = () if masks is None else (masks,)
     with exact_convolutions():
-        expected = pipeline(images.float() / 255, *given, params=draws.as_kornia())
-        got = augment(images, *given, draws=draws)
+        kornia = pipeline(images.float() / 255, *mask_inputs, params=draws.as_kornia())
+        fused = augment(images, *mask_inputs, draws=draws)
     if masks is None:
-        return Compared(images.cpu().float() / 255, expected.cpu(), got.cpu(), None)
-    follow = masks.cpu(), expected[1].cpu(), got[1].cpu()
-    return Compared(images.cpu().float() / 255, expected[0].cpu(), got[0].cpu(), follow)
+        return Comparison(images.cpu().float() / 255, kornia.cpu(), fused.cpu(), None)
+    mask_sets = masks.cpu(), kornia[1].cpu(), fused[1].cpu()
+    return Comparison(images.cpu().float() / 255, kornia[0].cpu(), fused[0].cpu(), mask_sets)
 
 
-def bright_parts(images: Tensor) -> Tensor:
-    """A mask that follows what is in the picture, (B, 1, H, W) uint8: what is brighter than the picture's mean."""
+def brightness_masks(images: Tensor) -> Tensor:
+    """Return masks of the regions that are brighter than the mean of the image, (B, 1, H, W) uint8."""
     grey = functional.avg_pool2d(images.float().mean(1, keepdim=True), 9, 1, 4)
     return (grey > grey.mean((2, 3), keepdim=True)).to(torch.uint8)
 
 
 @contextmanager
 def exact_convolutions():
-    """Kornia's blur is a convolution, which a GPU computes in TF32 unless told not to."""
-    before = torch.backends.cudnn.allow_tf32
+    """Disable TF32 within the context, because Kornia's blur is a convolution, for which a GPU would use TF32."""
+    allow_tf32 = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cudnn.allow_tf32 = allow_tf32
 
 
-def draw(title: str, compared: Compared) -> Figure:
-    """A row of pictures each for the source, Kornia, fuse and their difference."""
-    rows = [compared.source, compared.kornia, compared.fused, (compared.difference * BRIGHTER).clamp(0, 1)]
-    if compared.masks is not None:
-        source, expected, got = compared.masks
-        rows = [tinted(row, mask) for row, mask in zip(rows, (source, expected, got, expected != got), strict=True)]
-    labels = ["source", "Kornia", "gpuaug.fuse,\nsame draws", f"difference, x{BRIGHTER}\n{compared.label}"]
-    columns = len(compared.source)
-    # A pixel of a picture is one of the sheet: nothing is resampled.
+def draw(title: str, comparison: Comparison) -> Figure:
+    """Draw a sheet with one row each for source, Kornia, fuse and their difference."""
+    rows = [comparison.source, comparison.kornia, comparison.fused, (comparison.difference * DIFFERENCE_GAIN).clamp(0, 1)]
+    if comparison.masks is not None:
+        source_masks, kornia_masks, fused_masks = comparison.masks
+        rows = [
+            tint(row, mask)
+            for row, mask in zip(rows, (source_masks, kornia_masks, fused_masks, kornia_masks != fused_masks), strict=True)
+        ]
+    labels = ["source", "Kornia", "gpuaug.fuse,\nsame draws", f"difference, x{DIFFERENCE_GAIN}\n{comparison.label}"]
+    columns = len(comparison.source)
+    # One pixel of a picture is one pixel of the sheet, so that pictures are not resampled.
     dpi, gap, left, top = 100, 4, 130, 26
     height, width = (max(row.shape[axis] for row in rows) for axis in (2, 3))
     size = left + columns * (width + gap), top + len(rows) * (height + gap)
     figure = Figure(figsize=(size[0] / dpi, size[1] / dpi), dpi=dpi)
     figure.text(gap / size[0], 1 - top / 2 / size[1], title, va="center", fontsize=9)
     for index, (label, row) in enumerate(zip(labels, rows, strict=True)):
-        upper = top + index * (height + gap)
-        figure.text(gap / size[0], 1 - (upper + height / 2) / size[1], label, va="center", fontsize=8)
+        row_top = top + index * (height + gap)
+        figure.text(gap / size[0], 1 - (row_top + height / 2) / size[1], label, va="center", fontsize=8)
         for column, picture in enumerate(row):
-            tall, wide = picture.shape[1:]
-            at = left + column * (width + gap), size[1] - upper - tall
-            axis = figure.add_axes((at[0] / size[0], at[1] / size[1], wide / size[0], tall / size[1]))
+            picture_height, picture_width = picture.shape[1:]
+            position = left + column * (width + gap), size[1] - row_top - picture_height
+            axis = figure.add_axes(
+                (position[0] / size[0], position[1] / size[1], picture_width / size[0], picture_height / size[1])
+            )
             axis.imshow(np.asarray(picture.permute(1, 2, 0).clamp(0, 1)), interpolation="nearest", aspect="auto")
             axis.axis("off")
     return figure
 
 
-def tinted(images: Tensor, masks: Tensor) -> Tensor:
-    """Images with a colour over what their masks cover."""
+def tint(images: Tensor, masks: Tensor) -> Tensor:
+    """Tint the regions of images that are covered by masks."""
     return torch.where(masks != 0, 0.55 * images + 0.45 * _TINT, images)
 
 
 def load(paths: Sequence[Path], side: int) -> Tensor:
-    """The centres of photographs, (B, 3, side, side) uint8."""
-    shown = []
+    """Load photographs, cropped at the centre and resized, as (B, 3, side, side) uint8."""
+    squares = []
     for path in paths:
         with Image.open(path) as image:
-            shown.append(np.asarray(ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.LANCZOS)))
-    return torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).contiguous()
+            squares.append(np.asarray(ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.LANCZOS)))
+    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2).contiguous()
 
 
 def main(argv: Sequence[str] | None = None) -> list[Path]:
@@ -167,18 +172,18 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser.add_argument("--only", choices=list(SHEETS), help="one sheet (default: all)")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
-    parser.add_argument("--side", type=int, default=SIDE_PX, help="pixels a side (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=SIDE_PX, help="side of a picture in pixels (default: %(default)s)")
     options = parser.parse_args(argv)
     root = photographs()
-    images = load([root / f"{name}.jpg" for name in _SHOWN], options.side).to(options.device)
-    where = hardware({"environment": environment()}) if images.is_cuda else "CPU"
-    drawn = []
+    images = load([root / f"{name}.jpg" for name in _PHOTOGRAPHS], options.side).to(options.device)
+    device_name = hardware({"environment": environment(images.device)}) if images.is_cuda else "CPU"
+    targets = []
     for name in [options.only] if options.only else SHEETS:
         pipeline = SHEETS[name](options.side)
         modules = ", ".join(type(module).__name__ for module in pipeline.children())
-        compared = compare(pipeline, images)
+        comparison = compare(pipeline, images)
         target = options.images / f"sheet_{name}.png"
-        save(draw(f"{modules}{', with masks' if compared.masks else ''} ({where})", compared), target)
-        drawn.append(target)
-    print("\n".join(map(str, drawn)))
-    return drawn
+        save(draw(f"{modules}{', with masks' if comparison.masks else ''} ({device_name})", comparison), target)
+        targets.append(target)
+    print("\n".join(map(str, targets)))
+    return targets

@@ -1,8 +1,8 @@
-"""What ``gpuaug.show`` draws of real photographs, one picture for each task, into docs/images.
+"""Pictures of ``gpuaug.show`` on photographs, one per task, written into docs/images.
 
     python -m bench show
 
-Boxes, masks and keypoints are those of objects in scikit-image's photographs, so that one that goes astray is seen.
+Boxes, masks and keypoints belong to objects in scikit-image's photographs, so that a misplaced one is visible.
 """
 
 from argparse import ArgumentParser
@@ -27,12 +27,12 @@ SIDE_PX = 192
 _MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 _SEED = 7
 
-# Found by looking: one crop of each of six photographs.
-_SHOWN = ("astronaut/001", "camera/002", "chelsea/004", "coffee/003", "motorcycle_left/003", "rocket/003")
+# One crop of each of six photographs.
+_PHOTOGRAPH_NAMES = ("astronaut/001", "camera/002", "chelsea/004", "coffee/003", "motorcycle_left/003", "rocket/003")
 
 
 class Ellipse(NamedTuple):
-    """An object, in the pixels of its photograph: centre, half axes, and how far the first is turned clockwise."""
+    """An elliptical object in pixels of its photograph: centre, half axes, and clockwise angle of the first axis."""
 
     name: str
     x: float
@@ -43,7 +43,7 @@ class Ellipse(NamedTuple):
 
 
 class Photograph(NamedTuple):
-    """A photograph of scikit-image, the square of it that is used, two objects and two points."""
+    """A photograph of scikit-image, the square region that is used, two objects and two keypoints."""
 
     load: Callable[[], np.ndarray]
     left: int
@@ -68,17 +68,17 @@ PHOTOGRAPHS = (
     Photograph(data.coffee, 80, 0, 400, (_CUP, _SPOON), ((366, 283), (225, 265))),
     Photograph(_motorcycle, 240, 0, 500, (_WHEEL, _LIGHT), ((588, 377), (572, 131))),
 )
-CLASSES = sorted({each.name for photograph in PHOTOGRAPHS for each in photograph.objects})
+CLASSES = sorted({ellipse.name for photograph in PHOTOGRAPHS for ellipse in photograph.objects})
 
 
 class Objects:
-    """A batch of detections: what ``show`` knows of them is what a training loop would know."""
+    """Loader of one detection batch, with attributes like those of a user's loader."""
 
     classes = CLASSES
 
     def __init__(self, side: int) -> None:
-        each = [_detections(photograph, side) for photograph in PHOTOGRAPHS]
-        images, boxes, masks, points, labels = (torch.stack(values) for values in zip(*each, strict=True))
+        samples = [_detections(photograph, side) for photograph in PHOTOGRAPHS]
+        images, boxes, masks, points, labels = (torch.stack(values) for values in zip(*samples, strict=True))
         self._batch = {"image": images, "boxes": boxes, "masks": masks, "points": points, "labels": labels}
         self.dataset = self
 
@@ -87,38 +87,38 @@ class Objects:
 
 
 def _detections(photograph: Photograph, side: int) -> tuple[Tensor, ...]:
-    """Image, boxes as their first and last pixels, masks, keypoints as pixels, and classes."""
-    left, top, whole = photograph.left, photograph.top, photograph.side
-    square = Image.fromarray(photograph.load()[top : top + whole, left : left + whole])
+    """Return (image, boxes, masks, keypoints, labels). Boxes are first and last pixels, keypoints are in pixels."""
+    left, top, square_side = photograph.left, photograph.top, photograph.side
+    square = Image.fromarray(photograph.load()[top : top + square_side, left : left + square_side])
     image = torch.from_numpy(np.array(square.resize((side, side), Image.Resampling.LANCZOS))).permute(2, 0, 1)
-    scale = side / whole
+    scale = side / square_side
     centres = (torch.arange(side) + 0.5) / scale
-    masks = torch.stack([_inside(each, centres + left, centres[:, None] + top) for each in photograph.objects])
+    masks = torch.stack([_inside(ellipse, centres + left, centres[:, None] + top) for ellipse in photograph.objects])
     boxes = []
     for mask in masks:
         y, x = mask.nonzero(as_tuple=True)
         boxes.append(torch.stack((x.min(), y.min(), x.max(), y.max())))
     points = (torch.tensor(photograph.points) - torch.tensor([left, top])) * scale - 0.5
-    labels = torch.tensor([CLASSES.index(each.name) for each in photograph.objects])
+    labels = torch.tensor([CLASSES.index(ellipse.name) for ellipse in photograph.objects])
     return image, torch.stack(boxes).float(), masks.to(torch.uint8), points, labels
 
 
 def _inside(ellipse: Ellipse, x: Tensor, y: Tensor) -> Tensor:
-    turned = radians(ellipse.degrees)
+    angle = radians(ellipse.degrees)
     right, down = x - ellipse.x, y - ellipse.y
-    along, beside = right * cos(turned) + down * sin(turned), down * cos(turned) - right * sin(turned)
+    along, beside = right * cos(angle) + down * sin(angle), down * cos(angle) - right * sin(angle)
     return (along / ellipse.across) ** 2 + (beside / ellipse.down) ** 2 <= 1
 
 
 def _photographs(side: int) -> DataLoader:
-    """Photographs with their classes, as a classifier is given them."""
+    """Return a loader of photographs with their labels, as for a classifier."""
 
-    def tensor(image: Image.Image) -> Tensor:
+    def to_tensor(image: Image.Image) -> Tensor:
         return torch.from_numpy(np.array(ImageOps.fit(image, (side, side), Image.Resampling.LANCZOS))).permute(2, 0, 1)
 
-    folders = class_folders(photographs(), tensor)
-    places = {f"{Path(path).parent.name}/{Path(path).stem}": index for index, (path, _) in enumerate(folders.samples)}
-    return DataLoader(Subset(folders, [places[name] for name in _SHOWN]), batch_size=len(_SHOWN))
+    folders = class_folders(photographs(), to_tensor)
+    index_by_name = {f"{Path(path).parent.name}/{Path(path).stem}": index for index, (path, _) in enumerate(folders.samples)}
+    return DataLoader(Subset(folders, [index_by_name[name] for name in _PHOTOGRAPH_NAMES]), batch_size=len(_PHOTOGRAPH_NAMES))
 
 
 def classification(side: int) -> gpuaug.StreamedLoader:
@@ -164,13 +164,13 @@ def main(argv: Sequence[str] | None = None) -> list[Path]:
     parser = ArgumentParser(prog="python -m bench show", description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=list(LOADERS), help="one picture (default: all)")
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder to draw into (default: %(default)s)")
-    parser.add_argument("--side", type=int, default=SIDE_PX, help="pixels a side (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=SIDE_PX, help="side of a picture in pixels (default: %(default)s)")
     options = parser.parse_args(argv)
-    drawn = []
+    targets = []
     for name in [options.only] if options.only else LOADERS:
         target = options.images / f"show_{name}.png"
         with LOADERS[name](options.side) as loader:
             save(gpuaug.show(loader), target)
-        drawn.append(target)
-    print("\n".join(map(str, drawn)))
-    return drawn
+        targets.append(target)
+    print("\n".join(map(str, targets)))
+    return targets

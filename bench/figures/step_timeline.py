@@ -1,4 +1,4 @@
-"""A picture of training loops over time: a bar for each training step, and a gap where the GPU waits for images."""
+"""Picture of training loops over time: a bar for each training step, and a gap where the GPU waits for images."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ from bench.figures.pictures import IMAGES, save
 
 IMAGE = IMAGES / "waits.png"
 
-_TRAINS, _WAITS = "#2a9d5c", "#e8b4b0"
+_TRAINING_COLOUR, _WAITING_COLOUR = "#2a9d5c", "#e8b4b0"
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw a result of the suite ``waits``, at a width that is read on a phone."""
+    """Draw a result of the suite ``waits``, at a width that is legible on a phone."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -20,10 +20,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     end_s = min(max(row["end_ms"] for row in result["rows"] if row["case"] == name) for name in loops) / 1e3
     for axis, (name, figures) in zip(axes, loops.items(), strict=True):
-        axis.axvspan(0, end_s, color=_WAITS, linewidth=0)
+        axis.axvspan(0, end_s, color=_WAITING_COLOUR, linewidth=0)
         steps = [(row["start_ms"] / 1e3, row["end_ms"] / 1e3) for row in result["rows"] if row["case"] == name]
         axis.broken_barh(
-            [(start, end - start) for start, end in steps], (0, 1), color=_TRAINS, edgecolor="white", linewidth=0.4
+            [(start, end - start) for start, end in steps], (0, 1), color=_TRAINING_COLOUR, edgecolor="white", linewidth=0.4
         )
         axis.set_title(name, loc="left", fontsize=11)
         axis.set_title(f"{figures['images_per_s']:,.0f} images/s", loc="right", fontsize=11, fontweight="bold")
@@ -37,6 +37,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
     axes[-1].set_xlabel(
         f"seconds; {result['settings']['model']}, JPEG files, B={result['settings']['batch'][0]}, {device}", fontsize=10
     )
-    patches = [Patch(color=_TRAINS, label="GPU trains"), Patch(color=_WAITS, label="GPU waits for images")]
+    patches = [Patch(color=_TRAINING_COLOUR, label="GPU trains"), Patch(color=_WAITING_COLOUR, label="GPU waits for images")]
     figure.legend(handles=patches, loc="outside upper center", ncols=2, frameon=False, fontsize=11)
     save(figure, path)

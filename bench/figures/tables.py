@@ -1,18 +1,18 @@
-"""Write the tables in the documentation from the results, so that no figure is typed by hand.
+"""Write the tables of the documentation from stored results, so that no figure is typed by hand.
 
     python -m bench tables           rewrite README.md and docs/**/*.md
-    python -m bench tables --check   fail if one of them is not what the results say
+    python -m bench tables --check   fail if a table differs from its result
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. NAME is one of
 
-    SUITE               all cases by their rate; SUITE is the name of a file in bench/results
+    SUITE               rates of all cases; SUITE is the name of a file in bench/results
     SUITE.CASE          all figures of one case
     SUITE.FIGURE        one figure of all cases, by its key
-    SUITE.BATCH_SIZE    all cases by their rate, at this batch size
+    SUITE.BATCH_SIZE    rates of all cases at this batch size
 
-``rows: A; B`` after the name shows these rows alone, ``cases: C; D`` after that these cases alone, in this order. ``by case``
-before both makes a line of each case and a column of each row, in the order of ``rows``. Text whose file or part is missing is
-left alone.
+After the name, ``rows: A; B`` selects rows, and then ``cases: C; D`` selects cases, in this order. With ``by case`` before
+both, the table has a line per case and a column per row, in the order of ``rows``. A table whose file or part is missing is not
+changed.
 """
 
 import json
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness.result_rows import RESULTS, hardware, panel, shown_rows
+from bench.harness.result_rows import RESULTS, hardware, panel_title, shown_rows
 
 _TABLE = re.compile(
     r"(?P<begin><!-- table: (?P<suite>\w+)(?:\.(?P<part>[\w.-]+))?(?P<by_case> by case)?(?: rows: (?P<rows>[^\n]+?))?"
@@ -30,133 +30,141 @@ _TABLE = re.compile(
     re.DOTALL,
 )
 
-# What a profile's table shows of the figures of the whole.
-_PROFILED = ("bound_ms", "full_ms", "serial_ms", "exposed_ms", "headspace", "copy_gb_per_s", "link_gb_per_s")
+# Figures of the whole loop that the table of a profile shows.
+_PROFILE_FIGURES = ("bound_ms", "full_ms", "serial_ms", "exposed_ms", "headspace", "copy_gb_per_s", "link_gb_per_s")
 
-# What a table of the whole shows, the first that its rows have.
+# Rates: tables show the first of these that the rows have.
 _RATES = ("gb_per_s", "steps_per_s", "images_per_s")
 
-# Keys of a row that are for machines or that its other columns say already.
-_HIDDEN = ("rounds", "ratio_low", "ratio_high", "batch_size", "gpu")
+# Keys of a row that tables leave out, because they are for programs, or are shown elsewhere.
+_HIDDEN_KEYS = ("rounds", "ratio_low", "ratio_high", "batch_size", "gpu")
 
 
 def rewrite(text: str, results: dict[str, dict[str, Any]]) -> str:
-    """``text`` with every table between markers made anew from ``results``, by suite."""
+    """Return ``text`` with every table between markers written again from ``results``, which are keyed by suite."""
 
     def replace(match: re.Match[str]) -> str:
         result = results.get(match["suite"])
-        if result is None or (match["part"] and not _has(result, match["part"])):
+        if result is None or (match["part"] and not _has_part(result, match["part"])):
             return match[0]
-        names, cases = ([each.strip() for each in (match[key] or "").split(";") if each] for key in ("rows", "cases"))
+        names, cases = ([name.strip() for name in (match[key] or "").split(";") if name] for key in ("rows", "cases"))
         table = markdown(result, match["part"] or "", names, cases=cases, by_case=bool(match["by_case"]))
         return f"{match['begin']}{table}{match['end']}"
 
     return _TABLE.sub(replace, text)
 
 
-def _has(result: dict[str, Any], part: str) -> bool:
+def _has_part(result: dict[str, Any], part: str) -> bool:
     return any(part in (row.get("case"), str(row.get("batch_size"))) or part in row for row in result["rows"])
 
 
 def markdown(
     result: dict[str, Any], part: str = "", names: Sequence[str] = (), *, cases: Sequence[str] = (), by_case: bool = False
 ) -> str:
-    """A result, or a part of it, as a Markdown table with a line that says where it was measured.
+    """Return a result, or a part of it, as a Markdown table, followed by a line about the machine and date of the measurement.
 
-    A result that names ``columns`` has many figures a row: it is shown at the batch size of most rows, by its rates.
-    A row that is the only one of its case is shown where that case is asked for, and otherwise where no case has several.
+    If the settings have ``columns``, rows have many figures: the table shows the rates at the batch size with most rows. Cases
+    with a single row are left out if other cases have several rows, unless ``part`` is that case.
 
     Args:
-        result: What a file in bench/results holds.
-        part: A case, the key of a figure, or a batch size. Empty: all cases by their rate.
-        names: The rows to show. Empty: all.
-        cases: The cases to show. Empty: all.
-        by_case: Whether a table of rates or of one figure has a line for each case, and a column for each row.
+        result: Content of a file in bench/results.
+        part: Case, key of a figure, or batch size. Empty: rates of all cases.
+        names: Names of the rows to show. Empty: all.
+        cases: Names of the cases to show. Empty: all.
+        by_case: Whether a table of rates or of one figure has a line per case and a column per row.
 
     Returns:
         The table, between empty lines.
 
     Raises:
-        ValueError: One of ``names`` is no row of this part, or one of ``cases`` no case.
+        ValueError: If one of ``names`` is not a row of this part, or one of ``cases`` is not a case.
     """
     columns = result["settings"].get("columns")
     case = part if any(row.get("case") == part for row in result["rows"]) else ""
     size = int(part) if part.isdigit() else None
     figure = "" if case or size else part
-    # Before rows are left out: which batch size most rows have is a matter of all of them.
+    # Before rows are selected, because the batch size with most rows depends on all rows.
     rows = [row for row in result["rows"] if row.get("case") == case] if case else shown_rows(result, size)
-    if missing := set(names) - {row["name"] for row in rows}:
-        raise ValueError(f"A row must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
-    if missing := set(cases) - {row.get("case") for row in rows}:
-        raise ValueError(f"A case must be one that {result['suite']!r} has here, got {sorted(missing)}. Correct the page.")
+    if unknown := set(names) - {row["name"] for row in rows}:
+        raise ValueError(f"A row must be one that {result['suite']!r} has here, got {sorted(unknown)}. Correct the page.")
+    if unknown := set(cases) - {row.get("case") for row in rows}:
+        raise ValueError(f"A case must be one that {result['suite']!r} has here, got {sorted(unknown)}. Correct the page.")
     rows = [row for row in rows if (not names or row["name"] in names) and (not figure or figure in row)]
     if cases:
         rows = sorted((row for row in rows if row["case"] in cases), key=lambda row: cases.index(row["case"]))
-    trained = "top1_percent" in rows[0]
+    is_accuracy = "top1_percent" in rows[0]
     rate = next((key for key in _RATES if key in rows[0]), "")
     if "verdicts" in result["settings"]:
-        lines = _profiles(result)
-    elif case or trained or not (figure or rate):
-        lines = _flat(rows, [key for key in columns or () if not case or key != "case"])
+        lines = _profile_table(result)
+    elif case or is_accuracy or not (figure or rate):
+        lines = _flat_table(rows, [key for key in columns or () if not case or key != "case"])
     else:
-        at = f", B={rows[0]['batch_size']}" if columns else ""
-        lines = _by_case(rows, result, figure or rate, _heading(figure or rate) + at, turned=by_case, order=names)
-    ratios = not trained and not case and (not figure or figure in _RATES)
+        size_suffix = f", B={rows[0]['batch_size']}" if columns else ""
+        lines = _matrix(rows, result, figure or rate, _heading(figure or rate) + size_suffix, transposed=by_case, order=names)
+    ratios = not is_accuracy and not case and (not figure or figure in _RATES)
     return "\n".join(["", *lines, "", _caption(result, rows, ratios=ratios), ""]) + "\n"
 
 
-def _by_case(
-    rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str, *, turned: bool, order: Sequence[str]
+def _matrix(
+    rows: list[dict[str, Any]], result: dict[str, Any], key: str, heading: str, *, transposed: bool, order: Sequence[str]
 ) -> list[str]:
-    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    columns = list(dict.fromkeys(panel_title(row, rows) for row in rows))
     names = list(dict.fromkeys(row["name"] for row in rows))
-    if turned and order:
+    if transposed and order:
         names.sort(key=order.index)
-    cells = {(row["name"], panel(row, rows)): _rate(row, result, key) for row in rows}
+    cells = {(row["name"], panel_title(row, rows)): _rate_cell(row, result, key) for row in rows}
     ceilings = result["settings"].get("ceilings", ())
     titles = [f"*{name}* (ceiling)" if name in ceilings else name for name in names]
-    if turned:
-        return _lines([heading, *titles], [[column, *(cells.get((name, column), "") for name in names)] for column in columns])
+    if transposed:
+        return _markdown_lines(
+            [heading, *titles], [[column, *(cells.get((name, column), "") for name in names)] for column in columns]
+        )
     body = [[title, *(cells.get((name, column), "") for column in columns)] for name, title in zip(names, titles, strict=True)]
-    return _lines([heading, *columns], body)
+    return _markdown_lines([heading, *columns], body)
 
 
-def _profiles(result: dict[str, Any]) -> list[str]:
-    """Profiles, a column for each case: the parts and loops, the bounds, and below the table what they were found to mean."""
+def _profile_table(result: dict[str, Any]) -> list[str]:
+    """Return a table with a column per case: times of parts and loops, bounds; and below the table the verdict of each case."""
     rows = result["rows"]
     verdicts = result["settings"]["verdicts"]
-    columns = list(dict.fromkeys(panel(row, rows) for row in rows))
+    columns = list(dict.fromkeys(panel_title(row, rows) for row in rows))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        shown = {row["name"]: row["wall_ms"]} if "wall_ms" in row else {key: row[key] for key in _PROFILED if key in row}
-        for name, value in shown.items():
-            cells.setdefault(name, {})[panel(row, rows)] = _figure(value)
-    # Cases differ in their stages, which stand between the copy and the step.
+        figures = (
+            {row["name"]: row["wall_ms"]} if "wall_ms" in row else {key: row[key] for key in _PROFILE_FIGURES if key in row}
+        )
+        for name, value in figures.items():
+            cells.setdefault(name, {})[panel_title(row, rows)] = _figure(value)
+    # Cases differ in their stages, which come between the copy and the step.
     names = sorted(
         cells, key=lambda name: ("load", "copy").index(name) - 3 if name in ("load", "copy") else -name.startswith("stage/")
     )
-    titles = {name: f"*{_heading(name)}*" for name in _PROFILED}
+    titles = {name: f"*{_heading(name)}*" for name in _PROFILE_FIGURES}
     body = [[titles.get(name, name), *(cells[name].get(column, "") for column in columns)] for name in names]
     cases = dict.fromkeys(f"{row['case']}, B={row['batch_size']}" for row in rows)
-    return [*_lines(["ms a batch", *columns], body), "", *(f"- *{case}*: {' '.join(verdicts[case])}" for case in cases)]
+    return [
+        *_markdown_lines(["ms a batch", *columns], body),
+        "",
+        *(f"- *{case}*: {' '.join(verdicts[case])}" for case in cases),
+    ]
 
 
-def _rate(row: dict[str, Any], result: dict[str, Any], key: str) -> str:
-    # A ratio is one of rates.
+def _rate_cell(row: dict[str, Any], result: dict[str, Any], key: str) -> str:
+    # Ratios are of rates.
     ratio = row.get("ratio") if key in _RATES else None
-    shown = _figure(row[key])
-    return shown if ratio is None or row["name"] == result["settings"].get("baseline") else f"{shown} ({ratio:.2f}x)"
+    text = _figure(row[key])
+    return text if ratio is None or row["name"] == result["settings"].get("baseline") else f"{text} ({ratio:.2f}x)"
 
 
-def _flat(rows: list[dict[str, Any]], columns: Sequence[str] = ()) -> list[str]:
-    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _HIDDEN]
-    # A file's keys are in alphabetical order: what a row is called, then times, then the rest.
+def _flat_table(rows: list[dict[str, Any]], columns: Sequence[str] = ()) -> list[str]:
+    keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in _HIDDEN_KEYS]
+    # Labels first, then times, then other figures, since the keys in a file are in alphabetical order.
     keys.sort(key=lambda key: (key != "case", key != "name", not key.endswith(("_us", "_ms")), key))
     if columns:
         keys = [key for key in columns if any(key in row for row in rows)]
     headings = [key.removesuffix("_bytes") + ", MB" if key.endswith("_bytes") else key for key in keys]
     body = [[_cell(key, row.get(key)) for key in keys] for row in rows]
-    return _lines([_heading(heading) for heading in headings], body)
+    return _markdown_lines([_heading(heading) for heading in headings], body)
 
 
 def _heading(key: str) -> str:
@@ -180,18 +188,18 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def _lines(heading: list[str], body: list[list[str]]) -> list[str]:
+def _markdown_lines(heading: list[str], body: list[list[str]]) -> list[str]:
     rule = ["---" if index == 0 or title == "name" else "---:" for index, title in enumerate(heading)]
     return [f"| {' | '.join(cells)} |" for cells in (heading, rule, *body)]
 
 
 def _caption(result: dict[str, Any], rows: Sequence[dict[str, Any]], *, ratios: bool = True) -> str:
     versions, cpu = result["environment"]["versions"], result["environment"]["cpu"]
-    # Rows of several calls may come from several GPUs.
+    # Rows of one result may have been measured on different GPUs.
     gpus = dict.fromkeys(row["gpu"] for row in rows if "gpu" in row)
     parts = [
         " and ".join(gpus) or hardware(result),
-        # Where there are several numbers of them, they are a column.
+        # If rows have different numbers of cores, the number is a column.
         "" if "cores" in result["rows"][0] else f"{cpu['cores_allowed']} cores",
         f"torch {versions['torch']}",
         f"{workers} workers" if isinstance(workers := result["settings"].get("workers"), int) else "",
@@ -200,9 +208,9 @@ def _caption(result: dict[str, Any], rows: Sequence[dict[str, Any]], *, ratios: 
     ]
     text = ", ".join(filter(None, parts))
     baseline = result["settings"].get("baseline")
-    to = "the row at 1.00" if baseline is None else f"*{baseline}*"
+    reference = "the row at 1.00" if baseline is None else f"*{baseline}*"
     ratios = ratios and any(row.get("ratio") for row in result["rows"])
-    paired = f" In brackets: the ratio to {to}, paired within rounds." if ratios else ""
+    paired = f" In brackets: the ratio to {reference}, paired within rounds." if ratios else ""
     return f"<sub>{text}.{paired}</sub>"
 
 
@@ -218,11 +226,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not path.exists():
             continue
         text = path.read_text(encoding="utf-8")
-        written = rewrite(text, results)
-        if written != text:
+        rewritten = rewrite(text, results)
+        if rewritten != text:
             stale.append(path)
             if not options.check:
-                path.write_text(written, encoding="utf-8")
+                path.write_text(rewritten, encoding="utf-8")
     for path in stale:
         print(f"{path}: {'out of date' if options.check else 'rewritten'}")
     return 1 if options.check and stale else 0

@@ -1,1 +1,1 @@
-"""The measuring: flags, rounds, loops, timing, and the rows of a result."""
+"""Measuring code that suites share: flags, rounds, loops, timing, and the rows of a result."""

@@ -1,4 +1,4 @@
-"""Rows that repeat one call on a prepared batch: in windows, and one call at a time."""
+"""Rows that repeat one call on a prepared batch, and the time of single calls."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,33 +13,33 @@ from bench.harness.processes import settle
 from gpuaug.benchkit.windows import Variant, synchronize
 
 AugmentCall = Callable[[], Any]
-"""Augments a batch, or a part of it, and returns the result."""
+"""Function that augments a batch, or some of its images, and returns the result."""
 
 FEW_LAUNCHES, MANY_LAUNCHES = 8, 400
-"""Approximate numbers of kernels per call. They bound how many calls can be queued before the host waits."""
+"""Approximate numbers of kernels per call, which limit the number of calls that can be queued before the host waits."""
 
-_CALLS, _SECONDS = 30, 0.15
+_MAX_CALLS, _MAX_SECONDS = 30, 0.15
 
 
 @dataclass(frozen=True)
 class QueuedCall:
-    """A call that takes the next batch of a loader, which may have ``queued`` of them ready when a window begins."""
+    """A call that returns the next batch of a loader, in which ``queue_length`` batches may be ready when a window begins."""
 
-    take: AugmentCall
-    queued: int
+    call: AugmentCall
+    queue_length: int
 
     def __call__(self) -> Any:
-        return self.take()
+        return self.call()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallRow(Variant):
-    """A row that does the same call over and over.
+    """A row that repeats one call.
 
     Args:
-        call: The call that a step makes.
-        share: Share of a batch that a call works on.
-        launches: ``FEW_LAUNCHES``, ``MANY_LAUNCHES``, or ``None`` for a call that works on streams and threads of its own.
+        call: Function that is called once per step.
+        share: Share of the batch that a call processes, in (0, 1].
+        launches: ``FEW_LAUNCHES``, ``MANY_LAUNCHES``, or ``None`` for a call that works on other streams and threads.
     """
 
     call: AugmentCall
@@ -50,7 +50,7 @@ class CallRow(Variant):
 def call_row(
     name: str, call: AugmentCall, batch_size: int, *, images: int = 0, launches: int | None = MANY_LAUNCHES, discard: int = 0
 ) -> CallRow:
-    """The row of ``call``, which works on ``images`` images of a batch. 0: on the whole batch."""
+    """Return the row of ``call``, which processes ``images`` images of a batch. 0: the whole batch."""
     images = min(images or batch_size, batch_size)
 
     def steps() -> Iterator[int]:
@@ -62,7 +62,7 @@ def call_row(
 
 
 def batch_figures(row: Variant, device: torch.device) -> dict[str, float]:
-    """``call_figures``, scaled to a whole batch. Empty for rows other than ``CallRow``, which use other threads too."""
+    """Return ``call_figures``, scaled to a whole batch. Empty for rows other than ``CallRow``, which use other threads too."""
     if not isinstance(row, CallRow):
         return {}
     return {
@@ -72,24 +72,24 @@ def batch_figures(row: Variant, device: torch.device) -> dict[str, float]:
 
 
 def call_figures(call: AugmentCall, device: torch.device, *, launches: int | None) -> dict[str, Any]:
-    """Time of one call: on the host with an idle device, and on a GPU.
+    """Measure the time of one call, on the host with an idle device, and on a GPU.
 
     Args:
-        call: Works on the current stream, unless ``launches`` is ``None``.
-        device: The device that it works on.
-        launches: Approximate number of kernels that it launches; ``None`` if it works on streams of its own, ahead of the call.
+        call: Function that works on the current stream, unless ``launches`` is ``None``.
+        device: Device of the call.
+        launches: Approximate number of kernels of the call; ``None`` if it works ahead, on other streams.
     """
     settle()
-    taken: list[float] = []
-    end = perf_counter() + _SECONDS
-    while len(taken) < 3 or (perf_counter() < end and len(taken) < _CALLS):
+    times_ms: list[float] = []
+    end = perf_counter() + _MAX_SECONDS
+    while len(times_ms) < 3 or (perf_counter() < end and len(times_ms) < _MAX_CALLS):
         synchronize(device)
         start = perf_counter()
         call()
-        taken.append(1e3 * (perf_counter() - start))
+        times_ms.append(1e3 * (perf_counter() - start))
     synchronize(device)
-    found: dict[str, Any] = {"host_ms": median(taken)}
+    figures: dict[str, Any] = {"host_ms": median(times_ms)}
     if device.type == "cuda" and launches is not None:
-        on_gpu = timing.gpu_ms(call, launches=launches, host_ms=found["host_ms"])
-        found |= {} if on_gpu is None else {"gpu_ms": on_gpu, "timed_by": "events"}
-    return found
+        call_gpu_ms = timing.gpu_ms(call, launches=launches, host_ms=figures["host_ms"])
+        figures |= {} if call_gpu_ms is None else {"gpu_ms": call_gpu_ms, "timed_by": "events"}
+    return figures

@@ -1,4 +1,4 @@
-"""The console of the suites, and tables of rows of any form."""
+"""Console of the suites, and tables of rows."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ console = Console(width=None if sys.stdout.isatty() else 140)
 
 
 def print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Print rows that have no steps per second, with a column for each key."""
+    """Print rows as a table with a column for each key."""
     table = Table(title=title, title_justify="left")
     keys = list(dict.fromkeys(key for row in rows for key in row))
     for key in keys:

@@ -1,4 +1,4 @@
-"""Print a result's description of this machine: hardware, versions and commit, as JSON."""
+"""Print the description of this machine that results contain, as JSON: hardware, versions, commit."""
 
 import json
 from argparse import ArgumentParser
@@ -14,6 +14,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ArgumentParser(prog="python -m bench env", description=__doc__)
     parser.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
     device = parser.parse_args(argv).device
-    found = environment(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    print(json.dumps(found, indent=2, sort_keys=True))
-    return found
+    description = environment(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    print(json.dumps(description, indent=2, sort_keys=True))
+    return description

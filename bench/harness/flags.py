@@ -1,4 +1,4 @@
-"""The flags that every suite takes."""
+"""Command-line flags that every suite takes."""
 
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -20,42 +20,46 @@ def parser(
     spare: int = 4,
     sweeps: bool = False,
 ) -> ArgumentParser:
-    """The flags every suite takes; the defaults are the suite's own.
+    """Return a parser of the flags that every suite takes, with the defaults of one suite.
 
     Args:
         name: Name of the suite.
-        doc: First text of ``--help``.
-        batch: Batch sizes, comma-separated.
+        doc: Description in ``--help``.
+        batch: Batch sizes, separated by commas.
         size: Side of the images in pixels.
         seconds: Length of one window.
         repeats: Rounds of one window per variant.
-        spare: Cores that workers leave free unless ``--workers`` is given.
-        sweeps: Whether the suite is also run over many batch sizes, under another name.
+        spare: Number of cores that workers leave free, unless ``--workers`` is given.
+        sweeps: Whether the suite is also run over many batch sizes, under another name, which adds flags.
     """
-    made = ArgumentParser(prog=f"python -m bench {name}", description=doc, formatter_class=RawDescriptionHelpFormatter)
-    made.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
-    made.add_argument("--batch", type=numbers, help=f"batch sizes, comma-separated (default: {batch})")
-    made.add_argument("--size", type=int, default=size, help="side of the images in pixels (default: %(default)s)")
-    made.add_argument("--seconds", type=float, help=f"length of one window (default: {seconds})")
-    made.add_argument("--repeats", type=int, help=f"rounds of one window per variant (default: {repeats})")
-    made.add_argument("--workers", type=int, help=f"DataLoader workers (default: up to {16 - spare}, {spare} cores left free)")
-    made.add_argument("--rows", metavar="NAME;NAME", help="measure only these, separated by semicolons, and the baseline")
-    made.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
-    made.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
-    made.set_defaults(usual=(numbers(batch), seconds, repeats, spare), suite=None, slowest=None)
+    suite_parser = ArgumentParser(prog=f"python -m bench {name}", description=doc, formatter_class=RawDescriptionHelpFormatter)
+    suite_parser.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
+    suite_parser.add_argument("--batch", type=numbers, help=f"batch sizes, comma-separated (default: {batch})")
+    suite_parser.add_argument("--size", type=int, default=size, help="side of the images in pixels (default: %(default)s)")
+    suite_parser.add_argument("--seconds", type=float, help=f"length of one window (default: {seconds})")
+    suite_parser.add_argument("--repeats", type=int, help=f"rounds of one window per variant (default: {repeats})")
+    suite_parser.add_argument(
+        "--workers", type=int, help=f"DataLoader workers (default: up to {16 - spare}, {spare} cores left free)"
+    )
+    suite_parser.add_argument(
+        "--rows", metavar="NAME;NAME", help="measure only these rows, separated by semicolons, and the baseline"
+    )
+    suite_parser.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
+    suite_parser.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
+    suite_parser.set_defaults(suite_defaults=(numbers(batch), seconds, repeats, spare), suite=None, slowest=None)
     if sweeps:
-        made.add_argument("--suite", metavar="NAME", help="name of the result (default: the suite's)")
-        made.add_argument(
-            "--slowest", type=float, metavar="SECONDS", help="leave rows out once a step took longer, at the sizes after that"
+        suite_parser.add_argument("--suite", metavar="NAME", help="name of the result (default: the suite's)")
+        suite_parser.add_argument(
+            "--slowest", type=float, metavar="SECONDS", help="leave a row out of later batch sizes after a step took longer"
         )
-    return made
+    return suite_parser
 
 
-def read(made: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
-    """Parse ``argv`` and fill in what depends on the machine or on ``--quick``."""
-    options = made.parse_args(argv)
-    batch, seconds, repeats, spare = options.usual
-    del options.usual
+def parse(suite_parser: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
+    """Parse ``argv``, and fill in defaults that depend on the machine or on ``--quick``."""
+    options = suite_parser.parse_args(argv)
+    batch, seconds, repeats, spare = options.suite_defaults
+    del options.suite_defaults
     if options.quick:
         batch = batch[:-1] or batch
         seconds = 0.25
@@ -74,5 +78,5 @@ def read(made: ArgumentParser, argv: Sequence[str] | None) -> Namespace:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Comma-separated whole numbers."""
-    return tuple(int(part) for part in text.split(","))
+    """Parse whole numbers that are separated by commas."""
+    return tuple(int(number) for number in text.split(","))

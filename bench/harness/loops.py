@@ -1,4 +1,4 @@
-"""Training steps, and the loops around them that the suites compare."""
+"""Training steps, and training loops that suites compare."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
@@ -15,24 +15,24 @@ from gpuaug.benchkit.windows import Variant
 Prepare = Callable[[Tensor], Tensor]
 
 
-def half(device: torch.device) -> torch.dtype | None:
-    """The dtype of autocast: bfloat16, or ``None`` on a CPU, since many CPUs emulate it at a hundredth of the speed."""
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the dtype of autocast: bfloat16 on a GPU. ``None`` on a CPU, since many CPUs emulate it a hundred times slower."""
     return torch.bfloat16 if device.type == "cuda" else None
 
 
 class Trainer:
-    """One training step of ``model``: forward, cross-entropy, backward, SGD. Never synchronises the host.
+    """Training step of ``model``: forward, cross-entropy, backward, SGD. Does not synchronise the host.
 
     Args:
-        model: Already on the device.
-        autocast: Data type of the forward pass, or ``None`` for float32.
+        model: Model, on the device.
+        autocast: Data type of autocast in the forward pass. ``None``: no autocast.
     """
 
     def __init__(self, model: nn.Module, *, autocast: torch.dtype | None) -> None:
         self.model = model
         self.autocast = autocast
         self.device_type = next(model.parameters()).device.type
-        # A small rate: hundreds of steps on random labels must not end in NaN, which a GPU multiplies with less power.
+        # A small learning rate: random labels must not lead to NaN, with which a GPU needs less power and is faster.
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Trainer:
 
 
 def loop(batches: Iterable, step: Callable[..., object]) -> Callable[[], Iterator[int]]:
-    """The steps of a ``Variant``: ``step(images, labels)`` for each batch."""
+    """Return the ``steps`` of a ``Variant``, which call ``step(images, labels)`` for each batch."""
 
     def steps() -> Iterator[int]:
         for images, labels in batches:
@@ -55,40 +55,40 @@ def loop(batches: Iterable, step: Callable[..., object]) -> Callable[[], Iterato
     return steps
 
 
-def settled(batches: StreamedLoader, step: Callable[..., object], count: int) -> Callable[[], Iterator[int]]:
-    """The steps of a ``Variant`` over a loader with workers, beginning after ``count`` successive batches came in slots.
+def settled_loop(batches: StreamedLoader, step: Callable[..., object], count: int) -> Callable[[], Iterator[int]]:
+    """Return the ``steps`` of a ``Variant``, which begin after ``count`` successive batches came in slots of the ring.
 
-    A batch larger than all before it comes without a slot, and slots are then made anew; a slot is page-locked when it is
-    first read. With batches of hundreds of megabytes both take longer than a window. If batches keep coming without slots, the
-    steps begin after ``4 * count`` batches.
+    A batch that is larger than all before it comes without a slot, and then larger slots are created. A slot is page-locked
+    when it is first read. With batches of hundreds of megabytes both take longer than a window. If batches keep coming without
+    slots, the steps begin after ``4 * count`` batches.
     """
 
     def steps() -> Iterator[int]:
         stats = batches.stats()
-        taken = since = others = 0
+        warm_batches = slot_batches = other_batches = 0
         for images, labels in batches:
             step(images, labels)
-            if since < count and taken < 4 * count:
-                taken += 1
-                since = since + 1 if stats.other_batches == others else 0
-                others = stats.other_batches
+            if slot_batches < count and warm_batches < 4 * count:
+                warm_batches += 1
+                slot_batches = slot_batches + 1 if stats.other_batches == other_batches else 0
+                other_batches = stats.other_batches
                 continue
             yield len(labels)
 
     return steps
 
 
-def streamed(
+def streamed_row(
     name: str, loader: DataLoader, stage: object, step: Callable[..., object], options: Namespace, stack: ExitStack
 ) -> Variant:
-    """A row of gpuaug: the loop over ``loader`` in a ``StreamedLoader``, which ``stack`` closes."""
+    """Return a row of gpuaug: a loop over ``loader`` in a ``StreamedLoader``, which ``stack`` closes."""
     batches = StreamedLoader(loader, [stage], device=options.device, depth=loaders.DEPTH)
     stack.callback(batches.close)
-    return Variant(name, loop(batches, step), loaders.queued(loader))
+    return Variant(name, loop(batches, step), loaders.queue_length(loader))
 
 
 class Serial:
-    """The usual loop: copy, prepare and train one after another, on one stream."""
+    """Batches of a loop without overlap: copy, ``prepare`` and training one after another, on one stream."""
 
     def __init__(self, loader: Iterable, device: torch.device, prepare: Prepare) -> None:
         self.loader = loader
@@ -105,14 +105,14 @@ class Serial:
 
 
 def frozen(module: nn.Module, device: torch.device, memory_format: torch.memory_format | None = None) -> nn.Module:
-    """``module`` on ``device`` as an encoder that is never trained."""
+    """Move ``module`` to ``device``, in evaluation mode and without gradients."""
     module = module.eval().requires_grad_(False).to(device)
     return module if memory_format is None else module.to(memory_format=memory_format)
 
 
 def under_autocast(encoder: nn.Module, device: torch.device) -> Prepare:
-    """A function that calls ``encoder`` under autocast, as a handwritten training loop does."""
-    dtype = half(device)
+    """Return a function that calls ``encoder`` under autocast, as a handwritten training loop does."""
+    dtype = autocast_dtype(device)
 
     def encode(images: Tensor) -> Tensor:
         with torch.autocast(device.type, dtype, enabled=dtype is not None):

@@ -1,4 +1,4 @@
-"""Measures the cases of a suite, prints its tables and writes its JSON file."""
+"""Measure the cases of a suite, print its tables and write its JSON file."""
 
 import gc
 from argparse import Namespace
@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from bench.harness.console import console
-from bench.harness.optional_rows import OptionalRow, PeerError, Skipped, select_rows
+from bench.harness.optional_rows import OptionalRow, PeerError, SkippedRow, select_rows
 from bench.harness.processes import settle
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import Row, Variant, interleave, summarise
 
 Build = Callable[[ExitStack], Sequence[OptionalRow]]
-"""Makes the rows of one case, and registers their clean-up on the stack, which is closed after the case."""
+"""Function that creates the rows of a case, and registers their clean-up on the stack, which is closed after the case."""
 
 Figures = Callable[[Variant], dict[str, Any]]
-"""Measures further figures of a row, after all windows of its case and before its clean-up."""
+"""Function that measures further figures of a row, after all windows of its case and before its clean-up."""
 
 
 def measure(
@@ -36,68 +36,71 @@ def measure(
     figures: Figures | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Measure the cases one after another, each torn down before the next, and show a table for each.
+    """Measure cases one after another, with the clean-up of each before the next, and print a table for each.
 
-    Rows that cannot run on this machine are printed with the reason and kept in ``settings["skipped"]``.
+    Rows that cannot run on this machine are printed with the reason, and listed in ``settings["skipped"]``.
 
     Args:
         suite: Name of the result.
-        options: The result of ``flags.read``.
-        cases: (labels of the rows: ``batch_size``, ``case``; function that builds the rows) of each case.
-        baseline: Name of the variant that ratios are relative to, or several names, of which each case has one variant.
-            ``None``: no ratios.
-        ours: Names of variants that run through gpuaug, which plots show in another colour.
-        ceilings: Names of variants that leave work out, as upper bounds for the others.
-        figures: Measures further figures of each row. Rates and ratios are then of images instead of steps, so that a slow row
-            may process a part of a batch in a step, and rows have no ``host_ms``.
-        settings: Further settings to keep with the result.
+        options: The result of ``flags.parse``.
+        cases: For each case (labels of its rows, with the keys ``batch_size`` and ``case``; function that builds the rows).
+        baseline: Name of the row that ratios are relative to, or several names, of which each case has one.
+        ours: Names of rows that run through gpuaug, which plots show in another colour.
+        ceilings: Names of rows that leave work out: upper bounds for the others.
+        figures: Measures further figures of each row. Then rates and ratios are of images instead of steps, so that a slow row
+            may process some images of a batch per step, and rows have no ``host_ms``.
+        settings: Further settings of the result.
     """
     suite = options.suite or suite
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     start = perf_counter()
     rows: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
-    slow: dict[str, str] = {}
+    slow_reasons: dict[str, str] = {}
     baselines = (baseline,) if isinstance(baseline, str) else baseline
     settings |= {"baseline": baselines[0] if len(baselines) == 1 else None, "ours": list(ours)}
     settings |= {"ceilings": list(ceilings), "skipped": skipped}
     for labels, build in cases:
-        measured, left_out, more = _case(build, options, baselines, slow, figures)
-        found = [row.record(**labels) for row in measured]
-        for record in found:
+        measured_rows, skipped_rows, extra_figures = _measure_case(build, options, baselines, slow_reasons, figures)
+        records = [row.record(**labels) for row in measured_rows]
+        for record in records:
             if figures is not None:
                 del record["steps_per_s"], record["host_ms"]
-            record |= more[record["name"]]
-        rows += found
-        for row in left_out:
-            if not any((row.name, row.reason) == (other["name"], other["reason"]) for other in skipped):
+            record |= extra_figures[record["name"]]
+        rows += records
+        for row in skipped_rows:
+            if not any((row.name, row.reason) == (entry["name"], entry["reason"]) for entry in skipped):
                 console.print(f"{suite}: {_title(labels)}: {row.name} skipped: {row.reason}", markup=False)
             skipped.append(labels | {"name": row.name, "reason": row.reason})
-        console.print(results.table(found, f"{suite}: {_title(labels)}"))
-        slow |= _slow(measured, labels, options, baselines)
+        console.print(results.table(records, f"{suite}: {_title(labels)}"))
+        slow_reasons |= _slow_reasons(measured_rows, labels, options, baselines)
         if options.json is not None:
-            # The result so far: an interruption then loses one case only.
-            so_far = results.result(suite, rows=rows, settings=settings, device=options.device, environment=found_environment)
-            results.write(options.json, so_far)
-    return finish(suite, options, rows, settings, found_environment, start)
+            # Write after each case, so that an interruption loses only one case.
+            partial_result = results.result(suite, rows=rows, settings=settings, device=options.device, environment=machine)
+            results.write(options.json, partial_result)
+    return finish(suite, options, rows, settings, machine, start)
 
 
-def _case(
-    build: Build, options: Namespace, baselines: Sequence[str], slow: dict[str, str], figures: Figures | None
-) -> tuple[list[Row], list[Skipped], dict[str, dict[str, Any]]]:
-    """(rows, skipped rows, further figures by name) of one case. After a peer's error the case starts anew without it."""
-    reasons = dict(slow)
+def _measure_case(
+    build: Build, options: Namespace, baselines: Sequence[str], slow_reasons: dict[str, str], figures: Figures | None
+) -> tuple[list[Row], list[SkippedRow], dict[str, dict[str, Any]]]:
+    """Measure one case. After an error of a peer the case is measured again without that row.
+
+    Returns:
+        (rows, skipped rows, further figures by name of the row).
+    """
+    reasons = dict(slow_reasons)
     while True:
-        # Every case starts from the same seed, whichever cases ran before it.
+        # The same seed for every case, so that cases do not depend on the cases before them.
         torch.manual_seed(0)
         with ExitStack() as stack:
-            made = [
-                Skipped(row.name, reasons[row.name]) if row.name in reasons else row
+            candidates = [
+                SkippedRow(row.name, reasons[row.name]) if row.name in reasons else row
                 for row in select_rows(build(stack), options.rows, baselines)
             ]
-            variants = [row for row in made if isinstance(row, Variant)]
-            left_out = [row for row in made if isinstance(row, Skipped)]
-            del made
+            variants = [row for row in candidates if isinstance(row, Variant)]
+            skipped_rows = [row for row in candidates if isinstance(row, SkippedRow)]
+            del candidates
             try:
                 windows = interleave(
                     variants, device=options.device, seconds=options.seconds, repeats=options.repeats, settle=settle
@@ -105,23 +108,32 @@ def _case(
             except PeerError as error:
                 reasons[error.name] = error.reason
                 windows = None
-            more = {row.name: row.notes() | (figures(row) if figures is not None else {}) for row in variants if windows}
+            extra_figures = {
+                row.name: row.notes() | (figures(row) if figures is not None else {}) for row in variants if windows
+            }
             del variants
         release(options.device)
         if windows is not None:
             if figures is not None:
-                windows = {name: [replace(each, steps=each.images) for each in own] for name, own in windows.items()}
+                windows = {
+                    name: [replace(window, steps=window.images) for window in row_windows]
+                    for name, row_windows in windows.items()
+                }
             baseline = next((name for name in baselines if name in windows), None)
-            return summarise(windows, baseline=baseline), left_out, more
+            return summarise(windows, baseline=baseline), skipped_rows, extra_figures
 
 
-def _slow(measured: Sequence[Row], labels: dict[str, Any], options: Namespace, baselines: Sequence[str]) -> dict[str, str]:
-    """Name: reason, for each row that ``--slowest`` leaves out of all later cases."""
+def _slow_reasons(
+    measured_rows: Sequence[Row], labels: dict[str, Any], options: Namespace, baselines: Sequence[str]
+) -> dict[str, str]:
+    """Return name: reason for each row that ``--slowest`` leaves out of all later cases."""
     if options.slowest is None:
         return {}
-    took = {row.name: 1 / row.steps_per_s for row in measured if row.name not in baselines}
-    more = f"with {_title(labels)}, more than --slowest {options.slowest:g}"
-    return {name: f"a step took {step_s:.2g} s {more}" for name, step_s in took.items() if step_s > options.slowest}
+    seconds_per_step = {row.name: 1 / row.steps_per_s for row in measured_rows if row.name not in baselines}
+    context = f"with {_title(labels)}, more than --slowest {options.slowest:g}"
+    return {
+        name: f"a step took {step_s:.2g} s {context}" for name, step_s in seconds_per_step.items() if step_s > options.slowest
+    }
 
 
 def _title(labels: dict[str, Any]) -> str:
@@ -133,30 +145,30 @@ def finish(
     options: Namespace,
     rows: list[dict[str, Any]],
     settings: dict[str, Any],
-    found_environment: dict[str, Any],
+    machine: dict[str, Any],
     start: float,
 ) -> dict[str, Any]:
-    """Make the result, check it, write it where ``--json`` says, and print how long it took."""
-    # Paths of output files are no settings of the measurement.
-    left_out = {"device", "json", "suite"}
-    flags = {key: value for key, value in vars(options).items() if key not in left_out and not isinstance(value, Path)}
+    """Create the result of a suite, check it, write it to the path of ``--json``, and print how long the suite took."""
+    # Paths are not settings of the measurement.
+    excluded = {"device", "json", "suite"}
+    flags = {key: value for key, value in vars(options).items() if key not in excluded and not isinstance(value, Path)}
     seconds = perf_counter() - start
-    made = results.result(
+    result = results.result(
         suite,
         rows=rows,
         settings=flags | settings | {"took_s": round(seconds, 1)},
         device=options.device,
-        environment=found_environment,
+        environment=machine,
     )
-    results.check(made)
+    results.check(result)
     if options.json is not None:
-        results.write(options.json, made)
+        results.write(options.json, result)
     console.print(f"{suite}: {seconds:.0f} s" + (f", written to {options.json}" if options.json else ""))
-    return made
+    return result
 
 
 def release(device: torch.device) -> None:
-    """Free the last case's memory and workers, so that the next one starts with an empty card."""
+    """Free memory and workers of the last case, so that the next case starts with an empty card."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -9,11 +9,11 @@ from gpuaug.benchkit.windows import Variant
 
 
 class MissingError(Exception):
-    """A library is missing or cannot be used here; the text says why."""
+    """A library is missing or cannot be used on this machine. The message has the reason."""
 
 
 class PeerError(Exception):
-    """An error that the row of a peer raised while it was measured."""
+    """An error in the steps of a peer's row."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -22,33 +22,33 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A row that is not measured, and why."""
+class SkippedRow:
+    """Name of a row that is not measured, and the reason."""
 
     name: str
     reason: str
 
 
-OptionalRow = Variant | Skipped
-"""A row to measure, or the reason why it is not."""
+OptionalRow = Variant | SkippedRow
+"""A row to measure, or the reason why it is not measured."""
 
 
 def peer_row(name: str, device: torch.device, make: Callable[[], Variant], *, needs_gpu: bool = True) -> OptionalRow:
-    """The row of a peer, which may need a GPU or another library. Its errors do not end the suite.
+    """Return the row of a peer, which may need a GPU or another library. Its errors skip the row and do not end the suite.
 
     Args:
-        name: Name of the row that ``make`` makes.
-        device: The suite's device.
-        make: Makes the row, or raises.
+        name: Name of the row.
+        device: Device of the suite.
+        make: Function that returns the row, or raises.
         needs_gpu: Whether the row is skipped on a CPU.
     """
     if needs_gpu and device.type != "cuda":
-        return Skipped(name, "needs a GPU")
+        return SkippedRow(name, "needs a GPU")
     try:
         variant = make()
-    # Any error of a peer skips its row only, and is the reason in the result.
+    # An error of a peer skips only its row. The result has its text as the reason.
     except Exception as error:
-        return Skipped(name, reason(error))
+        return SkippedRow(name, reason(error))
 
     def steps() -> Iterator[int]:
         try:
@@ -60,17 +60,17 @@ def peer_row(name: str, device: torch.device, make: Callable[[], Variant], *, ne
 
 
 def reason(error: Exception) -> str:
-    """The first line of an error's text, with its type unless it is a ``MissingError``."""
+    """Return the first line of an error's message, preceded by its type unless it is a ``MissingError``."""
     text = str(error) if isinstance(error, MissingError) else f"{type(error).__name__}: {error}"
     return (text.strip().splitlines() or [""])[0]
 
 
 def select_rows(rows: Sequence[OptionalRow], names: str | None, baselines: Sequence[str]) -> list[OptionalRow]:
-    """The rows that ``--rows`` names, and those among ``baselines``."""
+    """Return the rows whose names are in ``--rows`` or in ``baselines``. Without ``--rows``: all rows."""
     if names is None:
         return list(rows)
-    wanted = set(names.split(";"))
-    known = [row.name for row in rows]
-    if not wanted <= set(known):
-        raise SystemExit(f"--rows must be among {'; '.join(known)}, got {names}. Leave it out to measure all of them.")
-    return [row for row in rows if row.name in wanted.union(baselines)]
+    requested = set(names.split(";"))
+    available = [row.name for row in rows]
+    if not requested <= set(available):
+        raise SystemExit(f"--rows must be among {'; '.join(available)}, got {names}. Leave it out to measure all of them.")
+    return [row for row in rows if row.name in requested.union(baselines)]

@@ -1,4 +1,4 @@
-"""Processes: the cores that they may use, their CPU time, when they are idle, and the resources of this one."""
+"""Processes: allowed cores, CPU time, waiting until they are idle, and resources of this process."""
 
 import os
 import time
@@ -19,60 +19,60 @@ UNITS = {
     "threads": "",
     "descriptors": "",
 }
-"""Unit of each resource that ``held`` reads."""
+"""Unit of each resource of ``resource_usage``."""
 
-_QUIET_S = 0.1  # ten of the kernel's ticks
+_POLL_S = 0.1  # ten ticks of the kernel
 
 
 def cpu_seconds() -> float:
-    """CPU seconds, user and system, of this process, its threads and all its descendants.
+    """Return the CPU seconds, user and system, of this process and its descendants.
 
-    A process that ended counts once its parent has waited for it.
+    A process that has ended is counted once its parent has waited for it.
     """
     times = os.times()
-    total = time.process_time() + times.children_user + times.children_system  # finer than the kernel's ticks
-    ticks = os.sysconf("SC_CLK_TCK")
-    below = defaultdict(list)
+    total = time.process_time() + times.children_user + times.children_system  # finer than ticks of the kernel
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    children_by_parent = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # Fields after the name, which may contain spaces and brackets.
+            # Fields after the name of the process, which may contain spaces and brackets.
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
-        below[int(fields[1])].append((int(stat.parent.name), sum(map(int, fields[11:15])) / ticks))
-    return total + sum(seconds for _, seconds in _descendants(os.getpid(), below))
+        children_by_parent[int(fields[1])].append((int(stat.parent.name), sum(map(int, fields[11:15])) / ticks_per_s))
+    return total + sum(seconds for _, seconds in _descendants(os.getpid(), children_by_parent))
 
 
 def settle(limit_s: float = 5.0) -> bool:
-    """Wait until this process and its workers use less than half a core. Returns whether they do within ``limit_s``.
+    """Wait until this process and its workers use less than half a core. Returns ``False`` after ``limit_s``.
 
-    Workers go on until their queues are full, after the loop that read them has paused, and take the cores from the next one.
-    Returns at once where there are none.
+    After a loop has paused, its workers go on until their queues are full, and would take cores from the next loop. Without
+    workers the function returns at once.
     """
     if not active_children():
         return True
     end = time.monotonic() + limit_s
-    used = cpu_seconds()
+    cpu_s = cpu_seconds()
     while time.monotonic() < end:
-        time.sleep(_QUIET_S)
-        before = used
-        used = cpu_seconds()
-        if used - before < _QUIET_S / 2:  # to look at all processes takes some of it
+        time.sleep(_POLL_S)
+        previous_cpu_s = cpu_s
+        cpu_s = cpu_seconds()
+        if cpu_s - previous_cpu_s < _POLL_S / 2:  # cpu_seconds() itself takes some CPU time
             return True
     return False
 
 
-def _descendants(parent: int, below: dict[int, list[tuple[int, float]]]) -> Iterator[tuple[int, float]]:
-    for process, seconds in below.get(parent, ()):
+def _descendants(parent: int, children_by_parent: dict[int, list[tuple[int, float]]]) -> Iterator[tuple[int, float]]:
+    for process, seconds in children_by_parent.get(parent, ()):
         yield process, seconds
-        yield from _descendants(process, below)
+        yield from _descendants(process, children_by_parent)
 
 
 @contextmanager
 def on_cores(count: int) -> Iterator[None]:
-    """Let this thread, and the processes that it starts meanwhile, use the first ``count`` of the cores it may use.
+    """Within the context, restrict this thread and processes that it starts to the first ``count`` of its allowed cores.
 
-    A process that is started meanwhile sizes its thread pools by them. Threads that run already keep their cores.
+    Processes that are started in the context size their thread pools accordingly. Other running threads keep their cores.
     """
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(allowed)[:count])
@@ -82,15 +82,15 @@ def on_cores(count: int) -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def held(device: torch.device) -> dict[str, int]:
-    """Each of ``UNITS`` now; reserved GPU memory only for a GPU.
+def resource_usage(device: torch.device) -> dict[str, int]:
+    """Return the current value of each resource in ``UNITS``; reserved GPU memory only for a GPU.
 
-    Resident memory is RSS; private memory USS, the pages that only this process maps; shared memory the proportional share
-    (PSS) of shared pages such as a ring's. ``/dev/shm`` is the memory that all processes use there.
+    Resident memory is RSS; private memory is USS, the pages that only this process maps; shared memory is the proportional
+    share (PSS) of shared pages, such as those of a ring. ``/dev/shm`` is the memory that all processes use there.
     """
-    pages = _rollup()
+    pages = _memory_bytes()
     shm = os.statvfs("/dev/shm")
-    found = {
+    usage = {
         "resident memory": pages["Rss"],
         "private memory": pages["Private_Clean"] + pages["Private_Dirty"],
         "shared memory": pages["Pss_Shmem"],
@@ -99,10 +99,10 @@ def held(device: torch.device) -> dict[str, int]:
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
     if device.type == "cuda":
-        found["reserved GPU memory"] = torch.cuda.memory_reserved(device)
-    return found
+        usage["reserved GPU memory"] = torch.cuda.memory_reserved(device)
+    return usage
 
 
-def _rollup() -> dict[str, int]:
+def _memory_bytes() -> dict[str, int]:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    return {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}

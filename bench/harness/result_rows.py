@@ -1,4 +1,4 @@
-"""Rows of a result for plots, tables and comparisons: selection, figure and grouping."""
+"""Selection and grouping of a result's rows for plots, tables and comparisons."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path("bench/results")
-"""The folder of JSON files, from the root of the repository."""
+"""Folder of the stored results, relative to the root of the repository."""
 
-# Figure: label of the axis. A row is plotted by its first figure in this order.
+# Key of a figure: label of its axis. Plots show the first of these figures that a row has.
 FIGURES = {
     "top1_percent": "top-1, %",
     "gb_per_s": "GB/s",
@@ -20,16 +20,16 @@ FIGURES = {
 
 
 def compared_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a result, without rows that are alone in their case where other cases have several."""
+    """Return the rows of a result. If any case has several rows, cases with a single row are left out."""
     rows: list[dict[str, Any]] = result["rows"]
     counts = Counter(row.get("case") for row in rows)
     return [row for row in rows if counts[row.get("case")] > 1] or rows
 
 
 def shown_rows(result: dict[str, Any], batch_size: int | None = None) -> list[dict[str, Any]]:
-    """The rows that a plot or table shows.
+    """Return the rows that a plot or table shows.
 
-    These are the rows of ``batch_size``. Without one, and where rows have many figures: those of the batch size with most rows.
+    Without ``batch_size``, these are all rows, or the rows of the batch size with most rows if rows have many figures.
     """
     rows = compared_rows(result)
     if batch_size is None and "columns" in result["settings"]:
@@ -38,15 +38,15 @@ def shown_rows(result: dict[str, Any], batch_size: int | None = None) -> list[di
     return [row for row in rows if batch_size in (None, row.get("batch_size"))]
 
 
-def panel(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
-    """Title of a row's group: its case, if any, and its batch size where rows differ in it."""
+def panel_title(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    """Return the title of the panel or column of ``row``: its case, and its batch size if ``rows`` have several."""
     parts = [str(row["case"])] if row.get("case") else []
-    if "batch_size" in row and (not parts or len({other.get("batch_size") for other in rows}) > 1):
+    if "batch_size" in row and (not parts or len({other_row.get("batch_size") for other_row in rows}) > 1):
         parts.append(f"B={row['batch_size']}")
     return ", ".join(parts)
 
 
 def hardware(result: dict[str, Any]) -> str:
-    """Name of the GPU that a result was measured on, or ``CPU``."""
+    """Return the name of the GPU on which a result was measured, or ``CPU``."""
     gpu = result["environment"]["gpu"]
     return gpu["name"] if gpu else "CPU"

@@ -23,13 +23,13 @@ from bench.harness import measurement
 from bench.harness.result_rows import RESULTS
 
 Suites = Mapping[str, tuple[str, Sequence[str]]]
-"""Name of a result: (module that makes it, flags for that module)."""
+"""Name of a suite: (its module, flags for that module)."""
 
 
-def main(argv: Sequence[str] | None, known: Suites) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    # Suites are split off by hand: the parser would take values of flags that it does not know for suites.
-    suites = list(takewhile(lambda word: not word.startswith("-"), words))
+def main(argv: Sequence[str] | None, all_suites: Suites) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # Suites are split off here, because the parser would take values of unknown flags for suites.
+    requested = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
     parser = ArgumentParser(
         prog="python -m bench run",
         usage="%(prog)s [SUITE ...] [--list] [--results FOLDER] [flags of these suites]",
@@ -37,47 +37,47 @@ def main(argv: Sequence[str] | None, known: Suites) -> int:
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--list", action="store_true", help="print what each suite measures, and the flags that it is given")
+    parser.add_argument("--list", action="store_true", help="print the first line of each suite's description, and its flags")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write into (default: %(default)s)")
-    options, flags = parser.parse_known_args(words[len(suites) :])
+    options, flags = parser.parse_known_args(arguments[len(requested) :])
     if options.list:
-        print(listing(known))
+        print(listing(all_suites))
         return 0
-    unknown = [name for name in suites if name not in known]
+    unknown = [name for name in requested if name not in all_suites]
     if unknown:
-        parser.error(f"suites must be among {', '.join(known)}, got {', '.join(unknown)}. See --list.")
-    late = [word for word in flags if word in known]
-    if late:
-        parser.error(f"suites must come before flags, got {', '.join(late)} after {flags[0]}. Name them first.")
-    failed = [name for name in suites or known if not _succeeds(name, *known[name], flags, options.results)]
+        parser.error(f"suites must be among {', '.join(all_suites)}, got {', '.join(unknown)}. See --list.")
+    misplaced = [argument for argument in flags if argument in all_suites]
+    if misplaced:
+        parser.error(f"suites must come before flags, got {', '.join(misplaced)} after {flags[0]}. Name them first.")
+    failed = [name for name in requested or all_suites if not _succeeds(name, *all_suites[name], flags, options.results)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def listing(known: Suites) -> str:
-    """Every suite with the first line of its docstring, and its flags."""
-    width = max(map(len, known)) + 2
+def listing(all_suites: Suites) -> str:
+    """Return a text with the first line of the docstring, and the flags, of every suite."""
+    width = max(map(len, all_suites)) + 2
     lines = []
-    for name, (module, own) in known.items():
+    for name, (module, suite_flags) in all_suites.items():
         doc = importlib.import_module(module).__doc__ or ""
         lines.append(f"{name:{width}}{doc.splitlines()[0] if doc else ''}")
-        if own:
-            lines.append(f"{'':{width}}{shlex.join(own)}")
+        if suite_flags:
+            lines.append(f"{'':{width}}{shlex.join(suite_flags)}")
     return "\n".join(lines)
 
 
-def _succeeds(name: str, module: str, own: Sequence[str], flags: Sequence[str], folder: Path) -> bool:
+def _succeeds(name: str, module: str, suite_flags: Sequence[str], user_flags: Sequence[str], folder: Path) -> bool:
     start = perf_counter()
-    done = False
+    succeeded = False
     try:
-        importlib.import_module(module).main([*own, *flags, "--json", str(folder / f"{name}.json")])
-        done = True
-    except SystemExit as stop:  # an unknown flag, or no row that can run on this machine
+        importlib.import_module(module).main([*suite_flags, *user_flags, "--json", str(folder / f"{name}.json")])
+        succeeded = True
+    except SystemExit as stop:  # e.g. an unknown flag, or no row that can run on this machine
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
     except Exception:
         traceback.print_exc()
     print(f"{name}: {perf_counter() - start:.0f} s in all", flush=True)
     measurement.release(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    return done
+    return succeeded

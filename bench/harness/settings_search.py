@@ -1,4 +1,4 @@
-"""Searches a row's best settings, so that no row is slow because of bad ones."""
+"""Search for the best settings of a row, so that no row is slow because of bad settings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ from bench.harness.optional_rows import MissingError
 Settings = dict[str, Any]
 
 
-def most(axes: Sequence[Sequence[Settings]]) -> int:
-    """Largest number of settings that ``ranked`` tries."""
+def max_trials(axes: Sequence[Sequence[Settings]]) -> int:
+    """Return the largest number of settings that ``rank_settings`` tries."""
     count = 1 + sum(len(axis) - 1 for axis in axes)
     return count if count > 1 else 0
 
 
-def ranked(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings], float]) -> list[Settings]:
-    """The settings that were tried, the best first.
+def rank_settings(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings], float]) -> list[Settings]:
+    """Search for the settings with the highest rate. Returns the settings that were tried, the best first.
 
-    Coordinate search: axes are searched one after another, each with the best values of the axes before it. Of three axes with
-    three values seven settings are tried, not 27. Settings that raise are left out, unless all raise.
+    Coordinate search: axes are searched one after another, each with the best values of the axes before it. For three axes of
+    three values, seven settings are tried instead of 27. Settings for which ``rate`` raises are left out, unless all raise.
 
     Args:
-        axes: The values of each axis; the search starts at the first value of each. Settings that depend on each other belong
-            in one axis.
-        rate: Measures the rate with some settings. Not called where there is only one choice.
+        axes: Values of each axis; the search starts at the first value of each. Settings that depend on each other belong in
+            one axis.
+        rate: Measures the rate with the given settings. Not called if there is only one combination.
 
     Raises:
         MissingError: If ``rate`` raises it.
@@ -34,23 +34,23 @@ def ranked(axes: Sequence[Sequence[Settings]], rate: Callable[[Settings], float]
         best |= axis[0]
     if all(len(axis) == 1 for axis in axes):
         return [best]
-    found: list[tuple[float, Settings]] = []
+    rates_and_settings: list[tuple[float, Settings]] = []
     errors: list[Exception] = []
-    seen: list[Settings] = []
+    tried_settings: list[Settings] = []
     for axis in axes:
         for values in axis:
             settings = best | values
-            if settings in seen:
+            if settings in tried_settings:
                 continue
-            seen.append(settings)
+            tried_settings.append(settings)
             try:
-                found.append((rate(settings), settings))
+                rates_and_settings.append((rate(settings), settings))
             except MissingError:
                 raise
             except Exception as error:
-                errors.append(error.with_traceback(None))  # its frames would keep opened loaders alive
-        if found:
-            best = max(found, key=lambda one: one[0])[1]
-    if not found:
+                errors.append(error.with_traceback(None))  # frames of the traceback would keep loaders alive
+        if rates_and_settings:
+            best = max(rates_and_settings, key=lambda trial: trial[0])[1]
+    if not rates_and_settings:
         raise errors[0]
-    return [settings for _, settings in sorted(found, key=lambda one: one[0], reverse=True)]
+    return [settings for _, settings in sorted(rates_and_settings, key=lambda trial: trial[0], reverse=True)]

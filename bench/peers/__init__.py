@@ -1,1 +1,1 @@
-"""Competitors of gpuaug: DALI, timm, torchvision, SPDL, FFCV, published snippets."""
+"""Peers, the libraries and snippets with which gpuaug is compared: DALI, timm, torchvision, SPDL, FFCV, published snippets."""

@@ -1,9 +1,9 @@
-"""The augmentation pipelines in NVIDIA DALI: over a batch that stays in memory, and behind a DataLoader.
+"""Augmentation pipelines in NVIDIA DALI: on one batch in memory, and on the batches of a DataLoader.
 
-DALI reads images (B, H, W, C) through ``external_source``, without a copy where the batch stays in memory. It draws for every
+DALI reads images (B, H, W, C) through ``external_source``, without a copy where the same batch is repeated. It draws for every
 image, prepares two batches ahead on its own threads and streams (its default), and returns the result as a view on the current
-stream. It has no bfloat16, so half-precision pipelines end in float16, with as many bytes. Crops and resizes are not
-antialiased unless asked for, as in Kornia.
+stream. It has no bfloat16, so half-precision pipelines return float16, with as many bytes. Crops and resizes are antialiased
+only on request, as in Kornia.
 """
 
 from collections import deque
@@ -26,14 +26,14 @@ def build(
     dtype: torch.dtype,
     targets: Sequence[dict[str, Tensor]] | None = None,
 ) -> Callable[[], Any]:
-    """A function that augments ``images`` at each call.
+    """Return a function that augments ``images`` at each call.
 
     Args:
-        body: Builds DALI's graph, as the values of ``PIPELINES`` do.
+        body: Function that builds DALI's graph; see ``PIPELINES``.
         images: (B, C, H, W) uint8. On a CPU, DALI's CPU operators run.
         masks: (B, 1, H, W) uint8, or ``None``.
         dtype: Data type of the augmented images; bfloat16 becomes float16.
-        targets: A dict of each image with ``boxes`` (n, 4) as corners in pixels, which come out padded, (B, n, 4).
+        targets: One dict per image with ``boxes`` (n, 4), corners in pixels. The result has padded boxes (B, n, 4).
 
     Raises:
         ImportError: If DALI is not installed.
@@ -41,47 +41,49 @@ def build(
     from nvidia.dali import fn, pipeline_def, types
 
     device = images.device
-    on = "gpu" if device.type == "cuda" else "cpu"
+    device_name = "gpu" if device.type == "cuda" else "cpu"
     side = images.shape[-1]
-    # Converted to DALI's layout once; CPU operators take NumPy arrays.
-    sources = [part.permute(0, 2, 3, 1).contiguous() for part in (images, masks) if part is not None]
-    if on == "cpu":
-        sources = [part.numpy() for part in sources]
+    # Converted to DALI's layout once, not per call. CPU operators take NumPy arrays.
+    sources = [tensor.permute(0, 2, 3, 1).contiguous() for tensor in (images, masks) if tensor is not None]
+    if device_name == "cpu":
+        sources = [tensor.numpy() for tensor in sources]
     boxes = [target["boxes"].cpu().numpy() for target in targets or ()]
 
     @pipeline_def(**_settings(len(images), device))
     def pipeline() -> Any:
-        read = fn.external_source(
+        inputs = fn.external_source(
             source=lambda: tuple(sources),
             num_outputs=len(sources),
-            device=on,
+            device=device_name,
             layout="HWC",
             dtype=types.UINT8,
             ndim=3,
             no_copy=True,
         )
         if not boxes:
-            return body(fn, types, side, dtype, *read)
-        # As in DALI's own examples, boxes are changed on the host and padded.
-        found, moved = body(fn, types, side, dtype, *read, fn.external_source(source=lambda: boxes, dtype=types.FLOAT, ndim=2))
-        moved = fn.pad(moved)
-        return found, moved.gpu() if on == "gpu" else moved
+            return body(fn, types, side, dtype, *inputs)
+        # As in DALI's examples, boxes are transformed on the host and padded.
+        augmented, augmented_boxes = body(
+            fn, types, side, dtype, *inputs, fn.external_source(source=lambda: boxes, dtype=types.FLOAT, ndim=2)
+        )
+        augmented_boxes = fn.pad(augmented_boxes)
+        return augmented, augmented_boxes.gpu() if device_name == "gpu" else augmented_boxes
 
-    made = pipeline()
-    made.build()
+    dali_pipeline = pipeline()
+    dali_pipeline.build()
 
     def call() -> Any:
-        found = _run(made, device)
-        return found[0] if len(found) == 1 else found
+        outputs = _run_pipeline(dali_pipeline, device)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     return call
 
 
 def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device: torch.device) -> Callable[[], Tensor]:
-    """A function that augments images of different sizes at each call, by the pipeline ``cls``.
+    """Return a function that augments images of different sizes at each call, by the pipeline ``cls``.
 
     Args:
-        images: (H, W, C) uint8 each, on ``device`` or page-locked on the host, from where DALI copies them.
+        images: Images (H, W, C) uint8, on ``device`` or page-locked on the host. From the host, DALI copies them at each call.
         side: Side of the augmented images in pixels.
         antialias: Whether the crop is antialiased.
         device: On a CPU, DALI's CPU operators run.
@@ -94,39 +96,40 @@ def build_ragged(images: Sequence[Tensor], side: int, *, antialias: bool, device
     except ImportError as error:
         raise MissingError(f"not installed: {error}") from None
     on_host = images[0].device.type == "cpu"
-    # One list for all calls, so that no call converts tensors one by one; DALI takes the list as it is.
+    # One list for all calls, so that no call converts tensors one by one.
     if on_host:
-        parts = [tensors.TensorCPU(image.numpy(), "HWC", is_pinned=image.is_pinned()) for image in images]
-        batch = tensors.TensorListCPU(parts, "HWC", contiguous=False)
+        dali_images = [tensors.TensorCPU(image.numpy(), "HWC", is_pinned=image.is_pinned()) for image in images]
+        batch = tensors.TensorListCPU(dali_images, "HWC", contiguous=False)
     else:
         batch = tensors.TensorListGPU([tensors.TensorGPU(image, "HWC") for image in images], "HWC", contiguous=False)
 
     @pipeline_def(**_settings(len(images), device))
     def pipeline() -> Any:
-        read = fn.external_source(
+        inputs = fn.external_source(
             source=lambda: batch, device="cpu" if on_host else "gpu", layout="HWC", dtype=types.UINT8, ndim=3, no_copy=True
         )
         if on_host and device.type == "cuda":
-            read = read.gpu()
+            inputs = inputs.gpu()
         # The pipeline crops to seven eighths of its argument, rounded down.
-        return classification(fn, types, -(-side * 8 // 7), torch.bfloat16, read, antialias=antialias)
+        return classification(fn, types, -(-side * 8 // 7), torch.bfloat16, inputs, antialias=antialias)
 
-    made = pipeline()
-    made.build()
+    dali_pipeline = pipeline()
+    dali_pipeline.build()
 
-    def call(_held: Sequence[Tensor] = images) -> Tensor:
-        return _run(made, device)[0]
+    # The default argument keeps the images alive, since DALI's list only refers to their memory.
+    def call(_images: Sequence[Tensor] = images) -> Tensor:
+        return _run_pipeline(dali_pipeline, device)[0]
 
     return call
 
 
 class Batches:
-    """Batches of a loader, augmented by DALI: (B, C, H, W) float32 images on the device, and unchanged labels.
+    """Batches of a loader, augmented by DALI: images (B, C, H, W) float32 on the device, and unchanged labels.
 
     Args:
-        name: A key of ``PIPELINES``, of a pipeline without masks.
-        loader: Yields batches of ``batch_size`` (C, H, W) uint8 images and their labels.
-        batch_size: Images of a batch.
+        name: Key of ``PIPELINES``, for a pipeline without masks.
+        loader: Iterable of (images (B, C, H, W) uint8, labels), with batches of ``batch_size`` images.
+        batch_size: Number of images in a batch.
         side: Side of the images in pixels.
         device: Device of the augmented images. On a CPU, DALI's CPU operators run.
 
@@ -146,11 +149,11 @@ class Batches:
         on_gpu = device.type == "cuda"
 
         @pipeline_def(**_settings(batch_size, device))
-        def pipeline(pull: Callable[[], Any]) -> Any:
-            read = fn.external_source(source=pull, device="cpu", layout="CHW", dtype=types.UINT8, ndim=3)
+        def pipeline(next_images: Callable[[], Any]) -> Any:
+            inputs = fn.external_source(source=next_images, device="cpu", layout="CHW", dtype=types.UINT8, ndim=3)
             if on_gpu:
-                read = read.gpu()
-            return body(fn, types, side, torch.float32, fn.transpose(read, perm=[1, 2, 0]))
+                inputs = inputs.gpu()
+            return body(fn, types, side, torch.float32, fn.transpose(inputs, perm=[1, 2, 0]))
 
         self._pipeline = pipeline
 
@@ -158,22 +161,22 @@ class Batches:
         source: Iterator[tuple[Tensor, Tensor]] | None = iter(self.loader)
         labels: deque[Tensor] = deque()
 
-        def pull() -> Any:
+        def next_images() -> Any:
             # DALI pulls batches ahead: their labels are queued until their images come out.
             assert source is not None
-            images, own = next(source)
-            labels.append(own)
+            images, batch_labels = next(source)
+            labels.append(batch_labels)
             return images.numpy()
 
-        made = self._pipeline(pull)
-        made.build()
+        dali_pipeline = self._pipeline(next_images)
+        dali_pipeline.build()
         try:
             while True:
-                (images,) = _run(made, self.device)
+                (images,) = _run_pipeline(dali_pipeline, self.device)
                 yield images, labels.popleft()
         finally:
-            # A pipeline is part of a reference cycle and holds its loader. A DataLoader that the garbage collector frees loses
-            # its queues before it can stop its workers, and then waits five seconds for each.
+            # A pipeline is part of a reference cycle and refers to its loader. If the garbage collector frees a DataLoader, its
+            # queues are gone before it can stop its workers, and it waits five seconds for each worker.
             source = None
 
 
@@ -189,16 +192,16 @@ def _settings(batch_size: int, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _run(made: Any, device: torch.device) -> list[Tensor]:
-    # Given a stream, it returns before the batch is ready, and the stream waits.
-    parts = made.run(torch.cuda.current_stream(device)) if device.type == "cuda" else made.run()
-    found = [torch.from_dlpack(part.as_tensor()) for part in parts]
-    # float32 pipelines leave DALI as (B, C, H, W) already; masks never do, and boxes (B, n, 4) stay.
-    return [part if part.dtype == torch.float32 else part.permute(0, 3, 1, 2) for part in found]
+def _run_pipeline(dali_pipeline: Any, device: torch.device) -> list[Tensor]:
+    # With a stream, run() returns before the batch is ready, and the stream waits.
+    outputs = dali_pipeline.run(torch.cuda.current_stream(device)) if device.type == "cuda" else dali_pipeline.run()
+    tensors = [torch.from_dlpack(output.as_tensor()) for output in outputs]
+    # float32 images are (B, C, H, W) already, and boxes are (B, n, 4). Half-precision images and masks are (B, H, W, C).
+    return [output if output.dtype == torch.float32 else output.permute(0, 3, 1, 2) for output in tensors]
 
 
 def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
-    """Random crop, resize, rotation and blur."""
+    """Pipeline ``seed``: random crop, resize, rotation, blur, normalisation."""
     images = fn.crop(
         images,
         crop=(side // 2, side // 2),
@@ -212,7 +215,7 @@ def heavy(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> An
 
 
 def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, *, antialias: bool = False) -> Any:
-    """Random resized crop, flip and jitter."""
+    """Pipeline ``cls``: random resized crop, jitter, flip, normalisation."""
     images = fn.random_resized_crop(
         images, size=(side * 7 // 8,) * 2, random_area=AREA, random_aspect_ratio=ASPECT, antialias=antialias
     )
@@ -220,87 +223,87 @@ def classification(fn: Any, types: Any, side: int, dtype: torch.dtype, images: A
 
 
 def jitter_and_flip(fn: Any, types: Any, dtype: torch.dtype, images: Any) -> Any:
-    """Jitter and flip, the transforms after the crop."""
-    images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
+    """Transforms of ``cls`` after the crop: jitter, flip, normalisation."""
+    images = fn.color_twist(images, brightness=_jitter_factor(fn), contrast=_jitter_factor(fn), saturation=_jitter_factor(fn))
     return normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
 
 
 def contrastive(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any) -> Any:
-    """Random resized crop, flip, jitter with hue, grey and blur, each applied to some of the images."""
+    """Pipeline ``ssl``: random resized crop; jitter with hue, grey and blur, each for a share of the images; flip."""
     images = fn.random_resized_crop(
         images, size=(side * 7 // 8,) * 2, random_area=AREA, random_aspect_ratio=ASPECT, antialias=False
     )
-    jittered = fn.random.coin_flip(probability=0.8)
+    apply_jitter = fn.random.coin_flip(probability=0.8)
     images = fn.color_twist(
         images,
-        brightness=_factor(fn) * jittered + (1.0 - jittered),
-        contrast=_factor(fn) * jittered + (1.0 - jittered),
-        saturation=_factor(fn) * jittered + (1.0 - jittered),
-        # Degrees: a tenth of the circle, 0.1 for Kornia and torchvision.
-        hue=fn.random.uniform(range=(-36.0, 36.0)) * jittered,
+        brightness=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
+        contrast=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
+        saturation=_jitter_factor(fn) * apply_jitter + (1.0 - apply_jitter),
+        # In degrees: a tenth of the circle, which is 0.1 in Kornia and torchvision.
+        hue=fn.random.uniform(range=(-36.0, 36.0)) * apply_jitter,
     )
     images = fn.saturation(images, saturation=1.0 - fn.random.coin_flip(probability=0.2))
-    # A condition, so that only half of the images are blurred.
+    # A condition, so that only the drawn images are blurred.
     if fn.random.coin_flip(probability=0.5, dtype=types.BOOL):
         images = fn.gaussian_blur(images, sigma=fn.random.uniform(range=(0.1, 2.0)), window_size=23)
     return normalize(fn, types, dtype, images, mirror=fn.random.coin_flip())
 
 
 def segmentation(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
-    """The pipeline of classification, with masks that are cropped and flipped alike."""
+    """Pipeline ``masks``: as ``cls``, with the same crop and flip for masks."""
     start, extent = fn.random_crop_generator([side, side], random_area=AREA, random_aspect_ratio=ASPECT)
     start = fn.cast(start, dtype=types.FLOAT)
     end = start + fn.cast(extent, dtype=types.FLOAT)
     size = (side * 7 // 8,) * 2
     images = fn.resize(images, size=size, roi_start=start, roi_end=end, antialias=False)
     masks = fn.resize(masks, size=size, roi_start=start, roi_end=end, interp_type=types.INTERP_NN)
-    images = fn.color_twist(images, brightness=_factor(fn), contrast=_factor(fn), saturation=_factor(fn))
+    images = fn.color_twist(images, brightness=_jitter_factor(fn), contrast=_jitter_factor(fn), saturation=_jitter_factor(fn))
     mirror = fn.random.coin_flip()
     return normalize(fn, types, dtype, images, mirror=mirror), fn.flip(masks, horizontal=mirror)
 
 
 def randaugment(fn: Any, types: Any, _side: int, dtype: torch.dtype, images: Any) -> Any:
-    """DALI's own RandAugment, whose ops are drawn for every image."""
+    """Pipeline ``randaugment``: DALI's RandAugment, which draws the ops of every image separately."""
     from nvidia.dali.auto_aug import rand_augment
 
     return normalize(fn, types, dtype, rand_augment.rand_augment(images, n=2, m=10))
 
 
 def hflip(fn: Any, types: Any, side: int, _dtype: torch.dtype, images: Any, boxes: Any) -> Any:
-    """The preset ``hflip`` of torchvision's: flip, to float32."""
+    """Preset ``hflip`` of torchvision: flip and conversion to float32."""
     mirror = fn.random.coin_flip()
     images = fn.crop_mirror_normalize(images, mirror=mirror, std=255.0, dtype=types.FLOAT, output_layout="CHW")
     return images, fn.bb_flip(boxes / side, ltrb=True, horizontal=mirror) * side
 
 
 def lsj(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, boxes: Any) -> Any:
-    """The preset ``lsj`` of torchvision's: resize by a random scale, crop or pad, ``hflip``."""
+    """Preset ``lsj`` of torchvision: resize by a random scale, crop or pad, ``hflip``."""
     from nvidia.dali import math
 
-    resized = math.floor(fn.random.uniform(range=(0.1, 2.0)) * side)
-    images = fn.resize(images, resize_shorter=resized, antialias=True)
-    # Negative where the image is smaller than the crop, which is then padded.
-    top, left = (math.floor(fn.random.uniform(range=(0, 1)) * (resized - side + 1)) for _ in range(2))
+    resized_side = math.floor(fn.random.uniform(range=(0.1, 2.0)) * side)
+    images = fn.resize(images, resize_shorter=resized_side, antialias=True)
+    # Negative where the image is smaller than the crop: then the crop is padded.
+    top, left = (math.floor(fn.random.uniform(range=(0, 1)) * (resized_side - side + 1)) for _ in range(2))
     start = fn.cast(fn.stack(top, left), dtype=types.INT32)
     images = fn.slice(
         images, start=start, shape=[side, side], axis_names="HW", out_of_bounds_policy="pad", fill_values=[123, 117, 104]
     )
-    boxes = boxes * (resized / side) - fn.stack(left, top, left, top)
+    boxes = boxes * (resized_side / side) - fn.stack(left, top, left, top)
     return hflip(fn, types, side, dtype, images, math.clamp(boxes, 0.0, float(side)))
 
 
 def segmentation_preset(fn: Any, types: Any, side: int, dtype: torch.dtype, images: Any, masks: Any) -> Any:
-    """The preset of torchvision's segmentation: resize by a random scale, crop or pad, flip and normalise."""
+    """Preset of torchvision for segmentation: resize by a random scale, crop or pad, flip and normalise."""
     out = side * 12 // 13
-    resized = fn.random.uniform(range=(side // 2, side * 2))
+    resized_side = fn.random.uniform(range=(side // 2, side * 2))
     crop = {
         "crop": (out, out),
         "crop_pos_x": fn.random.uniform(range=(0, 1)),
         "crop_pos_y": fn.random.uniform(range=(0, 1)),
         "out_of_bounds_policy": "pad",
     }
-    images = fn.crop(fn.resize(images, resize_shorter=resized, antialias=True), **crop)
-    masks = fn.crop(fn.resize(masks, resize_shorter=resized, interp_type=types.INTERP_NN), fill_values=255, **crop)
+    images = fn.crop(fn.resize(images, resize_shorter=resized_side, antialias=True), **crop)
+    masks = fn.crop(fn.resize(masks, resize_shorter=resized_side, interp_type=types.INTERP_NN), fill_values=255, **crop)
     mirror = fn.random.coin_flip()
     masks = fn.cast(fn.flip(masks, horizontal=mirror), dtype=types.INT64)
     return normalize(fn, types, dtype, images, mirror=mirror), masks
@@ -316,10 +319,10 @@ PIPELINES = {
     "lsj": lsj,
     "segmentation": segmentation_preset,
 }
-"""Name of a pipeline: function that builds DALI's graph from its namespaces, the images' side and the output's dtype."""
+"""Name of a pipeline: function that builds DALI's graph from (fn, types, side of the images, dtype of the output, inputs)."""
 
 
-def _factor(fn: Any) -> Any:
+def _jitter_factor(fn: Any) -> Any:
     return fn.random.uniform(range=(0.6, 1.4))
 
 
@@ -334,7 +337,7 @@ def normalize(
     std: Sequence[float] = STD,
     **crop: Any,
 ) -> Any:
-    """Flip, normalise and convert, the end of all pipelines; a crop too where ``crop`` has its arguments."""
+    """Flip, normalise and convert images: the last operator of every pipeline. ``crop`` has arguments of an optional crop."""
     full = dtype == torch.float32
     return fn.crop_mirror_normalize(
         images,

@@ -1,7 +1,7 @@
-"""Files through NVIDIA DALI's own reader and decoders, to batches on the card.
+"""Files through NVIDIA DALI's reader and decoders, to batches on the card.
 
-Decoders get the size of the largest image, so that they allocate once. The pipeline is the one in ``bench.peers.dali``. DALI
-has no bfloat16: images are float16, with as many bytes.
+Decoders get the size of the largest image, so that they allocate once. The augmentation is ``jitter_and_flip`` of
+``bench.peers.dali``. DALI has no bfloat16, so images are float16, with as many bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,28 +15,28 @@ from bench.harness.optional_rows import MissingError
 from bench.peers.dali import AREA, ASPECT, jitter_and_flip
 
 _THREADS = (4, 8, 16)
-_HARDWARE_LOADS = (0.65, 0.9, 1.0)  # its default first
-_SMALL_LOADS = (0.5, 0.0)  # with all threads, for files that engines do not take
+_ENGINE_LOADS = (0.65, 0.9, 1.0)  # DALI's default first
+_SMALL_ENGINE_LOADS = (0.5, 0.0)  # tried with all threads only, for files that the engines cannot decode
 
 
 def axes(
     cores: int, *, mixed: bool, engines: bool = True, regions: Sequence[bool] = (True, False)
 ) -> list[list[dict[str, Any]]]:
-    """The settings to search. Loads and threads share an axis: with few threads, a larger share for the engines is faster.
+    """Return the settings to search. Threads and loads are one axis: with few threads, a larger load of the engines is faster.
 
     Args:
         cores: Largest number of threads.
-        mixed: Whether decoders are ``device="mixed"``.
-        engines: Whether such decoders may use the card's engines.
-        regions: Whether decoders crop.
+        mixed: Whether decoders are created with ``device="mixed"``.
+        engines: Whether mixed decoders may use the JPEG engines.
+        regions: Values of ``region`` to try.
     """
     threads = [count for count in _THREADS if count <= cores] or [cores]
     if mixed and engines:
-        shared = [{"threads": count, "load": load} for count in threads for load in _HARDWARE_LOADS]
-        shared += [{"threads": threads[-1], "load": load} for load in _SMALL_LOADS]
+        thread_settings = [{"threads": count, "load": load} for count in threads for load in _ENGINE_LOADS]
+        thread_settings += [{"threads": threads[-1], "load": load} for load in _SMALL_ENGINE_LOADS]
     else:
-        shared = [{"threads": count} | ({"load": 0.0} if mixed else {}) for count in threads]
-    return [shared, [{"region": region} for region in regions], [{"ahead": 2}, {"ahead": 3}]]
+        thread_settings = [{"threads": count} | ({"load": 0.0} if mixed else {}) for count in threads]
+    return [thread_settings, [{"region": region} for region in regions], [{"ahead": 2}, {"ahead": 3}]]
 
 
 def batches(
@@ -51,18 +51,18 @@ def batches(
     ahead: int,
     load: float | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images (B, 3, size, size) float16, channels last, and labels (B,), on the device, endless.
+    """Yield images (B, 3, size, size) float16, channels last, and labels (B,), on the device, without end.
 
     Args:
         root: A folder of class folders.
-        batch_size: Images of a batch.
+        batch_size: Number of images in a batch.
         size: Side of the augmented images in pixels.
-        device: On a CPU, all of DALI's operators run there.
+        device: Device of the batches. On a CPU, DALI's CPU operators run.
         largest_px: Largest width and largest height of the files.
-        threads: Number of DALI's own threads.
-        region: Whether the decoder crops (``image_random_crop``), or decodes whole images that are cropped afterwards.
-        ahead: Batches that are prepared ahead (``prefetch_queue_depth``).
-        load: Share of the images that the engines take (``hw_decoder_load``). Left out: decoders run on the CPU.
+        threads: Number of DALI's threads.
+        region: Whether the decoder crops (``image_random_crop``). Otherwise whole images are decoded, and cropped afterwards.
+        ahead: Number of batches that are prepared ahead (``prefetch_queue_depth``).
+        load: Share of the images that the engines decode (``hw_decoder_load``). ``None``: decoders run on the CPU.
 
     Raises:
         MissingError: If DALI is not installed.
@@ -99,10 +99,10 @@ def batches(
         )
         return jitter_and_flip(fn, types, torch.float16, images), labels
 
-    made = pipeline()
-    made.build()
+    dali_pipeline = pipeline()
+    dali_pipeline.build()
     while True:
-        # Given a stream, it returns before the batch is ready, and the stream waits.
-        parts = made.run(torch.cuda.current_stream(device)) if on_gpu else made.run()
-        images, labels = (torch.from_dlpack(part.as_tensor()) for part in parts)
+        # With a stream, run() returns before the batch is ready, and the stream waits.
+        outputs = dali_pipeline.run(torch.cuda.current_stream(device)) if on_gpu else dali_pipeline.run()
+        images, labels = (torch.from_dlpack(output.as_tensor()) for output in outputs)
         yield images.permute(0, 3, 1, 2), labels.flatten().long()

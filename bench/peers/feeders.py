@@ -1,4 +1,4 @@
-"""The loaders that the suite ``feeds`` compares, from a sample in memory to a batch on the card."""
+"""Loaders that the suite ``feeds`` compares, from samples in memory to batches on the card."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +28,12 @@ STREAMED = "StreamedLoader"
 FUSED = "StreamedLoader, fused"
 STACKING = "stacking alone"
 
-_ENDLESS = 10**8
+_EPOCH_SAMPLES = 10**8
 
 
 @dataclass(frozen=True)
 class FeedCase:
-    """The samples, and the number of workers that load them."""
+    """Samples, batch size and number of workers of a case."""
 
     workers: int
     batch_size: int
@@ -42,29 +42,29 @@ class FeedCase:
 
     @property
     def sample_bytes(self) -> int:
-        return sum(part.nbytes for part in self.data[0])
+        return sum(tensor.nbytes for tensor in self.data[0])
 
     @property
-    def queued(self) -> int:
-        """Largest number of batches that are ready or in preparation before the first is taken."""
+    def queue_length(self) -> int:
+        """Largest number of batches that are ready or in preparation before the first ``next``."""
         return self.workers * self.prefetch + loaders.DEPTH + 4
 
 
 @dataclass(frozen=True)
 class OpenFeeder:
-    """An endless iterator of batches on the device, and the counters of the loader behind it if it has any."""
+    """An endless iterator of batches on the device, and the function that returns its ``Stats``, for gpuaug's loaders."""
 
     batches: Iterator[Any]
     stats: Callable[[], Any] | None = None
 
 
 def loader(case: FeedCase, *, pin: bool, collate: Callable[[list[Any]], Any] | None = None) -> DataLoader:
-    """A ``DataLoader`` whose epoch is longer than every measurement, so that no window contains an epoch's end."""
-    draw = torch.Generator().manual_seed(0)
+    """Return a ``DataLoader`` whose epoch is longer than every measurement, so that no window contains the end of an epoch."""
+    generator = torch.Generator().manual_seed(0)
     return DataLoader(
         case.data,
         batch_size=case.batch_size,
-        sampler=RandomSampler(case.data, replacement=True, num_samples=_ENDLESS, generator=draw),
+        sampler=RandomSampler(case.data, replacement=True, num_samples=_EPOCH_SAMPLES, generator=generator),
         num_workers=case.workers,
         pin_memory=pin,
         persistent_workers=True,
@@ -74,40 +74,40 @@ def loader(case: FeedCase, *, pin: bool, collate: Callable[[list[Any]], Any] | N
     )
 
 
-def _by_hand(case: FeedCase, device: torch.device, stack: ExitStack, *, pin: bool) -> OpenFeeder:
+def _data_loader(case: FeedCase, device: torch.device, stack: ExitStack, *, pin: bool) -> OpenFeeder:
     def batches() -> Iterator[list[Tensor]]:
-        # Only this frame holds the loader: when it ends, the workers end too, persistent ones included.
+        # Only this frame refers to the loader, so that closing the generator ends the workers, which are persistent.
         for batch in loader(case, pin=pin):
-            yield [part.to(device, non_blocking=pin) for part in batch]
+            yield [tensor.to(device, non_blocking=pin) for tensor in batch]
 
-    return _closing(batches(), stack)
+    return _close_with(batches(), stack)
 
 
 def _copy_stream(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
     def batches() -> Iterator[list[Tensor]]:
-        side = torch.cuda.Stream(device)
-        pulled = iter(loader(case, pin=True))
+        copy_stream = torch.cuda.Stream(device)
+        host_batches = iter(loader(case, pin=True))
 
-        def preload() -> list[Tensor]:
-            batch = next(pulled)
-            with torch.cuda.stream(side):
-                return [part.to(device, non_blocking=True) for part in batch]
+        def copy_next() -> list[Tensor]:
+            batch = next(host_batches)
+            with torch.cuda.stream(copy_stream):
+                return [tensor.to(device, non_blocking=True) for tensor in batch]
 
-        upcoming = preload()
+        next_batch = copy_next()
         while True:
-            here = torch.cuda.current_stream(device)
-            here.wait_stream(side)
-            for part in upcoming:
-                part.record_stream(here)  # or the side stream, which allocated it, could reuse its memory too early
-            ready = upcoming
-            upcoming = preload()
-            yield ready
+            consumer = torch.cuda.current_stream(device)
+            consumer.wait_stream(copy_stream)
+            for tensor in next_batch:
+                tensor.record_stream(consumer)  # else the copy stream, which allocated it, could reuse its memory too early
+            batch = next_batch
+            next_batch = copy_next()
+            yield batch
 
-    return _closing(batches(), stack)
+    return _close_with(batches(), stack)
 
 
-class _Stack:
-    """Stacks images into the same memory again and again, and returns how many."""
+class _StackCollate:
+    """Collate function that stacks images into the same memory for every batch, and returns their number."""
 
     def __init__(self) -> None:
         self._out: Tensor | None = None
@@ -121,12 +121,12 @@ class _Stack:
 
 def _stacking(case: FeedCase, _device: torch.device, stack: ExitStack) -> OpenFeeder:
     def batches() -> Iterator[int]:
-        yield from loader(case, pin=False, collate=_Stack())
+        yield from loader(case, pin=False, collate=_StackCollate())
 
-    return _closing(batches(), stack)
+    return _close_with(batches(), stack)
 
 
-def _closing(batches: Any, stack: ExitStack) -> OpenFeeder:
+def _close_with(batches: Any, stack: ExitStack) -> OpenFeeder:
     stack.callback(batches.close)
     return OpenFeeder(batches)
 
@@ -157,18 +157,18 @@ def _spdl(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
         from spdl.pipeline import PipelineBuilder
     except ImportError as error:
         raise MissingError(f"not installed: {error}") from None
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
 
     def indices() -> Iterator[list[int]]:
         while True:
-            yield torch.randint(len(case.data), (case.batch_size,), generator=draw).tolist()
+            yield torch.randint(len(case.data), (case.batch_size,), generator=generator).tolist()
 
     def collate(batch: list[int]) -> list[Tensor]:
         return default_collate([case.data[index] for index in batch])
 
     builder = PipelineBuilder().add_source(indices()).pipe(collate, concurrency=case.workers, output_order="input")
     if device.type == "cuda":
-        # On one thread, as its documentation requires: each thread has a stream and page-locked buffers of its own.
+        # On one thread, as SPDL's documentation requires: streams and page-locked buffers are per thread.
         transfer = stack.enter_context(ThreadPoolExecutor(max_workers=1))
         builder = builder.pipe(transfer_tensor, executor=transfer)
     pipeline = builder.add_sink(loaders.DEPTH).build(num_threads=case.workers)
@@ -190,27 +190,27 @@ def _ffcv(case: FeedCase, device: torch.device, stack: ExitStack) -> OpenFeeder:
     path = Path(stack.enter_context(TemporaryDirectory())) / "samples.beton"
     fields = {"image": NDArrayField(images.dtype, images.shape[1:]), "label": IntField()}
     DatasetWriter(str(path), fields, num_workers=case.workers).from_indexed_dataset(samples)
-    moved = [ToTensor(), ToDevice(device, non_blocking=True)]
-    loaded = Loader(
+    to_device = [ToTensor(), ToDevice(device, non_blocking=True)]
+    ffcv_loader = Loader(
         str(path),
         batch_size=case.batch_size,
         num_workers=case.workers,
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=True,
-        pipelines={"image": [NDArrayDecoder(), *moved], "label": [IntDecoder(), *moved, Squeeze()]},
+        pipelines={"image": [NDArrayDecoder(), *to_device], "label": [IntDecoder(), *to_device, Squeeze()]},
     )
 
     def batches() -> Iterator[Any]:
         while True:
-            yield from loaded
+            yield from ffcv_loader
 
-    return _closing(batches(), stack)
+    return _close_with(batches(), stack)
 
 
 FEEDERS: dict[str, Callable[[FeedCase, torch.device, ExitStack], OpenFeeder]] = {
-    UNPINNED: partial(_by_hand, pin=False),
-    PINNED: partial(_by_hand, pin=True),
+    UNPINNED: partial(_data_loader, pin=False),
+    PINNED: partial(_data_loader, pin=True),
     COPY_STREAM: _copy_stream,
     SPDL: _spdl,
     FFCV: _ffcv,
@@ -219,4 +219,4 @@ FEEDERS: dict[str, Callable[[FeedCase, torch.device, ExitStack], OpenFeeder]] = 
     FUSED: partial(_streamed, fused=True),
     STACKING: _stacking,
 }
-"""Name of a row: function that opens its loader. Clean-up after the row is registered on the stack."""
+"""Name of a row: function that opens its loader and registers the clean-up on the stack."""

@@ -1,6 +1,6 @@
-"""The video engines alone: all frames of a video decoded from packets in memory, by several sessions, and not kept.
+"""Video engines alone: several sessions decode all frames of a video from packets in memory, and drop the frames.
 
-Their rate is the upper bound of a loader that decodes as many frames on the engines. Source: PyNvVideoCodec 2.2.4.
+Their rate is an upper bound for loaders that decode on the engines. Source: PyNvVideoCodec 2.2.4.
 """
 
 import subprocess
@@ -16,12 +16,12 @@ _PACKETS_PER_CALL = 32
 
 
 class Engines:
-    """Sessions of one device, with a thread each.
+    """Decoding sessions of one device, each with a thread.
 
     Args:
-        path: A video of H.264.
+        path: An H.264 video.
         sessions: Number of sessions.
-        gpu: Index of the device.
+        gpu: Index of the GPU.
         stack: Ends the threads.
 
     Raises:
@@ -36,13 +36,15 @@ class Engines:
             raise MissingError(f"not installed: {error}") from None
         with av.open(path) as file:
             stream = file.streams.video[0]
-            to_start_codes = av.bitstream.BitStreamFilterContext("h264_mp4toannexb", stream)
-            read = [packet if packet.size else None for packet in file.demux(stream)]
-            packets = [bytes(filtered) for packet in read for filtered in to_start_codes.filter(packet)]
+            bitstream_filter = av.bitstream.BitStreamFilterContext("h264_mp4toannexb", stream)
+            demuxed_packets = [packet if packet.size else None for packet in file.demux(stream)]
+            packets = [
+                bytes(filtered_packet) for packet in demuxed_packets for filtered_packet in bitstream_filter.filter(packet)
+            ]
             height, width = stream.codec_context.height, stream.codec_context.width
-        parts = [b"".join(packets[at : at + _PACKETS_PER_CALL]) for at in range(0, len(packets), _PACKETS_PER_CALL)]
-        self._parts = [np.frombuffer(part, np.uint8) for part in parts]
-        self._packet, self._gpu = nvc.PacketData, gpu
+        chunks = [b"".join(packets[start : start + _PACKETS_PER_CALL]) for start in range(0, len(packets), _PACKETS_PER_CALL)]
+        self._chunks = [np.frombuffer(chunk, np.uint8) for chunk in chunks]
+        self._packet_type, self._gpu = nvc.PacketData, gpu
         self._sessions = [
             nvc.CreateDecoder(
                 gpuid=gpu,
@@ -56,21 +58,21 @@ class Engines:
         ]
         self._threads = stack.enter_context(ThreadPoolExecutor(sessions))
         self.percents: list[int] = []
-        """Utilisation of the engines in percent, by nvidia-smi, once per call of ``decode``."""
+        """Utilisation of the engines in percent, read from nvidia-smi once per call of ``decode``."""
 
     def decode(self) -> int:
-        """Decode the video once by each session. Returns the number of frames."""
-        words = ["nvidia-smi", f"--id={self._gpu}", "--query-gpu=utilization.decoder", "--format=csv,noheader,nounits"]
-        futures = [self._threads.submit(self._whole, session) for session in self._sessions]
-        with suppress(OSError, ValueError, subprocess.SubprocessError):  # an older driver does not tell
-            self.percents.append(int(subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout))
+        """Decode the video once in each session. Returns the number of decoded frames."""
+        command = ["nvidia-smi", f"--id={self._gpu}", "--query-gpu=utilization.decoder", "--format=csv,noheader,nounits"]
+        futures = [self._threads.submit(self._decode_video, session) for session in self._sessions]
+        with suppress(OSError, ValueError, subprocess.SubprocessError):  # an older driver does not report it
+            self.percents.append(int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout))
         return sum(future.result() for future in futures)
 
-    def _whole(self, session: Any) -> int:
+    def _decode_video(self, session: Any) -> int:
         count = 0
-        for part in self._parts:
-            packet = self._packet()
-            packet.bsl_data = part.ctypes.data
-            packet.bsl = len(part)
+        for chunk in self._chunks:
+            packet = self._packet_type()
+            packet.bsl_data = chunk.ctypes.data
+            packet.bsl = len(chunk)
             count += len(session.Decode(packet))
         return count

@@ -1,6 +1,6 @@
-"""``nvjpegDecodeBatched`` alone, on the JPEG engines, called repeatedly with arguments that are made once.
+"""``nvjpegDecodeBatched`` alone, on the JPEG engines, called repeatedly with arguments that are created once.
 
-Its rate is the upper bound of a loader that decodes on the engines. Source: nvjpeg.h of CUDA 13.
+Its rate is an upper bound for loaders that decode on the engines. Source: nvjpeg.h of CUDA 13.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _IMAGE = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
 
 
 class BatchedDecoder:
-    """One decoding state of nvJPEG.
+    """A decoding state of nvJPEG.
 
     Args:
         device: A CUDA device.
@@ -41,7 +41,7 @@ class BatchedDecoder:
         self._count = 0
 
     def prepare(self, files: list[bytes]) -> tuple[Any, ...]:
-        """Arguments for a batch of baseline JPEGs; the decoded images are adjacent in one buffer on the device."""
+        """Return the arguments of ``decode`` for a batch of baseline JPEGs. Its images lie in one buffer on the device."""
         starts = np.cumsum([0, *(-(-len(file) // 64) * 64 for file in files)])
         data = torch.empty(int(starts[-1]) + 64, dtype=torch.uint8).pin_memory()
         flat = data.numpy()
@@ -77,8 +77,8 @@ def _library() -> ctypes.CDLL:
     major = (torch.version.cuda or "").partition(".")[0]
     spec = importlib.util.find_spec("nvidia")
     folders = spec.submodule_search_locations if spec is not None else None
-    found = [path for folder in folders or () for path in Path(folder).glob(f"*/lib/libnvjpeg.so.{major}")]
+    paths = [path for folder in folders or () for path in Path(folder).glob(f"*/lib/libnvjpeg.so.{major}")]
     try:
-        return ctypes.CDLL(str(found[0]) if found else f"libnvjpeg.so.{major}")
+        return ctypes.CDLL(str(paths[0]) if paths else f"libnvjpeg.so.{major}")
     except OSError as error:
         raise MissingError(f"not installed: {error}") from None

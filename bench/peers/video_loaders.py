@@ -1,4 +1,4 @@
-"""Random clips of videos, from files to (B, T, 3, size, size) on the device: by gpuaug, DALI and torchcodec."""
+"""Loaders of random clips, from video files to (B, T, 3, size, size) on the device: gpuaug, DALI and torchcodec."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +18,19 @@ from bench.harness.optional_rows import MissingError
 
 STRIDE = 4
 
-_SHUFFLED = 64
-"""Clips that DALI decodes before the first batch, to draw from. With 1,024 the first batch of 720p takes a minute."""
+_SHUFFLE_BUFFER = 64
+"""Clips in DALI's shuffle buffer, which is filled before the first batch. With 1,024 clips of 720p that takes a minute."""
 
 
 @dataclass(frozen=True)
 class VideoCase:
-    """The clips of a case.
+    """Videos of a case, and the form of its batches.
 
     Args:
-        paths: The videos.
-        batch_size: Clips of a batch.
-        frames: Frames of a clip.
-        size: Side of the frames in pixels, after they were resized.
+        paths: Paths of the videos.
+        batch_size: Number of clips in a batch.
+        frames: Number of frames in a clip.
+        size: Side of the resized frames in pixels.
         device: Device of the batches.
         workers: Number of DataLoader workers.
     """
@@ -43,48 +43,50 @@ class VideoCase:
     workers: int
 
 
-class Random(Dataset):
-    """Endless random clips, by a function of a path and a position from 0 to 1."""
+class RandomClips(Dataset):
+    """Random clips: ``read_clip_at`` is called with a random path and a random position in [0, 1)."""
 
-    def __init__(self, case: VideoCase, read: Callable[[str, float], Any]) -> None:
-        self._paths, self._read = case.paths, read
+    def __init__(self, case: VideoCase, read_clip_at: Callable[[str, float], Any]) -> None:
+        self._paths, self._read_clip_at = case.paths, read_clip_at
 
     def __len__(self) -> int:
         return 2**30
 
     def __getitem__(self, index: int) -> Any:
         rng = random.Random(index)
-        return (self._read(rng.choice(self._paths), rng.random()), index)
+        return (self._read_clip_at(rng.choice(self._paths), rng.random()), index)
 
 
-def resized(clips: Tensor | gpuaug.Ragged, size: int) -> Tensor:
-    """Clips (B, T, 3, H, W) uint8 as (B, T, 3, size, size) float16, resized without antialiasing."""
+def resize_clips(clips: Tensor | gpuaug.Ragged, size: int) -> Tensor:
+    """Resize clips (B, T, 3, H, W) uint8 to (B, T, 3, size, size) without antialiasing; float16 on a GPU, float32 on a CPU."""
     dtype = torch.float16 if clips.device.type == "cuda" else torch.float32
     return torch.stack([interpolate(clip.to(dtype), (size, size), mode="bilinear") for clip in clips])
 
 
-def _loader(case: VideoCase, read: Callable[[str, float], Any], **options: Any) -> DataLoader:
-    many = {"prefetch_factor": 2, "persistent_workers": True} if case.workers else {}
-    return DataLoader(Random(case, read), batch_size=case.batch_size, num_workers=case.workers, **many, **options)
+def _data_loader(case: VideoCase, read_clip_at: Callable[[str, float], Any], **options: Any) -> DataLoader:
+    worker_options = {"prefetch_factor": 2, "persistent_workers": True} if case.workers else {}
+    return DataLoader(
+        RandomClips(case, read_clip_at), batch_size=case.batch_size, num_workers=case.workers, **worker_options, **options
+    )
 
 
 def gpuaug_batches(case: VideoCase, stack: ExitStack, *, backend: Literal["nvdec", "cpu"]) -> Iterator[Tensor]:
-    """Endless batches of gpuaug."""
-    stage = gpuaug.TransformStage(partial(resized, size=case.size), on=0, name="resize")
-    data = _loader(case, partial(read, case.frames), collate_fn=gpuaug.collate_encoded)
+    """Yield batches of gpuaug, without end."""
+    stage = gpuaug.TransformStage(partial(resize_clips, size=case.size), on=0, name="resize")
+    data = _data_loader(case, partial(read_clip_at, case.frames), collate_fn=gpuaug.collate_encoded)
     streamed = gpuaug.StreamedLoader(data, [gpuaug.DecodeStage(backend=backend), stage], device=case.device)
     stack.callback(streamed.close)
     for clips, _ in streamed:
         yield clips
 
 
-def read(frames: int, path: str, at: float) -> Any:
-    """A clip of a video at a position from 0 to 1."""
+def read_clip_at(frames: int, path: str, at: float) -> Any:
+    """Read a clip of a video at the position ``at``, in [0, 1)."""
     return gpuaug.read_clip(path, frames, STRIDE, at=at)
 
 
 def dali_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
-    """Endless batches of DALI's ``readers.video``, shuffled, with a clip beginning at each frame.
+    """Yield shuffled batches of DALI's ``readers.video``, without end. A clip may begin at any frame.
 
     Raises:
         MissingError: If DALI is not installed.
@@ -103,22 +105,23 @@ def dali_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
             stride=STRIDE,
             step=1,
             random_shuffle=True,
-            initial_fill=_SHUFFLED,
+            initial_fill=_SHUFFLE_BUFFER,
             dtype=types.UINT8,
             name="videos",
         )
-        resized = fn.resize(clips, size=(case.size, case.size), antialias=False, dtype=types.FLOAT)  # no FLOAT16 from uint8
+        # DALI cannot resize uint8 to FLOAT16.
+        resized = fn.resize(clips, size=(case.size, case.size), antialias=False, dtype=types.FLOAT)
         return fn.cast(resized, dtype=types.FLOAT16)
 
-    made = pipeline()
-    made.build()
+    dali_pipeline = pipeline()
+    dali_pipeline.build()
     while True:
-        (clips,) = made.run(torch.cuda.current_stream(case.device))
+        (clips,) = dali_pipeline.run(torch.cuda.current_stream(case.device))
         yield torch.from_dlpack(clips.as_tensor()).permute(0, 1, 4, 2, 3)
 
 
 def torchcodec_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
-    """Endless batches that DataLoader workers decode by torchcodec on the CPU.
+    """Yield batches that DataLoader workers decode with torchcodec on the CPU, without end.
 
     Raises:
         MissingError: If torchcodec is not installed, or finds no FFmpeg.
@@ -128,11 +131,11 @@ def torchcodec_batches(case: VideoCase, _stack: ExitStack) -> Iterator[Tensor]:
     except (ImportError, RuntimeError) as error:
         raise MissingError(f"not installed: {error}") from None
 
-    def read(path: str, at: float) -> Tensor:
-        first = int(at * (FRAMES - (case.frames - 1) * STRIDE))
+    def decode_clip(path: str, at: float) -> Tensor:
+        start = int(at * (FRAMES - (case.frames - 1) * STRIDE))
         decoder = VideoDecoder(path, num_ffmpeg_threads=1, seek_mode="approximate")
-        data: Tensor = decoder.get_frames_at(list(range(first, first + case.frames * STRIDE, STRIDE))).data
+        data: Tensor = decoder.get_frames_at(list(range(start, start + case.frames * STRIDE, STRIDE))).data
         return data
 
-    for clips, _ in _loader(case, read, pin_memory=True):
-        yield resized(clips.to(case.device, non_blocking=True), case.size)
+    for clips, _ in _data_loader(case, decode_clip, pin_memory=True):
+        yield resize_clips(clips.to(case.device, non_blocking=True), case.size)

@@ -1,7 +1,7 @@
-"""The suites: one file each, named like its result in ``bench/results``."""
+"""Benchmark suites: one module per suite. The result of a suite is ``bench/results/NAME.json``."""
 
-# Few, short rounds: windows are a small part of the time that seven sizes take. Slow rows are left out at the largest sizes,
-# where such a short window would measure only batches that had queued up before it.
+# Few and short rounds, since seven batch sizes are measured. Slow rows are left out at the largest sizes, where such a short
+# window would only measure batches that had queued up before.
 _SIZES = ["--batch", "8,16,32,64,128,256,512", "--seconds", "0.3", "--repeats", "2", "--slowest", "0.15"]
 
 SUITES: dict[str, tuple[str, list[str]]] = {
@@ -52,4 +52,4 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "waits": ("bench.suites.training.waits", []),
     "profiles": ("bench.suites.training.profiles", []),
 }
-"""Name of a result: (module that makes it, flags for that module). ``python -m bench run`` measures these."""
+"""Name of a suite: (its module, flags for that module). ``python -m bench run`` measures these suites."""

@@ -1,14 +1,14 @@
-"""Two checkouts of gpuaug side by side: whether a change made it slower.
+"""Compare the speed of two checkouts of gpuaug, to find out whether a change made it slower.
 
     python -m bench pair ../before --json pair.json
 
-Rows of the suites ``augment``, ``ragged``, ``feeds``, ``classifier`` and ``launch_bound`` that run through gpuaug, each in two
-processes that live at the same time: one imports gpuaug from the other checkout, one from this. They take turns, a window each,
-so that drift affects both equally. Both are started anew several times, to average over differences between processes (streams
-of the pool, memory).
+Rows of gpuaug from the suites ``augment``, ``ragged``, ``feeds``, ``classifier`` and ``launch_bound`` run in two processes at
+the same time: one imports gpuaug from the other checkout, one from this. Windows alternate between the processes, so that drift
+affects both equally. Several pairs of processes are started, one after another, to average over differences between processes
+(streams of the pool, memory).
 
-Figures of a row: images a second of both, this checkout's rate over the other's with its 95 % interval over the pairs of
-processes, and for both the kernels and the allocations of one batch. ``ratio_low`` is the interval's lower end.
+Figures of a row: images per second of both checkouts; ratio of this checkout to the other, with its 95 % interval over the
+pairs of processes; numbers of kernels and allocations per batch of both. ``ratio_low`` is the lower end of the interval.
 """
 
 import json
@@ -34,19 +34,19 @@ ROOT = Path(__file__).parents[2]
 
 
 class Child:
-    """A process that runs rows with the gpuaug of one checkout, on request."""
+    """Process that runs rows with the gpuaug of one checkout, on request."""
 
     def __init__(self, package: Path, options: Namespace) -> None:
         command = [sys.executable, "-m", "bench.suites.pair_child"]
         for name in ("device", "workers", "size", "batch"):
             command += [f"--{name}", str(getattr(options, name))]
         command += ["--rows", options.rows or ""]
-        inherited = os.environ.get("PYTHONPATH")
-        paths = os.pathsep.join([str(package), str(ROOT), *([inherited] if inherited else [])])
-        # Without it the folder that this runs in comes first, and has a gpuaug of its own.
-        own = {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
+        inherited_path = os.environ.get("PYTHONPATH")
+        paths = os.pathsep.join([str(package), str(ROOT), *([inherited_path] if inherited_path else [])])
+        # Without PYTHONSAFEPATH the current folder, which may have another gpuaug, would come first.
+        variables = {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
         self._process = subprocess.Popen(
-            command, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def ask(self, **request: Any) -> Any:
@@ -57,7 +57,7 @@ class Child:
         return self.answer()
 
     def answer(self) -> Any:
-        """The next answer. Other lines that libraries print are passed on."""
+        """Wait for the next answer, and return it. Other lines, which libraries print, are written to stderr."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
@@ -67,61 +67,65 @@ class Child:
         raise SystemExit(f"pair: nothing was measured, because a process ended with status {status}. Its error stands above.")
 
     def close(self) -> None:
-        """Let the process end."""
+        """End the process."""
         self._process.communicate("")
 
 
 @contextmanager
-def children(packages: Sequence[Path], options: Namespace) -> Iterator[list[Child]]:
-    """A process for each checkout, started together, with their rows open."""
-    made = [Child(package, options) for package in packages]
+def start_children(packages: Sequence[Path], options: Namespace) -> Iterator[list[Child]]:
+    """Start one process per checkout, and end them when the context ends."""
+    processes = [Child(package, options) for package in packages]
     try:
-        yield made
+        yield processes
     finally:
-        for child in made:
+        for child in processes:
             child.close()
 
 
 def measure(packages: Sequence[Path], options: Namespace) -> Iterator[dict[str, dict[str, Any]]]:
-    """Yield after each pair of processes: for each row the rates of both by pair, and launches and allocations of a batch."""
-    found: dict[str, dict[str, Any]] = {}
+    """Measure all rows, and yield after each pair of processes the measurements so far by row: rates, and counts per batch."""
+    measurements: dict[str, dict[str, Any]] = {}
     for generation in range(options.processes):
-        with children(packages, options) as pair:
+        with start_children(packages, options) as pair:
             groups: list[list[str]] = [child.answer() for child in pair][-1]
-            # Rows with workers come last: their workers refill queues while other rows run.
+            # Rows with workers come last, because workers refill their queues while other rows run.
             for names in groups:
                 rates: dict[str, list[list[float]]] = {name: [] for name in names}
                 for number in range(options.rounds):
                     for name in names:
                         order = (0, 1) if (number + generation) % 2 else (1, 0)
-                        taken = {index: pair[index].ask(row=name, seconds=options.seconds) for index in order}
-                        rates[name].append([taken[0], taken[1]])
+                        rate_by_index = {index: pair[index].ask(row=name, seconds=options.seconds) for index in order}
+                        rates[name].append([rate_by_index[0], rate_by_index[1]])
                 for name in names:
-                    row = found.setdefault(name, {"rates": []})
+                    row = measurements.setdefault(name, {"rates": []})
                     row["rates"].append(rates[name])
                     if generation == 0:
                         row["counts"] = [child.ask(row=name, count=True) for child in pair]
         console.print(f"pair: processes {generation + 1} of {options.processes}", markup=False)
-        yield found
+        yield measurements
 
 
 def interval(ratios: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The ratio over pairs of processes, each with its median, and its 95 % interval."""
+    """Return the geometric mean over pairs of processes of their median ratio, and its 95 % interval."""
     logs = [math.log(median(rounds)) for rounds in ratios]
-    middle = fmean(logs)
-    half = 0.0
+    mean_log = fmean(logs)
+    half_width = 0.0
     if len(logs) > 1:
         from scipy.stats import t
 
-        half = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
-    return {"ratio": math.exp(middle), "ratio_low": math.exp(middle - half), "ratio_high": math.exp(middle + half)}
+        half_width = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    return {
+        "ratio": math.exp(mean_log),
+        "ratio_low": math.exp(mean_log - half_width),
+        "ratio_high": math.exp(mean_log + half_width),
+    }
 
 
-def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The row ``name`` of the result."""
-    ratios = [[after / before for before, after in rounds] for rounds in found["rates"]]
-    rates = [rate for rounds in found["rates"] for rate in rounds]
-    before, after = found["counts"]
+def create_row(name: str, measurement: dict[str, Any]) -> dict[str, Any]:
+    """Return the result's row ``name``."""
+    ratios = [[after / before for before, after in rounds] for rounds in measurement["rates"]]
+    rates = [rate for rounds in measurement["rates"] for rate in rounds]
+    before, after = measurement["counts"]
     return {
         "name": name,
         **interval(ratios),
@@ -137,11 +141,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = ArgumentParser(prog="python -m bench pair", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="the other checkout: a folder with a folder gpuaug")
     parser.add_argument("--device", type=torch.device, help="default: the GPU if there is one, else the CPU")
-    parser.add_argument("--rows", metavar="NAME;NAME", help="measure only these")
+    parser.add_argument("--rows", metavar="NAME;NAME", help="measure only these rows")
     parser.add_argument("--workers", type=int, default=12, help="DataLoader workers (default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=int, default=256, help="batch size of the rows but the classifier's (default: %(default)s)"
-    )
+    parser.add_argument("--batch", type=int, default=256, help="batch size, except for rows that train (default: %(default)s)")
     parser.add_argument("--size", type=int, default=256, help="side of the images in pixels (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one window (default: %(default)s)")
     parser.add_argument(
@@ -154,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         parser.error(f"other must be a checkout of gpuaug, got {options.other}. Pass the folder that holds the folder gpuaug.")
     if options.device is None:
         options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found_environment = environment(torch.device(options.device.type, 0) if options.device.type == "cuda" else options.device)
+    machine = environment(torch.device(options.device.type, 0) if options.device.type == "cuda" else options.device)
     with TemporaryDirectory() as folder:
         packages = []
         for name, checkout in (("other", options.other), ("this", ROOT)):
@@ -162,17 +164,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             package.mkdir()
             (package / "gpuaug").symlink_to((checkout / "gpuaug").resolve())
             packages.append(package)
-        for found in measure(packages, options):
-            rows = [record(name, each) for name, each in found.items()]
+        for measurements in measure(packages, options):
+            rows = [create_row(name, measurement) for name, measurement in measurements.items()]
             settings = {key: value for key, value in vars(options).items() if key not in ("json", "device", "other")}
-            made = results.result("pair", rows=rows, settings=settings, device=options.device, environment=found_environment)
+            result = results.result("pair", rows=rows, settings=settings, device=options.device, environment=machine)
             if options.json is not None:
-                results.write(options.json, made)  # the result so far: an interruption then loses one pair only
-    results.check(made)
-    shown = ("name", "other_images_per_s", "this_images_per_s", "ratio", "ratio_low", "ratio_high")
+                results.write(options.json, result)  # an interruption loses only one pair
+    results.check(result)
+    columns = ("name", "other_images_per_s", "this_images_per_s", "ratio", "ratio_low", "ratio_high")
     counts = [key for key in rows[0] if key.endswith(("_kernels", "_allocations"))]
-    print_rows([{key: row.get(key, "") for key in (*shown, *counts)} for row in rows], "pair: this checkout over the other")
-    return made
+    print_rows([{key: row.get(key, "") for key in (*columns, *counts)} for row in rows], "pair: this checkout over the other")
+    return result
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run by ``python -m bench pair`` in a process of its own: rows with the first gpuaug on the path, a window at a time.
+"""Child process of ``python -m bench pair``: runs windows of rows with the first gpuaug on ``PYTHONPATH``.
 
-Answers requests on standard input, a line of JSON each. It imports only modules of ``bench`` that use public names of gpuaug,
-so that the other checkout may have another layout.
+It answers requests from standard input, one line of JSON each. It imports only modules of ``bench`` that use public names of
+gpuaug, since the modules of the other checkout may differ.
 """
 
 import json
@@ -23,16 +23,16 @@ _WARM_STEPS, _COUNTED_STEPS = 4, 8
 
 
 def augment(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
-    """Calls of a fused pipeline on a batch that lies on the device."""
+    """Call a fused pipeline on a batch on the device."""
     side = min(224, options.size)
     bfloat16 = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
-    pipeline, form = {
+    pipeline, output_format = {
         "seed": (lambda: pipelines.heavy_kornia(options.size, cropping="slice"), {}),
         "cls": (lambda: pipelines.classification_kornia(side, cropping="slice"), bfloat16),
         "ssl": (lambda: pipelines.contrastive_kornia(side, cropping="slice"), bfloat16),
         "randaugment": (lambda: pipelines.randaugment_kornia(cropping="slice"), bfloat16),
     }[case]
-    call = gpuaug.fuse(pipeline(), **form)
+    call = gpuaug.fuse(pipeline(), **output_format)
     images = torch.randint(256, (options.batch, 3, options.size, options.size), dtype=torch.uint8, device=options.device)
     while True:
         call(images)
@@ -40,20 +40,20 @@ def augment(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
 
 
 def ragged(case: str, options: Namespace, _stack: ExitStack) -> Iterator[int]:
-    """Crops of images of every size, which lie on the device."""
+    """Crop a ragged batch on the device."""
     side = min(224, options.size)
     pool = random_images.RaggedImages((options.size * 300 // 256, options.size * 700 // 256), count=options.batch)
     batch = gpuaug.collate_ragged(pool.images[: options.batch]).to(options.device)
     pipeline = pipelines.classification_kornia(side, cropping="slice")
-    form = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
-    call = gpuaug.fuse(pipeline, ragged=True, antialias=case == "antialiased", **form)
+    output_format = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    call = gpuaug.fuse(pipeline, ragged=True, antialias=case == "antialiased", **output_format)
     while True:
         call(batch)
         yield options.batch
 
 
 def feeds(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
-    """Batches of ready samples, from workers to the device."""
+    """Transfer batches of images in memory from workers to the device."""
     data = random_images.RepeatedRandomImages(options.size)
     loader = stack.enter_context(
         gpuaug.StreamedLoader(
@@ -67,7 +67,7 @@ def feeds(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
 
 
 def classifier(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
-    """The published classifier, trained behind a loader with a fused stage."""
+    """Train the published classifier on batches of a loader with a fused stage."""
     data = random_images.RandomImages(options.size)
     stage = gpuaug.fuse(pipelines.heavy_kornia(options.size, cropping="slice"))
     loader = loaders.endless(data, CLASSIFIER_BATCH, options, pin=False)
@@ -82,7 +82,7 @@ def classifier(_case: str, options: Namespace, stack: ExitStack) -> Iterator[int
 
 
 def launch_bound(case: str, options: Namespace, stack: ExitStack) -> Iterator[int]:
-    """A ResNet-18 trained on the same images in steps that wait for the host, behind a loader with or without a stage."""
+    """Train a ResNet-18, bound by launches, on the same images in every step, with a loader with or without a fused stage."""
     side = min(224, options.size)
     device = options.device
     fused = gpuaug.fuse(pipelines.classification_kornia(side, cropping="slice"), dtype=torch.bfloat16)
@@ -113,11 +113,11 @@ ROWS: dict[str, tuple[Callable[[str, Namespace, ExitStack], Iterator[int]], str,
     "launch-bound": (launch_bound, "", True),
     "launch-bound, fused": (launch_bound, "fused", True),
 }
-"""Name of a row: (its steps, its case, whether batches that queue up between windows must be discarded)."""
+"""Name of a row: (function that yields images per step, case, whether batches queue up between windows)."""
 
 
 class Row:
-    """A row whose loop is open."""
+    """A row whose loop is running."""
 
     def __init__(self, name: str, options: Namespace, stack: ExitStack) -> None:
         make, case, queues = ROWS[name]
@@ -128,7 +128,7 @@ class Row:
             next(self._steps)
 
     def window(self, seconds: float) -> float:
-        """Images per second of one window."""
+        """Run the loop for ``seconds``, and return the images per second."""
         for _ in range(self._discard):
             next(self._steps)
         images = 0
@@ -140,7 +140,7 @@ class Row:
         return images / (perf_counter() - start)
 
     def count(self) -> dict[str, float]:
-        """Numbers of kernels and allocations of one step, including the training step's own."""
+        """Return the numbers of kernels and allocations per step, including those of the training step. Empty on a CPU."""
         if self._device.type != "cuda":
             return {}
         from torch.profiler import ProfilerActivity, profile
@@ -153,8 +153,8 @@ class Row:
             for _ in range(_COUNTED_STEPS):
                 next(self._steps)
             self._synchronize()
-        on_device = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-        kernels = [event for event in on_device if not event.name.startswith(("Mem", "gpuaug/"))]
+        device_events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        kernels = [event for event in device_events if not event.name.startswith(("Mem", "gpuaug/"))]
         return {"kernels": len(kernels) / _COUNTED_STEPS, "allocations": (allocated() - before) / _COUNTED_STEPS}
 
     def _synchronize(self) -> None:

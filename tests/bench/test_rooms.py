@@ -32,7 +32,7 @@ PRIVATE = {
 """(file, name) of what is imported although it is not public: a suite measures loaders that share their lanes, and one delays
 the threads that decode."""
 
-MOST_FILES, MOST_LINES = 16, 350
+MAX_FILES, MAX_LINES = 16, 350
 
 
 def room(path):
@@ -64,7 +64,9 @@ def modules(path):
 
 def test_rooms_import_one_way():
     pairs = {(room(path), room(module)) for path in TREES for module in modules(path)}
-    assert {(above, below) for above, below in pairs if below not in MAY_IMPORT[above]} == set()
+    assert {
+        (importer, imported_room) for importer, imported_room in pairs if imported_room not in MAY_IMPORT[importer]
+    } == set()
 
 
 def test_files_import_each_other_in_no_cycle():
@@ -76,7 +78,7 @@ def test_files_import_each_other_in_no_cycle():
 
 
 def test_only_public_names_of_gpuaug_are_used():
-    found = set()
+    private_names = set()
     for path, tree in TREES.items():
         names = [name for module, name in imported(path) if module == "gpuaug" and name]
         names += [
@@ -85,11 +87,11 @@ def test_only_public_names_of_gpuaug_are_used():
         private = [
             name for module, name in imported(path) if module.startswith("gpuaug.") and not f"{module}.".startswith(f"{KIT}.")
         ]
-        found |= {(str(path.relative_to(ROOT)), name) for name in [*(set(names) - {*gpuaug.__all__}), *private]}
-    assert found == PRIVATE
+        private_names |= {(str(path.relative_to(ROOT)), name) for name in [*(set(names) - {*gpuaug.__all__}), *private]}
+    assert private_names == PRIVATE
 
 
 def test_folders_are_small_and_files_are_short():
     folders = [path.parent for path in TREES]
-    assert {folder for folder in folders if folders.count(folder) > MOST_FILES} == set()
-    assert {path for path in TREES if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES} == set()
+    assert {folder for folder in folders if folders.count(folder) > MAX_FILES} == set()
+    assert {path for path in TREES if len(path.read_text(encoding="utf-8").splitlines()) > MAX_LINES} == set()

@@ -1,6 +1,5 @@
-"""Pipelines that programs have published, with the settings of the programs; sizes are arguments.
+"""Published augmentation recipes, with the settings of their programs; sizes are arguments.
 
-Functions that take ``transforms`` write the recipe with the classes of torchvision's transforms v1, as it was published for PIL
-images, or with the classes of the same names of v2, which take tensors too. A constant in capitals names project,
-commit and file.
+Functions with a parameter ``transforms`` build the recipe from torchvision's transforms v1, as published for PIL images, or
+from the classes of the same names in v2, which also take tensors. A constant in capitals has the source: project, commit, file.
 """

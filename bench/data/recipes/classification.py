@@ -1,4 +1,4 @@
-"""Training and validation of classifiers, and of CLIP: torchvision's references, timm, open_clip, Ultralytics."""
+"""Recipes for classifiers and for CLIP: torchvision's references, timm, open_clip, Ultralytics."""
 
 import random
 from typing import Any
@@ -31,22 +31,22 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def references(size: int, policy: str = "", *, erase: float = 0.0, transforms: Any = v1) -> Any:
-    """The preset for training."""
-    kind, settings = POLICIES.get(policy, ("", {}))
+    """Return the references' preset for training."""
+    class_name, settings = POLICIES.get(policy, ("", {}))
     return transforms.Compose(
         [
             transforms.RandomResizedCrop(size, interpolation=BILINEAR, antialias=True),
             transforms.RandomHorizontalFlip(0.5),
-            *([getattr(transforms, kind)(interpolation=BILINEAR, **settings)] if kind else []),
+            *([getattr(transforms, class_name)(interpolation=BILINEAR, **settings)] if class_name else []),
             *_end_of_references(transforms),
             *([transforms.RandomErasing(p=erase)] if erase else []),
         ]
     )
 
 
-def references_validation(resized: int, size: int, *, transforms: Any = v1) -> Any:
-    """The preset for validation."""
-    resize = transforms.Resize(resized, interpolation=BILINEAR, antialias=True)
+def references_validation(resize_size: int, size: int, *, transforms: Any = v1) -> Any:
+    """Return the references' preset for validation."""
+    resize = transforms.Resize(resize_size, interpolation=BILINEAR, antialias=True)
     return transforms.Compose([resize, transforms.CenterCrop(size), *_end_of_references(transforms)])
 
 
@@ -56,7 +56,7 @@ def _end_of_references(transforms: Any) -> list[Any]:
 
 
 def timm(size: int, **settings: Any) -> Any:
-    """Timm's own pipeline for training or validation.
+    """Return timm's pipeline for training or validation.
 
     Raises:
         ImportError: If timm is not installed.
@@ -84,7 +84,7 @@ class MaybeToTensor(v1.ToTensor):
 
 
 class color_jitter:
-    """A jitter by chance."""
+    """Colour jitter with probability ``p``."""
 
     def __init__(
         self, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0, hue: float = 0.0, p: float = 0.8
@@ -97,7 +97,7 @@ class color_jitter:
 
 
 class gray_scale(color_jitter):
-    """Grey by chance."""
+    """Conversion to grey with probability ``p``."""
 
     def __init__(self, p: float = 0.2) -> None:
         self.p = p
@@ -108,7 +108,7 @@ class gray_scale(color_jitter):
 
 
 class ResizeKeepRatio:
-    """A resize in proportion: to cover a size where ``longest`` is 0, to lie in it where it is 1. Some images may be scaled."""
+    """Resize with fixed aspect ratio: to cover a size (``longest`` 0) or to fit into it (1), with optional random scaling."""
 
     def __init__(self, size: int, longest: float = 0.0, *, scale_prob: float = 0.0, aspect_prob: float = 0.0) -> None:
         self.size = (size, size)
@@ -143,17 +143,17 @@ class ResizeKeepRatio:
 
 
 def center_crop_or_pad(img: Any, output_size: tuple[int, int], fill: int = 0) -> Any:
-    """The middle of an image, padded where it is smaller."""
+    """Crop an image at its centre, and pad it where it is smaller."""
     _, *sides = F.get_dimensions(img)
-    lacking = [max(target - side, 0) for target, side in zip(output_size, sides, strict=True)]
-    down, across = lacking
-    img = F.pad(img, [across // 2, down // 2, (across + 1) // 2, (down + 1) // 2], fill=fill)
-    spare = [side + lack - target for side, lack, target in zip(sides, lacking, output_size, strict=True)]
-    return F.crop(img, *(round(each / 2.0) for each in spare), *output_size)
+    missing = [max(target - side, 0) for target, side in zip(output_size, sides, strict=True)]
+    pad_y, pad_x = missing
+    img = F.pad(img, [pad_x // 2, pad_y // 2, (pad_x + 1) // 2, (pad_y + 1) // 2], fill=fill)
+    excesses = [side + pad - target for side, pad, target in zip(sides, missing, output_size, strict=True)]
+    return F.crop(img, *(round(excess / 2.0) for excess in excesses), *output_size)
 
 
 class CenterCropOrPad(torch.nn.Module):
-    """The middle of an image, padded where it is smaller."""
+    """Crop an image at its centre, and pad it where it is smaller."""
 
     def __init__(self, size: int, fill: int = 0) -> None:
         super().__init__()
@@ -164,8 +164,8 @@ class CenterCropOrPad(torch.nn.Module):
         return center_crop_or_pad(img, self.size, fill=self.fill)
 
 
-for _kind in (MaybeConvertMode, MaybeToTensor, color_jitter, gray_scale, ResizeKeepRatio, CenterCropOrPad):
-    _kind.__module__ = "open_clip.transform"
+for _class in (MaybeConvertMode, MaybeToTensor, color_jitter, gray_scale, ResizeKeepRatio, CenterCropOrPad):
+    _class.__module__ = "open_clip.transform"
 
 
 def _open_clip(*head: Any, behind: Any = ()) -> Any:
@@ -174,13 +174,13 @@ def _open_clip(*head: Any, behind: Any = ()) -> Any:
 
 
 def open_clip(size: int, *, jitter: bool = False) -> Any:
-    """open_clip's pipeline for training, alone or with its jitter and grey. It takes PIL images and floats in [0, 1]."""
+    """Return open_clip's pipeline for training. ``jitter`` adds its jitter and grey. Input: PIL images or floats in [0, 1]."""
     crop = v1.RandomResizedCrop(size, scale=(0.9, 1.0), interpolation=BICUBIC)
     return _open_clip(crop, behind=[color_jitter(0.32, 0.32, 0.32, 0.08, p=0.8), gray_scale(0.2)] if jitter else [])
 
 
 def open_clip_validation(size: int, *, resize_mode: str = "shortest", fill_color: int = 0) -> Any:
-    """open_clip's pipeline for validation."""
+    """Return open_clip's pipeline for validation."""
     if resize_mode == "longest":
         return _open_clip(ResizeKeepRatio(size, longest=1.0), CenterCropOrPad(size, fill=fill_color))
     if resize_mode == "squash":
@@ -189,7 +189,7 @@ def open_clip_validation(size: int, *, resize_mode: str = "shortest", fill_color
 
 
 def ultralytics(size: int) -> Any:
-    """Ultralytics' pipeline for training classifiers."""
+    """Return Ultralytics' pipeline for training classifiers."""
     return v1.Compose(
         [
             v1.RandomResizedCrop(size, scale=(0.5, 1.0), ratio=(3 / 4, 4 / 3), interpolation=BILINEAR),
@@ -203,6 +203,6 @@ def ultralytics(size: int) -> Any:
 
 
 def ultralytics_validation(size: int) -> Any:
-    """Ultralytics' pipeline for validating classifiers."""
+    """Return Ultralytics' pipeline for validating classifiers."""
     normalize = v1.Normalize(mean=torch.zeros(3), std=torch.ones(3))
     return v1.Compose([v1.Resize(size, interpolation=BILINEAR), v1.CenterCrop(size), v1.ToTensor(), normalize])

@@ -1,4 +1,4 @@
-"""Detection and segmentation, with their targets: torchvision's references, RT-DETR, RF-DETR, YOLO, Mask2Former."""
+"""Recipes for detection and segmentation, with targets: torchvision's references, RT-DETR, RF-DETR, YOLO, Mask2Former."""
 
 from collections import defaultdict
 
@@ -39,46 +39,46 @@ def _normalize() -> nn.Module:
 
 
 def _preset(*transforms: nn.Module) -> nn.Module:
-    """A preset of the references for detection, with its beginning and its end."""
+    """Return a preset of the references for detection: ``transforms`` between the first and last transforms of all presets."""
     end = [v2.ConvertBoundingBoxFormat(tv_tensors.BoundingBoxFormat.XYXY), v2.SanitizeBoundingBoxes(), v2.ToPureTensor()]
     return v2.Compose([v2.ToImage(), *transforms, _to_float(), *end])
 
 
 def hflip() -> nn.Module:
-    """The references' preset ``hflip``."""
+    """Return the references' preset ``hflip``."""
     return _preset(_flip())
 
 
 def lsj(size: int, crop: nn.Module | None = None) -> nn.Module:
-    """The references' preset ``lsj``.
+    """Return the references' preset ``lsj``.
 
-    ``crop`` stands for its ``FixedSizeCrop``, which pads on the right and below only, and with one fill if it gets tensors.
-    The default is a ``RandomCrop``.
+    ``crop`` replaces its ``FixedSizeCrop``, which pads only on the right and below, and tensors with one fill value. The
+    default is a ``RandomCrop``.
     """
     crop = crop or v2.RandomCrop((size, size), pad_if_needed=True, fill=_fill())
     return _preset(v2.ScaleJitter(target_size=(size, size), antialias=True), crop, _flip())
 
 
-def multiscale(least: tuple[int, ...], most: int, *behind: nn.Module) -> nn.Module:
-    """The references' preset ``multiscale``, whose images have many sizes, and ``behind`` it what gives them one size."""
-    return _preset(v2.RandomShortestSize(min_size=least, max_size=most), _flip(), *behind)
+def multiscale(min_sizes: tuple[int, ...], max_size: int, *resizes: nn.Module) -> nn.Module:
+    """Return the references' preset ``multiscale``, whose images have many sizes, followed by ``resizes`` to one size."""
+    return _preset(v2.RandomShortestSize(min_size=min_sizes, max_size=max_size), _flip(), *resizes)
 
 
 def ssd(size: int) -> nn.Module:
-    """The references' preset ``ssd``, and the resize that the model does."""
+    """Return the references' preset ``ssd``, followed by the resize of the model."""
     colours = v2.RandomPhotometricDistort()
     return _preset(colours, v2.RandomZoomOut(fill=_fill()), v2.RandomIoUCrop(), _flip(), v2.Resize((size, size)))
 
 
 def ssdlite(size: int) -> nn.Module:
-    """The references' preset ``ssdlite``, and the resize that the model does."""
+    """Return the references' preset ``ssdlite``, followed by the resize of the model."""
     return _preset(v2.RandomIoUCrop(), _flip(), v2.Resize((size, size)))
 
 
 def segmentation(size: int, out: int, padding: nn.Module | None = None) -> nn.Module:
-    """The references' preset for segmentation, from around ``size`` pixels to ``out``.
+    """Return the references' preset for segmentation, from about ``size`` pixels to ``out``.
 
-    ``padding`` stands for its ``PadIfSmaller``, which pads on the right and below only. The default is a padding of the crop.
+    ``padding`` replaces its ``PadIfSmaller``, which pads only on the right and below. By default the crop pads.
     """
     crop = [v2.RandomCrop(out, pad_if_needed=True, fill={tv_tensors.Mask: 255, "others": 0})]
     if padding is not None:
@@ -98,14 +98,14 @@ def segmentation(size: int, out: int, padding: nn.Module | None = None) -> nn.Mo
 
 
 def segmentation_validation(size: int) -> nn.Module:
-    """The references' preset for the validation of segmentation."""
+    """Return the references' preset for the validation of segmentation."""
     return v2.Compose([v2.ToImage(), v2.Resize(size=(size, size)), _to_float(), _normalize(), v2.ToPureTensor()])
 
 
 def rt_detr(size: int) -> nn.Module:
-    """RT-DETR's pipeline for training, with its own RandomIoUCrop written as a RandomApply.
+    """Return RT-DETR's pipeline for training, with a RandomApply in place of its RandomIoUCrop with a probability.
 
-    Boxes are divided by the sides in the loop.
+    The division of boxes by the sides of the image is left to the loop.
     """
     return v2.Compose(
         [
@@ -123,31 +123,31 @@ def rt_detr(size: int) -> nn.Module:
 
 
 def rt_detr_validation(size: int) -> nn.Module:
-    """RT-DETR's pipeline for validation."""
+    """Return RT-DETR's pipeline for validation."""
     return v2.Compose([v2.Resize([size, size]), _to_float()])
 
 
 def rf_detr_square(size: int, shorter: tuple[int, ...], *crop: nn.Module) -> nn.Module:
-    """RF-DETR's pipeline for training with square resizes, for one size.
+    """Return RF-DETR's pipeline for training with square resizes, for one size.
 
-    ``crop`` stands for its ``RandomSizeCrop``, which takes PIL images; its ``RandomSelect`` is a ``RandomChoice``.
+    ``crop`` replaces its ``RandomSizeCrop``, which takes PIL images. A ``RandomChoice`` replaces its ``RandomSelect``.
     """
-    cropped = v2.Compose([v2.RandomShortestSize(shorter), *crop, v2.Resize((size, size))])
-    return v2.Compose([_flip(), v2.RandomChoice([v2.Resize((size, size)), cropped]), _to_float(), _normalize()])
+    resize_and_crop = v2.Compose([v2.RandomShortestSize(shorter), *crop, v2.Resize((size, size))])
+    return v2.Compose([_flip(), v2.RandomChoice([v2.Resize((size, size)), resize_and_crop]), _to_float(), _normalize()])
 
 
 def rf_detr_validation(size: int) -> nn.Module:
-    """RF-DETR's pipeline for validation."""
+    """Return RF-DETR's pipeline for validation."""
     return v2.Compose([v2.Resize((size, size)), _to_float(), _normalize()])
 
 
 def yolo_validation(size: int) -> nn.Module:
-    """YOLO's letterbox, padded with black, and by YOLO with 114."""
+    """Return YOLO's letterbox for validation, padded with 0 instead of 114."""
     return v2.Compose([*_letterbox(size), _to_float()])
 
 
 def yolo(size: int) -> nn.Module:
-    """YOLO's pipeline for training, less its mosaic. A jitter of saturation and brightness stands for gains in HSV."""
+    """Return YOLO's pipeline for training without its mosaic. A colour jitter replaces its gains in HSV."""
     fill = {tv_tensors.Mask: 0, "others": 114}
     affine = v2.RandomAffine(0, (0.1, 0.1), (0.5, 1.5), interpolation=InterpolationMode.BILINEAR, fill=fill)
     colours = v2.ColorJitter(brightness=0.4, saturation=0.7, hue=0.015)
@@ -159,10 +159,10 @@ def _letterbox(size: int) -> list[nn.Module]:
 
 
 def mask_2_former(size: int, crop: nn.Module | None = None) -> nn.Module:
-    """Mask2Former's pipeline for instances.
+    """Return Mask2Former's pipeline for instance segmentation.
 
-    ``crop`` stands for detectron2's ``FixedSizeCrop``, which takes arrays and pads on the right and below only. The default is
-    a ``RandomCrop``.
+    ``crop`` replaces detectron2's ``FixedSizeCrop``, which takes arrays and pads only on the right and below. The default is a
+    ``RandomCrop``.
     """
     crop = crop or v2.RandomCrop((size, size), pad_if_needed=True, fill={tv_tensors.Mask: 0, "others": 128})
     return v2.Compose(
@@ -177,5 +177,5 @@ def mask_2_former(size: int, crop: nn.Module | None = None) -> nn.Module:
 
 
 def rf_detr(*modules: nn.Module) -> nn.Module:
-    """RF-DETR's pipeline on the card, of Kornia's modules."""
+    """Return RF-DETR's pipeline on the GPU, of Kornia's modules."""
     return K.AugmentationSequential(*modules, K.Normalize(mean=MEAN, std=STD), data_keys=["input", "bbox_xyxy", "mask"])

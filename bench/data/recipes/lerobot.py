@@ -1,4 +1,4 @@
-"""LeRobot's transforms of images: as lerobot/datasets/transforms.py of lerobot 0.4.4 has them, and from the package."""
+"""LeRobot's image transforms: a copy of lerobot/datasets/transforms.py of lerobot 0.4.4, and the module of the package."""
 
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 
 class RandomSubsetApply(v2.Transform):
-    """``n_subset`` of some transforms, picked by weight, in their own order or in that in which they were picked."""
+    """Apply ``n_subset`` transforms, drawn with weights ``p``, in the order of the list, or of the draw if ``random_order``."""
 
     def __init__(self, transforms, p=None, n_subset=None, random_order=False):
         super().__init__()
@@ -23,18 +23,18 @@ class RandomSubsetApply(v2.Transform):
 
     def forward(self, *inputs):
         several = len(inputs) > 1
-        picked = torch.multinomial(torch.tensor(self.p), self.n_subset)
+        indices = torch.multinomial(torch.tensor(self.p), self.n_subset)
         if not self.random_order:
-            picked = picked.sort().values
-        self.selected_transforms = [self.transforms[index] for index in picked]
+            indices = indices.sort().values
+        self.selected_transforms = [self.transforms[index] for index in indices]
         for transform in self.selected_transforms:
-            made = transform(*inputs)
-            inputs = made if several else (made,)
-        return made
+            outputs = transform(*inputs)
+            inputs = outputs if several else (outputs,)
+        return outputs
 
 
 class SharpnessJitter(v2.Transform):
-    """Sharpness by a uniform factor."""
+    """Adjust the sharpness by a uniform random factor."""
 
     def __init__(self, sharpness):
         super().__init__()
@@ -52,23 +52,23 @@ F = v2.functional
 
 
 class ImageTransforms(v2.Transform):
-    """The transforms of a configuration: ``enable``, ``max_num_transforms``, ``random_order`` and ``tfs``."""
+    """Transforms of a configuration with ``enable``, ``max_num_transforms``, ``random_order`` and ``tfs``."""
 
     def __init__(self, cfg):
         super().__init__()
         self._cfg = cfg
-        self.weights = [each.weight for each in cfg.tfs.values()]
-        self.transforms = {name: of_config(each) for name, each in cfg.tfs.items()}
-        picks = min(len(self.transforms), cfg.max_num_transforms)
+        self.weights = [config.weight for config in cfg.tfs.values()]
+        self.transforms = {name: create_transform(config) for name, config in cfg.tfs.items()}
+        count = min(len(self.transforms), cfg.max_num_transforms)
         self.tf = v2.Identity()
-        if picks and cfg.enable:
-            self.tf = RandomSubsetApply(list(self.transforms.values()), self.weights, picks, cfg.random_order)
+        if count and cfg.enable:
+            self.tf = RandomSubsetApply(list(self.transforms.values()), self.weights, count, cfg.random_order)
 
     def forward(self, *inputs):
         return self.tf(*inputs)
 
 
-def of_config(config):
+def create_transform(config):
     return (SharpnessJitter if config.type == "SharpnessJitter" else getattr(v2, config.type))(**config.kwargs)
 
 
@@ -80,27 +80,30 @@ DEFAULT = {
     "sharpness": ("SharpnessJitter", {"sharpness": (0.5, 1.5)}),
     "affine": ("RandomAffine", {"degrees": (-5.0, 5.0), "translate": (0.05, 0.05)}),
 }
-"""The transforms of LeRobot's default configuration, of which it picks three, each as often."""
+"""Transforms of LeRobot's default configuration, of which three are drawn with equal probability."""
 
 
 class ImageTransformsConfig(SimpleNamespace):
     def __init__(self, enable=False, max_num_transforms=3, random_order=False):
-        tfs = {name: SimpleNamespace(weight=1.0, type=kind, kwargs=given) for name, (kind, given) in DEFAULT.items()}
+        tfs = {
+            name: SimpleNamespace(weight=1.0, type=type_name, kwargs=arguments)
+            for name, (type_name, arguments) in DEFAULT.items()
+        }
         super().__init__(enable=enable, max_num_transforms=max_num_transforms, random_order=random_order, tfs=tfs)
 
 
-for _kind in (RandomSubsetApply, SharpnessJitter, ImageTransforms):
-    _kind.__module__ = "lerobot.datasets.transforms"
+for _class in (RandomSubsetApply, SharpnessJitter, ImageTransforms):
+    _class.__module__ = "lerobot.datasets.transforms"
 
 
 def installed():
-    """The module of the installed package alone, whose own imports need much more; ``None`` without one."""
-    found = find_spec("lerobot")
-    if found is None:
+    """Return the module of the installed package, loaded without the package, whose imports need much more; else ``None``."""
+    package_spec = find_spec("lerobot")
+    if package_spec is None:
         return None
-    folder = Path(found.submodule_search_locations[0])
-    places = {f"lerobot.{each}.transforms": folder / each / "transforms.py" for each in ("transforms", "datasets")}
-    name, path = next(place for place in places.items() if place[1].exists())  # by version
+    folder = Path(package_spec.submodule_search_locations[0])
+    candidates = {f"lerobot.{package}.transforms": folder / package / "transforms.py" for package in ("transforms", "datasets")}
+    name, path = next(item for item in candidates.items() if item[1].exists())  # the path depends on the version
     spec = spec_from_file_location(name, path)
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Pretraining without labels: DINOv2, DINOv3, MAE, SimMIM, SimCLR and BYOL."""
+"""Recipes for self-supervised pretraining: DINOv2, DINOv3, MAE, SimMIM, SimCLR and BYOL."""
 
 from typing import Any
 
@@ -33,8 +33,8 @@ class MaybeToTensor(v1.ToTensor):
 MaybeToTensor.__module__ = "dinov2.data.transforms"
 
 
-def _blur_of(transforms: Any) -> type:
-    """DINO's blur: a RandomApply with a constructor of its own, which takes the chance to skip it."""
+def _blur_class(transforms: Any) -> type:
+    """Return the class of DINO's blur: a RandomApply whose constructor takes the probability to skip the blur."""
 
     class GaussianBlur(transforms.RandomApply):
         def __init__(self, *, p: float = 0.5, radius_min: float = 0.1, radius_max: float = 2.0) -> None:
@@ -46,38 +46,40 @@ def _blur_of(transforms: Any) -> type:
 def _dino(transforms: Any, size: int, scale: tuple[float, float], blur: float, *, solarize: bool = False) -> Any:
     geometric = [transforms.RandomResizedCrop(size, scale=scale, interpolation=BICUBIC), transforms.RandomHorizontalFlip(p=0.5)]
     jitter = transforms.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1)
-    colours = [transforms.RandomApply([jitter], p=0.8), transforms.RandomGrayscale(p=0.2)]
-    extra = _blur_of(transforms)(p=blur)
+    colour_transforms = [transforms.RandomApply([jitter], p=0.8), transforms.RandomGrayscale(p=0.2)]
+    blur_and_solarize = _blur_class(transforms)(p=blur)
     if solarize:
-        extra = transforms.Compose([extra, transforms.RandomSolarize(threshold=128, p=0.2)])
+        blur_and_solarize = transforms.Compose([blur_and_solarize, transforms.RandomSolarize(threshold=128, p=0.2)])
     normalize = transforms.Compose([*_to_float(transforms), transforms.Normalize(mean=MEAN, std=STD)])
-    return transforms.Compose([*geometric, transforms.Compose([transforms.Compose(colours), extra, normalize])])
+    return transforms.Compose(
+        [*geometric, transforms.Compose([transforms.Compose(colour_transforms), blur_and_solarize, normalize])]
+    )
 
 
 def dino_global_1(size: int, *, transforms: Any = v1) -> Any:
-    """The first global crop: of DINOv2 with v1's classes, of DINOv3 with v2's, as the other crops."""
+    """Return the pipeline of the first global crop, of DINOv2 with v1's classes, of DINOv3 with v2's."""
     return _dino(transforms, size, (0.32, 1.0), 1.0)
 
 
 def dino_global_2(size: int, *, transforms: Any = v1) -> Any:
-    """The second global crop."""
+    """Return the pipeline of the second global crop."""
     return _dino(transforms, size, (0.32, 1.0), 0.1, solarize=True)
 
 
 def dino_local(size: int, *, transforms: Any = v1) -> Any:
-    """A local crop. Each image has eight local crops."""
+    """Return the pipeline of a local crop. Each image has eight local crops."""
     return _dino(transforms, size, (0.05, 0.32), 0.5)
 
 
 def dino_2_linear(size: int) -> Any:
-    """DINOv2's pipeline for training a linear classifier."""
+    """Return DINOv2's pipeline for training a linear classifier."""
     return _flipped_crop(v1, size, [MaybeToTensor(), v1.Normalize(mean=MEAN, std=STD)], interpolation=BICUBIC)
 
 
-def dino_3_validation(resized: int, size: int) -> Any:
-    """DINOv3's pipeline for validation."""
+def dino_3_validation(resize_size: int, size: int) -> Any:
+    """Return DINOv3's pipeline for validation."""
     end = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(mean=MEAN, std=STD)])
-    return v2.Compose([v2.ToImage(), v2.Resize(resized, interpolation=BICUBIC), v2.CenterCrop(size), end])
+    return v2.Compose([v2.ToImage(), v2.Resize(resize_size, interpolation=BICUBIC), v2.CenterCrop(size), end])
 
 
 def _flipped_crop(transforms: Any, size: int, end: list[Any], **settings: Any) -> Any:
@@ -85,23 +87,23 @@ def _flipped_crop(transforms: Any, size: int, end: list[Any], **settings: Any) -
 
 
 def mae(size: int, *, transforms: Any = v1) -> Any:
-    """MAE's pipeline for pretraining."""
+    """Return MAE's pipeline for pretraining."""
     end = [*_to_float(transforms), transforms.Normalize(mean=MEAN, std=STD)]
     return _flipped_crop(transforms, size, end, scale=(0.2, 1.0), interpolation=3)
 
 
 def sim_mim(size: int, *, transforms: Any = v1) -> Any:
-    """SimMIM's pipeline, less its Lambda, which converts PIL images to RGB."""
-    # transforms.Normalize of v2 takes no tensors.
+    """Return SimMIM's pipeline without its Lambda, which converts PIL images to RGB."""
+    # v2.Normalize takes no tensors as mean and std.
     mean, std = (torch.tensor(MEAN), torch.tensor(STD)) if transforms is v1 else (MEAN, STD)
     end = [*_to_float(transforms), transforms.Normalize(mean=mean, std=std)]
     return _flipped_crop(transforms, size, end, scale=(0.67, 1.0), ratio=(3.0 / 4.0, 4.0 / 3.0))
 
 
 def sim_clr(size: int, *, transforms: Any = v1) -> Any:
-    """SimCLR's pipeline, with torchvision's blur in place of a class of its own.
+    """Return SimCLR's pipeline, with torchvision's blur in place of its blur class.
 
-    Kernel size, standard deviations and border mode equal the class's.
+    Kernel size, standard deviations and border mode are those of the class.
     """
     return _flipped_crop(
         transforms,
@@ -116,7 +118,7 @@ def sim_clr(size: int, *, transforms: Any = v1) -> Any:
 
 
 def byol(size: int) -> Any:
-    """BYOL's pipeline for a batch of floats in [0, 1], with torchvision's RandomApply in place of a class of its own."""
+    """Return BYOL's pipeline for a batch of floats in [0, 1], with torchvision's RandomApply in place of its class."""
     return nn.Sequential(
         v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.3),
         v1.RandomGrayscale(p=0.2),

@@ -1,29 +1,29 @@
-"""Whether a model learns as well from gpuaug's images as from torchvision's: top-1 of one training with four loaders.
+"""Top-1 accuracy of one training with torchvision's augmentation, and with the same augmentation by gpuaug.
 
-    python -m bench accuracy --data DIR      an ImageFolder, with train and val in it or to be split
-    python -m bench accuracy                 the built-in set, made from installed packages: bench.data.character_images
-    python -m bench accuracy --make DIR      write that set there, and do nothing else
+    python -m bench accuracy --data DIR      an ImageFolder, split into train and val unless it has these folders
+    python -m bench accuracy                 the built-in dataset, made from installed packages: bench.data.character_images
+    python -m bench accuracy --make DIR      write the built-in dataset there, and do nothing else
 
-A ResNet-18 from scratch: RandomResizedCrop to 64 pixels of half to all of the image, HorizontalFlip, ColorJitter without hue
-and Normalize; SGD with one cycle of the learning rate; on a GPU under bfloat16 autocast. For every seed all rows start from the
-same weights and have the same images in the same order. They differ in the augmentation:
+A ResNet-18 is trained from scratch: RandomResizedCrop of 50 to 100 % of the image to 64 pixels, HorizontalFlip, ColorJitter
+without hue and Normalize; SGD with one cycle of the learning rate; on a GPU under bfloat16 autocast. For every seed all rows
+start from the same weights, with the same images in the same order. They differ in the augmentation:
 
-torchvision, workers     v2 in DataLoader workers, crops antialiased
-gpuaug, from torchvision workers collate images as they are, and a StreamedLoader runs gpuaug.fuse(ragged=True) of the same
-                         pipeline on the device
-gpuaug, antialiased      the same of Kornia's modules
+torchvision, workers     v2 in DataLoader workers, with antialiased crops
+gpuaug, from torchvision workers collate ragged batches, and a StreamedLoader runs gpuaug.fuse(ragged=True) of the same pipeline
+                         on the device
+gpuaug, antialiased      the same with Kornia's modules
 gpuaug                   the same without antialiasing, as Kornia crops
-gpuaug, scaled           with --data: "gpuaug, from torchvision" of images that the CPU decodes, each at the smallest scale that
-                         keeps the size of its crop's result
+gpuaug, scaled           with --data: as "gpuaug, from torchvision", but the CPU decodes each image at the smallest scale at
+                         which its crop is not enlarged
 
-All models are tested on the same tensors: torchvision's Resize and CenterCrop, computed once on the CPU. Figures of a row:
-mean, minimum and maximum of top-1 over the seeds; images per second of the training without its first epoch; their ratio to
-torchvision's, paired within seeds; seconds of a whole training. Images are decoded in advance and held in memory, except the
-user's, which are decoded in every epoch, in gpuaug's rows by a DecodeStage.
+All models are validated on the same tensors, which torchvision's Resize and CenterCrop compute once on the CPU. Figures of a
+row: mean, minimum and maximum of top-1 over the seeds; images per second of the training without its first epoch; their ratio
+to torchvision's row, paired within seeds; seconds of a whole training. Images of the built-in dataset are decoded in advance
+and held in memory. Images of --data are decoded in every epoch, in gpuaug's rows by a DecodeStage.
 
-The built-in set is 34 characters over photographs, 4080 images for training and 918 for testing, with other typefaces and
-photographs. It is small and synthetic: it can show that two augmentations train equally well where images differ in size and
-are downscaled, but not how well either would do on ImageNet.
+The built-in dataset has 34 characters over photographs, 4080 images for training and 918 for validation, with other typefaces
+and photographs. It is small and synthetic: it can show that two augmentations train equally well if images differ in size and
+are downscaled, but not which accuracy they reach on ImageNet.
 """
 
 import tempfile
@@ -47,8 +47,8 @@ from bench.data import character_images, image_folders
 from bench.data.pipelines import MEAN, STD
 from bench.harness import flags, measurement
 from bench.harness.console import console, print_rows
-from bench.harness.loops import Serial, half
-from bench.harness.optional_rows import Skipped, select_rows
+from bench.harness.loops import Serial, autocast_dtype
+from bench.harness.optional_rows import SkippedRow, select_rows
 from gpuaug.benchkit import results
 from gpuaug.benchkit.environment import environment
 from gpuaug.benchkit.windows import synchronize
@@ -60,8 +60,8 @@ COLUMNS = ("name", "top1_percent", "top1_low_percent", "top1_high_percent", "ima
 _AREA = (0.5, 1.0)
 
 
-def on_workers(size: int) -> nn.Module:
-    """The pipeline in torchvision, for one image."""
+def torchvision_pipeline(size: int) -> nn.Module:
+    """Return the pipeline in torchvision, for one image."""
     return v2.Compose(
         [
             v2.RandomResizedCrop(size, scale=_AREA, antialias=True),
@@ -73,10 +73,10 @@ def on_workers(size: int) -> nn.Module:
     )
 
 
-def on_device(name: str, size: int) -> nn.Module:
-    """The pipeline of a row as gpuaug runs it, for a ragged batch."""
+def fused_pipeline(name: str, size: int) -> nn.Module:
+    """Return the fused pipeline of a row of gpuaug, for a ragged batch."""
     if name in (FUSED, SCALED):
-        return gpuaug.fuse(on_workers(size), memory_format=torch.channels_last, ragged=True)
+        return gpuaug.fuse(torchvision_pipeline(size), memory_format=torch.channels_last, ragged=True)
     pipeline = K.AugmentationSequential(
         K.RandomResizedCrop((size, size), scale=_AREA),
         K.RandomHorizontalFlip(),
@@ -87,21 +87,21 @@ def on_device(name: str, size: int) -> nn.Module:
 
 
 def batches(name: str, images: image_folders.Images, seed: int, options: Namespace, stack: ExitStack) -> Iterable:
-    """Endless (augmented images, labels) on the device for the row ``name``."""
+    """Return an iterable of (augmented images, labels) on the device for the row ``name``, one epoch per iteration."""
     in_workers = name == WORKERS
-    stages = [] if in_workers else [on_device(name, options.size)]
+    stages = [] if in_workers else [fused_pipeline(name, options.size)]
     dataset, collate = images, gpuaug.collate_ragged
     if in_workers:
-        dataset = images.transformed(on_workers(options.size))
+        dataset = images.transformed(torchvision_pipeline(options.size))
         collate = None
-    elif images.decoded is None:
+    elif images.decoded_images is None:
         dataset = images.encoded()
         collate = gpuaug.collate_encoded
         stages.insert(0, gpuaug.DecodeStage(backend="cpu", scale="auto") if name == SCALED else gpuaug.DecodeStage())
     loader = DataLoader(
         dataset,
         batch_size=options.batch[0],
-        # A generator of its own: the same order in all rows, whatever else they draw.
+        # A separate generator, so that the order is the same in all rows, whatever else they draw.
         sampler=RandomSampler(images, generator=torch.Generator().manual_seed(seed)),
         num_workers=options.workers,
         persistent_workers=options.workers > 0,
@@ -119,9 +119,9 @@ def batches(name: str, images: image_folders.Images, seed: int, options: Namespa
 def train(
     name: str, split: image_folders.Split, test: tuple[Tensor, Tensor], seed: int, options: Namespace
 ) -> dict[str, float]:
-    """Train once: top-1 in percent, images per second after the first epoch, seconds of the whole training."""
+    """Train once. Returns top-1 in percent, images per second without the first epoch, and seconds of the whole training."""
     device = options.device
-    dtype = half(options.device)
+    dtype = autocast_dtype(options.device)
     torch.manual_seed(seed)
     model = models.resnet18(num_classes=len(split.classes)).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -141,56 +141,56 @@ def train(
             synchronize(device)
             epoch_ends.append(perf_counter())
         del loader
-    counted = epoch_ends[1:] if options.epochs > 1 else epoch_ends
+    timed_ends = epoch_ends[1:] if options.epochs > 1 else epoch_ends
     return {
         "top1_percent": top1_percent(model.eval(), test, dtype),
-        "images_per_s": (len(counted) - 1) * steps * options.batch[0] / (counted[-1] - counted[0]),
+        "images_per_s": (len(timed_ends) - 1) * steps * options.batch[0] / (timed_ends[-1] - timed_ends[0]),
         "wall_s": epoch_ends[-1] - epoch_ends[0],
     }
 
 
 def top1_percent(model: nn.Module, test: tuple[Tensor, Tensor], dtype: torch.dtype | None) -> float:
-    """Percentage of images that ``model`` classifies correctly."""
+    """Return the percentage of images that ``model`` classifies correctly."""
     images, labels = test
     with torch.inference_mode(), torch.autocast(images.device.type, dtype, enabled=dtype is not None):
-        found = torch.cat([model(some).argmax(1) for some in images.split(256)])
-    return 100 * (found == labels).float().mean().item()
+        predictions = torch.cat([model(chunk).argmax(1) for chunk in images.split(256)])
+    return 100 * (predictions == labels).float().mean().item()
 
 
 def rows_of(runs: dict[str, list[dict[str, float]]], batch_size: int) -> list[dict[str, Any]]:
-    """The rows of the result, from each row's runs in the order of the seeds."""
+    """Return the rows of the result. ``runs``: name of a row: its trainings, in the order of the seeds."""
     rows = []
-    for name, own in runs.items():
-        top1, rates = ([run[key] for run in own] for key in ("top1_percent", "images_per_s"))
+    for name, row_runs in runs.items():
+        top1, rates = ([run[key] for run in row_runs] for key in ("top1_percent", "images_per_s"))
         row: dict[str, Any] = {"name": name, "batch_size": batch_size, "images_per_s": median(rates), "rounds": rates}
         row |= {"top1_percent": fmean(top1), "top1_low_percent": min(top1), "top1_high_percent": max(top1), "top1_seeds": top1}
-        row["wall_s"] = median(run["wall_s"] for run in own)
-        ratios = [rate / other["images_per_s"] for rate, other in zip(rates, runs[WORKERS], strict=True)]
+        row["wall_s"] = median(run["wall_s"] for run in row_runs)
+        ratios = [rate / baseline_run["images_per_s"] for rate, baseline_run in zip(rates, runs[WORKERS], strict=True)]
         rows.append(row | {"ratio": median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)})
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     parser = flags.parser("accuracy", __doc__, batch="128", size=64, repeats=3, spare=2)
-    parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder (default: the built-in set)")
-    parser.add_argument("--make", type=Path, metavar="DIR", help="write the built-in set there, and do nothing else")
-    parser.add_argument("--epochs", type=int, help="of each training (default: 24)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="an ImageFolder (default: the built-in dataset)")
+    parser.add_argument("--make", type=Path, metavar="DIR", help="write the built-in dataset there, and do nothing else")
+    parser.add_argument("--epochs", type=int, help="epochs of each training (default: 24)")
     parser.add_argument("--rate", type=float, default=0.1, help="the highest learning rate (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     if options.make is not None:
         character_images.make(options.make)
         return None
     options.epochs = options.epochs or (2 if options.quick else 24)
-    ways = [Skipped(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN, *([SCALED] if options.data else []))]
-    names = [way.name for way in select_rows(ways, options.rows, [WORKERS])]
-    del options.seconds  # there are no windows, and repeats are seeds
-    found_environment = environment(options.device)
+    candidates = [SkippedRow(name, "") for name in (WORKERS, FUSED, ANTIALIASED, PLAIN, *([SCALED] if options.data else []))]
+    names = [candidate.name for candidate in select_rows(candidates, options.rows, [WORKERS])]
+    del options.seconds  # unused: there are no windows, and repeats are seeds
+    machine = environment(options.device)
     start = perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if options.data is None:
             character_images.make(Path(folder), **({"copies": 1, "faces": 2} if options.quick else {}))
-            made = image_folders.split(Path(folder))
-            split = made._replace(train=made.train.in_memory(), val=made.val.in_memory())
+            dataset = image_folders.split(Path(folder))
+            split = dataset._replace(train=dataset.train.in_memory(), val=dataset.val.in_memory())
         else:
             split = image_folders.split(options.data)
         images, labels = image_folders.validation_tensors(split.val, options.size)
@@ -214,14 +214,14 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
             console.print(f"accuracy: seed {seed}, {name}: {run['top1_percent']:.1f} % in {run['wall_s']:.1f} s")
             measurement.release(options.device)
         if options.json is not None:
-            # The result so far: an interruption then loses one seed only.
-            so_far = {"rows": rows_of(runs, options.batch[0]), "settings": settings}
+            # Write after each seed, so that an interruption loses only one seed.
+            partial_result = {"rows": rows_of(runs, options.batch[0]), "settings": settings}
             results.write(
-                options.json, results.result("accuracy", **so_far, device=options.device, environment=found_environment)
+                options.json, results.result("accuracy", **partial_result, device=options.device, environment=machine)
             )
     rows = rows_of(runs, options.batch[0])
     print_rows([{key: row[key] for key in COLUMNS if key in row} for row in rows], "accuracy: top-1 over the seeds")
-    return measurement.finish("accuracy", options, rows, settings, found_environment, start)
+    return measurement.finish("accuracy", options, rows, settings, machine, start)
 
 
 def _channels_last(images: Tensor) -> Tensor:

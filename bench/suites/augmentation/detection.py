@@ -1,19 +1,20 @@
-"""Detection: images of different sizes, with boxes and instance masks that are augmented alike.
+"""Detection: augmentation of images of different sizes, with boxes and instance masks.
 
     python -m bench run detection
 
-Batches like COCO's: random uint8 images of about 640 x 480 and 480 x 640 with about seven objects each, every object with a
-box, a label and a mask of the image's size. RandomResizedCrop to 512 x 512 (30 to 100 % of the image), HorizontalFlip,
-ColorJitter without hue and Normalize, to float32. Cases: images alone, with boxes, with boxes and masks. Rows:
+Batches are like COCO's: random uint8 images of about 640 x 480 or 480 x 640 pixels, with about seven objects per image, each
+with a box, a label and a mask of the size of the image. RandomResizedCrop to 512 x 512 (30 to 100 % of the area),
+HorizontalFlip, ColorJitter without hue and Normalize, to float32. Cases: images alone, with boxes, with boxes and masks. Rows:
 
-torchvision, workers      v2 in DataLoader workers, each image with its targets, boxes clamped and empty ones dropped; copied
-Kornia, image by image    on the card, one call per image, since a batch has one size and one number of boxes (some of the
-                          images of a batch, since it is slow); no box is dropped
+torchvision, workers      v2 in DataLoader workers, boxes clamped and empty boxes removed; then a copy
+Kornia, image by image    on the card, one call per image, because Kornia's batches have one size and one number of boxes (for
+                          some of the images of a batch, since it is slow); no box is removed
 gpuaug, workers           DataLoader workers collate, a StreamedLoader copies and runs gpuaug.fuse(ragged=True) on target dicts
 gpuaug                    gpuaug.fuse alone, on a batch that is on the card
 
-Rates are in images. ``host_ms`` is the calling thread's time for a batch with an idle card, in rows without workers, and
-``gpu_ms`` the card's time alone. gpuaug drops no box either: ``valid`` marks the remaining ones, and the host does not wait.
+Rates are images per second. In rows without workers, ``host_ms`` is the time of the calling thread for a batch with an idle
+card, and ``gpu_ms`` the time of the card alone. gpuaug removes no box either: ``valid`` marks valid boxes, and the host does
+not wait.
 """
 
 from argparse import Namespace
@@ -29,22 +30,22 @@ from torchvision.transforms import v2
 
 import gpuaug
 from bench.data import loaders, pipelines
-from bench.data.scenes import POOL, Scenes, Target, wrapped
+from bench.data.scenes import POOL, Scenes, Target, to_tv_tensors
 from bench.harness import call_rows, flags, measurement
-from bench.harness.loops import settled
+from bench.harness.loops import settled_loop
 from bench.harness.optional_rows import OptionalRow, peer_row
 from gpuaug.benchkit.windows import Variant
 
 CASES = {"images": (), "boxes": ("boxes", "labels"), "boxes and masks": ("boxes", "labels", "masks")}
-"""Targets of each case, by the keys of torchvision's target dicts."""
+"""Name of a case: keys of its target dicts."""
 
 KORNIA = "Kornia, image by image"
 _KORNIA_IMAGES = 4
 _AREA = (0.3, 1.0)
 
 
-class OnWorker:
-    """The pipeline in torchvision, for one image and its target."""
+class TorchvisionPipeline:
+    """Pipeline in torchvision, for one image and its target."""
 
     def __init__(self, size: int) -> None:
         self.transform = v2.Compose(
@@ -61,11 +62,11 @@ class OnWorker:
 
     def __call__(self, image: Tensor, target: Target) -> tuple[Tensor, Target]:
         transforms = self.transform if "boxes" in target else v2.Compose(self.transform.transforms[:-2])
-        return transforms(*wrapped(image, target))
+        return transforms(*to_tv_tensors(image, target))
 
 
-def kornia(size: int) -> nn.Module:
-    """The pipeline in Kornia."""
+def kornia_pipeline(size: int) -> nn.Module:
+    """Return the pipeline in Kornia."""
     return K.AugmentationSequential(
         K.RandomResizedCrop((size, size), scale=_AREA),
         K.RandomHorizontalFlip(),
@@ -74,10 +75,10 @@ def kornia(size: int) -> nn.Module:
     )
 
 
-def one_by_one(size: int, items: Sequence[tuple[Tensor, Target]]) -> list[Any]:
-    """Kornia, called once for each image."""
-    pipeline = kornia(size)
-    found = []
+def augment_one_by_one(size: int, items: Sequence[tuple[Tensor, Target]]) -> list[Any]:
+    """Call Kornia's pipeline once per image, and return the results."""
+    pipeline = kornia_pipeline(size)
+    outputs = []
     for image, target in items:
         inputs = [image[None].float() / 255]
         keys = ["input"]
@@ -87,22 +88,22 @@ def one_by_one(size: int, items: Sequence[tuple[Tensor, Target]]) -> list[Any]:
         if "masks" in target:
             inputs = [*inputs, target["masks"][None].float()]
             keys = [*keys, "mask"]
-        found.append(pipeline(*inputs, data_keys=keys))
-    return found
+        outputs.append(pipeline(*inputs, data_keys=keys))
+    return outputs
 
 
-def fused(size: int) -> Callable[..., Any]:
-    """The pipeline as gpuaug runs it, on images and their targets."""
-    return gpuaug.fuse(kornia(size), ragged=True)
+def fused_pipeline(size: int) -> Callable[..., Any]:
+    """Return the fused pipeline, for ragged images and their targets."""
+    return gpuaug.fuse(kornia_pipeline(size), ragged=True)
 
 
-def stacked(samples: Sequence[tuple[Tensor, Target]]) -> tuple[Tensor, list[Target]]:
-    """Images of one size as a batch, and their targets as a list of plain tensors."""
+def collate_stacked(samples: Sequence[tuple[Tensor, Target]]) -> tuple[Tensor, list[Target]]:
+    """Collate images of one size into a batch, and their targets into a list of dicts of plain tensors."""
     images, targets = zip(*samples, strict=True)
     return torch.stack(images), [{key: value.as_subclass(Tensor) for key, value in target.items()} for target in targets]
 
 
-def moved(target: Target, device: torch.device) -> Target:
+def move_target(target: Target, device: torch.device) -> Target:
     return {key: value.to(device, non_blocking=True) for key, value in target.items()}
 
 
@@ -111,58 +112,62 @@ def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -
     size = options.size
     keys = CASES[case]
     scenes = Scenes(options.side, keys, count=min(POOL, batch_size))
-    items = [(image.to(device), moved(target, device)) for image, target in scenes.items]
+    items = [(image.to(device), move_target(target, device)) for image, target in scenes.items]
     batch = gpuaug.collate_ragged([image for image, _ in scenes.items]).to(device)
     targets = [target for _, target in items]
-    augment = fused(size)
+    augment = fused_pipeline(size)
 
-    def by_torchvision() -> Variant:
-        loader = loaders.endless(scenes.transformed(OnWorker(size)), batch_size, options, collate=stacked)
+    def torchvision_row() -> Variant:
+        loader = loaders.endless(scenes.transformed(TorchvisionPipeline(size)), batch_size, options, collate=collate_stacked)
 
         def steps() -> Iterator[int]:
-            for images, found in loader:
+            for images, batch_targets in loader:
                 images.to(device, non_blocking=True)
-                for target in found:
-                    moved(target, device)
+                for target in batch_targets:
+                    move_target(target, device)
                 yield len(images)
 
-        return Variant("torchvision, workers", steps, loaders.queued(loader))
+        return Variant("torchvision, workers", steps, loaders.queue_length(loader))
 
-    def by_workers() -> Variant:
+    def workers_row() -> Variant:
         loader = loaders.endless(scenes, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
-        stage = gpuaug.TransformStage(fused(size), on={0: "input", 1: "targets"} if keys else 0)
+        stage = gpuaug.TransformStage(fused_pipeline(size), on={0: "input", 1: "targets"} if keys else 0)
         streamed = gpuaug.StreamedLoader(loader, [stage], device=device, depth=loaders.DEPTH)
         stack.callback(streamed.close)
-        queued = loaders.queued(loader)
-        return Variant("gpuaug, workers", settled(streamed, lambda *_: None, 2 * queued), queued)
+        queue_length = loaders.queue_length(loader)
+        return Variant("gpuaug, workers", settled_loop(streamed, lambda *_: None, 2 * queue_length), queue_length)
 
-    def by_kornia() -> Variant:
-        return call_rows.call_row(KORNIA, partial(one_by_one, size, items[:_KORNIA_IMAGES]), batch_size, images=_KORNIA_IMAGES)
+    def kornia_row() -> Variant:
+        return call_rows.call_row(
+            KORNIA, partial(augment_one_by_one, size, items[:_KORNIA_IMAGES]), batch_size, images=_KORNIA_IMAGES
+        )
 
     def call() -> Any:
         return augment(batch, targets, data_keys=["input", "targets"]) if keys else augment(batch)
 
     return [
-        by_torchvision(),
-        peer_row(KORNIA, device, by_kornia, needs_gpu=False),
-        by_workers(),
+        torchvision_row(),
+        peer_row(KORNIA, device, kornia_row, needs_gpu=False),
+        workers_row(),
         call_rows.call_row("gpuaug", call, batch_size, launches=2 * call_rows.FEW_LAUNCHES),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("detection", __doc__, batch="16,64", size=512, seconds=0.3, repeats=3, spare=2)
-    parser.add_argument("--side", type=int, default=640, help="longer side of the images that go in (default: %(default)s)")
-    options = flags.read(parser, argv)
-    first = options.batch[0]
+    parser.add_argument(
+        "--side", type=int, default=640, help="longer side of the source images in pixels (default: %(default)s)"
+    )
+    options = flags.parse(parser, argv)
+    first_size = options.batch[0]
     return measurement.measure(
         "detection",
         options,
         [
             ({"case": case, "batch_size": size}, partial(variants, options, size, case))
             for size in options.batch
-            # One batch size is enough to see what boxes and masks cost.
-            for case in (CASES if size == first else list(CASES)[-1:])
+            # One batch size is enough to show the time that boxes and masks take.
+            for case in (CASES if size == first_size else list(CASES)[-1:])
         ],
         baseline="torchvision, workers",
         ours=("gpuaug, workers", "gpuaug"),

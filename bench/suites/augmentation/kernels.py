@@ -2,9 +2,9 @@
 
     python -m bench kernels --json bench/results/kernels.json
 
-A row for each pass of each of Kornia's pipelines of the suite ``augment``, but for torchvision's presets: the time of its
-kernels by the profiler, the bytes that the pass has to read and write (``explain``), and their share of the measured copy
-bandwidth. Where Kornia runs a part of a pipeline, a row for each kernel, without bytes.
+Pipelines are those of Kornia in the suite ``augment``, except torchvision's presets. There is a row for each pass: the time of
+its kernels in the profiler, the bytes that the pass must read and write (``explain``), and their share of the measured copy
+bandwidth. If Kornia runs a part of a pipeline, there is a row for each kernel, without bytes.
 """
 
 from argparse import Namespace
@@ -21,38 +21,42 @@ from gpuaug.benchkit.environment import environment
 _CALLS = 8
 
 
-def passes(case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> list[dict[str, Any]]:
-    """A row for each pass of the pipeline, or for each kernel."""
-    augment = augmenters.fused(case, augmenters.OURS)
+def case_rows(case: augmenters.Case, batch: augmenters.Batch, bandwidth: float) -> list[dict[str, Any]]:
+    """Return a row for each pass of the pipeline, or for each kernel if kernels cannot be assigned to passes."""
+    augment = augmenters.fused_pipeline(case, augmenters.OURS)
     for _ in range(3):
-        augment(*batch.parts)
-    events = timing.launched_kernels(lambda: augment(*batch.parts), _CALLS)
+        augment(*batch.inputs)
+    events = timing.launched_kernels(lambda: augment(*batch.inputs), _CALLS)
     labels = {"case": case.name, "batch_size": len(batch.images)}
-    lines = augment.explain().lines
+    pass_lines = augment.explain().lines
     names = [event["name"] for event in events]
-    # Every call launches the same kernels in the same order, as many as in the plan.
+    # Kernels can be assigned to passes if every call launches the same kernels, as many as the plan has.
     count = len(names) // _CALLS
-    if not case.masks and names == names[:count] * _CALLS and count == sum(line.launches or 0 for line in lines):
+    if not case.masks and names == names[:count] * _CALLS and count == sum(pass_line.launches or 0 for pass_line in pass_lines):
         rows = []
-        first = 0
-        for line in lines:
-            own = range(first, first := first + (line.launches or 0))
-            taken_us = median(sum(events[call * count + index]["dur"] for index in own) for call in range(_CALLS))
-            moved = (line.read_bytes or 0) + (line.written_bytes or 0)
-            row = {"name": ", ".join(line.modules), "kernels": " + ".join(names[index] for index in own), "gpu_us": taken_us}
-            rows.append(labels | row | {"moved_bytes": moved, "share_of_copy": moved / (taken_us / 1e6) / bandwidth})
+        start = 0
+        for pass_line in pass_lines:
+            pass_kernels = range(start, start := start + (pass_line.launches or 0))
+            pass_us = median(sum(events[call * count + index]["dur"] for index in pass_kernels) for call in range(_CALLS))
+            moved_bytes = (pass_line.read_bytes or 0) + (pass_line.written_bytes or 0)
+            row = {
+                "name": ", ".join(pass_line.modules),
+                "kernels": " + ".join(names[index] for index in pass_kernels),
+                "gpu_us": pass_us,
+            }
+            rows.append(labels | row | {"moved_bytes": moved_bytes, "share_of_copy": moved_bytes / (pass_us / 1e6) / bandwidth})
         return rows
-    taken = {name: sum(event["dur"] for event in events if event["name"] == name) / _CALLS for name in names}
-    return [labels | {"name": name, "kernels": names.count(name) / _CALLS, "gpu_us": us} for name, us in taken.items()]
+    us_by_kernel = {name: sum(event["dur"] for event in events if event["name"] == name) / _CALLS for name in names}
+    return [labels | {"name": name, "kernels": names.count(name) / _CALLS, "gpu_us": us} for name, us in us_by_kernel.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
     parser = flags.parser("kernels", __doc__, batch="256")
-    options: Namespace = flags.read(parser, argv)
+    options: Namespace = flags.parse(parser, argv)
     if options.device.type != "cuda":
         console.print("kernels: skipped, there is no GPU")
         return None
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     start = perf_counter()
     bandwidth = timing.copy_bandwidth(options.device)
     rows = []
@@ -60,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any] | None:
         for case in augmenters.cases(options.size):
             if case.preset:
                 continue
-            rows += passes(case, augmenters.sample(case, size, options.size, options.device), bandwidth)
+            rows += case_rows(case, augmenters.random_inputs(case, size, options.size, options.device), bandwidth)
     print_rows(rows, f"kernels: a copy moves {bandwidth / 1e9:,.0f} GB/s")
     settings = {"copy_gb_per_s": bandwidth / 1e9, "ours": [], "ceilings": []}
-    return measurement.finish("kernels", options, rows, settings, found_environment, start)
+    return measurement.finish("kernels", options, rows, settings, machine, start)

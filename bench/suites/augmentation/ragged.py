@@ -1,20 +1,20 @@
-"""Images of different sizes, cropped to one size: gpuaug beside its competitors.
+"""Images of different sizes, cropped to one size: gpuaug and other libraries.
 
     python -m bench run ragged
 
-Random uint8 images of 300 to 700 pixels a side become 224 x 224: RandomResizedCrop, HorizontalFlip, ColorJitter without hue,
-Normalize, to bfloat16 and channels last. Crops that shrink are antialiased or not, in cases of their own. "On the card"
-means that images are there already and the loop only augments; "from the host", that they are copied first. Rows:
+Random uint8 images of 300 to 700 pixels per side become 224 x 224: RandomResizedCrop, HorizontalFlip, ColorJitter without hue,
+Normalize, to bfloat16 and channels last. Cases differ in antialiasing, and in the source of the images: "on the card", where
+the loop only augments, or "from the host", where images are copied first. Rows:
 
-Kornia, image by image    its pipeline on the card, called once per image, since a batch has one size (not antialiased; some of
-                          the images of a batch, since it is slow)
-torchvision, workers      v2 in DataLoader workers, then copied (antialiased)
+Kornia, image by image    Kornia's pipeline on the card, called once per image, because its batches have one size (not
+                          antialiased; for some of the images of a batch, since it is slow)
+torchvision, workers      v2 in DataLoader workers, then a copy (antialiased)
 DALI                      GPU operators on the same images, without a copy on the card, or from page-locked memory (to float16)
 gpuaug, workers           DataLoader workers collate into one buffer, a StreamedLoader copies it and runs gpuaug.fuse
 gpuaug                    gpuaug.fuse; from the host, a StreamedLoader over page-locked batches
 
-Rates are in images. ``host_ms`` is the calling thread's time for a batch with an idle card, in rows without workers, and
-``gpu_ms`` the card's time alone, in rows that work on the current stream.
+Rates are images per second. ``host_ms`` is the time of the calling thread for a batch with an idle card, in rows without
+workers, and ``gpu_ms`` the time of the card alone, in rows that work on the current stream.
 """
 
 from argparse import Namespace
@@ -29,7 +29,7 @@ from torch import Tensor
 import gpuaug
 from bench.data import loaders, pipelines, random_images
 from bench.harness import call_rows, flags, measurement
-from bench.harness.loops import Serial, loop, settled
+from bench.harness.loops import Serial, loop, settled_loop
 from bench.harness.optional_rows import OptionalRow, peer_row
 from bench.peers import dali
 from gpuaug.benchkit.windows import Variant
@@ -39,8 +39,8 @@ POOL = 256
 _KORNIA_IMAGES = 8
 
 
-def fused(size: int, *, antialias: bool) -> Any:
-    """The pipeline as gpuaug runs it."""
+def fused_pipeline(size: int, *, antialias: bool) -> Any:
+    """Return the fused pipeline."""
     return gpuaug.fuse(
         pipelines.classification_kornia(size, cropping="slice"),
         dtype=torch.bfloat16,
@@ -51,103 +51,105 @@ def fused(size: int, *, antialias: bool) -> Any:
 
 
 def to_bfloat16(images: Tensor) -> Tensor:
-    """A competitor's images in gpuaug's output format: bfloat16, channels last."""
+    """Convert images of another library to the output format of gpuaug's rows: bfloat16, channels last."""
     return images.to(torch.bfloat16, memory_format=torch.channels_last)
 
 
 @cache
-def rows_of_pixels(pool: random_images.RaggedImages, count: int) -> gpuaug.Ragged:
-    """The first ``count`` images as (H, W, C), for DALI's operators."""
+def collate_channels_last(pool: random_images.RaggedImages, count: int) -> gpuaug.Ragged:
+    """Return the first ``count`` images as a ragged batch of (H, W, C) images, for DALI's operators."""
     return gpuaug.collate_ragged([image.permute(1, 2, 0).numpy() for image in pool.images[:count]])
 
 
-def by_dali(
-    options: Namespace, pool: random_images.RaggedImages, batch_size: int, antialias: bool, place: torch.device
+def dali_row(
+    options: Namespace, pool: random_images.RaggedImages, batch_size: int, antialias: bool, source_device: torch.device
 ) -> Variant:
-    """DALI's row, on images in one buffer on the device ``place``."""
-    ragged = rows_of_pixels(pool, batch_size).to(place)
-    if place.type == "cpu" and options.device.type == "cuda":
+    """Return DALI's row, which reads images from one buffer on ``source_device``."""
+    ragged = collate_channels_last(pool, batch_size).to(source_device)
+    if source_device.type == "cpu" and options.device.type == "cuda":
         ragged = ragged.pin_memory()
     images = [image.permute(1, 2, 0) for image in ragged]
     call = dali.build_ragged(images, options.size, antialias=antialias, device=options.device)
-    # Batches that it prepared while other rows ran.
+    # Discards the batches that DALI prepared while other rows ran.
     return call_rows.call_row("DALI", call, batch_size, launches=None, discard=3)
 
 
-def on_the_card(
+def card_rows(
     options: Namespace, pool: random_images.RaggedImages, batch_size: int, antialias: bool, _stack: ExitStack
 ) -> list[OptionalRow]:
     device = options.device
-    some = [image.to(device) for image in pool.images[: min(_KORNIA_IMAGES, batch_size)]]
+    kornia_images = [image.to(device) for image in pool.images[: min(_KORNIA_IMAGES, batch_size)]]
     ragged = gpuaug.collate_ragged(pool.images[:batch_size]).to(device)
-    augment = fused(options.size, antialias=antialias)
-    kornia = pipelines.Scaled(pipelines.classification_kornia(options.size, cropping="slice"))
+    augment = fused_pipeline(options.size, antialias=antialias)
+    kornia_pipeline = pipelines.ScaleAndTransform(pipelines.classification_kornia(options.size, cropping="slice"))
 
-    def one_by_one() -> Tensor:
-        return to_bfloat16(torch.cat([kornia(image[None]) for image in some]))
+    def augment_one_by_one() -> Tensor:
+        return to_bfloat16(torch.cat([kornia_pipeline(image[None]) for image in kornia_images]))
 
-    def by_kornia() -> Variant:
-        return call_rows.call_row(KORNIA, one_by_one, batch_size, images=_KORNIA_IMAGES)
+    def kornia_row() -> Variant:
+        return call_rows.call_row(KORNIA, augment_one_by_one, batch_size, images=_KORNIA_IMAGES)
 
     return [
-        *([] if antialias else [peer_row(KORNIA, device, by_kornia, needs_gpu=False)]),
-        peer_row("DALI", device, partial(by_dali, options, pool, batch_size, antialias, device)),
+        *([] if antialias else [peer_row(KORNIA, device, kornia_row, needs_gpu=False)]),
+        peer_row("DALI", device, partial(dali_row, options, pool, batch_size, antialias, device)),
         call_rows.call_row("gpuaug", lambda: augment(ragged), batch_size, launches=call_rows.FEW_LAUNCHES),
     ]
 
 
-def from_the_host(
+def host_rows(
     options: Namespace, pool: random_images.RaggedImages, batch_size: int, antialias: bool, stack: ExitStack
 ) -> list[OptionalRow]:
     device = options.device
 
-    def by_torchvision() -> Variant:
+    def torchvision_row() -> Variant:
         transform = pipelines.classification_torchvision(options.size)
         loader = loaders.endless(pool.transformed(transform), batch_size, options)
-        return Variant("torchvision, workers", loop(Serial(loader, device, to_bfloat16), _nothing), loaders.queued(loader))
+        return Variant(
+            "torchvision, workers", loop(Serial(loader, device, to_bfloat16), _no_step), loaders.queue_length(loader)
+        )
 
-    def ours(batches: Any) -> gpuaug.StreamedLoader:
-        stage = fused(options.size, antialias=antialias)
+    def streamed_loader(batches: Any) -> gpuaug.StreamedLoader:
+        stage = fused_pipeline(options.size, antialias=antialias)
         loader = gpuaug.StreamedLoader(batches, [stage], device=device, depth=loaders.DEPTH)
         stack.callback(loader.close)
         return loader
 
     images, labels = pool.images[:batch_size], pool.labels[:batch_size]
-    ready = [[gpuaug.collate_ragged(some), labels] for some in (images, images[::-1])]
+    host_batches = [[gpuaug.collate_ragged(batch_images), labels] for batch_images in (images, images[::-1])]
     if options.device.type == "cuda":
-        ready = [[part.pin_memory() for part in batch] for batch in ready]
-    collated = loaders.endless(pool, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
-    streamed = iter(ours(loaders.cycle(ready)))
-    queued = loaders.queued(collated)
+        host_batches = [[member.pin_memory() for member in batch] for batch in host_batches]
+    worker_loader = loaders.endless(pool, batch_size, options, collate=gpuaug.collate_ragged, pin=False)
+    streamed_batches = iter(streamed_loader(loaders.repeat_batches(host_batches)))
+    queue_length = loaders.queue_length(worker_loader)
     return [
-        *([by_torchvision()] if antialias else []),
-        peer_row("DALI", device, partial(by_dali, options, pool, batch_size, antialias, torch.device("cpu"))),
-        Variant("gpuaug, workers", settled(ours(collated), _nothing, 2 * queued), queued),
-        call_rows.call_row("gpuaug", lambda: next(streamed), batch_size, launches=None, discard=loaders.DEPTH + 2),
+        *([torchvision_row()] if antialias else []),
+        peer_row("DALI", device, partial(dali_row, options, pool, batch_size, antialias, torch.device("cpu"))),
+        Variant("gpuaug, workers", settled_loop(streamed_loader(worker_loader), _no_step, 2 * queue_length), queue_length),
+        call_rows.call_row("gpuaug", lambda: next(streamed_batches), batch_size, launches=None, discard=loaders.DEPTH + 2),
     ]
 
 
-def _nothing(*_: object) -> None:
-    """The step of a loop that only augments."""
+def _no_step(*_: object) -> None:
+    """Step of a loop that only augments."""
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("ragged", __doc__, batch="64,256", size=224, seconds=0.3, repeats=3, spare=2)
-    parser.add_argument("--sides", default="300,700", help="least and most pixels of a side (default: %(default)s)")
-    options = flags.read(parser, argv)
-    least, most = (int(side) for side in options.sides.split(","))
-    pool = random_images.RaggedImages((least, most), count=min(POOL, max(options.batch)))
-    places = {"on the card": on_the_card, "from the host": from_the_host}
+    parser.add_argument("--sides", default="300,700", help="smallest and largest side in pixels (default: %(default)s)")
+    options = flags.parse(parser, argv)
+    min_side, max_side = (int(side) for side in options.sides.split(","))
+    pool = random_images.RaggedImages((min_side, max_side), count=min(POOL, max(options.batch)))
+    sources = {"on the card": card_rows, "from the host": host_rows}
     return measurement.measure(
         "ragged",
         options,
         [
             (
-                {"case": f"{place}, antialiased" if antialias else place, "batch_size": size},
+                {"case": f"{source}, antialiased" if antialias else source, "batch_size": size},
                 partial(build, options, pool, size, antialias),
             )
             for size in options.batch
-            for place, build in places.items()
+            for source, build in sources.items()
             for antialias in (False, True)
         ],
         baseline="DALI",

@@ -1,27 +1,27 @@
-"""Published recipes on the card, as their projects write them: gpuaug beside its competitors.
+"""Published recipes on the card, as their projects write them: gpuaug and other libraries.
 
     python -m bench run recipes
     python -m bench recipes --cases "DINOv2;YOLO, letterbox" --batch 256
 
-A batch of uint8 images is on the device, and the recipe makes of it what the training step takes: floating images, and target
-dicts. ``bench/data/recipes`` holds the recipes, and ``tests/recipes`` compares them with torchvision's functions. Images of
-one size have 256 x 256 pixels, photographs of every size about 640 x 480 or 480 x 640 and seven objects, as in COCO. The output
-sizes are the projects' own. All scale with ``--size``. Where the program gives the recipe floats, all rows get
-floats: BYOL, LeRobot, and the eleven bands of L8 Biome. Rows:
+A recipe turns a batch of uint8 images on the device into the input of the training step: float images, and target dicts.
+``bench/data/recipes`` has the recipes, and ``tests/recipes`` compares their results with torchvision's. Images of one size have
+256 x 256 pixels, photographs of different sizes about 640 x 480 or 480 x 640 and seven objects, as in COCO. Output sizes are
+those of the projects. All sizes scale with ``--size``. If a project passes floats to the recipe, all rows get floats: BYOL,
+LeRobot, and the eleven bands of L8 Biome. Rows:
 
-torchvision v2                  the recipe with v2's classes, in one call per view for the whole batch: one draw for all images,
-                                where the recipe draws for each. Classes of timm, open_clip and LeRobot are called as they are;
-                                classes of timm and open_clip get floats, since their own conversion takes only PIL images
-torchvision v2, image by image  photographs of every size: a call for each, since a batch has one size (for some of the images,
-                                since it is slow), and the results stacked
+torchvision v2                  the recipe with v2's classes, one call per view for the whole batch: one draw for all images,
+                                whereas the recipe draws per image. Classes of timm, open_clip and LeRobot are called unchanged;
+                                those of timm and open_clip get floats, since their conversion takes only PIL images
+torchvision v2, image by image  photographs of different sizes: one call per image, because a batch has one size (for some of
+                                the images, since it is slow); the results are stacked
 Kornia                          torchgeo's recipe, of Kornia's modules
-DALI                            recipes for one size that its operators can express; each image draws for itself
-gpuaug                          gpuaug.fuse of the recipe as it is published; each image draws for itself. Photographs of every
-                                size are a Ragged batch with targets by gpuaug.collate_ragged. Boxes that are gone are dropped
-                                by gpuaug.sanitize in every recipe with boxes, for which the host waits
+DALI                            recipes for one size that DALI's operators can express, with draws per image
+gpuaug                          gpuaug.fuse of the published recipe, with draws per image. Photographs of different sizes are a
+                                Ragged batch with targets, by gpuaug.collate_ragged. In recipes with boxes, gpuaug.sanitize
+                                removes invalid boxes, for which the host waits
 
-Rates are in input images, however many views they have. *gpuaug* has ``host_ms``, the calling thread's time for a batch with an
-idle card, and ``gpu_ms``, the card's time alone, where the host does not wait for the card.
+Rates are input images per second, also with several views. *gpuaug* has ``host_ms``, the time of the calling thread for a batch
+with an idle card, and ``gpu_ms``, the time of the card alone, if the host does not wait for the card.
 """
 
 from argparse import Namespace
@@ -40,11 +40,11 @@ from torchvision.transforms import v2
 import gpuaug
 from bench.data import pipelines
 from bench.data.recipes import classification, detection, lerobot, self_supervised, torchgeo
-from bench.data.scenes import Scenes, wrapped
-from bench.data.target_batches import moved, read
+from bench.data.scenes import Scenes, to_tv_tensors
+from bench.data.target_batches import move, read_tensors
 from bench.harness import call_rows, flags, measurement
 from bench.harness.call_rows import AugmentCall
-from bench.harness.optional_rows import OptionalRow, Skipped, peer_row
+from bench.harness.optional_rows import OptionalRow, SkippedRow, peer_row
 from bench.peers import dali, dali_recipes
 from gpuaug.benchkit.windows import Variant
 
@@ -54,53 +54,55 @@ KORNIA = "Kornia"
 DALI = "DALI"
 OURS = "gpuaug"
 
-_IMAGES_ALONE = 8
-"""Images of a batch that torchvision is called for one by one."""
+_SINGLE_IMAGES = 8
+"""Number of images of a batch for which torchvision is called one by one."""
 
 View = tuple[Callable[..., Any], int]
-"""(Function that makes a pipeline, number of views that it makes of an image.)"""
+"""(function that creates a pipeline, number of views per image from this pipeline)."""
 
 Views = Callable[[int], Sequence[View]]
-"""Pipelines of a recipe, from ``--size``."""
+"""Function that returns the pipelines of a recipe, given ``--size``."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One recipe.
+    """A recipe.
 
     Args:
-        views: Pipelines of the recipe.
-        dali: Builds DALI's graph, as the values of ``dali.PIPELINES`` do.
-        keys: Keys of the target dicts of photographs of every size, or ``semantic`` for a label map. Empty: images of one size.
-        floats: Number of channels of images that are given as floats; 0 for uint8.
-        converted: Whether torchvision's row converts the images to floats, which the recipe does for PIL images alone.
-        by_kornia: Whether the recipe is made of Kornia's modules.
-        package: Package that makes the recipe.
+        views: Function that returns the pipelines of the recipe.
+        dali: Function that builds DALI's graph; see ``dali.PIPELINES``.
+        keys: Keys of the target dicts of photographs, or ``semantic`` for a label map. Empty: images of one size, without
+            targets.
+        float_channels: Number of channels of float images. 0: uint8 images of three channels.
+        converts: Whether torchvision's row converts images to floats, because the conversion of the recipe takes only PIL
+            images.
+        uses_kornia: Whether the recipe consists of Kornia's modules.
+        package: Package that creates the recipe.
     """
 
     views: Views
     dali: Callable[..., Any] | None = None
     keys: tuple[str, ...] = ()
-    floats: int = 0
-    converted: bool = False
-    by_kornia: bool = False
+    float_channels: int = 0
+    converts: bool = False
+    uses_kornia: bool = False
     package: str = ""
 
     @property
     def is_for_tensors(self) -> bool:
-        """Whether it takes tensors as it is published. Conversions of v1 take PIL images."""
-        return bool(self.keys or self.floats or self.converted)
+        """Whether the published recipe takes tensors. Conversions of v1 take only PIL images."""
+        return bool(self.keys or self.float_channels or self.converts)
 
 
 def _view(
     make: Callable[..., Any], share: float = 7 / 8, *, count: int = 1, **settings: Any
 ) -> Callable[[int], Sequence[View]]:
-    """Views of one pipeline, of ``share`` of the side that goes in."""
+    """Return the ``views`` of a recipe with one pipeline, to ``share`` of ``--size``."""
     return lambda size: [(partial(make, round(share * size), **settings), count)]
 
 
 def _dino(large: float, small: float, **settings: Any) -> Views:
-    """Two global crops of ``large`` of the side, and eight local ones of ``small``."""
+    """Return the ``views`` of DINO: two global crops to ``large`` of ``--size``, and eight local crops to ``small`` of it."""
     makers = [
         (self_supervised.dino_global_1, large, 1),
         (self_supervised.dino_global_2, large, 1),
@@ -117,11 +119,11 @@ def _lerobot(_size: int) -> Sequence[View]:
     return [(lambda: lerobot.ImageTransforms(lerobot.ImageTransformsConfig(enable=True)), 1)]
 
 
-_crop = dali_recipes.cropped_and_flipped
+_dali_crop = dali_recipes.crop_and_flip
 _BOXES = ("boxes", "labels")
 
 CASES = {
-    "references": Case(_view(classification.references), _crop),
+    "references": Case(_view(classification.references), _dali_crop),
     **{
         f"references, {policy}": Case(
             _view(classification.references, policy=policy), partial(dali_recipes.with_policy, policy=policy)
@@ -129,104 +131,108 @@ CASES = {
         for policy in ("ra", "ta_wide", "imagenet")
     },
     "timm": Case(
-        _view(classification.timm, is_training=True, color_jitter=0.4), dali_recipes.timm, converted=True, package="timm"
+        _view(classification.timm, is_training=True, color_jitter=0.4), dali_recipes.timm, converts=True, package="timm"
     ),
-    "timm, validation": Case(_view(classification.timm), dali_recipes.timm_validation, converted=True, package="timm"),
-    "open_clip": Case(_view(classification.open_clip, jitter=True), dali_recipes.open_clip, converted=True),
+    "timm, validation": Case(_view(classification.timm), dali_recipes.timm_validation, converts=True, package="timm"),
+    "open_clip": Case(_view(classification.open_clip, jitter=True), dali_recipes.open_clip, converts=True),
     "DINOv2": Case(_dino(7 / 8, 3 / 8), partial(dali_recipes.dino, large=7 / 8, small=3 / 8)),
     "DINOv3": Case(_dino(1.0, 7 / 16, transforms=v2), partial(dali_recipes.dino, large=1.0, small=7 / 16)),
-    "MAE": Case(_view(self_supervised.mae), partial(_crop, area=(0.2, 1.0), cubic=True)),
-    "SimMIM": Case(_view(self_supervised.sim_mim, 3 / 4), partial(_crop, share=3 / 4, area=(0.67, 1.0))),
+    "MAE": Case(_view(self_supervised.mae), partial(_dali_crop, area=(0.2, 1.0), cubic=True)),
+    "SimMIM": Case(_view(self_supervised.sim_mim, 3 / 4), partial(_dali_crop, share=3 / 4, area=(0.67, 1.0))),
     "SimCLR": Case(_view(self_supervised.sim_clr, count=2), dali_recipes.sim_clr),
-    "BYOL": Case(_view(self_supervised.byol, 1.0, count=2), floats=3),
+    "BYOL": Case(_view(self_supervised.byol, 1.0, count=2), float_channels=3),
     "references, ssdlite": Case(_view(detection.ssdlite, 5 / 4), keys=_BOXES),
     "references, lsj": Case(_view(detection.lsj, 4.0), keys=_BOXES),
     "references, segmentation": Case(_segmentation, keys=("semantic",)),
     "YOLO, letterbox": Case(_view(detection.yolo_validation, 5 / 2), keys=_BOXES),
     "RT-DETR": Case(_view(detection.rt_detr, 5 / 2), keys=_BOXES),
     "Mask2Former": Case(_view(detection.mask_2_former, 4.0), keys=(*_BOXES, "masks")),
-    "torchgeo, L8 Biome": Case(_view(torchgeo.l8_biome), floats=11, by_kornia=True),
-    "LeRobot": Case(_lerobot, floats=3),
+    "torchgeo, L8 Biome": Case(_view(torchgeo.l8_biome), float_channels=11, uses_kornia=True),
+    "LeRobot": Case(_lerobot, float_channels=3),
 }
-"""Recipes by name."""
+"""Name of a case: its recipe."""
 
 
 def variants(options: Namespace, case: Case, batch_size: int, _stack: ExitStack) -> list[OptionalRow]:
     if case.package and find_spec(case.package) is None:
-        return [Skipped(name, f"not installed: {case.package}") for name in (TORCHVISION, DALI, OURS)]
-    rows = on_photographs if case.keys else on_a_batch
-    return rows(options, case, batch_size)
+        return [SkippedRow(name, f"not installed: {case.package}") for name in (TORCHVISION, DALI, OURS)]
+    build = photograph_rows if case.keys else batch_rows
+    return build(options, case, batch_size)
 
 
-def on_a_batch(options: Namespace, case: Case, batch_size: int) -> list[OptionalRow]:
-    """Rows of a recipe for images of one size."""
+def batch_rows(options: Namespace, case: Case, batch_size: int) -> list[OptionalRow]:
+    """Return the rows of a recipe for images of one size."""
     device, size = options.device, options.size
-    images = torch.randint(256, (batch_size, case.floats or 3, size, size), dtype=torch.uint8, device=device)
-    if case.floats:
+    images = torch.randint(256, (batch_size, case.float_channels or 3, size, size), dtype=torch.uint8, device=device)
+    if case.float_channels:
         images = images.float() / 255
     views = case.views(size)
 
-    def by_kornia() -> Variant:
+    def kornia_row() -> Variant:
         ((make, _),) = views
         pipeline = make()
         return row(KORNIA, lambda: pipeline({"image": images})["image"])
 
-    def by_torchvision() -> Variant:
-        made = [(make() if case.is_for_tensors else make(transforms=v2), count) for make, count in views]
-        given = [(pipelines.Scaled(each) if case.converted else each, count) for each, count in made]
-        return row(TORCHVISION, lambda: [pipeline(images) for pipeline, count in given for _ in range(count)])
+    def torchvision_row() -> Variant:
+        recipes = [(make() if case.is_for_tensors else make(transforms=v2), count) for make, count in views]
+        scaled_recipes = [
+            (pipelines.ScaleAndTransform(recipe) if case.converts else recipe, count) for recipe, count in recipes
+        ]
+        return row(TORCHVISION, lambda: [pipeline(images) for pipeline, count in scaled_recipes for _ in range(count)])
 
-    def by_dali() -> Variant:
+    def dali_row() -> Variant:
         call = dali.build(case.dali, images, None, torch.float32)
-        return call_rows.call_row(DALI, lambda: read(call()), batch_size, launches=None, discard=3)
+        return call_rows.call_row(DALI, lambda: read_tensors(call()), batch_size, launches=None, discard=3)
 
     def row(name: str, call: AugmentCall, launches: int = call_rows.MANY_LAUNCHES) -> Variant:
-        return call_rows.call_row(name, lambda: read(call()), batch_size, launches=launches * len(views))
+        return call_rows.call_row(name, lambda: read_tensors(call()), batch_size, launches=launches * len(views))
 
-    fused = [gpuaug.fuse(make(), views=count) for make, count in views]
-    peer = peer_row(KORNIA, device, by_kornia, needs_gpu=False) if case.by_kornia else by_torchvision()
+    augmenters = [gpuaug.fuse(make(), views=count) for make, count in views]
+    library_row = peer_row(KORNIA, device, kornia_row, needs_gpu=False) if case.uses_kornia else torchvision_row()
     return [
-        peer,
-        *([peer_row(DALI, device, by_dali)] if case.dali else []),
-        row(OURS, lambda: [augment(images) for augment in fused], call_rows.FEW_LAUNCHES),
+        library_row,
+        *([peer_row(DALI, device, dali_row)] if case.dali else []),
+        row(OURS, lambda: [augment(images) for augment in augmenters], call_rows.FEW_LAUNCHES),
     ]
 
 
-def on_photographs(options: Namespace, case: Case, batch_size: int) -> list[OptionalRow]:
-    """Rows of a recipe for photographs of every size, with their targets."""
+def photograph_rows(options: Namespace, case: Case, batch_size: int) -> list[OptionalRow]:
+    """Return the rows of a recipe for photographs of different sizes, with targets."""
     device = options.device
     semantic = "semantic" in case.keys
     scenes = Scenes(options.size * 5 // 2, ("masks",) if semantic else case.keys, count=batch_size)
-    samples = [wrapped(*item) for item in scenes.items]
+    samples = [to_tv_tensors(*item) for item in scenes.items]
     if semantic:
-        # A label map, in which a later object lies above an earlier one.
+        # A label map, which is 1 where there is an object.
         samples = [(image, tv_tensors.Mask(target["masks"].amax(0))) for image, target in samples]
     ((make, _),) = case.views(options.size)
     pipeline = make()
     augment = gpuaug.fuse(make(), ragged=True)
-    some = [moved(sample, device) for sample in samples[:_IMAGES_ALONE]]
+    single_samples = [move(sample, device) for sample in samples[:_SINGLE_IMAGES]]
     loader = DataLoader(samples, batch_size, collate_fn=gpuaug.collate_ragged, pin_memory=device.type == "cuda")
     ((images, targets),) = gpuaug.StreamedLoader(loader, device=device)
 
-    def one_by_one() -> Any:
-        images, targets = zip(*(pipeline(*sample) for sample in some), strict=True)
-        return read((torch.stack(images), torch.stack(targets) if semantic else targets))
+    def augment_one_by_one() -> Any:
+        images, targets = zip(*(pipeline(*sample) for sample in single_samples), strict=True)
+        return read_tensors((torch.stack(images), torch.stack(targets) if semantic else targets))
 
-    def ours() -> Any:
-        found, moved_targets = augment(images, targets, data_keys=["input", "mask" if semantic else "targets"])
-        return read((found, torch.stack(list(moved_targets)) if semantic else gpuaug.sanitize(moved_targets)))
+    def augment_batch() -> Any:
+        augmented, augmented_targets = augment(images, targets, data_keys=["input", "mask" if semantic else "targets"])
+        return read_tensors(
+            (augmented, torch.stack(list(augmented_targets)) if semantic else gpuaug.sanitize(augmented_targets))
+        )
 
     return [
-        call_rows.call_row(ONE_BY_ONE, one_by_one, batch_size, images=_IMAGES_ALONE),
-        call_rows.call_row(OURS, ours, batch_size, launches=call_rows.FEW_LAUNCHES),
+        call_rows.call_row(ONE_BY_ONE, augment_one_by_one, batch_size, images=_SINGLE_IMAGES),
+        call_rows.call_row(OURS, augment_batch, batch_size, launches=call_rows.FEW_LAUNCHES),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("recipes", __doc__, batch="64", seconds=0.1, repeats=3)
     parser.add_argument("--cases", metavar="NAME;NAME", help="measure only these recipes, separated by semicolons")
-    options = flags.read(parser, argv)
-    del options.workers  # nothing is loaded
+    options = flags.parse(parser, argv)
+    del options.workers  # unused
     names = options.cases.split(";") if options.cases else list(CASES)
     if not set(names) <= set(CASES):
         raise SystemExit(f"--cases must be among {'; '.join(CASES)}, got {options.cases}. Leave it out to measure all of them.")
@@ -240,6 +246,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         ],
         baseline=(TORCHVISION, ONE_BY_ONE, KORNIA),
         ours=(OURS,),
-        # Of ours alone: figures of all rows would take as long as the windows.
+        # Only for gpuaug's row, since figures of all rows would take as long as the windows.
         figures=lambda row: call_rows.batch_figures(row, options.device) if row.name == OURS else {},
     )

@@ -2,17 +2,17 @@
 
     python -m bench run views
 
-Random uint8 images of 256 x 256 on the card, nothing else in the loop. A global view is 224 x 224 of 40 to 100 % of the image,
-a local one 96 x 96 of 5 to 40 %; both are RandomResizedCrop, HorizontalFlip, ColorJitter with hue for 80 %, Grayscale for 20 %,
-GaussianBlur 23 for 50 % and Normalize, to bfloat16 and channels last. Both globals have one pipeline here: DINO blurs and
-solarizes each of them with a probability of its own. Rows:
+Random uint8 images of 256 x 256 pixels are on the card. A global view is 224 x 224 of 40 to 100 % of the image, a local view 96
+x 96 of 5 to 40 %; both have RandomResizedCrop, HorizontalFlip, ColorJitter with hue for 80 %, Grayscale for 20 %, GaussianBlur
+23 for 50 % and Normalize, to bfloat16 and channels last. Both global views have the same pipeline here, whereas DINO has
+different probabilities of blur and solarisation. Rows:
 
-Kornia                     ten calls of its pipelines
+Kornia                     ten calls of Kornia's pipelines
 gpuaug, a call for each    ten calls of the fused pipelines
 gpuaug                     two calls, with views=2 and views=8
 
-Rates are in input images, each with ten views. ``host_ms`` is the calling thread's time for a batch with an idle card, and
-``gpu_ms`` the card's time alone.
+Rates are input images per second, each with ten views. ``host_ms`` is the time of the calling thread for a batch with an idle
+card, and ``gpu_ms`` the time of the card alone.
 """
 
 from argparse import Namespace
@@ -31,11 +31,11 @@ from bench.harness.call_rows import AugmentCall
 from bench.harness.optional_rows import OptionalRow
 
 _CROPS = {"global": (7 / 8, (0.4, 1.0), 2), "local": (3 / 8, (0.05, 0.4), 8)}
-"""(side over the image's side, range of area over the image's area, number of views) of each kind."""
+"""Name of a crop: (side over the side of the image, range of the crop's share of the area, number of views)."""
 
 
-def fused(pipeline: nn.Module, views: int = 1) -> nn.Module:
-    """The pipeline as gpuaug runs it."""
+def fused_pipeline(pipeline: nn.Module, views: int = 1) -> nn.Module:
+    """Return the pipeline, fused by gpuaug."""
     return gpuaug.fuse(pipeline, dtype=torch.bfloat16, memory_format=torch.channels_last, views=views)
 
 
@@ -43,41 +43,41 @@ def variants(options: Namespace, batch_size: int, _stack: ExitStack) -> list[Opt
     size = options.size
     images = torch.randint(256, (batch_size, 3, size, size), dtype=torch.uint8, device=options.device)
 
-    def each(cropping: str) -> list[tuple[nn.Module, int]]:
+    def crop_pipelines(cropping: str) -> list[tuple[nn.Module, int]]:
         return [
             (pipelines.view_kornia(round(share * size), area, cropping=cropping), count)
             for share, area, count in _CROPS.values()
         ]
 
-    def eager() -> AugmentCall:
-        made = each("resample")
+    def kornia_call() -> AugmentCall:
+        view_pipelines = crop_pipelines("resample")
 
         def call() -> list[torch.Tensor]:
             scaled = images.float() / 255
-            views = [pipeline(scaled) for pipeline, count in made for _ in range(count)]
+            views = [pipeline(scaled) for pipeline, count in view_pipelines for _ in range(count)]
             return [view.to(torch.bfloat16, memory_format=torch.channels_last) for view in views]
 
         return call
 
-    def one_by_one() -> AugmentCall:
-        made = [(fused(pipeline), count) for pipeline, count in each("slice")]
-        return lambda: [augment(images) for augment, count in made for _ in range(count)]
+    def single_view_calls() -> AugmentCall:
+        augmenters = [(fused_pipeline(pipeline), count) for pipeline, count in crop_pipelines("slice")]
+        return lambda: [augment(images) for augment, count in augmenters for _ in range(count)]
 
-    def together() -> AugmentCall:
-        made = [fused(pipeline, count) for pipeline, count in each("slice")]
-        return lambda: [augment(images) for augment in made]
+    def multi_view_calls() -> AugmentCall:
+        augmenters = [fused_pipeline(pipeline, count) for pipeline, count in crop_pipelines("slice")]
+        return lambda: [augment(images) for augment in augmenters]
 
     return [
-        call_rows.call_row("Kornia", eager(), batch_size),
-        call_rows.call_row("gpuaug, a call for each", one_by_one(), batch_size, launches=8 * call_rows.FEW_LAUNCHES),
-        call_rows.call_row("gpuaug", together(), batch_size, launches=2 * call_rows.FEW_LAUNCHES),
+        call_rows.call_row("Kornia", kornia_call(), batch_size),
+        call_rows.call_row("gpuaug, a call for each", single_view_calls(), batch_size, launches=8 * call_rows.FEW_LAUNCHES),
+        call_rows.call_row("gpuaug", multi_view_calls(), batch_size, launches=2 * call_rows.FEW_LAUNCHES),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("views", __doc__, batch="64,256", seconds=0.3, repeats=3)
-    options = flags.read(parser, argv)
-    del options.workers  # nothing is loaded
+    options = flags.parse(parser, argv)
+    del options.workers  # unused
     return measurement.measure(
         "views",
         options,

@@ -1,1 +1,1 @@
-"""Training loops: streamed, beside the loops that users write."""
+"""Suites of training loops: streamed, and as users write them."""

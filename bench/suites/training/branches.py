@@ -1,11 +1,14 @@
-"""Two independent frozen encoders: as parallel branches, as one module, and one after the other.
+"""Two independent frozen encoders as parallel branches, as one module, and one after the other.
 
     python -m bench run branches
 
-ResNet-18 and ResNet-34 trunks with random weights, bfloat16 autocast, channels_last; an MLP is trained on both
-features; batches of 224 x 224 float images are on the card already. Rows: "serial" (one after the other in the loop),
-"one module" (a FeatureStage on a module that runs both, one lane, one graph), "branches" (a FeatureStage on a
-mapping: a lane each) and "branches, eager".
+The encoders are ResNet-18 and ResNet-34 without their last layers, with random weights, bfloat16 autocast and channels_last. An
+MLP is trained on the features of both. Batches of 224 x 224 float images are on the card already. Rows:
+
+serial             one encoder after the other in the loop
+one module         a FeatureStage of a module that runs both: one lane, one graph
+branches           a FeatureStage of a dict of encoders: a lane and a graph per encoder
+branches, eager    the same without graphs
 """
 
 from argparse import Namespace
@@ -20,12 +23,12 @@ from torch import Tensor, nn
 import gpuaug
 from bench.data import loaders, models
 from bench.harness import flags, measurement
-from bench.harness.loops import Serial, Trainer, frozen, half, loop, under_autocast
+from bench.harness.loops import Serial, Trainer, autocast_dtype, frozen, loop, under_autocast
 from gpuaug.benchkit.windows import Variant
 
 
-class Both(nn.Module):
-    """Runs every encoder on the same images, one after the other."""
+class AllEncoders(nn.Module):
+    """Module that calls all encoders with the same images, one after the other."""
 
     def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class Both(nn.Module):
 
 
 class Head(nn.Module):
-    """An MLP on the features of all encoders side by side."""
+    """MLP on the concatenated features of all encoders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,25 +52,27 @@ class Head(nn.Module):
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
     device = options.device
     encoders = {name: frozen(models.trunk(name)[0], device, torch.channels_last) for name in ("resnet18", "resnet34")}
-    both = Both(encoders)
-    train = Trainer(Head().to(device), autocast=half(device))
-    batches = loaders.cycle(loaders.float_batches(options, batch_size))
-    forms: dict[str, tuple[Any, str]] = {
-        "one module": (both, "auto"),
+    all_encoders = AllEncoders(encoders)
+    train = Trainer(Head().to(device), autocast=autocast_dtype(device))
+    batches = loaders.repeat_batches(loaders.float_batches(options, batch_size))
+    stage_settings: dict[str, tuple[Any, str]] = {
+        "one module": (all_encoders, "auto"),
         "branches": (encoders, "auto"),
         "branches, eager": (encoders, "never"),
     }
-    made = [Variant("serial", loop(Serial(batches, device, under_autocast(both, device)), train))]
-    for name, (encoder, capture) in forms.items():
-        stage = gpuaug.FeatureStage(encoder, autocast=half(device), memory_format=torch.channels_last, capture=capture)
+    rows = [Variant("serial", loop(Serial(batches, device, under_autocast(all_encoders, device)), train))]
+    for name, (encoder, capture) in stage_settings.items():
+        stage = gpuaug.FeatureStage(
+            encoder, autocast=autocast_dtype(device), memory_format=torch.channels_last, capture=capture
+        )
         streamed = gpuaug.StreamedLoader(batches, [stage], device=device, depth=loaders.DEPTH)
         stack.callback(streamed.close)
-        made.append(Variant(name, loop(streamed, train), discard=loaders.DEPTH + 2))
-    return made
+        rows.append(Variant(name, loop(streamed, train), discard=loaders.DEPTH + 2))
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    options = flags.read(flags.parser("branches", __doc__, batch="8,32,128", size=224), argv)
+    options = flags.parse(flags.parser("branches", __doc__, batch="8,32,128", size=224), argv)
     return measurement.measure(
         "branches",
         options,

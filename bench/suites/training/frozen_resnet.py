@@ -1,10 +1,16 @@
-"""An MLP trained on a frozen ResNet-50: the gain of the feature stage where the encoder is most of the step.
+"""An MLP trained on a frozen ResNet-50, where the encoder takes most of the step.
 
     python -m bench run frozen_resnet
 
-Batches of 224 x 224 float images are on the card already; the trunk has random weights and runs without gradients
-under bfloat16 autocast in channels_last. Rows: the serial loop, the encoder and the training alone (ceilings), the
-feature stage in line (captured, no lane), on its lane without a capture, and as it comes: captured and on its lane.
+Batches of 224 x 224 float images are on the card already. The ResNet has random weights, and runs without gradients under
+bfloat16 autocast in channels_last. Rows:
+
+serial                  encode and train, on one stream
+encoder alone           ceiling: encode
+training alone          ceiling: train on features that were encoded before
+captured, in line       a captured FeatureStage, depth=0
+feature stage, eager    a FeatureStage on its lane, with capture="never"
+feature stage           a captured FeatureStage on its lane
 """
 
 from argparse import Namespace
@@ -18,15 +24,15 @@ import torch
 from bench.data import loaders, models
 from bench.harness import flags, measurement
 from bench.harness.frozen_encoder_rows import CEILINGS, OURS, resident_variants
-from bench.harness.loops import Trainer, frozen, half, under_autocast
+from bench.harness.loops import Trainer, autocast_dtype, frozen, under_autocast
 from gpuaug.benchkit.windows import Variant
 
 
 def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Variant]:
     device = options.device
-    trunk, features = models.trunk(options.model)
-    encoder = frozen(trunk, device, torch.channels_last)
-    train = Trainer(models.Mlp(features, 1000).to(device), autocast=half(device))
+    backbone, features = models.trunk(options.model)
+    encoder = frozen(backbone, device, torch.channels_last)
+    train = Trainer(models.Mlp(features, 1000).to(device), autocast=autocast_dtype(device))
     return resident_variants(
         encoder,
         under_autocast(encoder, device),
@@ -41,7 +47,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("frozen_resnet", __doc__, batch="32,128", size=224)
     parser.add_argument("--model", default="resnet50", help="a ResNet of torchvision's (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     return measurement.measure(
         "frozen_resnet",
         options,

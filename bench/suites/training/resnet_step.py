@@ -1,12 +1,16 @@
-"""A ResNet-50 training step with Kornia's augmentation before it: in the loop, and streamed.
+"""A ResNet-50 training step after an augmentation by Kornia, in the loop or streamed.
 
     python -m bench run resnet_step
 
-RandomResizedCrop 224, RandomHorizontalFlip, ColorJitter, Normalize on uint8 images of 256 x 256 from DataLoader
-workers; ResNet-50 under bfloat16 autocast in channels_last, SGD. Kornia issues hundreds of launches a batch, so
-streams alone may not help: that row is here to show when they do not. Rows: "serial" (Kornia in the loop), "streamed"
-(the same pipeline as a stage), "streamed, fused" (the same through gpuaug.fuse), and the ceilings "resident" (training
-alone, augmented batches on the card already) and "loader" (iterating and copying alone).
+RandomResizedCrop 224, RandomHorizontalFlip, ColorJitter, Normalize on uint8 images of 256 x 256 from DataLoader workers;
+ResNet-50 under bfloat16 autocast in channels_last, SGD. Kornia launches hundreds of kernels per batch, so streams alone may not
+help. Rows:
+
+serial             Kornia in the loop
+streamed           the same pipeline as a stage
+streamed, fused    the same through gpuaug.fuse
+resident           ceiling: training alone on augmented batches that are on the card already
+loader             ceiling: iterating and copying alone
 """
 
 from argparse import Namespace
@@ -21,7 +25,7 @@ from torchvision import models
 import gpuaug
 from bench.data import loaders, pipelines, random_images
 from bench.harness import flags, measurement
-from bench.harness.loops import Serial, Trainer, half, loop, streamed
+from bench.harness.loops import Serial, Trainer, autocast_dtype, loop, streamed_row
 from gpuaug.benchkit.windows import Variant
 
 
@@ -29,40 +33,40 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
     device = options.device
     dataset = random_images.RandomImages(options.size)
     size = options.size * 7 // 8
-    augment = pipelines.Scaled(pipelines.classification_kornia(size)).to(device)
+    augment = pipelines.ScaleAndTransform(pipelines.classification_kornia(size)).to(device)
     fused = gpuaug.fuse(
         pipelines.classification_kornia(size, cropping="slice"),
-        dtype=half(device) or torch.float32,
+        dtype=autocast_dtype(device) or torch.float32,
         memory_format=torch.channels_last,
     )
     model = models.get_model(options.model, weights=None)
-    train = Trainer(model.to(device, memory_format=torch.channels_last), autocast=half(device))
+    train = Trainer(model.to(device, memory_format=torch.channels_last), autocast=autocast_dtype(device))
 
     def train_channels_last(images: torch.Tensor, labels: torch.Tensor) -> None:
         train(images.contiguous(memory_format=torch.channels_last), labels)
 
-    def looped(name: str, prepare: Any, step: Any) -> Variant:
+    def loop_row(name: str, prepare: Any, step: Any) -> Variant:
         loader = loaders.endless(dataset, batch_size, options)
-        return Variant(name, loop(Serial(loader, device, prepare), step), loaders.queued(loader))
+        return Variant(name, loop(Serial(loader, device, prepare), step), loaders.queue_length(loader))
 
-    def ours(name: str, stage: Any) -> Variant:
+    def gpuaug_row(name: str, stage: Any) -> Variant:
         loader = loaders.endless(dataset, batch_size, options)
-        return streamed(name, loader, stage, train_channels_last, options, stack)
+        return streamed_row(name, loader, stage, train_channels_last, options, stack)
 
-    resident = [(augment(images), labels) for images, labels in loaders.sample(dataset, batch_size, 2, device)]
+    resident = [(augment(images), labels) for images, labels in loaders.sample_batches(dataset, batch_size, 2, device)]
     return [
-        looped("serial", augment, train_channels_last),
-        ours("streamed", augment),
-        ours("streamed, fused", fused),
-        Variant("resident", loop(loaders.cycle(resident), train_channels_last)),
-        looped("loader", lambda images: images, lambda *_: None),
+        loop_row("serial", augment, train_channels_last),
+        gpuaug_row("streamed", augment),
+        gpuaug_row("streamed, fused", fused),
+        Variant("resident", loop(loaders.repeat_batches(resident), train_channels_last)),
+        loop_row("loader", lambda images: images, lambda *_: None),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("resnet_step", __doc__, batch="64,256", seconds=1.0)
     parser.add_argument("--model", default="resnet50", help="a model of torchvision's (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     return measurement.measure(
         "resnet_step",
         options,

@@ -1,1 +1,1 @@
-"""From the host to the card: feeds, the cost of a ``next``, and the lifetime of memory."""
+"""Suites of the transfer from the host to the card: files, feeds, the time of a ``next``, and lifetimes of memory."""

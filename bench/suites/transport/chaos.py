@@ -5,14 +5,14 @@
     python -m bench chaos --trials 200 --seed 7        fewer, and others
     python -m bench chaos --seed 7 --trial 123         one of them again, with its settings
 
-Ctrl-C ends it with a report on the trials made so far.
+Ctrl-C ends the run with a report on the trials so far.
 
-Every trial draws from its own seed: a source (a list, a generator, ``DataLoader`` workers with the ring, a
-``StatefulDataLoader``, encoded images), stages, a depth, and a fault with its batch. Delays are random too: of samples in
-workers and generators, of stages, of decoding threads and of the training loop on the host; on a GPU also of the copy lane, of
-each stage's lane and of the stream that trains. The delivered batches must equal, bit for bit, those of a loader with
-``depth=0`` and without delays. Each sample must come exactly once and in order, by its index and by a checksum that the host
-took before.
+Every trial has a seed, from which it draws a source (a list, a generator, ``DataLoader`` workers with the ring, a
+``StatefulDataLoader``), images or encoded images, stages, a depth, and a fault with the batch at which it happens. Delays are
+random too: on the host of samples in workers and generators, stages, decoding threads and the training loop; on a GPU also of
+the copy lane, the lane of each stage and the training stream. The delivered batches must equal, bit for bit, those of a loader
+with ``depth=0`` and without delays. Each sample must come exactly once and in order, by its index and by a checksum that was
+computed on the host.
 """
 
 import faulthandler
@@ -36,27 +36,27 @@ import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import gpuaug
-from bench.data.chaotic_loaders import Planted, Samples, Trial, checksum, loader, on_host, reference, stages
+from bench.data.chaotic_loaders import PlantedError, Samples, Trial, checksum, loader, on_host, reference, stages
 from bench.harness import flags, measurement
 from bench.harness.console import console
 from gpuaug.benchkit.environment import environment
-from gpuaug.decode.decoders import cpu  # there is no public way to delay its threads
+from gpuaug.decode.decoders import cpu  # no public API can delay its threads
 
-LOOKS_S = 0.1
-"""Seconds between a ``DataLoader``'s checks that its workers live; by default five."""
+POLL_S = 0.1
+"""Seconds between two checks of a ``DataLoader`` that its workers are alive. PyTorch's value is 5."""
 
-SHARE = 5
-"""Number of trials in a chunk, the unit that a process takes."""
+CHUNK_TRIALS = 5
+"""Number of trials in a chunk, the unit of work of a process."""
 
-SAID_EVERY = 50
-"""Number of chunks between two reports of the progress."""
+CHUNKS_PER_REPORT = 50
+"""Number of chunks between two progress messages."""
 
 HANG_S = 120.0
-"""Seconds after which a trial counts as hanging: the tracebacks of all threads are printed, and the run ends."""
+"""Seconds after which a trial counts as hanging. Then the tracebacks of all threads are printed, and the run ends."""
 
 
-class Received:
-    """The batches that a training loop received: read while lanes go on; some are kept and read at the end only."""
+class ReceivedBatches:
+    """Batches that a training loop received. Most are copied to the host at once, while lanes go on; 30 % only in ``check``."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -71,27 +71,27 @@ class Received:
         for batch in islice(batches, count):
             self(batch)
 
-    def check(self, want: Sequence[dict[str, Any]], *, whole: bool = True) -> None:
-        """Compare batches with the reference, and each sample with its checksum on the host."""
-        got = [on_host(batch) for batch in self._batches]
-        if len(got) > len(want) or (whole and len(got) != len(want)):
-            raise AssertionError(f"{len(got)} batches were delivered, of {len(want)}")
-        for number, (left, right) in enumerate(zip(got, want, strict=False)):
-            if left.keys() != right.keys():
-                raise AssertionError(f"batch {number} has {sorted(left)}, and depth=0 {sorted(right)}")
-            for name, value in right.items():
-                if not torch.equal(left[name], value):
+    def check(self, expected: Sequence[dict[str, Any]], *, complete: bool = True) -> None:
+        """Compare the batches with ``expected``, and each image with its checksum. ``complete``: no batch may be missing."""
+        delivered = [on_host(batch) for batch in self._batches]
+        if len(delivered) > len(expected) or (complete and len(delivered) != len(expected)):
+            raise AssertionError(f"{len(delivered)} batches were delivered, of {len(expected)}")
+        for number, (delivered_batch, expected_batch) in enumerate(zip(delivered, expected, strict=False)):
+            if delivered_batch.keys() != expected_batch.keys():
+                raise AssertionError(f"batch {number} has {sorted(delivered_batch)}, and depth=0 {sorted(expected_batch)}")
+            for name, value in expected_batch.items():
+                if not torch.equal(delivered_batch[name], value):
                     raise AssertionError(f"{name} of batch {number} differ from those of depth=0")
-        delivered = [index for batch in got for index in batch["index"].tolist()]
-        if delivered != list(range(min(len(got) * self._trial.batch_size, self._trial.count))):
-            raise AssertionError(f"samples {delivered} were delivered, of {self._trial.count}")
+        indices = [index for batch in delivered for index in batch["index"].tolist()]
+        if indices != list(range(min(len(delivered) * self._trial.batch_size, self._trial.count))):
+            raise AssertionError(f"samples {indices} were delivered, of {self._trial.count}")
         samples = Samples(self._trial)
-        for batch in got:
+        for batch in delivered:
             images = batch["images"]
-            if self._trial.encoded:  # one flat buffer of adjacent images (h, w, C)
+            if self._trial.encoded:  # one flat buffer of images (H, W, C)
                 images = images.view(len(batch["index"]), *samples.image(0).permute(1, 2, 0).shape).permute(0, 3, 1, 2)
-            for index, image, known in zip(batch["index"].tolist(), images, batch["sum"].tolist(), strict=True):
-                if not checksum(image) == known == checksum(samples.image(index)):
+            for index, image, host_sum in zip(batch["index"].tolist(), images, batch["sum"].tolist(), strict=True):
+                if not checksum(image) == host_sum == checksum(samples.image(index)):
                     raise AssertionError(f"the checksum of sample {index} is not that of its image")
 
 
@@ -102,91 +102,92 @@ def run(trial: Trial) -> None:
         AssertionError: If a sample was lost, repeated or changed, or a fault did not raise the expected error.
     """
     random.seed(f"{trial.seed}/{trial.number}")
-    want = reference(trial, trial.epoch)
-    first = Received(trial)
-    then = Received(trial)
+    expected = reference(trial, trial.epoch)
+    first_epoch = ReceivedBatches(trial)
+    second_epoch = ReceivedBatches(trial)
     faulty = trial.fault if trial.fault in ("dataset", "kill") else None
     samples = Samples(trial, faulty)
-    streamed = loader(trial, samples, failing=trial.fault == "stage")
+    streamed = loader(trial, samples, raises=trial.fault == "stage")
     with streamed, ExitStack() as stack:
         if trial.encoded and trial.delayed["decoding"]:
-            stack.enter_context(mock.patch.object(cpu, "decode", _slowed(trial, cpu.decode)))
+            stack.enter_context(mock.patch.object(cpu, "decode", _delayed(trial, cpu.decode)))
         match trial.fault:
             case "none":
-                first.read(streamed)
-                first.check(want)
+                first_epoch.read(streamed)
+                first_epoch.check(expected)
             case "break":
-                first.read(streamed, trial.at + 1)
-                first.check(want[: trial.at + 1])
+                first_epoch.read(streamed, trial.fault_batch + 1)
+                first_epoch.check(expected[: trial.fault_batch + 1])
             case "close":
                 batches = iter(streamed)
-                first.read(batches, trial.at + 1)
-                first.check(want[: trial.at + 1])
+                first_epoch.read(batches, trial.fault_batch + 1)
+                first_epoch.check(expected[: trial.fault_batch + 1])
                 streamed.close()
                 with suppress(gpuaug.IteratorEndedError, StopIteration):
-                    first.read(batches, trial.depth)  # batches that had been launched
+                    first_epoch.read(batches, trial.depth)  # batches that were launched before close()
                     next(batches)
                     raise AssertionError("a batch came that had not been launched when the loader was closed")
-                first.check(want, whole=False)
+                first_epoch.check(expected, complete=False)
             case "dataset" | "stage":
-                with suppress(Planted):
-                    first.read(streamed)
+                with suppress(PlantedError):
+                    first_epoch.read(streamed)
                     raise AssertionError("an error was lost")
-                first.check(want[: trial.at])
+                first_epoch.check(expected[: trial.fault_batch])
             case "kill":
                 try:
-                    first.read(streamed)
+                    first_epoch.read(streamed)
                 except (OSError, EOFError):
-                    pass  # the DataLoader's queue fetches shared memory from its dead worker
+                    pass  # raised by the DataLoader's queue when it fetches shared memory from its dead worker
                 except RuntimeError as error:
                     if "killed by signal" not in str(error) and "exited unexpectedly" not in str(error):
                         raise
                 else:
                     raise AssertionError("the death of a worker was lost")
-                first.check(want[: trial.at], whole=False)
+                first_epoch.check(expected[: trial.fault_batch], complete=False)
             case "resume":
-                first.read(streamed, trial.at + 1)
+                first_epoch.read(streamed, trial.fault_batch + 1)
                 state = streamed.state_dict()
                 streamed.close()
                 streamed = stack.enter_context(loader(trial, Samples(trial)))
                 streamed.load_state_dict(state)
-                first.read(streamed)
-                first.check(want)
+                first_epoch.read(streamed)
+                first_epoch.check(expected)
             case "interleaved":
-                _interleave(streamed, first, then)
-                first.check(want)
-                then.check(reference(trial, trial.epoch + 1))
+                _interleave(streamed, first_epoch, second_epoch)
+                first_epoch.check(expected)
+                second_epoch.check(reference(trial, trial.epoch + 1))
         if trial.fault in ("break", "close", "dataset", "kill", "stage"):
             samples.fault = None
             streamed.set_epoch(trial.epoch)
             if trial.fault == "stage":
                 streamed.stages = stages(trial, False)
-            then.read(streamed)
-            then.check(want)
+            second_epoch.read(streamed)
+            second_epoch.check(expected)
 
 
-def _interleave(streamed: gpuaug.StreamedLoader, *both: Received) -> None:
-    iterators = [iter(streamed) for _ in both]
-    left = [0, 1]
-    first = True
-    while left:
-        which = 0 if first else random.choice(left)  # the first iterator to begin has the epoch
-        first = False
+def _interleave(streamed: gpuaug.StreamedLoader, *epochs: ReceivedBatches) -> None:
+    iterators = [iter(streamed) for _ in epochs]
+    open_iterators = [0, 1]
+    nothing_pulled = True
+    while open_iterators:
+        # Iterators get their epochs in the order of their first next().
+        index = 0 if nothing_pulled else random.choice(open_iterators)
+        nothing_pulled = False
         try:
-            both[which](next(iterators[which]))
+            epochs[index](next(iterators[index]))
         except StopIteration:
-            left.remove(which)
+            open_iterators.remove(index)
 
 
-def _slowed(trial: Trial, decode: Any) -> Any:
-    def slowed(*args: Any) -> Any:
+def _delayed(trial: Trial, decode: Any) -> Any:
+    def decode_late(*args: Any) -> Any:
         trial.pause("decoding")
         return decode(*args)
 
-    return slowed
+    return decode_late
 
 
-def _hangs(trial: Trial) -> None:
+def _report_hang(trial: Trial) -> None:
     print(f"chaos: trial {trial.number} of seed {trial.seed} hangs: {trial}", flush=True)
     faulthandler.dump_traceback()
     os._exit(1)
@@ -194,39 +195,40 @@ def _hangs(trial: Trial) -> None:
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("chaos", __doc__, batch="1", repeats=1)
-    parser.add_argument("--trials", type=int, default=10_000, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of all trials (default: %(default)s)")
-    parser.add_argument("--trial", type=int, metavar="N", help="run this one alone")
-    parser.add_argument("--processes", type=int, default=1, help="that share the trials (default: %(default)s)")
-    options = flags.read(parser, argv)
-    found_environment = environment(options.device)
+    parser.add_argument("--trials", type=int, default=10_000, help="number of trials (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run (default: %(default)s)")
+    parser.add_argument("--trial", type=int, metavar="N", help="run only this trial")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes (default: %(default)s)")
+    options = flags.parse(parser, argv)
+    machine = environment(options.device)
     start = perf_counter()
     numbers = range(options.trials) if options.trial is None else range(options.trial, options.trial + 1)
-    shares = [numbers[first : first + SHARE] for first in range(0, len(numbers), SHARE)]
-    parts: list[tuple[Counter[str], Counter[str], list[int]]] = []
+    chunks = [numbers[start_trial : start_trial + CHUNK_TRIALS] for start_trial in range(0, len(numbers), CHUNK_TRIALS)]
+    chunk_results: list[tuple[Counter[str], Counter[str], list[int]]] = []
     with ExitStack() as stack:
         if options.processes == 1:
-            made_parts = map(_trials, repeat(options), shares)
+            finished_chunks = map(_run_chunk, repeat(options), chunks)
         else:
-            # Only this process handles Ctrl-C: the others finish their trials.
-            ignoring = (signal.SIGINT, signal.SIG_IGN)
-            pool = ProcessPoolExecutor(options.processes, get_context("spawn"), signal.signal, ignoring)
+            # Only this process handles Ctrl-C. Child processes finish their trials.
+            ignore_sigint = (signal.SIGINT, signal.SIG_IGN)
+            pool = ProcessPoolExecutor(options.processes, get_context("spawn"), signal.signal, ignore_sigint)
             stack.callback(pool.shutdown, cancel_futures=True)
-            made_parts = pool.map(_trials, repeat(options), shares)
+            finished_chunks = pool.map(_run_chunk, repeat(options), chunks)
         try:
-            for part in made_parts:
-                parts.append(part)
-                if len(parts) % SAID_EVERY == 0:
-                    done = sum(each[0].total() for each in parts)
-                    wrong = sum(len(each[2]) for each in parts)
-                    console.print(f"chaos: {done} trials, {wrong} failed, {perf_counter() - start:.0f} s", markup=False)
+            for chunk_result in finished_chunks:
+                chunk_results.append(chunk_result)
+                if len(chunk_results) % CHUNKS_PER_REPORT == 0:
+                    finished = sum(counts.total() for counts, _, _ in chunk_results)
+                    failures = sum(len(failed) for _, _, failed in chunk_results)
+                    console.print(f"chaos: {finished} trials, {failures} failed, {perf_counter() - start:.0f} s", markup=False)
         except KeyboardInterrupt:
-            if not parts:
+            if not chunk_results:
                 raise
-    counts, seconds = sum((part[0] for part in parts), Counter[str]()), sum((part[1] for part in parts), Counter[str]())
+    counts = sum((result[0] for result in chunk_results), Counter[str]())
+    seconds = sum((result[1] for result in chunk_results), Counter[str]())
     rows = [{"name": fault, "trials": counts[fault], "took_s": seconds[fault]} for fault in counts]
-    failed = sorted(number for part in parts for number in part[2])
-    made = measurement.finish("chaos", options, rows, {"failed": failed}, found_environment, start)
+    failed = sorted(number for _, _, numbers in chunk_results for number in numbers)
+    result = measurement.finish("chaos", options, rows, {"failed": failed}, machine, start)
     if failed:
         count = sum(row["trials"] for row in rows)
         raise SystemExit(
@@ -234,16 +236,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             f"{', '.join(map(str, failed[:20]))}. "
             f"Run one again with --seed {options.seed} --trial {failed[0]}."
         )
-    return made
+    return result
 
 
-def _trials(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], Counter[str], list[int]]:
-    """(number of trials and seconds by fault, numbers of the trials that failed)."""
+def _run_chunk(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], Counter[str], list[int]]:
+    """Run the trials of a chunk. Returns (number of trials per fault, seconds per fault, numbers of the failed trials)."""
     counts, seconds, failed = Counter[str](), Counter[str](), list[int]()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with mock.patch.object(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (LOOKS_S,)):
+        with mock.patch.object(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (POLL_S,)):
             for number in numbers:
                 trial = Trial(options.seed, number, options.device)
                 start = perf_counter()
@@ -259,7 +261,7 @@ def _trials(options: Namespace, numbers: Sequence[int]) -> tuple[Counter[str], C
 
 
 def _passes(trial: Trial) -> bool:
-    alarm = threading.Timer(HANG_S, _hangs, [trial])
+    alarm = threading.Timer(HANG_S, _report_hang, [trial])
     alarm.daemon = True
     alarm.start()
     try:

@@ -1,17 +1,18 @@
-"""Random clips of video files to batches on the card: gpuaug beside DALI's reader and torchcodec.
+"""Random clips from video files to batches on the card: gpuaug, DALI's reader and torchcodec.
 
     python -m bench run clips_files
     python -m bench clips_files --videos DIR --batch 32
 
-16 frames, every fourth, from a random start; H.264 with a key frame every 50 frames, of 340x256 and 1280x720 pixels, resized to
-224x224. Videos are made on the first run, in a folder that ``--videos`` keeps. Rates are of clips. Rows:
+A clip has 16 frames, every fourth from a random start. Videos are H.264 with a key frame every 50 frames, of 340x256 and
+1280x720 pixels; frames are resized to 224x224. Videos are made on the first run, in a folder that ``--videos`` keeps. Rates are
+clips per second. Rows:
 
 DALI            fn.readers.video, shuffled, and fn.resize
 torchcodec, CPU DataLoader workers decode, the card resizes
 gpuaug, CPU     read_clip, and DecodeStage(backend="cpu")
 gpuaug          read_clip, and DecodeStage(backend="nvdec")
-engines, 8 / 14 8 or 14 sessions decode all frames of a video from memory and drop them (a ceiling): frames over
-                packets_per_clip, the packets that a clip of gpuaug has; decoder_percent is nvidia-smi's meanwhile
+engines, 8 / 14 8 or 14 sessions decode all frames of a video from memory and drop them (a ceiling): decoded frames per
+                second over packets_per_clip, the packets in a clip of gpuaug; decoder_percent is read from nvidia-smi
 """
 
 import tempfile
@@ -36,13 +37,13 @@ from gpuaug.benchkit.windows import Variant
 DALI, TORCHCODEC, OURS_CPU, OURS = "DALI", "torchcodec, CPU", "gpuaug, CPU", "gpuaug"
 
 CEILINGS = {"engines, 8": 8, "engines, 14": 14}
-"""Numbers of sessions of the rows that are ceilings."""
+"""Name of a ceiling row: its number of sessions."""
 
 _QUEUED = 12
-"""Batches that may be ready when a window begins."""
+"""Largest number of batches that are ready when a window begins."""
 
 _QUEUED_DALI = 4
-"""Batches of DALI that may be ready when a window begins: DALI prefetches two. Dropping 12 at 720p takes 20 s."""
+"""The same for DALI, which prefetches two. Dropping 12 batches at 720p would take 20 s."""
 
 
 def _row(name: str, case: VideoCase, stack: ExitStack, batches: Callable[..., Iterator[Tensor]], **options: Any) -> Variant:
@@ -53,9 +54,9 @@ def _row(name: str, case: VideoCase, stack: ExitStack, batches: Callable[..., It
     return Variant(name, steps, _QUEUED_DALI if name == DALI else _QUEUED)
 
 
-def _ceiling(name: str, case: VideoCase, sessions: int, stack: ExitStack) -> Variant:
-    """Clips per second if the engines decoded without a pause the packets that a clip has on average."""
-    clips = [video_loaders.read(case.frames, path, at / 7) for path in case.paths[: videos.DISTINCT] for at in range(8)]
+def _ceiling_row(name: str, case: VideoCase, sessions: int, stack: ExitStack) -> Variant:
+    """Return the row of clips per second if the engines decoded all packets of an average clip without pauses."""
+    clips = [video_loaders.read_clip_at(case.frames, path, at / 7) for path in case.paths[: videos.DISTINCT] for at in range(8)]
     encoded = gpuaug.collate_encoded([(clip, 0) for clip in clips])[0]
     packets = len(encoded.headers.packets) / len(encoded)
     engines = nvdec.Engines(case.paths[0], sessions, case.device.index or 0, stack)
@@ -68,21 +69,23 @@ def _ceiling(name: str, case: VideoCase, sessions: int, stack: ExitStack) -> Var
 
 
 def variants(options: Namespace, root: Path, size: str, batch_size: int, stack: ExitStack) -> list[OptionalRow]:
-    """The rows of one size of videos."""
+    """Return the rows of one size of videos."""
     paths = videos.folder(root, size)
     case = VideoCase(paths, batch_size, options.frames, options.size, options.device, options.workers)
-    rows: list[tuple[str, Callable[..., Iterator[Tensor]], dict[str, Any], bool]] = [
+    loader_specs: list[tuple[str, Callable[..., Iterator[Tensor]], dict[str, Any], bool]] = [
         (DALI, video_loaders.dali_batches, {}, True),
         (TORCHCODEC, video_loaders.torchcodec_batches, {}, False),
         (OURS_CPU, video_loaders.gpuaug_batches, {"backend": "cpu"}, False),
         (OURS, video_loaders.gpuaug_batches, {"backend": "nvdec"}, True),
     ]
-    made = [
-        peer_row(name, options.device, partial(_row, name, case, stack, batches, **more), needs_gpu=needs_gpu)
-        for name, batches, more, needs_gpu in rows
+    loader_rows = [
+        peer_row(name, options.device, partial(_row, name, case, stack, batches, **arguments), needs_gpu=needs_gpu)
+        for name, batches, arguments, needs_gpu in loader_specs
     ]
-    ceilings = [peer_row(name, options.device, partial(_ceiling, name, case, count, stack)) for name, count in CEILINGS.items()]
-    return [*made, *ceilings]
+    ceiling_rows = [
+        peer_row(name, options.device, partial(_ceiling_row, name, case, count, stack)) for name, count in CEILINGS.items()
+    ]
+    return [*loader_rows, *ceiling_rows]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--videos", type=Path, metavar="DIR", help="folder to keep the videos in (default: a temporary one)")
     parser.add_argument("--sizes", default=",".join(videos.SIZES), help="comma-separated (default: %(default)s)")
     parser.add_argument("--frames", type=int, default=16, help="frames of a clip (default: %(default)s)")
-    options = flags.read(parser, argv)
+    options = flags.parse(parser, argv)
     with tempfile.TemporaryDirectory() as folder:
         root = options.videos or Path(folder)
         return measurement.measure(

@@ -1,16 +1,15 @@
-"""Cost of one ``next`` for the training thread in a loader without stages, which only copies.
+"""Host time of one ``next`` in a loader without stages, which only copies.
 
     python -m bench run handover
 
-Microseconds of host time around each ``next`` of a StreamedLoader without stages (its ``next`` launches the copy of a
-later batch and returns an earlier one), beside the same ``next`` by hand: plain iteration and a ``.to(device,
-non_blocking=True)`` for each tensor. The device is synchronised outside the timed part, so that neither waits for a
-copy. Cases:
+Host time in microseconds of each ``next`` of a StreamedLoader without stages, which launches the copy of a later batch and
+returns an earlier one. The row ``by hand`` iterates the wrapped loader, and calls ``.to(device, non_blocking=True)`` for each
+tensor. The device is synchronised outside of the timed part, so that neither row waits for a copy. Cases:
 
-two tensors, large    64 uint8 images and 64 labels, page-locked batches cycled from a list
+two tensors, large    64 uint8 images and 64 labels; page-locked batches, repeated from a list
 two tensors, small    the same with 8 x 8 pixels
-many leaves           a mapping of 12 small tensors, page-locked, cycled from a list
-DataLoader            the large batch from DataLoader workers, page-locked by DataLoader; after a pause it is ready
+many leaves           a dict of 12 small tensors, page-locked, repeated from a list
+DataLoader            the large batch from DataLoader workers, page-locked by DataLoader, ready after a pause
 """
 
 import time
@@ -33,7 +32,7 @@ _ROUNDS = 5
 
 
 def by_hand(loader: Iterable, device: torch.device) -> Iterator[Any]:
-    """Batches copied to the device as in a training loop without gpuaug."""
+    """Copy batches to the device as a training loop without gpuaug does."""
     for batch in loader:
         if isinstance(batch, dict):
             yield {key: value.to(device, non_blocking=True) for key, value in batch.items()}
@@ -42,55 +41,57 @@ def by_hand(loader: Iterable, device: torch.device) -> Iterator[Any]:
 
 
 def cases(options: Namespace) -> Iterator[tuple[str, Callable[[], Iterable], float]]:
-    """(name, function that makes the loader, pause before each call in seconds)."""
+    """Yield (name of the case, function that creates the loader, pause before each call in seconds)."""
     device, (batch_size, *_) = options.device, options.batch
 
-    def pinned(size: int) -> Callable[[], Iterable]:
-        batches = loaders.cycle(loaders.sample(random_images.RandomImages(size), batch_size, 4, device, pin=True))
+    def cycled_batches(size: int) -> Callable[[], Iterable]:
+        batches = loaders.repeat_batches(
+            loaders.sample_batches(random_images.RandomImages(size), batch_size, 4, device, pin=True)
+        )
         return lambda: batches
 
-    yield "two tensors, large", pinned(options.size), 0.0
-    yield "two tensors, small", pinned(8), 0.0
+    yield "two tensors, large", cycled_batches(options.size), 0.0
+    yield "two tensors, small", cycled_batches(8), 0.0
     leaves = {f"leaf{index}": torch.rand(batch_size, 4) for index in range(_LEAVES)}
     if device.type == "cuda":
         leaves = {name: leaf.pin_memory() for name, leaf in leaves.items()}
-    yield "many leaves", lambda: loaders.cycle([leaves]), 0.0
+    yield "many leaves", lambda: loaders.repeat_batches([leaves]), 0.0
     if options.workers:
         images = random_images.RandomImages(options.size)
         yield "DataLoader", lambda: loaders.endless(images, batch_size, options, workers=min(4, options.workers)), 0.01
 
 
 def rows_of(case: str, make: Callable[[], Iterable], pause_s: float, options: Namespace) -> list[dict[str, Any]]:
-    """Both rows of a case, measured in turns."""
+    """Measure both rows of a case in turns, and return them."""
     calls = max(_ROUNDS, options.calls // (20 if pause_s else 4 if options.quick else 1))
-    taken: dict[str, list[float]] = {}
+    times_us: dict[str, list[float]] = {}
     with ExitStack() as stack:
         streamed = gpuaug.StreamedLoader(make(), device=options.device, depth=loaders.DEPTH)
         stack.callback(streamed.close)
         sources = {"by hand": by_hand(make(), options.device), "streamed": iter(streamed)}
         for round_index in range(_ROUNDS + 1):
             for name, batches in sources.items():
-                found = timing.time_next(batches, calls // _ROUNDS, options.device, pause_s)
+                round_us = timing.time_next(batches, calls // _ROUNDS, options.device, pause_s)
                 # The first round fills queues and warms up caches.
-                taken.setdefault(name, []).extend(found if round_index else [])
+                times_us.setdefault(name, []).extend(round_us if round_index else [])
     return [
         {
             "case": case,
             "name": name,
             "batch_size": options.batch[0],
-            "median_us": median(found),
-            "p95_us": quantiles(found, n=20)[-1],
-            "calls": len(found),
+            "median_us": median(row_us),
+            "p95_us": quantiles(row_us, n=20)[-1],
+            "calls": len(row_us),
         }
-        for name, found in taken.items()
+        for name, row_us in times_us.items()
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("handover", __doc__, batch="64")
     parser.add_argument("--calls", type=int, default=2000, help="timed calls for each row (default: %(default)s)")
-    options = flags.read(parser, argv)
-    found_environment = environment(options.device)
+    options = flags.parse(parser, argv)
+    machine = environment(options.device)
     start = time.perf_counter()
     rows = []
     for case, make, pause_s in cases(options):
@@ -98,4 +99,4 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         measurement.release(options.device)
     print_rows(rows, "handover: host time of one next")
     settings = {"baseline": "by hand", "ours": ["streamed"], "ceilings": []}
-    return measurement.finish("handover", options, rows, settings, found_environment, start)
+    return measurement.finish("handover", options, rows, settings, machine, start)

@@ -4,13 +4,13 @@
     python -m bench soak --batches 20000                          fewer
     python -m bench soak --json bench/results/soak.json           and python -m bench plot draws it
 
-Loaders of several kinds take turns, each for an epoch with an iterator of its own: a list; a generator, which a thread reads;
-the ring with two workers; a transform and a frozen encoder, captured on a GPU; ragged images through ``gpuaug.fuse``; encoded
-images through a ``DecodeStage``; and loops that are left early with batches kept, on a new loader each. A hundred times in
-all, between epochs, it reads resident, private, shared and reserved GPU memory, threads and descriptors. Each is a row, whose
+Loaders take turns, each for one epoch with a new iterator: a list; a generator, read by a thread; the ring with two workers;
+a transform and a frozen encoder, captured on a GPU; ragged images through ``gpuaug.fuse``; encoded images through a
+``DecodeStage``; and a new loader per loop, where loops end early and keep their batches. About 100 times per run, between
+epochs, resident, private, shared and reserved GPU memory, threads and descriptors are read. Each resource is a row, whose
 ``growth`` is the median of the last quarter of its readings minus the median of the second quarter; the first quarter is
-warm-up. The run fails if one has grown by more than ``ALLOWED``. ``/dev/shm`` is only shown, since other processes write there
-too. Ctrl-C ends the run with the readings so far.
+warm-up. The run fails if a resource has grown by more than ``ALLOWED``. ``/dev/shm`` is only shown, since other processes write
+there too. Ctrl-C ends the run with the readings so far.
 """
 
 import gc
@@ -34,10 +34,10 @@ from bench.harness.console import console
 from gpuaug.benchkit.environment import environment
 
 BATCHES = {"cpu": 100_000, "cuda": 1_000_000}
-"""Default number of batches, by type of device."""
+"""Default number of batches per type of device."""
 
-MOST_EPOCH = 2000
-"""Most batches of an epoch. Fewer if a kind would have less than ten epochs; slow kinds have a part of that."""
+MAX_EPOCH_BATCHES = 2000
+"""Largest number of batches in an epoch. Short runs have shorter epochs, and slow loaders a half or a tenth of this."""
 
 READINGS = 100
 
@@ -49,11 +49,11 @@ ALLOWED = {
     "threads": 0,
     "descriptors": 0,
 }
-"""Largest ``growth`` of each resource. For memory in bytes, about the fragmentation of a heap."""
+"""Largest allowed ``growth`` of each resource. Values for memory, in bytes, allow for fragmentation of the heap."""
 
 
-class Repeated:
-    """Some batches, repeated by a generator."""
+class RepeatedBatches:
+    """Iterable that repeats batches from a list, ``count`` batches in total."""
 
     def __init__(self, batches: Sequence[Any], count: int) -> None:
         self._batches, self._count = batches, count
@@ -62,15 +62,15 @@ class Repeated:
         return islice(cycle(self._batches), self._count)
 
 
-Kinds = dict[str, tuple[int, Callable[[], None]]]
+Epochs = dict[str, tuple[int, Callable[[], None]]]
 
 
-def kinds(options: Namespace) -> Kinds:
-    """(batches of an epoch, function that runs one epoch) of each kind of loader."""
+def epochs(options: Namespace) -> Epochs:
+    """Return (number of batches in an epoch, function that runs one epoch) for each loader."""
     side = options.size
     batch_size = options.batch[0]
     pin = options.device.type == "cuda"
-    epoch = min(MOST_EPOCH, max(options.batches // 40, 20))
+    epoch_batches = min(MAX_EPOCH_BATCHES, max(options.batches // 40, 20))
 
     def pinned(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.pin_memory() if pin else tensor
@@ -78,19 +78,19 @@ def kinds(options: Namespace) -> Kinds:
     def images(count: int) -> torch.Tensor:
         return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
 
-    few = [(pinned(images(batch_size)), pinned(torch.arange(batch_size))) for _ in range(8)]
-    samples = [(image, index) for index, image in enumerate(images(epoch // 2 * batch_size))]
+    batches = [(pinned(images(batch_size)), pinned(torch.arange(batch_size))) for _ in range(8)]
+    samples = [(image, index) for index, image in enumerate(images(epoch_batches // 2 * batch_size))]
     ragged = [gpuaug.collate_ragged([images(1)[0, :, : side - index % 3] for index in range(batch_size)]) for _ in range(8)]
-    encoded = [gpuaug.collate_encoded([_jpeg(images(1)[0]) for _ in range(batch_size)]) for _ in range(8)]
+    encoded = [gpuaug.collate_encoded([_encode_jpeg(images(1)[0]) for _ in range(batch_size)]) for _ in range(8)]
     encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 8)).to(options.device).requires_grad_(False)
     crop = K.AugmentationSequential(K.RandomResizedCrop((side, side)), K.RandomHorizontalFlip())
-    featured = [lambda batch: batch.float() / 255, gpuaug.FeatureStage(encoder)]
-    draw = random.Random(0)
+    feature_stages = [lambda batch: batch.float() / 255, gpuaug.FeatureStage(encoder)]
+    generator = random.Random(0)
 
     def streamed(loader: Iterable[Any], stages: Sequence[Any] = (), feed: Any = "auto") -> gpuaug.StreamedLoader:
         return gpuaug.StreamedLoader(loader, stages, device=options.device, feed=feed)
 
-    def whole(loader: gpuaug.StreamedLoader) -> Callable[[], None]:
+    def full_epoch(loader: gpuaug.StreamedLoader) -> Callable[[], None]:
         def run() -> None:
             for _ in loader:
                 pass
@@ -98,27 +98,36 @@ def kinds(options: Namespace) -> Kinds:
         return run
 
     def left_early() -> None:
-        loader = streamed(Repeated(few, epoch), featured[:1])
-        left = epoch // 10
-        while left > 0:
-            count = draw.randint(1, 40)
-            kept = list(islice(loader, count))
-            left -= len(kept)
+        loader = streamed(RepeatedBatches(batches, epoch_batches), feature_stages[:1])
+        remaining = epoch_batches // 10
+        while remaining > 0:
+            count = generator.randint(1, 40)
+            kept_batches = list(islice(loader, count))
+            remaining -= len(kept_batches)
 
-    workers = {"num_workers": 2, "batch_size": batch_size}
+    worker_options = {"num_workers": 2, "batch_size": batch_size}
     return {
-        "list": (epoch, whole(streamed(few * (epoch // len(few))))),
-        "generator": (epoch, whole(streamed(Repeated(few, epoch)))),
-        "slots": (epoch // 2, whole(streamed(Repeated([(torch.arange(4.0),)] * 8, epoch // 2), feed="ring"))),
-        "ring": (epoch // 2, whole(streamed(DataLoader(samples, **workers), feed="ring"))),
-        "features": (epoch, whole(streamed(few * (epoch // len(few)), featured))),
-        "ragged": (epoch // 10, whole(streamed(Repeated(ragged, epoch // 10), [gpuaug.fuse(crop, ragged=True)]))),
-        "decoded": (epoch // 10, whole(streamed(Repeated(encoded, epoch // 10), [gpuaug.DecodeStage()]))),
-        "left early": (epoch // 10, left_early),
+        "list": (epoch_batches, full_epoch(streamed(batches * (epoch_batches // len(batches))))),
+        "generator": (epoch_batches, full_epoch(streamed(RepeatedBatches(batches, epoch_batches)))),
+        "slots": (
+            epoch_batches // 2,
+            full_epoch(streamed(RepeatedBatches([(torch.arange(4.0),)] * 8, epoch_batches // 2), feed="ring")),
+        ),
+        "ring": (epoch_batches // 2, full_epoch(streamed(DataLoader(samples, **worker_options), feed="ring"))),
+        "features": (epoch_batches, full_epoch(streamed(batches * (epoch_batches // len(batches)), feature_stages))),
+        "ragged": (
+            epoch_batches // 10,
+            full_epoch(streamed(RepeatedBatches(ragged, epoch_batches // 10), [gpuaug.fuse(crop, ragged=True)])),
+        ),
+        "decoded": (
+            epoch_batches // 10,
+            full_epoch(streamed(RepeatedBatches(encoded, epoch_batches // 10), [gpuaug.DecodeStage()])),
+        ),
+        "left early": (epoch_batches // 10, left_early),
     }
 
 
-def _jpeg(image: torch.Tensor) -> bytes:
+def _encode_jpeg(image: torch.Tensor) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
@@ -126,42 +135,42 @@ def _jpeg(image: torch.Tensor) -> bytes:
     return file.getvalue()
 
 
-def soaked(epochs: Kinds, options: Namespace) -> tuple[list[tuple[int, dict[str, int]]], dict[str, Any]]:
-    """Run epochs of all kinds in turn. Returns the readings, (batches so far, resources), and the run's settings."""
+def run_epochs(epochs: Epochs, options: Namespace) -> tuple[list[tuple[int, dict[str, int]]], dict[str, Any]]:
+    """Run epochs of all loaders in turn. Returns the readings (batches so far, resources), and settings of the result."""
     counts, seconds = dict.fromkeys(epochs, 0), dict.fromkeys(epochs, 0.0)
-    done = 0
+    batches = 0
     readings = list[tuple[int, dict[str, int]]]()
-    began = perf_counter()
+    run_start = perf_counter()
     try:
-        while done < options.batches or len(readings) < 4:
+        while batches < options.batches or len(readings) < 4:
             for name, (count, run) in epochs.items():
                 start = perf_counter()
                 run()
                 seconds[name] += perf_counter() - start
                 counts[name] += count
-                done += count
-                if all(counts.values()) and done >= len(readings) * options.batches / READINGS:
-                    gc.collect()  # uncollected garbage is no growth
-                    readings.append((done, processes.held(options.device)))
+                batches += count
+                if all(counts.values()) and batches >= len(readings) * options.batches / READINGS:
+                    gc.collect()  # uncollected garbage does not count as growth
+                    readings.append((batches, processes.resource_usage(options.device)))
     except KeyboardInterrupt:
         if len(readings) < 4:
             raise
-    kinds = {name: {"batches": counts[name], "us_per_batch": 1e6 * seconds[name] / counts[name]} for name in counts}
-    return readings, {"kinds": kinds, "batches_per_s": done / (perf_counter() - began)}
+    kind_settings = {name: {"batches": counts[name], "us_per_batch": 1e6 * seconds[name] / counts[name]} for name in counts}
+    return readings, {"kinds": kind_settings, "batches_per_s": batches / (perf_counter() - run_start)}
 
 
 def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[str, Any]:
-    """The row of one resource, from its readings (batches, value)."""
+    """Return the result's row of a resource, from its readings (batches so far, value)."""
     values = [value for _, value in readings]
     quarter = max(len(values) // 4, 1)
-    early = median(values[quarter : 2 * quarter] or values)
-    late = median(values[-quarter:])
+    reference = median(values[quarter : 2 * quarter] or values)
+    end = median(values[-quarter:])
     unit = f"_{processes.UNITS[name]}".rstrip("_")
     return {
         "name": name,
         f"start{unit}": values[0],
-        f"end{unit}": late,
-        f"growth{unit}": late - early,
+        f"end{unit}": end,
+        f"growth{unit}": end - reference,
         "took_s": took_s,
         "readings": [list(reading) for reading in readings],
     }
@@ -169,32 +178,32 @@ def row(name: str, readings: Sequence[tuple[int, int]], took_s: float) -> dict[s
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("soak", __doc__, batch="2", size=8)
-    parser.add_argument("--batches", type=int, help=f"batches in all (default: {BATCHES})")
-    options = flags.read(parser, argv)
+    parser.add_argument("--batches", type=int, help=f"number of batches (default: {BATCHES})")
+    options = flags.parse(parser, argv)
     options.batches = options.batches or BATCHES.get(options.device.type, BATCHES["cpu"])
-    found_environment = environment(options.device)
+    machine = environment(options.device)
     start = perf_counter()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a second thread gains nothing with batches this small, and on a busy core costs a hundredfold
+    torch.set_num_threads(1)  # with such small batches a second thread is no faster, and on a busy core a hundred times slower
     gc.collect()
-    gc.freeze()  # so that each of many collections visits only objects of the run
+    gc.freeze()  # so that the many collections visit only objects of the run
     try:
-        readings, settings = soaked(kinds(options), options)
+        readings, settings = run_epochs(epochs(options), options)
     finally:
         gc.unfreeze()
         torch.set_num_threads(threads)
-    rows = [row(name, [(at, held[name]) for at, held in readings], perf_counter() - start) for name in readings[0][1]]
-    made = measurement.finish("soak", options, rows, settings, found_environment, start)
-    grown = []
-    for each in rows:
-        name = each["name"]
-        growth = next(value for key, value in each.items() if key in ("growth", "growth_bytes"))
+    rows = [row(name, [(at, resources[name]) for at, resources in readings], perf_counter() - start) for name in readings[0][1]]
+    result = measurement.finish("soak", options, rows, settings, machine, start)
+    growing = []
+    for resource_row in rows:
+        name = resource_row["name"]
+        growth = next(value for key, value in resource_row.items() if key in ("growth", "growth_bytes"))
         console.print(f"{name}: {growth:+,.0f} from the second quarter to the last")
-        grown += [name] if growth > ALLOWED.get(name, growth) else []
-    if grown:
+        growing += [name] if growth > ALLOWED.get(name, growth) else []
+    if growing:
         raise SystemExit(
-            f"The suite failed, because the process holds more and more of: {', '.join(grown)}. The readings are in the file "
+            f"The suite failed, because the process holds more and more of: {', '.join(growing)}. The readings are in the file "
             "of --json."
         )
-    return made
+    return result

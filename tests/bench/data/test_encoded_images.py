@@ -19,9 +19,9 @@ def bytes_of(root):
 
 def test_every_twentieth_file_of_the_mix_is_of_another_form(file_corpora):
     images = opened(encoded_images.make("mix"))
-    forms = [(image.format, image.mode, "progressive" in image.info) for image in images]
-    others = {index: form for index, form in enumerate(forms) if form != ("JPEG", "RGB", False)}
-    assert others == {0: ("JPEG", "RGB", True), 20: ("PNG", "RGB", False), 40: ("JPEG", "CMYK", False)}
+    formats = [(image.format, image.mode, "progressive" in image.info) for image in images]
+    rare_formats = {index: file_format for index, file_format in enumerate(formats) if file_format != ("JPEG", "RGB", False)}
+    assert rare_formats == {0: ("JPEG", "RGB", True), 20: ("PNG", "RGB", False), 40: ("JPEG", "CMYK", False)}
     small = opened(encoded_images.make("small"))
     assert [image.size for image in images[:12]] == [image.size for image in small], "so that they differ in their form alone"
 
@@ -37,13 +37,13 @@ def test_files_are_the_same_wherever_they_are_made_and_made_once(file_corpora, m
 
 
 def test_a_corpus_is_what_its_files_are(class_folder, monkeypatch):
-    made = encoded_images.corpus(class_folder)
+    corpus = encoded_images.corpus(class_folder)
     paths = list(class_folder.glob("*/*"))
     sizes = [Image.open(path).size for path in paths]
-    assert made.count == 24
-    assert made.mean_bytes == pytest.approx(sum(path.stat().st_size for path in paths) / 24)
-    assert made.largest_px == (max(width for width, _ in sizes), max(height for _, height in sizes))
-    monkeypatch.setattr(encoded_images, "_MOST_READ", 5)
-    few = encoded_images.corpus(class_folder)
-    assert few.count == 24
-    assert few.mean_bytes != made.mean_bytes, "of some of them"
+    assert corpus.count == 24
+    assert corpus.mean_bytes == pytest.approx(sum(path.stat().st_size for path in paths) / 24)
+    assert corpus.largest_px == (max(width for width, _ in sizes), max(height for _, height in sizes))
+    monkeypatch.setattr(encoded_images, "_MAX_FILES_READ", 5)
+    subset_corpus = encoded_images.corpus(class_folder)
+    assert subset_corpus.count == 24
+    assert subset_corpus.mean_bytes != corpus.mean_bytes, "of some of them"

@@ -16,11 +16,11 @@ def test_ragged_images_differ_in_size_and_are_the_same_every_time():
 
 
 def test_random_objects_lie_in_their_image_and_have_labels():
-    draw = torch.Generator().manual_seed(0)
-    found = [random_images.random_objects(40, 60, draw) for _ in range(30)]
-    boxes = torch.cat([each["boxes"] for each in found])
+    generator = torch.Generator().manual_seed(0)
+    targets = [random_images.random_objects(40, 60, generator) for _ in range(30)]
+    boxes = torch.cat([target["boxes"] for target in targets])
     assert 5 < len(boxes) / 30 < 9
     assert (boxes[:, 2:] - boxes[:, :2] >= torch.tensor([6, 4]) * 0.999).all()
     assert (boxes >= 0).all()
     assert (boxes <= torch.tensor([60, 40, 60, 40])).all()
-    assert all(len(each["labels"]) == len(each["boxes"]) >= 1 for each in found)
+    assert all(len(target["labels"]) == len(target["boxes"]) >= 1 for target in targets)

@@ -15,7 +15,7 @@ def test_images_are_those_of_the_files_shrunk(class_folder, monkeypatch, tmp_pat
     assert len(images) == 30, "six are taken twice"
     for index in (0, 23, 24):
         path, label = samples[index % 24]
-        image, own = images[index]
-        assert own == label
+        image, image_label = images[index]
+        assert image_label == label
         assert np.array_equal(image, ImageOps.fit(Image.open(path).convert("RGB"), (24, 24), Image.Resampling.BICUBIC))
     assert raw_images.make(class_folder, 30, 24) == folder

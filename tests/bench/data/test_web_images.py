@@ -20,9 +20,11 @@ def opened(root):
 
 def test_shares_sizes_and_crops_are_those_of_the_whole_set():
     plain, web = (web_images.plans(name, 2048, SIZES) for name in ("plain", "web"))
-    assert Counter(plan.form for plan in plain) == {"jpeg": 2048}
-    assert Counter(plan.form for plan in web) == {"jpeg": 1597, "progressive": 308, "png": 82, "webp": 61}
-    assert [plan._replace(form="") for plan in plain] == [plan._replace(form="") for plan in web], "the same images"
+    assert Counter(plan.file_format for plan in plain) == {"jpeg": 2048}
+    assert Counter(plan.file_format for plan in web) == {"jpeg": 1597, "progressive": 308, "png": 82, "webp": 61}
+    assert [plan._replace(file_format="") for plan in plain] == [plan._replace(file_format="") for plan in web], (
+        "the same images"
+    )
     assert len({(plan.photograph, plan.box) for plan in web}) > 2000
     assert {plan.photograph for plan in web} == set(range(len(SIZES)))
     assert {plan.quality for plan in web} == set(range(90, 98))

@@ -1,7 +1,7 @@
 """Lines over the batch size."""
 
 import pytest
-from support.bench.made_results import SIZES, sweep
+from support.bench.sample_results import SIZES, sweep
 
 from bench.figures import curves, plot
 
@@ -31,12 +31,12 @@ def test_many_batch_sizes_are_drawn_as_lines():
 
 @pytest.mark.parametrize("spoil", ["three sizes", "cases", "two rows of a name"])
 def test_other_results_stay_bars(spoil):
-    made = sweep(sizes=SIZES[:3]) if spoil == "three sizes" else sweep()
+    result = sweep(sizes=SIZES[:3]) if spoil == "three sizes" else sweep()
     if spoil == "cases":
-        for row in made["rows"]:
+        for row in result["rows"]:
             row["case"] = "one"
     elif spoil == "two rows of a name":
-        made["rows"].append(dict(made["rows"][0]))
-    assert not curves.fits(made)
+        result["rows"].append(dict(result["rows"][0]))
+    assert not curves.fits(result)
     assert curves.fits(sweep())
-    assert len(plot.draw(made).axes) != 2
+    assert len(plot.draw(result).axes) != 2

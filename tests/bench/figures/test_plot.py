@@ -7,9 +7,9 @@ from gpuaug.benchkit import results
 
 
 def test_plot_draws_each_result(measured, tmp_path):
-    drawn = plot.main(["--results", str(measured), "--images", str(tmp_path / "images")])
-    assert sorted(path.name for path in drawn) == ["encoder_decoder.png", "lifetimes.png"]
-    assert all(path.stat().st_size > 1000 for path in drawn)
+    paths = plot.main(["--results", str(measured), "--images", str(tmp_path / "images")])
+    assert sorted(path.name for path in paths) == ["encoder_decoder.png", "lifetimes.png"]
+    assert all(path.stat().st_size > 1000 for path in paths)
 
 
 def test_plot_draws_what_a_process_held(tmp_path):
@@ -17,7 +17,7 @@ def test_plot_draws_what_a_process_held(tmp_path):
         {"name": "private memory", "growth_bytes": 0, "took_s": 1.0, "readings": [[100, 2_000_000], [200, 2_100_000]]},
         {"name": "threads", "growth": 0, "took_s": 1.0, "readings": [[100, 3], [200, 3]]},
     ]
-    made = results.result("soak", rows=rows, settings={"batches_per_s": 100.0}, device=torch.device("cpu"))
-    figure = plot.draw(made)
+    result = results.result("soak", rows=rows, settings={"batches_per_s": 100.0}, device=torch.device("cpu"))
+    figure = plot.draw(result)
     assert [axis.get_title(loc="left") for axis in figure.axes] == ["private memory, MB", "threads"]
     assert [list(axis.lines[0].get_ydata()) for axis in figure.axes] == [[2.0, 2.1], [3, 3]]

@@ -8,15 +8,15 @@ from bench.figures import sheets
 @pytest.mark.parametrize("name", sheets.SHEETS)
 def test_kornia_and_fuse_agree_where_the_sheets_show_it(name):
     images = torch.randint(0, 256, (2, 3, 24, 24), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    compared = sheets.compare(sheets.SHEETS[name](24), images)
-    assert compared.kornia.shape == compared.fused.shape == images.shape
-    assert compared.difference.max() < 1e-4
-    assert (compared.masks is not None) == (name == "segmentation")
-    if compared.masks:
-        source, expected, got = compared.masks
+    comparison = sheets.compare(sheets.SHEETS[name](24), images)
+    assert comparison.kornia.shape == comparison.fused.shape == images.shape
+    assert comparison.difference.max() < 1e-4
+    assert (comparison.masks is not None) == (name == "segmentation")
+    if comparison.masks:
+        source, kornia, fused = comparison.masks
         assert 0 < source.float().mean() < 1
-        assert torch.equal(expected, got)
-        assert compared.label.endswith("masks: 0 pixels differ")
+        assert torch.equal(kornia, fused)
+        assert comparison.label.endswith("masks: 0 pixels differ")
 
 
 def test_a_sheet_is_drawn(tmp_path, monkeypatch):

@@ -24,10 +24,10 @@ def clock(monkeypatch):
         def call(self, seconds):
             self.now += seconds
 
-    made = Clock()
-    for used in (windows, call_rows):
-        monkeypatch.setattr(used, "perf_counter", lambda: made.now)
-    return made
+    fake_clock = Clock()
+    for module in (windows, call_rows):
+        monkeypatch.setattr(module, "perf_counter", lambda: fake_clock.now)
+    return fake_clock
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def measure(tmp_path):
     """A suite of one case of 8 images that counts images."""
 
     def measured(rows, baseline="whole"):
-        words = ["--device", "cpu", "--seconds", "10", "--repeats", "2", "--json", str(tmp_path / "made.json")]
-        options = flags.read(flags.parser("made", "", batch="8"), words)
+        arguments = ["--device", "cpu", "--seconds", "10", "--repeats", "2", "--json", str(tmp_path / "made.json")]
+        options = flags.parse(flags.parser("made", "", batch="8"), arguments)
         figures = partial(call_rows.batch_figures, device=CPU)
-        made = measurement.measure(
+        result = measurement.measure(
             "made", options, [({"batch_size": 8}, lambda stack: rows)], baseline=baseline, ours=("part",), figures=figures
         )
         results.check(json.loads((tmp_path / "made.json").read_text()))
-        return {row["name"]: row for row in made["rows"]}
+        return {row["name"]: row for row in result["rows"]}
 
     return measured
 
@@ -50,12 +50,12 @@ def measure(tmp_path):
 def test_a_row_that_does_a_part_of_a_batch_is_compared_by_images(clock, measure):
     whole = call_rows.call_row("whole", partial(clock.call, 1.0), 8)
     part = call_rows.call_row("part", partial(clock.call, 0.25), 8, images=4)
-    made = measure([whole, part])
-    assert (made["whole"]["images_per_s"], made["part"]["images_per_s"]) == (8.0, 16.0)
-    assert (made["part"]["ratio"], made["part"]["rounds"]) == (2.0, [16.0, 16.0])
+    rows = measure([whole, part])
+    assert (rows["whole"]["images_per_s"], rows["part"]["images_per_s"]) == (8.0, 16.0)
+    assert (rows["part"]["ratio"], rows["part"]["rounds"]) == (2.0, [16.0, 16.0])
     # Of a whole batch, whatever a call does of it.
-    assert (made["whole"]["host_ms"], made["part"]["host_ms"]) == (1000.0, 500.0)
-    assert not any("steps_per_s" in row for row in made.values())
+    assert (rows["whole"]["host_ms"], rows["part"]["host_ms"]) == (1000.0, 500.0)
+    assert not any("steps_per_s" in row for row in rows.values())
 
 
 def test_rows_where_others_take_part_have_no_time_of_the_host(clock, measure):
@@ -64,28 +64,28 @@ def test_rows_where_others_take_part_have_no_time_of_the_host(clock, measure):
             clock.call(0.5)
             yield 8
 
-    made = measure([call_rows.call_row("whole", partial(clock.call, 1.0), 8), Variant("workers", steps)])
-    assert "host_ms" not in made["workers"]
-    assert made["workers"]["ratio"] == 2.0
+    rows = measure([call_rows.call_row("whole", partial(clock.call, 1.0), 8), Variant("workers", steps)])
+    assert "host_ms" not in rows["workers"]
+    assert rows["workers"]["ratio"] == 2.0
 
 
 def test_without_the_baseline_there_are_no_ratios(clock, measure, tmp_path):
-    made = measure(
-        [optional_rows.Skipped("DALI", "not installed"), call_rows.call_row("part", partial(clock.call, 1.0), 8)], "DALI"
+    rows = measure(
+        [optional_rows.SkippedRow("DALI", "not installed"), call_rows.call_row("part", partial(clock.call, 1.0), 8)], "DALI"
     )
-    assert made["part"]["ratio"] is None
+    assert rows["part"]["ratio"] is None
     page = tmp_path / "page.md"
     page.write_text("<!-- table: made -->\n<!-- end -->\n<!-- table: made.host_ms -->\n<!-- end -->\n")
     assert tables.main([str(page), "--results", str(tmp_path)]) == 0
-    shown = page.read_text()
-    assert "| images/s | B=8 |" in shown
-    assert "| part | 8 |" in shown
-    assert "| host, ms | B=8 |" in shown
-    assert "| part | 1,000 |" in shown
-    assert "In brackets" not in shown
+    text = page.read_text()
+    assert "| images/s | B=8 |" in text
+    assert "| part | 8 |" in text
+    assert "| host, ms | B=8 |" in text
+    assert "| part | 1,000 |" in text
+    assert "In brackets" not in text
 
 
 def test_the_time_of_a_call_leaves_the_windows_out(clock):
-    taken = iter([3.0, 1.0, 2.0, *[100.0] * 100])
-    found = call_rows.call_figures(lambda: clock.call(next(taken)), CPU, launches=None)
-    assert found == {"host_ms": 2000.0}
+    durations = iter([3.0, 1.0, 2.0, *[100.0] * 100])
+    figures = call_rows.call_figures(lambda: clock.call(next(durations)), CPU, launches=None)
+    assert figures == {"host_ms": 2000.0}

@@ -20,53 +20,53 @@ def before():
         row("gone", 5.0, [5.0], batch_size=8),
         row("serial", 50.0, [49.0, 51.0], batch_size=32),
     ]
-    made = results.result("classifier", rows=rows, settings={}, device=torch.device("cpu"))
-    made["environment"] |= {"commit": "a" * 40, "dirty": False}
-    return made
+    result = results.result("classifier", rows=rows, settings={}, device=torch.device("cpu"))
+    result["environment"] |= {"commit": "a" * 40, "dirty": False}
+    return result
 
 
 @pytest.fixture
 def after(before):
-    made = copy.deepcopy(before)
-    made["rows"] = [
+    result = copy.deepcopy(before)
+    result["rows"] = [
         row("serial", 103.0, [101.0, 105.0], batch_size=8),
         row("streamed", 180.0, [125.0, 190.0], batch_size=8),
         row("serial", 50.0, [49.0, 51.0], batch_size=32),
         row("new", 7.0, [7.0], batch_size=32),
     ]
-    made["environment"] |= {"commit": "b" * 40, "dirty": True}
-    return made
+    result["environment"] |= {"commit": "b" * 40, "dirty": True}
+    return result
 
 
 @pytest.fixture
 def run(tmp_path):
-    def ran(a, b, *flags):
+    def compare_files(a, b, *flags):
         results.write(tmp_path / "a.json", a)
         results.write(tmp_path / "b.json", b)
         return compare.main([str(tmp_path / "a.json"), str(tmp_path / "b.json"), *flags])
 
-    return ran
+    return compare_files
 
 
 def test_rows_are_matched_by_case_batch_size_and_name(run, before, after, tmp_path, capsys):
-    made = run(before, after, "--json", str(tmp_path / "made.json"))
-    assert [tuple(found.values()) for found in made["rows"]] == [
+    comparison = run(before, after, "--json", str(tmp_path / "made.json"))
+    assert [tuple(row.values()) for row in comparison["rows"]] == [
         (8, "serial", "steps_per_s", 100.0, 103.0, 1.03, True),
         (8, "streamed", "steps_per_s", 120.0, 180.0, 1.5, False),
         (32, "serial", "steps_per_s", 50.0, 50.0, 1.0, True),
     ]
-    assert list(made["rows"][0]) == ["batch_size", "name", "figure", "a", "b", "ratio", "within_spread"]
-    assert made["only_a"] == [{"batch_size": 8, "name": "gone"}]
-    assert made["only_b"] == [{"batch_size": 32, "name": "new"}]
-    assert made["warnings"] == []
-    assert json.loads((tmp_path / "made.json").read_text()) == made
-    shown = capsys.readouterr().out
-    assert "only in A: B=8, gone\n" in shown
-    assert "only in B: B=32, new\n" in shown
-    assert f"A: {tmp_path / 'a.json'}: CPU, " in shown
-    assert "commit aaaaaaaaa, measured " in shown
-    assert "commit bbbbbbbbb with changes, measured " in shown
-    (line,) = (line for line in shown.splitlines() if "streamed" in line)
+    assert list(comparison["rows"][0]) == ["batch_size", "name", "figure", "a", "b", "ratio", "within_spread"]
+    assert comparison["only_a"] == [{"batch_size": 8, "name": "gone"}]
+    assert comparison["only_b"] == [{"batch_size": 32, "name": "new"}]
+    assert comparison["warnings"] == []
+    assert json.loads((tmp_path / "made.json").read_text()) == comparison
+    output = capsys.readouterr().out
+    assert "only in A: B=8, gone\n" in output
+    assert "only in B: B=32, new\n" in output
+    assert f"A: {tmp_path / 'a.json'}: CPU, " in output
+    assert "commit aaaaaaaaa, measured " in output
+    assert "commit bbbbbbbbb with changes, measured " in output
+    (line,) = (line for line in output.splitlines() if "streamed" in line)
     assert line.split() == ["8", "streamed", "steps/s", "120", "180", "1.500", "outside"]
 
 
@@ -74,16 +74,16 @@ def test_cases_are_told_apart_and_times_are_compared_where_there_is_no_rate(befo
     a, b = copy.deepcopy(before), copy.deepcopy(before)
     a["rows"] = [{"case": case, "name": "by hand", "median_us": 20.0, "p95_us": 40.0} for case in ("small", "large")]
     b["rows"] = [{"case": "large", "name": "by hand", "median_us": 10.0, "p95_us": 40.0}]
-    made = compare.compare(a, b)
-    (found,) = made["rows"]
-    assert (found["case"], found["figure"], found["ratio"], found["within_spread"]) == ("large", "median_us", 0.5, None)
-    assert made["only_a"] == [{"case": "small", "name": "by hand"}]
+    comparison = compare.compare(a, b)
+    (row,) = comparison["rows"]
+    assert (row["case"], row["figure"], row["ratio"], row["within_spread"]) == ("large", "median_us", 0.5, None)
+    assert comparison["only_a"] == [{"case": "small", "name": "by hand"}]
 
 
 def test_rounds_are_of_rates_and_not_of_times(before):
     a, b = copy.deepcopy(before), copy.deepcopy(before)
-    for made in (a, b):
-        made["rows"] = [{"name": "x", "cpu_ms": 2.0, "rounds": [1.0]}]
+    for result in (a, b):
+        result["rows"] = [{"name": "x", "cpu_ms": 2.0, "rounds": [1.0]}]
     assert compare.compare(a, b)["rows"][0]["within_spread"] is None
 
 

@@ -22,21 +22,21 @@ def clock(monkeypatch):
 def measure(tmp_path):
     """Measures cases whose rows a function of the batch size makes; the flags are as on a command line."""
 
-    def measured(rows, *words, sizes="8,16"):
+    def measured(rows, *arguments, sizes="8,16"):
         path = tmp_path / "made.json"
-        usual = ["--device", "cpu", "--seconds", "0.1", "--repeats", "2", "--workers", "0", "--batch", sizes]
-        options = flags.read(flags.parser("matrix", "", batch="8", sweeps=True), [*usual, "--json", str(path), *words])
+        common = ["--device", "cpu", "--seconds", "0.1", "--repeats", "2", "--workers", "0", "--batch", sizes]
+        options = flags.parse(flags.parser("matrix", "", batch="8", sweeps=True), [*common, "--json", str(path), *arguments])
         cases = [({"batch_size": size}, lambda stack, size=size: rows(size)) for size in options.batch]
-        made = measurement.measure("matrix", options, cases, baseline="serial", ours=("ours",))
+        result = measurement.measure("matrix", options, cases, baseline="serial", ours=("ours",))
         results.check(json.loads(path.read_text()))
-        assert json.loads(path.read_text())["settings"]["skipped"] == made["settings"]["skipped"]
-        return made
+        assert json.loads(path.read_text())["settings"]["skipped"] == result["settings"]["skipped"]
+        return result
 
     return measured
 
 
-def names(made, size):
-    return [row["name"] for row in made["rows"] if row["batch_size"] == size]
+def names(result, size):
+    return [row["name"] for row in result["rows"] if row["batch_size"] == size]
 
 
 def test_a_missing_peer_is_named_with_its_reason_and_printed_once(measure, clock, capsys):
@@ -46,7 +46,7 @@ def test_a_missing_peer_is_named_with_its_reason_and_printed_once(measure, clock
     def broken():
         raise TypeError("unexpected keyword\nmore")
 
-    made = measure(
+    result = measure(
         lambda size: [
             clock.row("serial"),
             optional_rows.peer_row("away", CUDA, missing),
@@ -61,13 +61,13 @@ def test_a_missing_peer_is_named_with_its_reason_and_printed_once(measure, clock
         "broken": "TypeError: unexpected keyword",
         "two streams": "needs a GPU",
     }
-    assert made["settings"]["skipped"] == [
+    assert result["settings"]["skipped"] == [
         {"batch_size": size, "name": name, "reason": reason} for size in (8, 16) for name, reason in reasons.items()
     ]
-    assert names(made, 8) == names(made, 16) == ["serial", "there", "anywhere"]
-    shown = capsys.readouterr().out
-    assert shown.count("away skipped: not installed") == 1
-    assert "matrix: batch size 8: two streams skipped: needs a GPU\n" in shown
+    assert names(result, 8) == names(result, 16) == ["serial", "there", "anywhere"]
+    output = capsys.readouterr().out
+    assert output.count("away skipped: not installed") == 1
+    assert "matrix: batch size 8: two streams skipped: needs a GPU\n" in output
 
 
 def test_a_peer_that_raises_while_it_is_measured_costs_its_row_only(measure, clock):
@@ -79,19 +79,19 @@ def test_a_peer_that_raises_while_it_is_measured_costs_its_row_only(measure, clo
         peer = Variant("peer", failing) if size == 16 else clock.row("peer")
         return [clock.row("serial"), optional_rows.peer_row("peer", CUDA, lambda: peer), clock.row("ours")]
 
-    made = measure(made_rows, sizes="8,16,32")
-    assert names(made, 8) == names(made, 32) == ["serial", "peer", "ours"]
-    assert names(made, 16) == ["serial", "ours"]
-    assert made["settings"]["skipped"] == [{"batch_size": 16, "name": "peer", "reason": "RuntimeError: out of memory"}]
+    result = measure(made_rows, sizes="8,16,32")
+    assert names(result, 8) == names(result, 32) == ["serial", "peer", "ours"]
+    assert names(result, 16) == ["serial", "ours"]
+    assert result["settings"]["skipped"] == [{"batch_size": 16, "name": "peer", "reason": "RuntimeError: out of memory"}]
 
 
 def test_slow_rows_are_left_out_at_the_sizes_after_that(measure, clock):
     def made_rows(size):
         return [clock.row("serial", 0.4), clock.row("slow", 0.005 * size), clock.row("ours")]
 
-    made = measure(made_rows, "--slowest", "0.1", "--suite", "renamed", sizes="8,16,32,64")
-    assert made["suite"] == "renamed"
-    assert "suite" not in made["settings"]
-    assert [names(made, size) for size in (8, 16, 32, 64)] == [["serial", "slow", "ours"]] * 3 + [["serial", "ours"]]
-    (left,) = made["settings"]["skipped"]
-    assert left["reason"] == "a step took 0.16 s with batch size 32, more than --slowest 0.1"
+    result = measure(made_rows, "--slowest", "0.1", "--suite", "renamed", sizes="8,16,32,64")
+    assert result["suite"] == "renamed"
+    assert "suite" not in result["settings"]
+    assert [names(result, size) for size in (8, 16, 32, 64)] == [["serial", "slow", "ours"]] * 3 + [["serial", "ours"]]
+    (skipped,) = result["settings"]["skipped"]
+    assert skipped["reason"] == "a step took 0.16 s with batch size 32, more than --slowest 0.1"

@@ -21,25 +21,25 @@ BELOW_ANOTHER = (
 
 @pytest.mark.parametrize("code", [BUSY, BELOW_ANOTHER], ids=["below", "below another"])
 def test_time_of_processes_below_counts(code):
-    before, own = processes.cpu_seconds(), time.process_time()
+    before, own_before = processes.cpu_seconds(), time.process_time()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
         # More than starting two interpreters takes.
-        while processes.cpu_seconds() - before < 0.6 + time.process_time() - own:
+        while processes.cpu_seconds() - before < 0.6 + time.process_time() - own_before:
             time.sleep(0.02)
         child.stdin.close()
         if code is BUSY:
             child.kill()
             child.wait()
-            counted = processes.cpu_seconds() - before
-            assert counted >= 0.55 + time.process_time() - own, "of one that has ended, too"
+            cpu_s = processes.cpu_seconds() - before
+            assert cpu_s >= 0.55 + time.process_time() - own_before, "of one that has ended, too"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_processes_that_start_meanwhile_have_so_many_cores():
     before = os.sched_getaffinity(0)
     with processes.on_cores(1):
-        found = subprocess.check_output([sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"])
-    assert int(found) == 1
+        output = subprocess.check_output([sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"])
+    assert int(output) == 1
     assert os.sched_getaffinity(0) == before
 
 
@@ -57,7 +57,7 @@ def used(monkeypatch, seconds):
     monkeypatch.setattr(processes, "active_children", lambda: ["a worker"])
     monkeypatch.setattr(processes, "cpu_seconds", cpu_seconds)
     monkeypatch.setattr(processes.time, "sleep", lambda _: None)
-    monkeypatch.setattr(processes.time, "monotonic", lambda: next(clock) * processes._QUIET_S)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: next(clock) * processes._POLL_S)
 
 
 def test_settle_waits_until_little_is_used(monkeypatch):

@@ -18,18 +18,18 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("case", augmenters.cases(32), ids=lambda case: case.name)
-def test_every_way_gives_the_same_shape_and_layout(case):
-    batch = augmenters.sample(case, 3, 32, CPU)
+def test_every_row_gives_the_same_shape_and_layout(case):
+    batch = augmenters.random_inputs(case, 3, 32, CPU)
     for name in set(augmenters.row_names(case)) - ELSEWHERE:
         with ExitStack() as stack:
-            found = augmenters.call_of(name, case, batch, stack)()
-        images, *others = found if isinstance(found, (list, tuple)) else [found]
+            outputs = augmenters.create_call(name, case, batch, stack)()
+        images, *annotations = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         assert images.shape == (3, 3, case.out, case.out), name
         assert images.dtype == case.dtype, name
         assert images.is_contiguous(memory_format=case.memory_format), name
         if case.masks:
-            assert [(mask.shape, mask.dtype) for mask in others] == [((3, 1, case.out, case.out), case.masks)], name
-        assert bool(others) == bool(case.masks or case.boxes), name
+            assert [(mask.shape, mask.dtype) for mask in annotations] == [((3, 1, case.out, case.out), case.masks)], name
+        assert bool(annotations) == bool(case.masks or case.boxes), name
 
 
 def squares(size, count):
@@ -44,20 +44,20 @@ def squares(size, count):
     return Batch(images, None, targets)
 
 
-def boxes_of(found):
+def boxes_of(outputs):
     """The first box of each image, (8, 4); all 0 where it was dropped."""
-    _, targets, *valid = found
+    _, targets, *valid = outputs
     if isinstance(targets, torch.Tensor):
         return targets[:, 0] * (valid[0][:, :1] if valid else 1)
     if isinstance(targets, dict):
         labels, owners = targets["labels"].T
         assert torch.equal(labels, owners)
         targets = [{"boxes": targets["boxes"][owners == index], "labels": labels[owners == index]} for index in range(8)]
-    first = torch.zeros(8, 4)
+    first_boxes = torch.zeros(8, 4)
     for index, target in enumerate(targets):
         assert len(target["labels"]) == len(target["boxes"]) <= 1, "a second box has no width"
-        first[index, :] = target["boxes"].sum(0)
-    return first
+        first_boxes[index, :] = target["boxes"].sum(0)
+    return first_boxes
 
 
 FOLLOWING = [
@@ -73,12 +73,12 @@ def test_boxes_follow_the_pixels(case, name):
     if name == "DALI":
         pytest.importorskip("nvidia.dali")
     torch.manual_seed(0)
-    seen = 0
+    boxes_checked = 0
     with ExitStack() as stack:
-        call = augmenters.call_of(name, case, squares(64, 8), stack)
+        call = augmenters.create_call(name, case, squares(64, 8), stack)
         for _ in range(6):
-            found = call()
-            for image, box in zip(found[0], boxes_of(found), strict=True):
+            outputs = call()
+            for image, box in zip(outputs[0], boxes_of(outputs), strict=True):
                 if (box[2:] - box[:2]).min() < 3:
                     continue
                 bright = image.amin(0) > 0.75  # what pads is darker
@@ -86,5 +86,5 @@ def test_boxes_follow_the_pixels(case, name):
                 corners = torch.stack((columns[0], rows[0], columns[-1] + 1, rows[-1] + 1))
                 # Kornia counts a box's last pixel in, which is up to two pixels here, and a resize blurs edges by one.
                 assert (box - corners).abs().max() < 3, (box, corners)
-                seen += 1
-    assert seen > 5
+                boxes_checked += 1
+    assert boxes_checked > 5

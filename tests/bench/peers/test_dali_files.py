@@ -26,10 +26,10 @@ def test_batches_are_cropped_and_have_their_labels(coloured, region):
     pytest.importorskip("nvidia.dali")
     options = {"largest_px": (100, 50), "threads": 1, "region": region, "ahead": 2}
     batches = dali_files.batches(coloured, 4, 32, CPU, **options)
-    seen = set()
+    seen_labels = set()
     for images, labels in itertools.islice(batches, 6):
         assert (images.shape, images.dtype, labels.shape) == ((4, 3, 32, 32), torch.float16, (4,))
         assert images.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(images[:, 0].mean((1, 2)) > images[:, 2].mean((1, 2)), labels == 1)
-        seen.update(labels.tolist())
-    assert seen == {0, 1}
+        seen_labels.update(labels.tolist())
+    assert seen_labels == {0, 1}

@@ -31,7 +31,7 @@ def case_of(root):
 def test_a_decoder_gives_the_images_of_its_files(name, package, class_folder):
     pytest.importorskip(package, exc_type=ImportError)
     case = case_of(class_folder)
-    paths = decoders.paths(case)
+    paths = decoders.path_batches(case)
     assert len({path for batch in paths for path in batch}) == 24, "a folder with fewer is gone through again"
     with ExitStack() as stack:
         batches = decoders.DECODERS[name].open(case, stack)
@@ -39,20 +39,20 @@ def test_a_decoder_gives_the_images_of_its_files(name, package, class_folder):
             images, labels = next(batches)
             assert len(labels) == 7
             for image, path in zip(images, batch, strict=True):
-                found = image if isinstance(image, torch.Tensor) else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
+                decoded = image if isinstance(image, torch.Tensor) else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
                 expected = pil_to_tensor(Image.open(path).convert("RGB"))
-                assert found.shape == expected.shape
-                assert (found.float() - expected.float()).abs().mean() < 3
+                assert decoded.shape == expected.shape
+                assert (decoded.float() - expected.float()).abs().mean() < 3
 
 
 @pytest.mark.gpu
 def test_engines_alone_decode_the_files(class_folder):
     decoder = decoders.BatchedDecoder(torch.device("cuda", 0))
-    files = [Path(path).read_bytes() for path in decoders.paths(case_of(class_folder))[0]]
+    files = [Path(path).read_bytes() for path in decoders.path_batches(case_of(class_folder))[0]]
     *_, pixels = batch = decoder.prepare(files)
     decoder.decode(batch)
     torch.cuda.synchronize()
-    wanted = torch.cat(
+    expected = torch.cat(
         [pil_to_tensor(Image.open(io.BytesIO(file)).convert("RGB")).permute(1, 2, 0).flatten() for file in files]
     )
-    assert (pixels.cpu().float() - wanted.float()).abs().mean() < 3
+    assert (pixels.cpu().float() - expected.float()).abs().mean() < 3

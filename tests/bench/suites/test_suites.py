@@ -82,23 +82,23 @@ LONG = ("classifier_sizes", "encoder_decoder_sizes")
     [pytest.param(*suite, id=suite[0], marks=[pytest.mark.slow] * (suite[0] in LONG)) for suite in WINDOWED],
 )
 def test_measures_every_variant(name, flags, variants, tmp_path):
-    made = measure_suite(name, tmp_path, "--quick", *flags.split())
-    assert variants <= {row["name"] for row in made["rows"]}
-    assert all(row["batch_size"] == 2 for row in made["rows"])
-    assert made["settings"]["baseline"] in variants
-    assert set(made["settings"]["ours"]) & variants
+    result = measure_suite(name, tmp_path, "--quick", *flags.split())
+    assert variants <= {row["name"] for row in result["rows"]}
+    assert all(row["batch_size"] == 2 for row in result["rows"])
+    assert result["settings"]["baseline"] in variants
+    assert set(result["settings"]["ours"]) & variants
 
 
 @pytest.mark.parametrize(("name", "flags", "variants"), [pytest.param(*suite, id=suite[0]) for suite in BY_CASE])
 def test_measures_every_case(name, flags, variants, tmp_path):
-    made = measure_suite(name, tmp_path, *flags.split())
-    assert {case: set(rows) for case, rows in rows_by_case(made).items()} == variants
+    result = measure_suite(name, tmp_path, *flags.split())
+    assert {case: set(rows) for case, rows in rows_by_case(result).items()} == variants
 
 
 def test_handover_times_each_next(tmp_path):
-    made = measure_suite("handover", tmp_path, "--calls", "20")
-    assert {row["case"] for row in made["rows"]} == {"two tensors, large", "two tensors, small", "many leaves"}
-    assert all(row["median_us"] > 0 and row["calls"] == 20 for row in made["rows"])
+    result = measure_suite("handover", tmp_path, "--calls", "20")
+    assert {row["case"] for row in result["rows"]} == {"two tensors, large", "two tensors, small", "many leaves"}
+    assert all(row["median_us"] > 0 and row["calls"] == 20 for row in result["rows"])
 
 
 def assert_figures_follow_from_parts(rows):
@@ -118,24 +118,24 @@ def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
     flags = ["--width", "4", "--model", "squeezenet1_1", "--batches", "8", "--timelines", str(tmp_path)]
     folder = tmp_path / "results"
     assert run_suites(["profiles"], *TINY[:6], "--workers", "0", "--repeats", "1", *flags, "--results", str(folder)) == 0
-    made = json.loads((folder / "profiles.json").read_text())
-    cases = list(dict.fromkeys(row["case"] for row in made["rows"]))
+    result = json.loads((folder / "profiles.json").read_text())
+    cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
     assert cases == ["classifier, Kornia", "classifier, fused", "encoder-decoder", "ResNet-50, fused"]
     for case in cases:
-        assert_figures_follow_from_parts([row for row in made["rows"] if row["case"] == case])
+        assert_figures_follow_from_parts([row for row in result["rows"] if row["case"] == case])
     assert len(list(tmp_path.glob("timeline_*"))) == 8
     page = tmp_path / "page.md"
     page.write_text("<!-- table: profiles -->\n<!-- end -->\n")
     assert tables.main([str(page), "--results", str(folder)]) == 0
     assert f"| ms a batch | {' | '.join(cases)} |" in page.read_text()
-    assert f"- *{cases[2]}, B=2*: {' '.join(made['settings']['verdicts'][f'{cases[2]}, B=2'])}" in page.read_text()
+    assert f"- *{cases[2]}, B=2*: {' '.join(result['settings']['verdicts'][f'{cases[2]}, B=2'])}" in page.read_text()
 
 
 def test_rows_chooses_variants_and_what_needs_a_gpu_is_skipped_with_the_reason(capsys):
     flags = [*TINY, "--width", "1", "--rows"]
-    made = classifier.main([*flags, "timm PrefetchLoader;DALI"])
-    assert [row["name"] for row in made["rows"]] == ["serial"]
-    skipped = [(row["name"], row["reason"]) for row in made["settings"]["skipped"]]
+    result = classifier.main([*flags, "timm PrefetchLoader;DALI"])
+    assert [row["name"] for row in result["rows"]] == ["serial"]
+    skipped = [(row["name"], row["reason"]) for row in result["settings"]["skipped"]]
     assert skipped == [("timm PrefetchLoader", "needs a GPU"), ("DALI", "needs a GPU")]
     assert "timm PrefetchLoader skipped: needs a GPU" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"--rows must be among serial; .*, got three lanes"):
@@ -171,8 +171,8 @@ def test_a_suite_that_fails_does_not_stop_the_others(tmp_path, capsys):
 def test_published_loops_run_on_a_gpu():
     flags = ["--device", "cuda", "--size", "32", "--batch", "2", "--seconds", "0.05", "--repeats", "1", "--workers", "2"]
     for suite in (encoder_decoder, classifier):
-        made = suite.main(flags)
-        assert "two streams, as published" in {row["name"] for row in made["rows"]}
+        result = suite.main(flags)
+        assert "two streams, as published" in {row["name"] for row in result["rows"]}
 
 
 @pytest.mark.gpu
@@ -183,11 +183,11 @@ def test_suites_of_calls_run_on_a_gpu(suite, flags):
 
 @pytest.mark.gpu
 def test_kernels_have_a_row_for_each_pass():
-    made = kernels.main(["--device", "cuda", "--size", "64", "--batch", "4"])
-    assert all(row["gpu_us"] > 0 for row in made["rows"])
+    result = kernels.main(["--device", "cuda", "--size", "64", "--batch", "4"])
+    assert all(row["gpu_us"] > 0 for row in result["rows"])
 
 
 @pytest.mark.gpu
 def test_lifetimes_finds_no_wrong_pixel():
-    made = lifetimes.main(["--device", "cuda", "--size", "64", "--batch", "4", "--seconds", "0.1"])
-    assert [row["wrong"] for row in made["rows"]] == [0] * 12
+    result = lifetimes.main(["--device", "cuda", "--size", "64", "--batch", "4", "--seconds", "0.1"])
+    assert [row["wrong"] for row in result["rows"]] == [0] * 12

@@ -16,25 +16,25 @@ def run_suites(names, *flags):
 def measure_suite(name, folder, *flags):
     """The result of one suite on a CPU, as ``python -m bench run`` writes it into ``folder``."""
     assert run_suites([name], *TINY, *flags, "--results", str(folder)) == 0
-    made = json.loads((folder / f"{name}.json").read_text())
-    results.check(made)
-    assert made["suite"] == name
-    assert all(row["images_per_s"] > 0 for row in made["rows"] if "images_per_s" in row)
-    return made
+    result = json.loads((folder / f"{name}.json").read_text())
+    results.check(result)
+    assert result["suite"] == name
+    assert all(row["images_per_s"] > 0 for row in result["rows"] if "images_per_s" in row)
+    return result
 
 
 def assert_runs_on_a_gpu(main, *flags, name="gpuaug"):
     """A suite of calls gives the time of the rows called ``name``, on the host and on the GPU."""
-    usual = ["--device", "cuda", "--size", "64", "--batch", "4", "--seconds", "0.02", "--repeats", "1", "--workers", "2"]
-    made = main([*usual, *flags])
-    results.check(made)
-    ours = [row for row in made["rows"] if row["name"] == name]
+    common_flags = ["--device", "cuda", "--size", "64", "--batch", "4", "--seconds", "0.02", "--repeats", "1", "--workers", "2"]
+    result = main([*common_flags, *flags])
+    results.check(result)
+    ours = [row for row in result["rows"] if row["name"] == name]
     assert all(row["host_ms"] > 0 for row in ours)
     assert any(row["gpu_ms"] > 0 for row in ours)
 
 
-def rows_by_case(made):
-    found = {}
-    for row in made["rows"]:
-        found.setdefault(row.get("case"), []).append(row["name"])
-    return found
+def rows_by_case(result):
+    names_by_case = {}
+    for row in result["rows"]:
+        names_by_case.setdefault(row.get("case"), []).append(row["name"])
+    return names_by_case

@@ -27,28 +27,33 @@ def test_all_rows_have_the_same_images_in_the_same_order(class_folder):
         with ExitStack() as stack:
             batches = accuracy.batches(name, numbered, 5, options, stack)
             orders[name] = [[labels.tolist() for _, labels in batches] for _ in range(2)]
-            shapes = {tuple(some.shape) for some, _ in batches}
+            shapes = {tuple(images_of_batch.shape) for images_of_batch, _ in batches}
         assert shapes == {(4, 3, 16, 16)}
     assert all(order == orders[NAMES[0]] for order in orders.values())
-    first, second = orders[NAMES[0]]
-    assert len(first) == 19 // 4
-    assert first != second, "an epoch of its own order"
+    first_epoch, second_epoch = orders[NAMES[0]]
+    assert len(first_epoch) == 19 // 4
+    assert first_epoch != second_epoch, "an epoch of its own order"
 
 
 def test_trains_every_row_and_says_how_well(class_folder, tmp_path, capsys):
     path = tmp_path / "accuracy.json"
     assert __main__.main(["accuracy", *TINY, "--data", str(class_folder), "--json", str(path)]) == 0
-    made = json.loads(path.read_text())
-    results.check(made)
-    assert [row["name"] for row in made["rows"]] == NAMES
-    for row in made["rows"]:
+    result = json.loads(path.read_text())
+    results.check(result)
+    assert [row["name"] for row in result["rows"]] == NAMES
+    for row in result["rows"]:
         assert row["top1_low_percent"] <= row["top1_percent"] <= row["top1_high_percent"]
         assert row["top1_percent"] % 20 == pytest.approx(0, abs=1e-4), "of five images"
         assert min(row["images_per_s"], row["wall_s"], row["ratio"]) > 0
-    said = made["settings"]
-    assert (said["images"], said["train_images"], said["val_images"], said["classes"]) == ("the user's", 19, 5, 2)
-    assert (said["epochs"], said["repeats"], said["batch"]) == (1, 1, [8])
-    assert "data" not in said, "a path says nothing"
+    settings = result["settings"]
+    assert (settings["images"], settings["train_images"], settings["val_images"], settings["classes"]) == (
+        "the user's",
+        19,
+        5,
+        2,
+    )
+    assert (settings["epochs"], settings["repeats"], settings["batch"]) == (1, 1, [8])
+    assert "data" not in settings, "a path says nothing"
     assert "accuracy: seed 0, gpuaug, antialiased: " in capsys.readouterr().out
 
 
@@ -66,15 +71,15 @@ def pretended(monkeypatch, tmp_path, class_folder):
     monkeypatch.setattr(accuracy, "train", train)
     monkeypatch.setattr(measurement, "release", lambda device: None)
     path = tmp_path / "results" / "accuracy.json"
-    made = accuracy.main([*TINY, "--repeats", "3", "--data", str(class_folder), "--json", str(path)])
-    return made, ran, path
+    result = accuracy.main([*TINY, "--repeats", "3", "--data", str(class_folder), "--json", str(path)])
+    return result, ran, path
 
 
 def test_figures_are_of_all_seeds_and_ratios_of_one(pretended):
-    made, ran, _ = pretended
+    result, ran, _ = pretended
     assert [name for seed, name in ran if seed == 0] == NAMES
     assert [name for seed, name in ran if seed == 1] == NAMES[::-1]
-    baseline, *_, plain, _ = made["rows"]
+    baseline, *_, plain, _ = result["rows"]
     assert (plain["top1_percent"], plain["top1_low_percent"], plain["top1_high_percent"]) == (76.0, 73.0, 79.0)
     assert (plain["images_per_s"], plain["rounds"], plain["wall_s"]) == (300.0, [300.0, 250.0, 340.0], 6.0)
     assert plain["ratio"] == pytest.approx(340 / 120), "that of the medians is 300 / 110"

@@ -11,19 +11,19 @@ from bench.suites.augmentation.recipes import CASES, KORNIA, ONE_BY_ONE, OURS, T
 
 
 def test_every_recipe_has_the_row_of_its_library_and_ours(tmp_path, monkeypatch):
-    monkeypatch.setattr(call_rows, "_SECONDS", 0)
+    monkeypatch.setattr(call_rows, "_MAX_SECONDS", 0)
     monkeypatch.setattr(measurement, "release", lambda device: None)
-    made = measure_suite("recipes", tmp_path)
-    missing = {row["case"] for row in made["settings"]["skipped"] if row["name"] == OURS}
+    result = measure_suite("recipes", tmp_path)
+    missing = {row["case"] for row in result["settings"]["skipped"] if row["name"] == OURS}
     assert missing <= {"timm", "timm, validation"}
-    assert rows_by_case(made) == {
-        name: [ONE_BY_ONE if case.keys else KORNIA if case.by_kornia else TORCHVISION, OURS]
+    assert rows_by_case(result) == {
+        name: [ONE_BY_ONE if case.keys else KORNIA if case.uses_kornia else TORCHVISION, OURS]
         for name, case in CASES.items()
         if name not in missing
     }
-    assert all(row["ratio"] == 1 for row in made["rows"] if row["name"] != OURS)
-    assert all(row["host_ms"] > 0 and row["ratio"] > 0 for row in made["rows"] if row["name"] == OURS)
-    text = tables.markdown(made, by_case=True, names=[ONE_BY_ONE, TORCHVISION, OURS], cases=["RT-DETR", "MAE"])
+    assert all(row["ratio"] == 1 for row in result["rows"] if row["name"] != OURS)
+    assert all(row["host_ms"] > 0 and row["ratio"] > 0 for row in result["rows"] if row["name"] == OURS)
+    text = tables.markdown(result, by_case=True, names=[ONE_BY_ONE, TORCHVISION, OURS], cases=["RT-DETR", "MAE"])
     assert text.splitlines()[1] == "| images/s | torchvision v2, image by image | torchvision v2 | gpuaug |"
     assert [line.split(" | ")[0] for line in text.splitlines()[3:5]] == ["| RT-DETR", "| MAE"]
     assert "the ratio to the row at 1.00" in text
@@ -36,9 +36,9 @@ def test_dali_gives_the_views_of_a_recipe(name):
     if case.package:
         pytest.importorskip(case.package)
     images = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8)
-    found = dali.build(case.dali, images, None, torch.float32)()
+    outputs = dali.build(case.dali, images, None, torch.float32)()
     views = [gpuaug.fuse(make())(images) for make, count in case.views(64) for _ in range(count)]
-    assert [tuple(view.shape) for view in (found if isinstance(found, list) else [found])] == [
+    assert [tuple(view.shape) for view in (outputs if isinstance(outputs, list) else [outputs])] == [
         tuple(view.shape) for view in views
     ]
 

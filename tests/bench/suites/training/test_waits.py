@@ -12,11 +12,11 @@ from gpuaug.benchkit import results
 def test_waits_has_the_steps_of_both_loops_and_draws_them(tmp_path):
     path, image = tmp_path / "waits.json", tmp_path / "waits.png"
     waits.main([*TINY, "--case", "small/resnet18", "--json", str(path)])
-    made = json.loads(path.read_text())
-    results.check(made)
-    assert len(made["settings"]["loops"]) == 2
-    for name, figures in made["settings"]["loops"].items():
-        rows = [row for row in made["rows"] if row["case"] == name]
+    result = json.loads(path.read_text())
+    results.check(result)
+    assert len(result["settings"]["loops"]) == 2
+    for name, figures in result["settings"]["loops"].items():
+        rows = [row for row in result["rows"] if row["case"] == name]
         assert [row["step"] for row in rows] == list(range(len(rows)))
         assert all(row["start_ms"] <= row["end_ms"] for row in rows)
         assert all(row["end_ms"] <= after["start_ms"] for row, after in pairwise(rows))

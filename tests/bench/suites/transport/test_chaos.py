@@ -8,11 +8,11 @@ from gpuaug.benchkit import results
 
 
 def assert_passes(device, trials, seed=0, processes=1):
-    made = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed), "--processes", str(processes)])
-    results.check(made)
-    assert made["settings"]["failed"] == []
-    assert sum(row["trials"] for row in made["rows"]) == trials
-    return {row["name"] for row in made["rows"]}
+    result = chaos.main(["--device", device, "--trials", str(trials), "--seed", str(seed), "--processes", str(processes)])
+    results.check(result)
+    assert result["settings"]["failed"] == []
+    assert sum(row["trials"] for row in result["rows"]) == trials
+    return {row["name"] for row in result["rows"]}
 
 
 def test_trials_equal_depth_0_whatever_goes_wrong():
@@ -44,13 +44,13 @@ def test_a_trial_that_fails_is_named_with_the_line_that_runs_it_again(monkeypatc
 
 @pytest.mark.parametrize("fault", ["none", "break", "close", "dataset", "stage", "interleaved"])
 def test_a_batch_that_is_lost_before_the_fault_is_noticed(fault, monkeypatch):
-    def losing(received, want, *, whole=True):
+    def losing(received, want, *, complete=True):
         monkeypatch.undo()
         del received._batches[-1:]
-        received.check(want, whole=whole)
+        received.check(want, complete=complete)
 
     trials = (chaos.Trial(0, number, chaos.torch.device("cpu")) for number in itertools.count())
-    trial = next(each for each in trials if each.fault == fault and each.at)
-    monkeypatch.setattr(chaos.Received, "check", losing)
+    trial = next(each for each in trials if each.fault == fault and each.fault_batch)
+    monkeypatch.setattr(chaos.ReceivedBatches, "check", losing)
     with pytest.raises(AssertionError, match="batches were delivered, of"):
         chaos.run(trial)

@@ -20,8 +20,8 @@ def small(monkeypatch):
 
 
 def test_clips_of_files_are_measured_and_missing_peers_are_named(small, tmp_path):
-    words = ["--device", "cpu", "--batch", "2", "--size", "16", "--frames", "3", "--workers", "0", "--sizes", "64x48"]
-    made = suite.main([*words, "--seconds", "0.05", "--repeats", "1", "--videos", str(tmp_path)])
-    assert [(row["case"], row["name"]) for row in made["rows"]] == [("64x48", "gpuaug, CPU")]
-    assert {row["name"]: row["reason"] for row in made["settings"]["skipped"]}["gpuaug"] == "needs a GPU"
+    arguments = ["--device", "cpu", "--batch", "2", "--size", "16", "--frames", "3", "--workers", "0", "--sizes", "64x48"]
+    result = suite.main([*arguments, "--seconds", "0.05", "--repeats", "1", "--videos", str(tmp_path)])
+    assert [(row["case"], row["name"]) for row in result["rows"]] == [("64x48", "gpuaug, CPU")]
+    assert {row["name"]: row["reason"] for row in result["settings"]["skipped"]}["gpuaug"] == "needs a GPU"
     assert len(list(tmp_path.glob("64x48/*.mp4"))) == 5

@@ -26,11 +26,11 @@ def feeds(monkeypatch):
 @linux
 def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_path, capsys):
     path = tmp_path / "feeds.json"
-    made = feeds.main([*TINY, "--json", str(path)])
+    result = feeds.main([*TINY, "--json", str(path)])
     results.check(json.loads(path.read_text()))
-    assert [row["name"] for row in made["rows"]] == ON_CPU
-    by_name = {row["name"]: row for row in made["rows"]}
-    for row in made["rows"]:
+    assert [row["name"] for row in result["rows"]] == ON_CPU
+    by_name = {row["name"]: row for row in result["rows"]}
+    for row in result["rows"]:
         assert min(row["gb_per_s"], row["batches_per_s"], row["next_ms"], row["cpu_ms"], row["host_ms"], row["ratio"]) > 0
         assert (row["case"], row["batch_size"], len(row["rounds"])) == ("1 workers", 2, 2)
         assert row["gb_per_s"] == pytest.approx(row["batches_per_s"] * 2 * (3 * 32 * 32 + 8) / 1e9)
@@ -38,30 +38,30 @@ def test_measures_every_row_there_is_on_a_cpu_and_leaves_no_worker(feeds, tmp_pa
     assert "slot_share" not in by_name["DataLoader, unpinned"]
     assert by_name["StreamedLoader, plain"]["slot_share"] == 0
     assert by_name["StreamedLoader"]["slot_share"] > 0
-    assert {row["name"] for row in made["settings"]["skipped"]} == {"SPDL", "FFCV"}
+    assert {row["name"] for row in result["settings"]["skipped"]} == {"SPDL", "FFCV"}
     assert "SPDL skipped: not installed" in capsys.readouterr().out
     assert not multiprocessing.active_children()
 
 
 def test_ratios_are_taken_within_a_repeat(feeds):
     case = SimpleNamespace(batch_size=10, sample_bytes=1_000_000)
-    found = {
+    windows_by_row = {
         "base": [{"batches_per_s": rate, "next_ms": 1.0} for rate in (1.0, 2.0, 4.0)],
         "ours": [{"batches_per_s": rate, "next_ms": 1.0, "slot_share": 1.0} for rate in (3.0, 10.0, 16.0)],
     }
-    row = feeds.figures(case, "ours", found, "base")
+    row = feeds.figures(case, "ours", windows_by_row, "base")
     assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == (4, 3, 5)
     assert row["gb_per_s"] == pytest.approx(0.1)
     assert row["rounds"] == pytest.approx([0.03, 0.1, 0.16])
-    assert "ratio" not in feeds.figures(case, "ours", {"ours": found["ours"]}, "base")
+    assert "ratio" not in feeds.figures(case, "ours", {"ours": windows_by_row["ours"]}, "base")
 
 
 @pytest.mark.gpu
 def test_measures_the_gpu(feeds, tmp_path):
     flags = ["--size", "64", "--batch", "8", "--workers", "2", "--seconds", "0.1", "--repeats", "1"]
-    made = feeds.main(["--device", "cuda", *flags, "--json", str(tmp_path / "feeds.json")])
-    results.check(made)
-    assert {*ON_CPU, "DataLoader, pinned", "pinned, copy stream"} <= {row["name"] for row in made["rows"]}
-    assert made["settings"]["link_gb_per_s"] > 0
-    assert next(row for row in made["rows"] if row["name"] == "StreamedLoader")["slot_share"] > 0
+    result = feeds.main(["--device", "cuda", *flags, "--json", str(tmp_path / "feeds.json")])
+    results.check(result)
+    assert {*ON_CPU, "DataLoader, pinned", "pinned, copy stream"} <= {row["name"] for row in result["rows"]}
+    assert result["settings"]["link_gb_per_s"] > 0
+    assert next(row for row in result["rows"] if row["name"] == "StreamedLoader")["slot_share"] > 0
     assert not multiprocessing.active_children()

@@ -19,13 +19,13 @@ def _frozen_again():
 
 
 def assert_flat(*flags):
-    made = soak.main([*CPU, *flags])
-    results.check(made)
-    kinds = made["settings"]["kinds"]
+    result = soak.main([*CPU, *flags])
+    results.check(result)
+    kinds = result["settings"]["kinds"]
     assert all(kind["batches"] > 0 for kind in kinds.values())
     assert {"list", "ring", "features", "ragged", "decoded", "left early"} <= set(kinds)
     assert sum(kind["batches"] for kind in kinds.values()) >= int(flags[-1])
-    assert {"resident memory", "shared memory", "threads", "descriptors"} <= {row["name"] for row in made["rows"]}
+    assert {"resident memory", "shared memory", "threads", "descriptors"} <= {row["name"] for row in result["rows"]}
 
 
 @pytest.mark.parametrize("batches", ["6000", pytest.param("100000", marks=pytest.mark.slow)])
@@ -35,29 +35,29 @@ def test_a_process_holds_no_more_after_many_batches(batches):
 
 @pytest.mark.gpu
 def test_a_process_holds_no_more_on_a_gpu():
-    made = soak.main(["--device", "cuda", "--batches", "20000"])
-    assert "reserved GPU memory" in {row["name"] for row in made["rows"]}
+    result = soak.main(["--device", "cuda", "--batches", "20000"])
+    assert "reserved GPU memory" in {row["name"] for row in result["rows"]}
 
 
-@pytest.mark.parametrize("what", ["descriptors", "private memory"])
-def test_growth_is_found(what, monkeypatch):
+@pytest.mark.parametrize("resource", ["descriptors", "private memory"])
+def test_growth_is_found(resource, monkeypatch):
     leaked = []
 
     def leak():
-        if what == "descriptors":
+        if resource == "descriptors":
             leaked.append(os.open("/dev/null", os.O_RDONLY))
         else:  # pages of its own: bytes might lie where earlier tests have left the heap as large as this
             leaked.append(mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
             leaked[-1].write(b"x" * (4 << 20))
 
-    monkeypatch.setattr(soak, "kinds", lambda options: {"leaking": (100, leak)})
-    with pytest.raises(SystemExit, match=f"because the process holds more and more of: .*{what}"):
+    monkeypatch.setattr(soak, "epochs", lambda options: {"leaking": (100, leak)})
+    with pytest.raises(SystemExit, match=f"because the process holds more and more of: .*{resource}"):
         soak.main([*CPU, "--batches", "2000"])
-    for each in leaked:
-        os.close(each) if what == "descriptors" else each.close()
+    for handle in leaked:
+        os.close(handle) if resource == "descriptors" else handle.close()
 
 
 def test_growth_is_from_the_second_quarter_to_the_last():
-    made = soak.row("threads", [(100 * at, value) for at, value in enumerate([1, 2, 3, 3, 3, 3, 5, 5])], took_s=1.0)
-    assert (made["start"], made["end"], made["growth"]) == (1, 5, 2)
-    assert made["readings"][0] == [0, 1]
+    result = soak.row("threads", [(100 * at, value) for at, value in enumerate([1, 2, 3, 3, 3, 3, 5, 5])], took_s=1.0)
+    assert (result["start"], result["end"], result["growth"]) == (1, 5, 2)
+    assert result["readings"][0] == [0, 1]

@@ -1,4 +1,4 @@
-"""Results that are made up."""
+"""Results with invented figures."""
 
 import torch
 
