@@ -70,8 +70,8 @@ class DecodeStage(Stage):
 
     The stage decodes ahead of all other stages, on background threads, regardless of its position in ``stages``. The JPEG
     engines of a data-centre card (A100, H100, H200, B200) decode baseline JPEGs. Host threads and the card together decode
-    progressive JPEGs, and baseline JPEGs on a card without engines. Host threads decode all other files, and all files without
-    a GPU. ``print(DecodeStage().decoders)`` shows the files of each decoder on this machine.
+    progressive JPEGs, a share of the JPEGs with over 4 megapixels, and all baseline JPEGs on a card without engines. Host
+    threads decode all other files, and all files without a GPU. ``print(DecodeStage().decoders)`` shows the files of each.
 
     Clips of ``read_clip`` become a tensor (B, T, 3, H, W) uint8, or a ``Ragged`` of B·T frames if clips differ in size. The
     video engines of a card (``nvdec``) decode H.264, HEVC, VP9 and, if the card has an engine for it, AV1, in 4:2:0 of 8 bits;
@@ -79,10 +79,10 @@ class DecodeStage(Stage):
 
     Args:
         on: Members of the batch to decode: a selector, or several. Default: every ``Encoded``.
-        backend: ``"auto"``: all available decoders: engines, hybrid (host threads read the Huffman codes, the card does the
-            rest) and CPU. ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``:
-            as ``"auto"`` for clips; an error if it is not available. ``"cpu"``: host threads only. The decoder of an image or
-            a clip depends only on its header.
+        backend: ``"auto"``: all available decoders: engines, hybrid (host threads and the card together) and CPU.
+            ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``: as ``"auto"``
+            for clips; an error if it is not available. ``"cpu"``: host threads only. The decoder of an image or a clip depends
+            only on its header and its length.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, with 8 or 16 bits and any number
             of bands. Both must be the same for all images of a batch.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
