@@ -54,7 +54,7 @@ def _warn(op: EagerOp) -> None:
     if op.package == "torchvision":
         runs = "It runs image by image, with separate launches for every image"
     elif op.is_user_defined:
-        runs = "It runs once per batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
+        runs = "It runs once for the whole batch, so one draw applies to all images (v2.Compose([module]) calls it per image)"
     else:
         runs = "Kornia runs it, with tens of launches per batch"
     warnings.warn(

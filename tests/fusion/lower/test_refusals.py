@@ -150,7 +150,8 @@ def test_fallback_warning_of_a_user_module():
     _, said = told(lambda: gpuaug.fuse([K.RandomInvert(), Halved()]))
     (text,) = said
     assert text.startswith(
-        "Halved_1 is not fused, because gpuaug.fuse does not lower it: not one of Kornia's modules. It runs once per batch, so"
+        "Halved_1 is not fused, because gpuaug.fuse does not lower it: not one of Kornia's modules. It runs once for the whole "
+        "batch, so"
     )
 
 

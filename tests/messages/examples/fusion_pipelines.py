@@ -86,7 +86,7 @@ class Cropped(nn.Module):
         return v2.RandomCrop(4)(image)
 
 
-@example("It runs once per batch, so one draw applies to all images")
+@example("It runs once for the whole batch, so one draw applies to all images")
 def module_that_draws_once(told):
     images, module = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(8, 3, 8, 8), Cropped()
     with told:
