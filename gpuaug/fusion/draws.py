@@ -1,4 +1,8 @@
-"""Random parameters of one batch, to read, replay and convert for Kornia and torchvision."""
+"""Random parameters of one batch, to read, replay and convert for Kornia and torchvision.
+
+An *op* replaces one module of the pipeline. ``OpDraws`` are the draws of one op, by name. A *fallback module* has no op: its
+library runs it, with generators that are seeded by the draw ``"key"``.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +38,7 @@ class Draws:
     """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
 
     _tree: Tree
-    """Lowered pipeline, with an op per module."""
+    """Ops of the pipeline, as leaves of a tree of its containers."""
     _drawn: tuple[OpDraws, ...]
     """Draws of each op, in order."""
     _sizes: tuple[Size, ...]
@@ -52,7 +56,7 @@ class Draws:
         return (replace(self, _more=()), *self._more)
 
     def alone(self, index: int) -> "Draws":
-        """Return the draws of one image, for a batch that contains only this image.
+        """Return the draws of one image, to replay on a batch of only that image.
 
         Args:
             index: Index of the image in the batch, from 0.
@@ -72,6 +76,7 @@ class Draws:
             raise ArgumentError(f"index must be the index of a drawn image, got {index} of {len(self)}. Count them from 0.")
         drawn = []
         for leaf, op_drawn in zip(leaves(self._tree), self._drawn, strict=True):
+            # A fallback module has the draw "key".
             if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in op_drawn:
                 raise ArgumentError(
                     f"draws must be of modules that process images independently, got {leaf.op.name}. Replay the whole batch."
@@ -122,8 +127,9 @@ class Draws:
 
         result: dict[str, dict[str, float]] = {}
         for name, numbers in entries(self._tree, ""):
-            count = sum(earlier.split(" ")[0] == name for earlier in result)
-            result[f"{name} ({count + 1})" if count else name] = numbers  # a policy may pick a module twice
+            # A policy may pick a module twice.
+            count = sum(earlier_name.split(" ")[0] == name for earlier_name in result)
+            result[f"{name} ({count + 1})" if count else name] = numbers
         return result
 
     def as_kornia(self) -> Any:
@@ -159,7 +165,7 @@ class Draws:
             assert not isinstance(tree, ImplicitTransform)
             if isinstance(tree, Leaf):
                 drawn, size = next(drawn_sizes)
-                # Kornia drew, because the op does not support images of this size.
+                # Kornia has drawn, because it runs the module for images of this size.
                 if "params" in drawn:
                     return drawn["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
@@ -203,7 +209,7 @@ _NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise
 """Parameters of Kornia that have one value per clip, not one per frame."""
 
 _BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
-"""Parameters that are indices into the batch."""
+"""Parameters of Kornia that are indices into the batch."""
 
 
 def _for_frames(params: Any, size: Size) -> Any:
@@ -229,7 +235,7 @@ def _for_frames(params: Any, size: Size) -> Any:
 
 
 def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the functions of torchvision, with their arguments, that repeat the draws of one sample."""
+    """Yield (function name, arguments) of the calls of torchvision's functions that repeat the draws for one sample."""
     if isinstance(tree, ImplicitTransform):
         yield from tree.calls
     elif isinstance(tree, Leaf):
@@ -291,7 +297,7 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
 
 
 def _parameters(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (name, parameters) of the module, or of the modules that it picked, for one sample."""
+    """Yield (name, parameters) of the module of ``op``, or of the modules that it picked, for one sample."""
     if isinstance(op, Picking) and "layers" in drawn:
         for entry in (entry for layer in drawn["layers"] for entry in layer):
             if entry.mask is None or entry.mask[sample]:
@@ -308,7 +314,7 @@ def _parameters(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Ite
         yield name, op.numbers(drawn, sample) if isinstance(op, Op) and "key" not in drawn else {}
 
 
-_NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")
+_OMITTED_PARAMETERS = ("batch_prob", "forward_input_shape", "order")
 """Parameters of Kornia that ``Draws.of`` omits."""
 
 
@@ -320,5 +326,5 @@ def _kornia_parameters(name: str, data: Any, sample: int) -> Iterator[tuple[str,
         return
     apply_mask = data["batch_prob"] > 0.5
     if bool(apply_mask[sample]):
-        drawn = {key: value for key, value in data.items() if key not in _NOT_DRAWN and isinstance(value, Tensor)}
+        drawn = {key: value for key, value in data.items() if key not in _OMITTED_PARAMETERS and isinstance(value, Tensor)}
         yield name, {key: float(value[sample]) for key, value in drawn.items() if value.shape == apply_mask.shape}

@@ -1,7 +1,9 @@
 """``fuse`` and the module that it returns, which runs a batch through a fused pipeline.
 
-A fused pipeline is lowered to ops, which run in few passes over the images. A plan is the passes for images of one size; its
-parameter table has one float32 row per sample, with the random parameters (draws) of all ops.
+A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For images of one size it consists
+of *segments*: ops with one plan, or a single op without a plan. A *plan* runs its ops in few passes over the images. Its
+*parameter table* has one float32 row per sample, with the random parameters (*draws*) of all ops. *Views* are several random
+augmentations of the same images. A *mix* blends images of a batch, as MixUp does.
 """
 
 from collections.abc import Sequence
@@ -120,9 +122,9 @@ class Fused(nn.Module):
     """
 
     follows_types = True
-    """Whether a stage also passes the members of a batch that contain torchvision's tensors."""
+    """Whether a stage also passes to this module the members of a batch that contain torchvision's tensors."""
     takes_packed = True
-    """Whether a stage passes target dicts as ``PackedTargets``."""
+    """Whether a stage passes target dicts to this module as ``PackedTargets``."""
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
@@ -139,7 +141,7 @@ class Fused(nn.Module):
         classes = merged_num_classes(options.num_classes, byte_program.mixes)
         self.options = replace(options, num_classes=classes)
         self._ending = ending_of(byte_program.tree)
-        """Effect of the pipeline's transforms of targets, which are applied at its end."""
+        """Conversions of targets at the end of the pipeline, collected from all of its transforms."""
         self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
         """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
         self._soft_labels = None if classes is None else SoftLabels(classes, options.label_smoothing)
@@ -150,15 +152,15 @@ class Fused(nn.Module):
         # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
         self._warnings = FallbackWarnings(byte_program.ops)
-        # A module that its library runs may draw from any random generator.
+        # False with a module that is not fused, because such a module may draw from torch's, NumPy's or Python's generator.
         self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
 
     def _both_programs(self) -> list[Program]:
-        """Return the programs for bytes and for floats. If the pipeline does not accept floats, return the one for bytes."""
+        """Return the programs for uint8 and for float32 images, without the latter if the pipeline does not accept floats."""
         programs = [self._program()]
         try:
             programs.append(self._program(torch.float32))
-        except GpuAugError:  # a batch of floats will raise it
+        except GpuAugError:  # a call with floats will raise the error
             return programs
         return programs
 
@@ -169,7 +171,7 @@ class Fused(nn.Module):
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
-        """Return the program for images of ``dtype``. Default: bytes, or floats if the pipeline does not accept bytes."""
+        """Return the program for images of ``dtype``. Default: uint8, or float32 if the pipeline does not accept bytes."""
         if dtype is not None:
             dtype = one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
         elif self._program().refuses_type:
@@ -177,7 +179,7 @@ class Fused(nn.Module):
         return self._program(torch.uint8 if dtype is None else dtype)
 
     def extra_repr(self) -> str:
-        """Names of the modules, and of the modules that are not fused."""
+        """Names of all modules, names of the modules that are not fused, and the backend of the last call."""
         ops = self._program().ops
         descriptions = [", ".join(op.name for op in ops)]
         for package in ("Kornia", "torchvision"):
@@ -219,8 +221,8 @@ class Fused(nn.Module):
     def windows_read(self, shapes: Shapes) -> Windows | None:
         """Return the window of each image that the next call on a ragged batch reads, for a stage that decodes only the window.
 
-        The seed is the seed of that call: within a stage of a loader it follows from the position of the batch, otherwise it is
-        drawn from torch's global generator.
+        Both use the same seed: within a stage of a loader it follows from the position of the batch, otherwise it is drawn from
+        torch's global generator.
 
         Args:
             shapes: Sizes of the images, after rotation to upright.
@@ -265,8 +267,8 @@ class Fused(nn.Module):
             GpuAugWarning: Once per GPU on which Triton cannot run, so that plain torch runs, about 50 times slower.
 
         Cost:
-            The launches that ``explain`` lists, and one asynchronous copy from pinned memory of some bytes per sample, plus one
-            launch if it is large. No synchronization.
+            The launches that ``explain`` lists, and one asynchronous copy of the parameter table from pinned memory, plus one
+            launch from 1024 samples on. No synchronization.
         """
         if autocasts():
             # Autocast would multiply matrices in 16 bits, and torch.cat under it rejects tensors of another 16-bit type.
@@ -275,6 +277,7 @@ class Fused(nn.Module):
         return self._augmented(inputs, data_keys, draws)
 
     def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
+        """Return the outputs of ``forward``, which has the same arguments."""
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
@@ -295,8 +298,10 @@ class Fused(nn.Module):
             program.cache(key, plan, size)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
+        # Whether ``TablePrefetch`` draws, for this call and later ones.
         draws_ahead = views_together and plan is not None and not plan.needs_own_batch
         seed = next_seed() if draws is None and not draws_ahead else None
+        # Each attempt may find one module that returns another dtype than the pipeline was lowered for. Then lower it again.
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
@@ -323,6 +328,7 @@ class Fused(nn.Module):
         )
 
     def _run_cached(self, program: Program, cached_plan: CachedPlan, images: Tensor) -> Tensor:
+        """Run a call with only images, of a shape that an earlier call has had."""
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
@@ -333,7 +339,7 @@ class Fused(nn.Module):
         return self.clips.clips(result, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
-        """Return the default data keys: keys of the pipeline, then ``"tv_tensors"`` for inputs with torchvision's tensors."""
+        """Return the default data keys: the pipeline's, then ``"tv_tensors"`` for further inputs with torchvision's tensors."""
         other_inputs = inputs[len(self._data_keys) :]
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
@@ -414,8 +420,9 @@ class Fused(nn.Module):
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
-        """Run a pipeline without a plan for all its ops, segment by segment: a plan, or an op without a plan."""
+        """Run a pipeline without a plan for all its ops, segment by segment."""
         size, has_points, segments = targets.size, targets.has_points, program.segments
+        # A container with random_apply picks ops per batch; some of them must begin a new plan, which is a new group here.
         groups = segments.picked_ops(draws._drawn)
         for number, (ops, all_drawn) in enumerate(groups):
             start = 0

@@ -2,7 +2,8 @@
 
 A pass is one *front* (a gather, which moves pixels, a filter or a mix: it computes an output pixel from source pixels) and any
 number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the last pass writes the
-result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample.
+result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample. *Ragged* images
+differ in size.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +38,7 @@ class BasePass(ABC):
     out: Size
     """Size of the images that the pass writes."""
     program: tuple[tuple[int, int, int], ...]
-    """(Code, first column, flags) per pointwise op. Columns count from ``first_column``, so that equal passes compile once."""
+    """(Code, first column, flags) per pointwise op. Columns count from ``first_column``, so that equal passes share kernels."""
     first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
@@ -46,10 +47,10 @@ class BasePass(ABC):
     -1 if the pass reads every sample from its source and writes it to its output.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of kernel launches, keyed by dtype, shape and strides."""
+    """Cache of prepared kernel launches, keyed by dtype, shape and strides."""
 
     def rows_of(self, table: Rows) -> Rows:
-        """Return the table (B, K) from the first column of the pass."""
+        """Return the columns of the table (B, K) from the first column of the pass on."""
         return table[:, self.first_column :] if self.first_column else table
 
     @property
@@ -64,7 +65,7 @@ class BasePass(ABC):
 
     @property
     def works_in_place(self) -> bool:
-        """Whether an output pixel depends only on the source pixel at its position, and on tables or means of the source."""
+        """Whether an output pixel depends only on the source pixel at its position, and on statistics of the source."""
         return not self.gather_ops
 
     @property
@@ -142,11 +143,14 @@ class OpPass(BasePass, Generic[F]):
 Pass = GatherPass | OpPass[FrontOp]
 
 Canvases: TypeAlias = tuple[tuple[int, int], ...]
-"""(height, width) of the output buffer per image, the *canvas*, for each pass but the last; empty if images have one size."""
+"""(height, width) of the *canvas* of each pass but the last, that is, of its output buffer per image.
+
+Empty if images have one size.
+"""
 
 
 class BoxCrop(NamedTuple):
-    """Crop whose window depends on the boxes of each image, and is computed on the device; and the pass of the crop."""
+    """Crop by boxes, whose windows the device computes from the boxes, and its pass."""
 
     pass_: GatherPass
     op: BoxCropOp
@@ -166,15 +170,15 @@ class Plan:
     masks: bool = False
     """Whether there are masks, for which some ops have more columns."""
     template: Array | None = None
-    """(width,) float32 row with the columns that depend neither on draws nor on the batch, written once."""
+    """(width,) float32 row, computed once, with the columns that depend neither on draws nor on the batch."""
     uniform_count: int = 8
-    """Number of uniform numbers per sample that the sampler draws at its first call."""
+    """Number of uniform numbers per sample that the sampler draws in one call of NumPy."""
     uniforms_per_op: tuple[int, ...] = ()
     """Number of uniform numbers per sample that each op uses."""
     needs_own_batch: bool = False
     """Whether the draws of several batches cannot be computed together."""
     rereading_ops: tuple[Op, ...] = ()
-    """Ops that read settings of their module at every draw."""
+    """Ops that read settings of their module at every draw, because the user may change these settings."""
     box_crop: BoxCrop | None = None
     """Crop by boxes, if there is one."""
 
@@ -184,9 +188,9 @@ class Plan:
         return frames_of((op for pass_ in self.passes for op in pass_.gather_ops), self.source.frames)
 
     def canvases(self, size: Size, views: Sequence[Mapping[Op, OpDraws]]) -> Canvases:
-        """Return (height, width) of the output buffer per image, for each pass but the last; empty if images have one size.
+        """Return the canvas of each pass but the last, as (height, width); empty if images have one size.
 
-        The buffer has the largest height and width of the images. A smaller image lies in the top left corner of its buffer.
+        A canvas has the largest height and the largest width of the images. A smaller image lies in its top left corner.
 
         Args:
             size: Size of the images that the first pass reads.
@@ -207,7 +211,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _PassBuilder:
-    """Pass under construction."""
+    """Pass to which ops are added while they fit."""
 
     front: Gather | FrontOp = field(default_factory=Gather)
     point_ops: list[PointOp] = field(default_factory=list)
@@ -217,7 +221,7 @@ class _PassBuilder:
         return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
     def add_if_fits(self, op: Op, channels: int) -> bool:
-        """Add ``op`` to the pass if it can run in it. Return whether it was added."""
+        """Add ``op`` to the pass if the pass can run it. Return whether it was added."""
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, channels)):
             if self.is_empty:
                 self.front = op
@@ -226,6 +230,7 @@ class _PassBuilder:
         if isinstance(op, GatherOp):
             if not isinstance(self.front, Gather) or not self.front.accepts(op):
                 return False
+            # A flip, or a selection of frames, can run before pointwise ops that do not depend on coordinates.
             if self.point_ops and not (
                 isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
                 and not any(point_op.positional for point_op in self.point_ops)
@@ -336,7 +341,7 @@ def _check_mask_fill(front: Gather) -> None:
 
 def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """Return the number of uniform numbers per sample that each op draws, for images of this size."""
-    # separate_generators=True leaves the state of other samplers unchanged: a plan may be computed while another sampler draws.
+    # Separate generators, because a plan may be computed while another sampler of the thread draws.
     sampler = Sampler((0,), 1, separate_generators=True)
     sample_size = size if size.ragged else replace(size, batch=1)
     used = [sampler.columns_drawn for _ in draw_in_order(ops, sampler, sample_size)]
