@@ -38,7 +38,7 @@ class OneMix(MixOp):
         self.num_classes = merged_num_classes(None, (mix for _, mix in mixes))
         ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]
-        """Upper bounds of the uniform numbers in [0, 1) with which each mix is picked."""
+        """Upper ends of the bins in [0, 1], one per mix. A uniform number picks the mix of its bin."""
 
     def _read(self, module: Any) -> None:
         """Do nothing, because the ops of the mixes read the settings."""
@@ -64,7 +64,7 @@ class OneMix(MixOp):
         return {"parts": tuple((index, {**drawn, "partner": partner}, mask) for index, drawn, mask in parts)}
 
     def _mix_index(self, numbers: Any) -> Any:
-        """Indices of mixes, picked by weight, from uniform numbers in [0, 1)."""
+        """Indices of the mixes that uniform numbers in [0, 1) pick."""
         return np.searchsorted(self._ends, numbers, side="right")
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:

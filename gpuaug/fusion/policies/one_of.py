@@ -1,6 +1,6 @@
 """Ops that run one of several pointwise ops, or one of several affine warps, per sample.
 
-*Policies*, such as RandAugment, pick operations at random. Their operations run as these ops, so that one kernel serves all
+*Policies*, such as RandAugment, pick operations at random. These ops run the picked operations, so that one kernel serves all
 picks. A *row* holds the parameters of one sample for the kernel. An op with an *apply mask* of 0 in its row is skipped.
 """
 
@@ -42,10 +42,7 @@ class OneOf(PointOp):
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[PointOp]:
-        """True if ``op`` can be picked: a pointwise op whose result depends only on the values of the pixel and the row.
-
-        The result must not depend on the coordinates of the pixel, the mean of the image, or compile-time flags of the kernel.
-        """
+        """True if ``op`` can be picked: a pointwise op without flags that depends neither on coordinates nor on the mean."""
         return isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
 
     @property
@@ -92,8 +89,8 @@ class OneOf(PointOp):
             mask = rows[:, 1] == code
             # On a GPU all ops run, because ``mask.any()`` would make the host wait for the device.
             if mask.is_cuda or bool(mask.any()):
-                # ``op`` is applied to the whole batch. In rows of other ops, parameters are set to 0: their values may be out
-                # of range for ``op``, for example as an index of a channel.
+                # ``op`` is applied to the whole batch. The rows of samples that picked another op are set to 0, because their
+                # values may be out of range for ``op``, for example as an index of a channel.
                 op_rows = rows[:, 2:].masked_fill(~mask[:, None], 0)
                 output = torch.where(mask[:, None, None, None], op.apply(images, op_rows), output)
         return output
@@ -108,7 +105,7 @@ class AnyAffine(MatrixWarp):
 
     Args:
         name: Name of the module that picks.
-        warp: Any of the warps. All have the same interpolation, the same values outside the image, and the same fill value.
+        warp: One of the warps. All warps have the same interpolation, the same values outside the image, and the same fill.
     """
 
     description = "one of several affine warps"

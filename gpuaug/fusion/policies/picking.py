@@ -1,11 +1,11 @@
 """Base classes of the ops of modules that pick some of their *children* at random, and of *policies* such as RandAugment.
 
 A child is one module, or several modules that run in sequence, its *members*. A *plan* is the list of passes, that is, kernels
-that read and write all images, for images of one size.
+that read and write all images, for images of one size. A *fallback module* has no op: its library runs it.
 
-A policy picks per sample or per batch. Its plan is the same for all picks, so that few kernels are compiled: for each pick and
-each position in a child, the plan holds one op for all pointwise ops (``OneOf``), one for all affine warps (``AnyAffine``), and
-so on. The apply mask of such an op is True for the samples that picked one of its ops.
+A policy picks per sample or per batch. Its plan is the same for all picks, so that few kernels are compiled. For each pick and
+each position in a child, the plan holds one op that can run any pointwise op (``OneOf``), one that can run any affine warp
+(``AnyAffine``), and so on. The apply mask of such an op is True for the samples that picked one of the ops that it can run.
 """
 
 import copy
@@ -76,7 +76,7 @@ class Picking(Op):
 
     @property
     def ops(self) -> tuple[Op | EagerOp, ...]:
-        """Ops of all members of all children, or their fallback modules, which Kornia runs."""
+        """Ops or fallback modules of all members of all children."""
         return tuple(member.op for child in self.children for member in child.members)
 
     @property
@@ -85,8 +85,8 @@ class Picking(Op):
         return all(op.keepdim for op in self.ops)
 
 
-_TAKES_PARTS = OneOf | AnyAffine | EqualizeOrContrast
-"""Classes of ops that run one of several ops, whose draws are in ``"parts"``."""
+_OPS_WITH_PARTS = OneOf | AnyAffine | EqualizeOrContrast
+"""Classes of ops that run one of several ops. The draws of these ops are in ``"parts"`` (``OpDraws``)."""
 
 
 class Policy(Picking):
@@ -118,7 +118,7 @@ class Policy(Picking):
             if position < len(child.members):
                 groups.setdefault(_group_key(self.op(index, position)), []).append(index)
         layer = [(self._group_op([self.op(index, position) for index in group]), group) for group in groups.values()]
-        # A sample runs one op of a layer, so their order does not matter. Ops that can join the preceding pass come first.
+        # A sample runs one op of a layer, so the ops may be in any order. Ops that can join the preceding pass come first.
         return sorted(layer, key=lambda item: _rank(item[0]))
 
     def _group_op(self, ops: list[Op]) -> Op:
@@ -141,10 +141,10 @@ class Policy(Picking):
     def always_drawn(self) -> list[set[int]]:
         """Indices of the children whose entries are always needed, per position in a child.
 
-        An op that runs several ops of one class needs the draws of one of them, even if no sample picked it.
+        A plan op that runs ops of one class without ``"parts"`` needs draws of the class, even if no sample picked it.
         """
         layers = (self._layers[position] for position in self.positions)
-        return [{group[0] for op, group in layer if not isinstance(op, _TAKES_PARTS)} for layer in layers]
+        return [{group[0] for op, group in layer if not isinstance(op, _OPS_WITH_PARTS)} for layer in layers]
 
     def op(self, child: int, position: int) -> Op:
         """Op of the member at ``position`` of child ``child``."""
@@ -154,7 +154,7 @@ class Policy(Picking):
 
     @property
     def plan_ops(self) -> tuple[Op, ...]:
-        """Ops of the plan: of all layers, in order."""
+        """Ops of all layers, in order, which run in the passes for this op."""
         return tuple(op for layer in self._layers for op, _ in layer)
 
     def draws_by_op(self, drawn: OpDraws) -> dict[Op, OpDraws]:
@@ -165,13 +165,13 @@ class Policy(Picking):
             for plan_op, group in ops_of_layer:
                 entries = [by_child[index] for index in group if index in by_child]
                 masks = [entry.apply_mask for entry in entries]
-                if isinstance(plan_op, _TAKES_PARTS):
+                if isinstance(plan_op, _OPS_WITH_PARTS):
                     pairs = zip(entries, masks, strict=True)
                     draws[plan_op] = {
                         "parts": [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in pairs]
                     }
                 else:
-                    draws[plan_op] = _merged(entries, masks)
+                    draws[plan_op] = _merged_draws(entries, masks)
                 draws[plan_op]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))
         return draws
 
@@ -188,7 +188,7 @@ def unsupported_pick(op: Op, size: Size) -> str | None:
 
 
 def _group_key(op: Op) -> tuple[Any, ...]:
-    """Key of ``op``. The ops of a layer that have the same key are run by one op of the plan."""
+    """Key of ``op`` in its layer. One op of the plan runs all ops of a layer that have the same key."""
     if isinstance(op, Equalize | AutoContrast):
         return (EqualizeOrContrast,)
     if OneOf.accepts(op):
@@ -207,8 +207,8 @@ def _rank(op: Op) -> int:
     return 2 if isinstance(op, WarpOp) else 1 if isinstance(op, GatherOp) else 4
 
 
-def _merged(entries: list[Entry], masks: list[Array]) -> OpDraws:
-    """Draws of one op from entries of ops of the same class: of each sample from the entry whose mask is True for it."""
+def _merged_draws(entries: list[Entry], masks: list[Array]) -> OpDraws:
+    """Draws that have, for each sample, the values of the entry whose mask is True. All entries are of ops of one class."""
     merged = dict(entries[0].drawn)
     for entry, mask in zip(entries[1:], masks[1:], strict=True):
         for name, values in entry.drawn.items():

@@ -4,7 +4,7 @@ A picked module may change the size of the images, run more than once, or be run
 sequence of ``PickedOp``, one per op of the picked modules. All pointwise ops run as ``OneOf``, one op that runs any of them, so
 that the number of compiled kernels does not grow with the number of combinations.
 
-A *plan* is a list of passes, that is, kernels that read and write all images.
+A *plan* is a list of passes, that is, kernels that read and write all images. A *fallback module* has no op: Kornia runs it.
 """
 
 import copy
@@ -38,9 +38,9 @@ class PickedOp(NamedTuple):
     op: Op | EagerOp
     drawn: OpDraws
     starts_plan: bool
-    """True if the op is the first op of a new plan, so that its kernel does not depend on the preceding ops.
+    """True if the op begins a new plan, so that its kernel does not depend on the preceding ops.
 
-    The number of kernels then grows with the number of ops, not with the number of orders. False for a ``OneOf`` that joins
+    The number of kernels then grows with the number of ops, not with the number of orders. False for a ``OneOf``, which joins
     the preceding pass.
     """
 
@@ -65,9 +65,9 @@ class RandomApply(Picking):
         self.children = tuple(children)
         self._pointwise_ops = [op for op in self.ops if OneOf.accepts(op)]
         self._ops_by_key: dict[Any, Op] = {}
-        """Ops of plans, by (key of the module, how many times it was picked before in the batch)."""
+        """Ops of plans, by (key of the module, number of ops with this key that precede in the batch)."""
         self._fallbacks: dict[Any, EagerKornia] = {}
-        """Fallback modules, which Kornia runs, by (index of the child, index of the module in the child)."""
+        """Fallback modules for images of an unsupported size, by (index of the child, index of the module in the child)."""
 
     @property
     def _counts(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class RandomApply(Picking):
         if count > total or count > np.count_nonzero(rates):
             ends = rates.cumsum() / rates.sum()
             return [int(np.searchsorted(ends, _number(sampler), side="right")) for _ in range(count)]
-        # Without replacement: the children with the smallest of exponentially distributed times, whose rates are the weights.
+        # Without replacement: each child gets an exponentially distributed time, with its weight as rate. The smallest win.
         numbers = np.array([_number(sampler) for _ in rates])
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(rates > 0, -np.log1p(-numbers) / rates, np.inf)
@@ -150,7 +150,7 @@ class RandomApply(Picking):
             op: Op of the picked module.
             drawn: Draws of ``op``.
             key: Key of the module; all pointwise ops have the same key.
-            occurrence: How many ops with this key precede in the batch.
+            occurrence: Number of ops with this key that precede in the batch.
         """
         is_pointwise = OneOf.accepts(op)
         if (key, occurrence) not in self._ops_by_key:
@@ -254,7 +254,7 @@ def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
 
 def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> OneMix | str:
     """Create the op of a container of mixes, or return the reason why Kornia runs the container."""
-    # Kornia runs exactly one mix, also if it picks several. If it may pick none, it runs no mix at all.
+    # Kornia runs exactly one mix, also if random_apply picks several. If random_apply may pick none, Kornia never runs a mix.
     if module.random_apply[0] == 0:
         return "random_apply of zero or more mixes"
     if not module.random_apply_weights.any():

@@ -21,7 +21,7 @@ from gpuaug.fusion.ops.torchvision.operations import OPERATIONS, Adjustment
 from gpuaug.fusion.policies.picking import Child, Entry, Member, Policy
 
 _CACHE_SIZE = 256
-"""Largest number of cached tables of magnitudes."""
+"""Maximum number of cached tables of magnitudes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PolicyOperation:
     bins: int
     """Number of bins of the magnitude."""
     bin: int | None
-    """Index of the bin; ``None`` to draw a bin per sample."""
+    """Index of the bin of all samples; ``None`` to draw a bin per sample."""
     p: float = 1.0
     """Probability that a sample that picked the operation runs it."""
 
@@ -52,7 +52,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         self.children = tuple(_child(operations, transform, units) for operations in _operations_of_children(transform))
         self.count = int(transform.num_ops) if isinstance(transform, v2.RandAugment) else 1  # type: ignore[call-overload]
         self._magnitudes: dict[Any, _Magnitudes] = {}
-        """Cache of ``_magnitudes_at``, which reduces the time of a draw of RandAugment for 64 images from 76 µs to 49 µs."""
+        """Cache of ``_magnitudes_at``. A draw of RandAugment for 64 images takes 49 µs with the cache, and 76 µs without."""
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -68,7 +68,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return {"apply_mask": applies, "layers": tuple(layers)}
 
     def _entries(self, picks: Array, position: int, applies: Array, sampler: Sampler, size: Size) -> tuple[Entry, ...]:
-        """Draws of one layer: of the operation at ``position`` of each child, with the mask of the samples that run it.
+        """Return one layer: per child, the draws of its operation at ``position``, and the mask of the samples that run it.
 
         Args:
             picks: Index of the child that each sample picked, (B,).
@@ -104,11 +104,9 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return self._magnitudes[key]
 
     def _table(self, member: Member | None, size: Size) -> tuple[Array | None, bool]:
-        """Magnitudes of an operation, from torchvision's table.
+        """Return (magnitudes of an operation from torchvision's table, whether the sign is random).
 
-        Returns:
-            (magnitude of each bin that can be drawn, (bins,) float64, or ``None`` for an operation without a magnitude; whether
-            the sign is random).
+        The magnitudes are those of the bins that can be drawn, (bins,) float64; ``None`` for an operation without a magnitude.
         """
         if member is None:
             return None, False
@@ -147,7 +145,7 @@ class _Magnitudes:
             values[:] = 0 if table is None else table
 
     def of(self, picks: Array, bins: Array, signs: Array) -> Array:
-        """PolicyOperation of each sample, (B,) float64.
+        """Return the signed magnitude of each sample, (B,) float64.
 
         Args:
             picks: Index of the picked child, (B,).
@@ -169,7 +167,7 @@ def _operations_of_children(policy: Any) -> list[tuple[PolicyOperation, ...]]:
 
 
 def _child(operations: tuple[PolicyOperation, ...], policy: nn.Module, units: Units) -> Child:
-    """Child with an op for each operation except the identity."""
+    """Create a child with an op for each operation except the identity."""
     members = [
         Member(operation.name, OPERATIONS[operation.name](operation.name, policy, units), operation)
         for operation in operations

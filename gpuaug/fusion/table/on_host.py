@@ -1,10 +1,11 @@
 """Parameter tables that the host computes for several batches at once.
 
-A table has one row per sample, with the parameters of all ops. For ragged batches, the columns that depend on image sizes are
-computed when the batch arrives: the uniform numbers of the ops of the first pass that move pixels, such as crops, are drawn
-ahead, and their parameters computed with the sizes. On two CPU cores, the table of 256 ragged images then takes 0.14 to 0.18 ms
-of the training thread for a crop, a flip and a jitter, and 0.15 ms with a RandAugment. Without prefetching, it takes 0.26 to
-0.35 ms and 0.91 ms (2026-11-26).
+A table has one row per sample, with the parameters of all ops. *Ragged* images differ in size. For a ragged batch, the uniform
+numbers of the ops of the first pass that move pixels, such as crops, are drawn ahead. The columns of these ops, which depend on
+the image sizes, are computed when the batch arrives.
+
+The table of 256 ragged images then takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms
+with a RandAugment, instead of 0.26 to 0.35 ms and 0.91 ms without prefetching (two CPU cores, 2026-11-26).
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
 def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Return the ops that draw when the sizes of a ragged batch are known; empty if its tables cannot be prefetched."""
+    """Return the ops whose draws depend on the sizes of a ragged batch; empty if its tables cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
     if plan.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
         return ()  # no template yet, or draws depend on more than the uniform numbers per sample
@@ -32,7 +33,7 @@ class HostTables:
 
     Args:
         upcoming: Batches to draw for.
-        size_dependent: Ops that draw when the sizes of a batch are known. Empty if all sizes are known already.
+        size_dependent: Ops whose draws are computed when the sizes of a batch are known. Empty if all sizes are known already.
     """
 
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:

@@ -1,7 +1,7 @@
 """Parameter table of a batch: one float32 row per sample, computed from the draws and copied to the device of the images.
 
 A *draw* is the random parameters of an op. A *plan* has the passes of a pipeline, each of which reads and writes all images
-once, and the columns of their ops in the table.
+once, and the columns of their ops in the table. A plan's *template* is a row with the columns that do not depend on draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ BY_COLUMN_FROM = 1024
 
 
 def draws_by_part(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
-    """Return the draws of several ops by the ops that run: a policy, which picks ops, runs several (``Op.parts``)."""
+    """Return the draws by op that runs in the passes: one op, or the several ``plan_ops`` of an op that picks other ops."""
     return {part: draws for op, all_draws in zip(ops, drawn, strict=True) for part, draws in op.draws_by_op(all_draws).items()}
 
 
@@ -43,14 +43,14 @@ def make_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.d
 
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Return a table (``samples``, ``width``) float32 on ``device``, which ``fill`` writes on the host."""
+    """Fill a table (``samples``, ``width``) float32 on the host by calling ``fill``, and return a copy of it on ``device``."""
     # Ops write column by column, which takes half the time if columns are contiguous.
     by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
     shape = (width, samples) if by_column else (samples, width)
-    numbers = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
-    fill(numbers.numpy().T if by_column else numbers.numpy())
-    sent = numbers.to(device, non_blocking=True)
-    return sent.T.contiguous() if by_column else sent
+    host_table = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
+    fill(host_table.numpy().T if by_column else host_table.numpy())
+    table = host_table.to(device, non_blocking=True)
+    return table.T.contiguous() if by_column else table
 
 
 def points_width(plan: Plan) -> int:
@@ -84,10 +84,10 @@ def fill_matrix(plan: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) ->
 def fill_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
     """Write the columns of all passes, (B, at least ``plan.width``) float32.
 
-    ``skipped_fronts``: number of leading passes whose ops that move pixels, filter or mix are not written. The columns of these
-    ops have the values of the template.
+    ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. Its columns then have
+    the values of the template.
     """
-    # Columns that do not depend on draws are written once per plan, into its template, and copied from there.
+    # The columns of the template are written by the first call only, and copied by later calls.
     writes_template = plan.template is None
     if not writes_template:
         table[:, : plan.width] = plan.template
@@ -97,7 +97,7 @@ def fill_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *
         rows = pass_.rows_of(table)
         for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
             if writes_template or op.is_random or not op.has_fixed_row:
-                # For an op that applies to all samples, the template already has the apply mask.
+                # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write
                 write(drawn[op], out_size, rows[:, column : column + op.row_width(size.channels)])
         if pass_index >= skipped_fronts:
@@ -114,7 +114,7 @@ def _fill_routes(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array)
 
     Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. The route of a sample
     is 0 if no op of the pass applies to it: it then stays in its buffer. Otherwise it is 1 + source buffer + 2 · output buffer.
-    The output buffer is the other one, unless the pass works in place.
+    The output buffer is the buffer other than the source buffer, unless the pass works in place.
     """
     in_second = np.zeros(len(table), dtype=np.uint8)
     for pass_ in passes[1:-1]:
