@@ -2,12 +2,12 @@
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *sample* is an image or a clip.
 
-As in Kornia, the four corners of a box are mapped through all modules, and the output is the axis-aligned box around them.
+As in Kornia, the four corners of a box are mapped, and the output is the axis-aligned box around the mapped corners.
 Coordinates of Kornia's formats refer to pixel centres, so both corners of a box of one pixel are equal. Coordinates of target
 dicts refer to pixel edges, as in torchvision: the first pixel extends from 0 to 1.
 
-Kornia reads the values to reject empty boxes, which makes the host wait for the device. Here empty boxes are mapped like all
-others. With ``BoxMapping.clip`` the mask of the valid boxes is False for them.
+Kornia checks on the host that no box is empty, for which the host waits for the device. Here empty boxes are mapped like all
+others. With ``BoxMapping.clip`` the mask of the valid boxes is False for empty boxes.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ BoxLayout = Literal["vertices", "corners", "sides", "centre", "points"]
 
 @dataclass(frozen=True, slots=True)
 class BoxFormat:
-    """Format of boxes or points: coordinates that are stored, and positions that the coordinates refer to."""
+    """Format of boxes or points: order and meaning of their numbers."""
 
     layout: BoxLayout
     """``"vertices"``: four corners; ``"corners"``: XYXY; ``"sides"``: XYWH; ``"centre"``: CXCYWH; ``"points"``: (x, y)."""
@@ -55,7 +55,7 @@ _TRAILING_SHAPES: dict[BoxLayout, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class BoxMapping:
-    """Arguments of ``map_boxes``: a matrix per sample, formats and image sizes."""
+    """Matrices, formats and image sizes with which ``map_boxes`` maps boxes or points."""
 
     source_format: BoxFormat
     target_format: BoxFormat
@@ -66,7 +66,7 @@ class BoxMapping:
     out: tuple[int, int]
     """(height, width) of the output images."""
     owners: Tensor | None = None
-    """Sample index of each box, (n,) int64, for boxes (n, …); ``None`` for boxes (B, N, …)."""
+    """Sample index of each box, (n,) int64, for boxes of shape (n, …); ``None`` for boxes of shape (B, N, …)."""
     clip: bool = False
     """Whether to clip boxes to the output image, and return the mask of the valid boxes."""
 
@@ -95,7 +95,9 @@ def floating_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Map boxes or points by ``mapping``, in float32 at least. Columns after a point's (x, y) are unchanged.
+    """Map boxes or points by ``mapping``, computed in float32, or in float64 for float64 values.
+
+    Numbers of a point after (x, y) are unchanged.
 
     Shape:
         - values: (B, N, …), or (n, …) with ``mapping.owners``; trailing axes as in ``mapping.source_format``
@@ -140,13 +142,13 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 
 
 def vertices(values: Tensor, form: BoxFormat, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
-    """Corners of boxes, clockwise from the top left, in coordinates of pixel centres, in float32 at least. Points stay points.
+    """Convert boxes to corners, clockwise from the top left, and points to (x, y), in coordinates of pixel centres.
 
-    ``source`` is (height, width) of the images, numbers or tensors that broadcast. Only needed if ``form.share``.
+    ``source``: (height, width) of the images, numbers or tensors that broadcast. Read only if ``form.share``.
 
     Shape:
         - values: (…), with trailing axes as in ``form``
-        - returns: (…, 4, 2), or (…, 2) for points
+        - returns: (…, 4, 2), or (…, 2) for points; float32, or float64 for float64 values
 
     Cost:
         At most eight launches.
@@ -178,13 +180,13 @@ def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
     """
     m = matrix.to(points.dtype)[:, None]
     flat = points.flatten(1, -2)
-    # Not a matrix product, which may be computed in TF32 on a GPU, with errors of whole pixels.
+    # Not by a matrix product, because a GPU may compute it in TF32, with errors of whole pixels.
     mapped = torch.addcmul(torch.addcmul(m[..., 2], m[..., 0], flat[..., :1]), m[..., 1], flat[..., 1:])
     return (mapped[..., :2] / mapped[..., 2:]).reshape(points.shape)
 
 
 def composed(first: Tensor | None, then: Tensor) -> Tensor:
-    """Matrices, (B, 3, 3), that apply ``first``, then ``then``. ``first``: ``None`` for the identity."""
+    """Matrices, (B, 3, 3), that apply ``first``, then ``then``. If ``first`` is ``None``, it is the identity."""
     return then if first is None else (then[..., None] * first[:, None]).sum(2)
 
 

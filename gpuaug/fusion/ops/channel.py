@@ -38,6 +38,7 @@ class Grayscale(ChannelOp):
 
     @property
     def _weights(self) -> Tensor | None:
+        """Weights that the user set, or ``None`` for the default."""
         return self.module.rgb_weights  # type: ignore[return-value]
 
     @property
@@ -53,7 +54,7 @@ class Grayscale(ChannelOp):
         return {} if weights is None else {self.weights_name: weights}
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if there is a single weight for several channels, for which Kornia raises an error; else ``None``."""
+        """Reason if the user set a single weight and images have several channels; else ``None``. Kornia raises an error."""
         single = size.channels > 1 and any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
         return f"{self.weights_name} holds one value" if single else None
 
@@ -126,7 +127,7 @@ class ChannelDropout(PointOp):
         return 0 <= float(self.module.fill_value) <= 1  # type: ignore[arg-type]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if more channels are to be dropped than there are, for which Kornia raises an error; else ``None``."""
+        """Reason if more channels would be dropped than images have; else ``None``. Kornia raises an error."""
         dropped: Any = self.module.num_drop_channels
         return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
 
@@ -140,7 +141,7 @@ class ChannelDropout(PointOp):
         return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Indices of the dropped channels, and of their samples."""
+        """Indices of the dropped channels, and of the samples."""
         return {
             "batch_idx": host_tensor(np.arange(size.batch)[:, None], np.int64),
             "channel_idx": torch.from_numpy(np.ascontiguousarray(drawn["channel_idx"])),
@@ -198,6 +199,7 @@ class Normalize(PointOp):
         return (images - mean) / std
 
     def _mean_and_std(self, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and stds in ``rows``, (B, C, 1, 1) each."""
         channels = images.shape[1]
         return rows[:, 1 : 1 + channels, None, None], rows[:, 1 + channels : 1 + 2 * channels, None, None]
 

@@ -2,7 +2,7 @@
 
 Each module is *lowered* to an op, or run by Kornia. An op describes its movement twice: for images as an ``IndexMap``, from
 output to input pixels, and for boxes and keypoints as matrices, from input to output pixels. Samples outside the *apply mask*
-skip the op.
+skip the op. The *canvas* is the padded image.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class Crop(IndexOp):
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
-        # Padding by the setting ``padding`` alone, because an image of the size of the crop needs no other padding.
+        # For an image of the size of the crop, Kornia pads by the setting ``padding`` alone.
         fixed: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
         if not self.settings["pad_if_needed"]:
             return fixed
@@ -166,7 +166,7 @@ class CenterCrop(IndexOp):
         return None if mode == "slice" else f"cropping_mode={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the crop is larger than the image, for which Kornia raises an error, or skipping changes the size."""
+        """Reason if the crop is larger than the image, or samples that skip the op would have another size; else ``None``."""
         if np.any(self._height > size.height) or np.any(self._width > size.width):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
         return unsupported_skip(self, size=size)
@@ -219,7 +219,7 @@ class PadTo(IndexOp):
         return {"pad_value": self.fill}
 
     def out_applied(self, size: Size) -> Size:
-        """Output size; without ``crop_if_exceeds`` at least the size of the image."""
+        """Output size: the setting ``size``; without ``crop_if_exceeds`` at least the size of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
             maximum = np.maximum if size.ragged else max
@@ -229,7 +229,7 @@ class PadTo(IndexOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
 
-        Kornia raises an error for reflection beyond the image. With a mode other than constant only padding is lowered.
+        Kornia raises an error for reflection beyond the image. Cropping is lowered only with constant padding.
         """
         out = self.out(size)
         if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
@@ -296,7 +296,7 @@ def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height:
     """Parameters of Kornia's crops: the four corners of the cropped window and of the output, clockwise from the top left.
 
     Args:
-        x: First column of the window, (B,) or one number for all samples; also ``y``, ``width`` and ``height``.
+        x: First column of the window. ``x``, ``y``, ``width`` and ``height`` are (B,), or one number for all samples.
         y: First row of the window.
         width: Width of the window in pixels.
         height: Height of the window in pixels.

@@ -1,8 +1,8 @@
 """Fallback modules: modules that are not *lowered*, that is, replaced by an op. Kornia or torchvision runs them unchanged.
 
 A fallback module runs at its position in the pipeline, between the fused passes. Its random numbers depend on the seed of the
-batch, like the random numbers of ops. It receives copies of its inputs, because it may modify them, in the dtype that the
-images would have there without gpuaug.
+batch, like the random numbers of ops. It receives copies of its inputs, because it may modify its inputs. The images have the
+dtype that they would have at this position without gpuaug.
 """
 
 import copy
@@ -32,7 +32,7 @@ class OutputDtypeChange(Exception):
     """Internal signal: a fallback module returned images of another dtype than the pipeline was lowered for.
 
     Args:
-        number: Number of the module among the fallback modules of the pipeline.
+        number: Index of the module among the fallback modules of the pipeline.
         dtype: dtype of the returned images.
     """
 
@@ -76,7 +76,7 @@ class EagerOp(ABC):
     @property
     @abstractmethod
     def moves_nothing(self) -> bool:
-        """True if the module certainly leaves masks, boxes and keypoints unchanged."""
+        """True if the module is certain to leave masks, boxes and keypoints unchanged."""
 
     def moves(self, key: str) -> bool:
         """True if the library transforms an input with data key ``key`` together with the images, or raises an error.
@@ -91,7 +91,7 @@ class EagerOp(ABC):
 
     @abstractmethod
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size according to the draws. The module may return another size, which is checked after it has run."""
+        """Output size according to the draws. The caller checks it after the module has run."""
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
@@ -129,8 +129,8 @@ class EagerKornia(EagerOp):
 
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
         super().__init__(name, module, reason, lowered)
-        # Kornia's container applies the module to masks, boxes and keypoints as well. ``disable_features`` prevents it from
-        # keeping outputs alive.
+        # A container of Kornia applies the module to masks, boxes and keypoints as well. With ``disable_features`` the
+        # container does not keep its outputs alive.
         if isinstance(module, K.VideoSequential):  # clips are always passed as (B, T, C, H, W)
             video: Any = copy.copy(module)
             video.data_format = "BTCHW"
@@ -251,10 +251,10 @@ def _for_kornia(key: str, value: Any, frames: int) -> Any:
     if frames and key == "mask":
         value = value.unflatten(0, (len(value) // frames, frames))
     if frames and (key.startswith("bbox") or key == "keypoints"):
-        # Kornia takes boxes per frame. All boxes of a clip are mapped equally, so any distribution over the frames will do.
+        # Kornia takes boxes per frame. All frames of a clip are transformed equally, so a box may be passed with any of them.
         missing = -value.shape[1] % frames
         value = torch.cat((value, value.new_zeros(len(value), missing, *value.shape[2:])), 1).unflatten(1, (frames, -1))
-    # For a tensor Kornia returns axis-aligned boxes, which a later rotation would enlarge. With ``Boxes`` it returns vertices.
+    # For a tensor Kornia returns axis-aligned boxes, which a later rotation would enlarge; for ``Boxes`` it returns vertices.
     if key.startswith("bbox"):
         return Boxes(value.flatten(0, 1) if frames else value, False, mode="vertices_plus")
     return value
@@ -288,8 +288,8 @@ class EagerTorchvision(EagerOp):
         reason: Reason why the module is not lowered, shown to the user.
         lowered: Op of the same module, if it is lowered for other image sizes; else ``None``.
         dtype: dtype of the input images.
-        out_dtype: dtype of the output images of the last call; ``dtype`` before the first call.
-        number: Number of the module among the fallback modules of the pipeline.
+        out_dtype: dtype of the output images that the pipeline was lowered for.
+        number: Index of the module among the fallback modules of the pipeline.
     """
 
     package = "torchvision"
@@ -338,7 +338,7 @@ class EagerTorchvision(EagerOp):
         frames = drawn["frames"]
         if frames:
             batch = batch.unflatten(0, (-1, frames)) if len(images) else batch[:, None].expand(-1, frames, -1, -1, -1)
-        if not len(images):  # the output for a black image has the size and dtype of the empty output
+        if not len(images):  # run on a black image, to learn size and dtype of the empty output
             batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
         with self._name_module_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
@@ -360,10 +360,10 @@ class EagerTorchvision(EagerOp):
         return output.as_subclass(Tensor)
 
     def _check_types(self, dtypes: set[torch.dtype]) -> None:
-        """Raise an error if ``dtypes``, the dtypes of the outputs, are several, or not in ``IMAGE_DTYPES``.
+        """Check ``dtypes``, the dtypes of all outputs.
 
         Raises:
-            ArgumentTypeError: If the dtypes cannot be used.
+            ArgumentTypeError: If there are several dtypes, or one is not in ``IMAGE_DTYPES``.
             OutputDtypeChange: If the dtype is not the one that the pipeline was lowered for.
         """
         other = next((dtype for dtype in dtypes if dtype not in IMAGE_DTYPES), None)

@@ -1,9 +1,9 @@
 """Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; and mixed labels.
 
 A *row* holds the parameters of one sample, in float32. All mixes have the same columns and one kernel: inside a rectangle an
-output pixel is the partner's, outside it is a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix a weight
-of 0. *lam* is the partner's weight in the mixed label. A sample that skips the mix is its own partner, with lam 0, as in
-Kornia's labels.
+output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix
+a weight of 0. *lam* is the partner's weight in the mixed label. A sample that skips the mix is its own partner, with lam 0, as
+in Kornia's labels.
 """
 
 from abc import abstractmethod
@@ -31,8 +31,8 @@ class MixOp(FrontOp):
 
     Columns of a row: the apply mask (1 to apply the op); the index of the partner in the batch; lam; the partner's weight
     outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive. The apply mask is the same
-    for the whole batch. If it is 0, lam, weight and rectangle are 0. As in Kornia, images and labels are mixed, and all other
-    inputs are an error.
+    for the whole batch. With an apply mask of 0, lam, weight and rectangle are 0. As in Kornia, images and labels are mixed,
+    and all other inputs are an error.
     """
 
     kernel = "mix"
@@ -79,7 +79,7 @@ class MixOp(FrontOp):
         rows[:, _PARTNER] = rows[:, _PARTNER] * frames + frame
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """Last column of labels in Kornia's format, lambda, (B,): lam unless overridden."""
+        """Last column of labels in Kornia's format, *lambda*, (B,). By default it is lam."""
         return rows[:, LAM]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class CutMix(MixOp):
         generator: Any = module._param_generator
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)
-        # Kornia's newer convention for labels: lambda is the fraction of the image outside the rectangle, not inside.
+        # In Kornia's newer convention for labels, lambda is the fraction of the image outside the rectangle, not inside.
         self._lam_is_outside = bool(module.use_correct_lambda)
 
     @classmethod
@@ -165,7 +165,7 @@ class CutMix(MixOp):
         image_sides = np.array([size.width, size.height], dtype=np.float32)
         sides = np.floor(np.sqrt(1 - outside_fraction)[:, None] * image_sides)
         last_start = image_sides - sides
-        # The minimum, because for a uniform number close to 1 the float32 product rounds up to the next integer.
+        # At most last_start, because for a uniform number close to 1 the float32 product rounds up to the next integer.
         return {"start": np.minimum(np.floor(sampler.uniform(2).T * (last_start + 1)), last_start), "sides": sides}
 
     def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ def partner_values(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def partner_weights(rows: Tensor) -> Tensor:
-    """Weight lam of each sample, (B,)."""
+    """Partner's weight lam in the mixed label of each sample, (B,)."""
     return rows[:, LAM]
 
 
@@ -251,7 +251,7 @@ class SoftLabels:
 
     @property
     def scale(self) -> float:
-        """Factor of a class probability before s / K is added: 1 - s."""
+        """Factor 1 - s by which a class probability is multiplied before s / K is added."""
         return 1.0 - self.smoothing
 
     @property

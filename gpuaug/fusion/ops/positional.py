@@ -2,9 +2,9 @@
 
 A *row* holds an op's parameters for one sample, in float32. Its first column is the apply mask: 1 to apply the op.
 
-A *noise field* is one standard normal number per pixel and channel. It is a function of a seed and the pixel coordinates:
-Philox 4x32-10 in integers, equal on every device, then Box-Muller, whose logarithms and cosines differ between devices by a few
-units in the last place.
+A *noise field* is one standard normal number per pixel and channel, as a function of a seed, the index of the field and the
+pixel coordinates. Philox 4x32-10 computes random integers, which are equal on every device. Box-Muller computes normal numbers
+from the integers, with logarithms and cosines that differ between devices by a few units in the last place.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -45,7 +45,7 @@ class Erasing(PointOp):
     stores_coordinates = True
     description = "erase"
     erases_masks: ClassVar[bool] = True
-    """True if segmentation masks are set to 0 in the rectangle, as in Kornia."""
+    """Whether segmentation masks are set to 0 in the rectangle, as in Kornia."""
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -109,7 +109,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
     Args:
         counter: Four 32-bit words, int64 tensors whose shapes broadcast.
-        key: Two 32-bit words, likewise.
+        key: Two 32-bit words, int64 tensors whose shapes broadcast with those of ``counter``.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -171,10 +171,10 @@ class GaussianNoise(PointOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed for the batch, and the index of its first noise field. Samples have consecutive noise fields.
 
-        The seed has 31 bits, the index 24: with 31 random bits alone, two batches of a long run could have the same noise.
+        The seed has 31 random bits and the index 24, because with 31 bits two batches of a long run could have equal noise.
         """
         seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
-        # Frame t of a clip uses field + t, so that noise differs between frames.
+        # Frame t of a clip uses the field with index first + t, so that noise differs between frames.
         fields = (
             np.full(size.batch, first)
             if self.same_on_batch
@@ -183,7 +183,7 @@ class GaussianNoise(PointOp):
         return {"seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """Number of frames per clip, for the kernel, which computes another noise field per frame."""
+        """Number of frames per clip. From it the kernel computes the index of the noise field of each frame."""
         return frames
 
     def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:

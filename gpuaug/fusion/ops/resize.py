@@ -34,7 +34,7 @@ class ResizedCrop(ResampleOp):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
     centred: ClassVar[bool] = False
-    """Position of the crop if no candidate window fits: True for the centre; False for a random position, as in Kornia."""
+    """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -59,7 +59,7 @@ class ResizedCrop(ResampleOp):
         return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if bicubic is set without antialiasing, or skipping changes the output size; else ``None``."""
+        """Reason for bicubic without antialiasing, or if samples that skip the op would have another size; else ``None``."""
         return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
     def shrinks(self, size: Size) -> float:
@@ -84,7 +84,7 @@ class ResizedCrop(ResampleOp):
         width, height = self._sides(*self._candidates(area, log_aspect), size)
         # Indices of the samples for which no candidate has fitted yet.
         open_samples = np.flatnonzero((width > size.width) | (height > size.height) | (np.minimum(width, height) < 1))
-        # The first candidate fits for most samples, and one of the next four for most others.
+        # Of most samples the first candidate fits, and of most others one of the next four.
         for start, end in ((0, 4), (4, CROP_CANDIDATES - 1)):
             if open_samples.size:
                 candidates = self._candidates(*extra_uniforms(numbers.take(open_samples, 1), end - start, start))
@@ -269,7 +269,7 @@ class Resize(ResampleOp):
 
 
 def _at_least_two_pixels(start: Array, count: Array, length: Any) -> tuple[Array, Array]:
-    """(start, count) of a window along one axis of ``length`` pixels, widened if it has a single pixel.
+    """(start, count) of a window along one axis of ``length`` pixels, with a window of one pixel extended to two.
 
     Kernels load pairs of neighbouring pixels.
     """

@@ -1,7 +1,8 @@
 """Kornia's rotation, shear, translation, affine and perspective modules: draws and matrices.
 
-Each module is *lowered* to an op, or run by Kornia. Samples outside the *apply mask* skip the op. Matrices are computed on the
-host in float64, so that float32 values on the device are accurate to half a unit in the last place.
+Each module is *lowered* to an op, or run by Kornia. Samples outside the *apply mask* skip the op. *Forward* matrices map input
+pixels to output pixels. Matrices are computed on the host in float64, so that float32 values on the device are accurate to half
+a unit in the last place.
 """
 
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 
 class MatrixWarp(WarpOp):
-    """Base class of ops that compute their warp from matrices, which map input pixels to output pixels."""
+    """Base class of ops that compute their warp from forward matrices."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -42,27 +43,27 @@ class MatrixWarp(WarpOp):
         """Reason if images are one pixel wide or high, because Kornia divides coordinates by side - 1; else ``None``."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixels, (B, 3, 3) float64, for all samples, also outside the apply mask."""
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
+        """Forward matrices, (B, 3, 3) float64, of all samples, also outside the apply mask."""
         raise NotImplementedError
 
     def _masked_matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        """Matrices that map input to output pixels, of the samples in the apply mask.
+        """Forward matrices of the samples in the apply mask.
 
         Returns:
             (indices of the samples, or ``None`` for all samples; matrices, (n, 3, 3) float64).
         """
         if not self.is_random:
-            return None, self._forward(drawn, size)
+            return None, self._forward_matrices(drawn, size)
         samples = np.flatnonzero(drawn["apply_mask"])
-        return samples, self._forward(select_samples(drawn, samples), size.select(samples))
+        return samples, self._forward_matrices(select_samples(drawn, samples), size.select(samples))
 
     def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixels; the identity for samples that skip the op."""
+        """Forward matrices; the identity for samples that skip the op."""
         return _among_identities(*self._masked_matrices(drawn, size), size.batch)
 
     def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Map from output to input pixels; the identity for samples that skip the op, so that they do not change at all."""
+        """Map from output to input pixels; the exact identity for samples that skip the op, so that they do not change."""
         samples, matrices = self._masked_matrices(drawn, size)
         return Warp(_among_identities(samples, inverse(matrices), size.batch))
 
@@ -80,7 +81,7 @@ class Rotation(MatrixWarp):
         """Draw an angle per sample in degrees, (B,)."""
         return {"degrees": sampler.within(*self._bounds)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(drawn["degrees"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
         return about_centre(cosine, sine, -sine, cosine, size)
@@ -99,7 +100,7 @@ class Rotation90(MatrixWarp):
         """Draw the number of quarter turns per sample, (B,), before rounding."""
         return {"times": sampler.within(*self._bounds)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
         quarters = np.rint(drawn["times"]).astype(np.int64) % 4
         cosine = np.array([1.0, 0.0, -1.0, 0.0])[quarters]
         sine = np.array([0.0, 1.0, 0.0, -1.0])[quarters]
@@ -154,8 +155,8 @@ class Affine(MatrixWarp):
             "shear_y": torch.from_numpy(drawn["shear_y"]),
         }
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        # Order: shear, scale, rotation, shift. The rotation has the opposite direction of RandomRotation.
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
+        # Order: shear, scale, rotation, shift. The rotation is opposite to RandomRotation's.
         radians = np.deg2rad(drawn["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
         a = cosine * drawn["scale_x"]
@@ -193,7 +194,7 @@ class Shear(MatrixWarp):
             "shear_y": torch.from_numpy(drawn["shear_y"]),
         }
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
         sx, sy = _tangents(drawn)
         return about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
 
@@ -217,7 +218,7 @@ class Translate(MatrixWarp):
             drawn[f"translate_{name}"] = shift
         return drawn
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         matrix[:, 0, 2], matrix[:, 1, 2] = drawn["translate_x"], drawn["translate_y"]
         return matrix
@@ -255,7 +256,7 @@ class Perspective(MatrixWarp):
         start = torch.from_numpy(self._corners(size)).expand(size.batch, -1, -1)
         return {"start_points": start, "end_points": torch.from_numpy(drawn["end_points"])}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
         matrix = from_unit_square(drawn["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (sides_of(size) - 1)[..., None, :]
         return matrix
@@ -270,7 +271,7 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
     """Matrices, (B, 3, 3), with the linear part [[a, b], [c, d]] and a fixed point.
 
     Args:
-        a: Array (B,), or one number for all samples; also ``b``, ``c`` and ``d``.
+        a: Element of the linear part. ``a`` to ``d`` are arrays (B,), or one number for all samples.
         b: See ``a``.
         c: See ``a``.
         d: See ``a``.

@@ -1,7 +1,7 @@
 """torchvision's pointwise color transforms: jitter, grayscale, invert, solarize, posterize, channel order, normalize.
 
 A transform is *lowered* to an op, or run by torchvision. The ops inherit their arithmetic from the ops of Kornia's modules. A
-*row* holds an op's parameters for one sample, in float32; column 0 is the apply mask, 1 to apply the op.
+*row* holds an op's parameters for one sample, in float32. Column 0 is the apply mask: 1 to apply the op.
 """
 
 from dataclasses import replace
@@ -81,7 +81,7 @@ class PhotometricDistort(ColorJitter):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         super().__init__(name, transform, units)
-        # In torchvision p is the probability of each adjustment, not the probability of the whole transform.
+        # In torchvision p is the probability of each adjustment and of the permutation, not of the whole transform.
         self._adjustment_p = self.p
         self.p = 1.0
 
@@ -148,6 +148,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
 
     @property
     def _returns_one_channel(self) -> bool:
+        """True for a ``v2.Grayscale`` with one output channel."""
         return isinstance(self.module, v2.Grayscale) and self.module.num_output_channels == 1
 
     @property
@@ -278,9 +279,9 @@ class Normalize(TorchvisionOp, channel.Normalize):
         return {} if channels == 1 else super().per_channel(channels)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if mean and std have several values for images of one channel, which torchvision broadcasts; else ``None``.
+        """Reason if mean or std has several values for images of one channel; else ``None``.
 
-        The output then has more channels than the input, which is not possible in a fused pass.
+        torchvision broadcasts such images to several channels, but a fused pass cannot change the number of channels.
         """
         counts = {len(self.mean), len(self.std)} - {1, size.channels}
         return f"holds {max(counts)} values for {size.channels} channels" if counts else None
@@ -292,9 +293,9 @@ class Normalize(TorchvisionOp, channel.Normalize):
 
 
 def float_threshold(threshold: Any) -> Any:
-    """Return a threshold that separates byte values that have small rounding errors.
+    """Return a threshold that separates byte levels like ``threshold``, also if pixels have rounding errors.
 
-    It is ``threshold``, rounded to float32 as in torchvision, then rounded up to a whole byte, minus 0.5.
+    It is ``threshold``, rounded to float32 as in torchvision, then rounded up to an integer, minus 0.5.
     """
     return np.ceil(np.float32(threshold)) - 0.5
 

@@ -27,7 +27,7 @@ from gpuaug.fusion.ops.torchvision.base import (
 )
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
-"""Padding mode of the op for each ``padding_mode`` of torchvision. Symmetric padding is not lowered."""
+"""Padding mode of the op for each ``padding_mode`` of torchvision. Other modes are not lowered."""
 
 
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
@@ -66,7 +66,7 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
-    """``v2.CenterCrop``: margins of half a pixel are rounded to even. Images smaller than the crop are padded with 0."""
+    """``v2.CenterCrop``. A margin that is not whole is rounded to even. Images smaller than the crop are padded with 0."""
 
     edge = "constant"
 
@@ -100,7 +100,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
     def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
-        """False if the settings of the transform ask for no padding."""
+        """Whether the transform pads, according to its settings."""
         self._mode = mode or transform.padding_mode
         self.fill = self.unit_fill(transform.fill, truncates=True) if self._mode == "constant" else 0.0
 
@@ -151,7 +151,7 @@ class Pad(_PaddingOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
 
-        torchvision raises an error for some padding. Samples that skip the op must have the same size.
+        torchvision raises an error for some padding. Samples that skip the op must have the size of the others.
         """
         return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
@@ -196,7 +196,7 @@ class RandomCrop(_PaddingOp, crop.Crop):
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, above, below).
 
-        With ``pad_if_needed``, torchvision adds the number of missing pixels on both sides, not half of it on each side.
+        With ``pad_if_needed``, torchvision adds the number of missing pixels on each side, not half of the number.
         """
         transform: Any = self.module
         left, right, top, bottom = transform.padding or (0, 0, 0, 0)
@@ -209,7 +209,7 @@ class RandomCrop(_PaddingOp, crop.Crop):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be cropped in a fused pass, or ``None``.
 
-        torchvision raises an error for a crop that is larger than the canvas. Samples that skip the op must have the same size.
+        torchvision raises an error if the crop exceeds the canvas. Samples that skip the op must have the size of the others.
         """
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
@@ -225,7 +225,7 @@ class RandomCrop(_PaddingOp, crop.Crop):
 
 
 class PadIfSmaller(Pad):
-    """``PadIfSmaller`` of torchvision's references: pads on the right and below, to sides of at least ``size`` pixels."""
+    """``PadIfSmaller`` of torchvision's reference scripts: pads right and below to sides of at least ``size`` pixels."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _PaddingOp.__init__(self, name, transform, units, "constant")
@@ -240,9 +240,9 @@ class PadIfSmaller(Pad):
 
 
 class FixedSizeCrop(RandomCrop):
-    """``FixedSizeCrop`` of torchvision's references: a random crop, or padding on the right and below, per axis.
+    """``FixedSizeCrop`` of torchvision's reference scripts: per axis a random crop, or padding on the right or below.
 
-    Both axes share one random number. The padding of masks is 0.
+    Both axes share one random number. Masks are padded with 0.
     """
 
     mask_fill = 0.0
@@ -259,7 +259,7 @@ class FixedSizeCrop(RandomCrop):
         return 0, np.maximum(self._width - size.width, 0), 0, np.maximum(self._height - size.height, 0)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the first column ``"x"`` and row ``"y"``, (B,): one random fraction of the pixels that the crop leaves out."""
+        """Draw the first column ``"x"`` and row ``"y"`` of the crop, (B,) each, from one uniform number per sample."""
         fraction = sampler.uniform()
         canvas = self._canvas(size)
         return {
@@ -336,7 +336,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
 
 def _margin(length: Any, crop_length: int) -> Any:
-    """Number of pixels before a centred crop of ``crop_length`` of ``length`` pixels; negative to pad."""
+    """Number of pixels before a centred crop of ``crop_length`` out of ``length`` pixels. A negative number is padding."""
     return np.where(length < crop_length, -((crop_length - length) // 2), np.rint((length - crop_length) / 2))[()]
 
 

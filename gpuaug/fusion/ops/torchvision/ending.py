@@ -1,7 +1,7 @@
 """Conversions of targets, which a fused pipeline applies once, at its end.
 
-*Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels. The conversions are
-those of torchvision's transforms. This module does not import torchvision, so that pipelines of Kornia need not either.
+*Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels. Only transforms of
+torchvision have such conversions. This module does not import torchvision, because pipelines of Kornia run without torchvision.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Ending:
     """Smallest area of a valid box, in pixels."""
 
     def then(self, other: "Ending") -> "Ending":
-        """Combine these conversions with conversions from a later transform, ``other``."""
+        """Return these conversions followed by those of a later transform, ``other``."""
         return Ending(
             other.boxes or self.boxes,
             other.masks or self.masks,

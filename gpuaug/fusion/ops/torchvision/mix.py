@@ -1,6 +1,7 @@
 """torchvision's ``v2.MixUp`` and ``v2.CutMix``, which mix each sample with its *partner*, the preceding sample of the batch.
 
-One weight, or one rectangle, is drawn per batch. ``ops/mix.py`` describes the columns of the parameters.
+One weight, or one rectangle, is drawn per batch. A *row* holds the parameters of one sample; ``ops/mix.py`` describes its
+columns, such as *lam*, the partner's weight in the mixed label.
 """
 
 from typing import Any
@@ -25,10 +26,10 @@ class TorchvisionMix(MixOp):
     package = "torchvision"
 
     def _read(self, module: Any) -> None:
-        """Do nothing: transforms do not have the settings that all modules of Kornia have."""
+        """Do nothing, because transforms do not have the settings that all modules of Kornia have."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the parameters of the batch. ``"partner"`` is the preceding sample; the last sample for the first."""
+        """Draw the parameters of the batch. ``"partner"`` is the preceding sample; for the first sample the last."""
         return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_lam(sampler.shared_by_samples(), size)}
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:

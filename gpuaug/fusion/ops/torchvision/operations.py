@@ -1,6 +1,7 @@
 """Operations of torchvision's policies, ``v2.RandAugment``, ``v2.TrivialAugmentWide`` and ``v2.AutoAugment``, as ops.
 
-The policy (``policies/torchvision.py``) draws the magnitudes, ``"magnitude"``, (B,) float64, in place of the ops.
+The strength of an operation is its *magnitude*. The ops do not draw: the policy (``policies/torchvision.py``) draws
+``"magnitude"``, (B,) float64, for its operations. The *units* of an op are the dtype of its input images.
 """
 
 from collections.abc import Callable
@@ -25,9 +26,9 @@ class AffineOperation(warp.Affine):
         super().__init__(name, transform, units)
 
     def _affine_draws(self, drawn: OpDraws) -> OpDraws:
-        """Draws as of ``v2.RandomAffine``: shears in degrees, shifts in whole pixels, rounded towards zero.
+        """Draws under the names of ``warp.Affine``: shears in degrees, shifts in whole pixels, rounded towards zero.
 
-        Parameters that the operation does not use are scalars, to save the sines and cosines of arrays.
+        Parameters that the operation does not use are scalars, so that no sines and cosines of arrays are computed.
         """
         magnitude = drawn["magnitude"]
         draws: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
@@ -39,8 +40,8 @@ class AffineOperation(warp.Affine):
             draws[f"shift_{axis}"] = np.trunc(magnitude)
         return draws
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        return super()._forward(self._affine_draws(drawn), size)
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
+        return super()._forward_matrices(self._affine_draws(drawn), size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``affine`` with ``shear`` in degrees, or with ``translate`` in pixels."""
@@ -54,8 +55,8 @@ class Rotate(warp.Rotation):
     def __init__(self, name: str, policy: Any, units: Units) -> None:
         super().__init__(name, v2.RandomRotation(0, interpolation=policy.interpolation, fill=policy.fill), units)
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        return super()._forward({"angle": drawn["magnitude"]}, size)
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
+        return super()._forward_matrices({"angle": drawn["magnitude"]}, size)
 
     def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
         """``rotate`` with ``angle`` in degrees."""

@@ -1,7 +1,7 @@
 """torchvision's rotation, affine and perspective transforms: draws and matrices.
 
 A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op. A *frame* is the area of
-the output image.
+the output image. *Forward* matrices map input pixels to output pixels.
 
 Matrices map coordinates of pixel centres, in which the first pixel has x = 0. In torchvision the ``center`` of a rotation and
 the points of a perspective transform are coordinates of pixel edges, in which the first pixel extends from x = 0 to x = 1.
@@ -76,11 +76,11 @@ class Rotation(_Warp):
         return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if samples that skip the op would have another size, which ``expand`` changes; else ``None``."""
+        """Reason if samples that skip the op would have another size, because of ``expand``; else ``None``."""
         return unsupported_skip(self, size=size) if self._expands else None
 
     def out_applied(self, size: Size) -> Size:
-        """Size of the frame, for one angle."""
+        """Size of the frame. Only for a rotation by one angle, or without ``expand``."""
         return _rotated_frame(size, self._degrees[0]) if self._expands else size
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
@@ -106,7 +106,7 @@ class Rotation(_Warp):
         """Draw an angle per sample, in degrees, (B,)."""
         return {"angle": sampler.within(*self._degrees)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
         radians = np.deg2rad(drawn["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
         matrix = warp.about_centre(cosine, sine, -sine, cosine, size, self._centre)
@@ -143,7 +143,7 @@ class Affine(_Warp):
         drawn["shear_x"], drawn["shear_y"] = _within(sampler, shear[:2]), _within(sampler, shear[2:])
         return drawn
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
         angle, shear_x, shear_y = (np.deg2rad(drawn[name].astype(np.float64)) for name in ("angle", "shear_x", "shear_y"))
         a, c = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
         b = -a * np.tan(shear_x) - np.sin(angle)
@@ -191,8 +191,8 @@ class Perspective(_Warp):
         # Corners on the right or bottom move left or up from the last pixel, the others right or down from the first.
         return {"end_points": np.where(is_right_or_bottom, last - distance, distance).astype(np.float32)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixel centres. torchvision takes the corners for coordinates of pixel edges."""
+    def _forward_matrices(self, drawn: OpDraws, size: Size) -> Array:
+        """Forward matrices of pixel centres, from corners that torchvision takes for coordinates of pixel edges."""
         matrix = warp.from_unit_square(drawn["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (warp.sides_of(size) - 1)[..., None, :]
         to_edges, to_centres = np.eye(3), np.eye(3)
@@ -227,7 +227,7 @@ def _rotated_frame(size: Size, angle: Any) -> Size:
 
 
 def _pixels(half_frame: Any, half_side: Any) -> Any:
-    """Side of the frame in pixels, from half the side of the frame and half the side of the image.
+    """Side of the frame in whole pixels, from half of its side before rounding and half the side of the image.
 
     As in torchvision, both ends of the frame are truncated to multiples of 1e-4 pixels.
     """
