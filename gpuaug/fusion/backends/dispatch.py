@@ -66,7 +66,7 @@ def run_mask(
     mask_layout: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Move and erase the pixels of masks of any dtype, as a pass does for images.
+    """Run a pass on masks of any dtype: move their pixels, and erase pixels, as in images.
 
     Args:
         pass_: The pass.
@@ -92,7 +92,7 @@ def run_mask(
 
 
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """Convert labels to class probabilities, and mix them if ``rows`` has the parameters of a mix, (B, K)."""
+    """Convert labels to class probabilities, and mix them with the parameters ``rows`` of a mix, (B, K), unless ``None``."""
     if labels.is_cuda and labels.numel() and _triton_backend(labels.device) is not None:
         from gpuaug.fusion.backends.triton.mix import soft_labels
 
@@ -131,6 +131,7 @@ def _triton_backend(device: torch.device, first_call: tuple[Any, ...] | None = N
 
 
 def _probe(device: torch.device, first_call: tuple[Any, ...] | None) -> Any:
+    """Run a kernel on a device. Return the module ``triton.backend``, or warn and return ``None`` if Triton fails."""
     # Importing Triton is not enough: it also needs a C compiler, and a driver that it supports.
     try:
         from gpuaug.fusion.backends.triton import backend

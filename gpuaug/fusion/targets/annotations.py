@@ -22,7 +22,7 @@ class Annotations(NamedTuple):
     keys: Sequence[str]
     """Key of each value in its dict."""
     tensors: TensorColumn
-    """Values. Unless all of them are tensors, only the attribute ``types`` can be read."""
+    """The values as a column. Unless all values are tensors, only its attribute ``types`` can be read."""
 
     def items(self) -> "zip[tuple[int, str, Any]]":
         """Return an iterator of (sample index, key, value)."""
@@ -33,7 +33,7 @@ class Rows:
     """Boxes or keypoints of a batch as one tensor of rows.
 
     Args:
-        annotations: Boxes or keypoints, all of them tensors.
+        annotations: Boxes or keypoints. All of them must be tensors.
     """
 
     def __init__(self, annotations: Annotations) -> None:
@@ -69,8 +69,8 @@ class Rows:
             lengths = [shape[0] for shape in shapes]
             parts = split(joined_rows.view(sum(lengths), *entry), lengths)
         else:
-            rows = split(joined_rows, self.counts)
-            parts = [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
+            rows_per_image = split(joined_rows, self.counts)
+            parts = [rows.view(shape) for rows, shape in zip(rows_per_image, shapes, strict=True)]
         values = self._tensors.tensors
         if len(self._tensors.dtypes) > 1:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, values, strict=True)]
@@ -84,7 +84,7 @@ class Rows:
     def packed(
         self, rows: Tensor, frame: tuple[int, int], ending: Ending, format_name: str | None = None
     ) -> tuple[PackedColumn, Tensor]:
-        """Return rows in one tensor, and the packed column that describes them. Arguments as of ``split``."""
+        """Return (packed column that describes the rows, rows in one tensor). Arguments as of ``split``."""
         column = self._tensors
         assert isinstance(column, FlatColumn)
         flat = rows.view(column.joined.shape)
@@ -95,7 +95,7 @@ class Rows:
 
 
 def annotations_of(columns_by_key: Mapping[str, Column], *keys: str) -> Annotations:
-    """Return the values under ``keys``: the keys of boxes, or the key of keypoints."""
+    """Return the values of all dicts under ``keys``: the keys of boxes, or the key of keypoints."""
     key_columns = [(key, columns_by_key[key]) for key in keys if key in columns_by_key]
     if len(key_columns) == 1:
         ((key, column),) = key_columns

@@ -2,7 +2,7 @@
 
 The frame axis is merged with the batch axis before the passes, and restored after the passes.
 
-Annotations of a clip may be given per clip or per frame. A *target dict* holds the annotations of one clip or frame.
+Annotations may be per clip or per frame. A *target dict* holds the annotations of one clip or frame.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ class ClipInputs:
         self._out_frames = self.frames
         """Number of frames per output clip."""
         self._frame_indices: Sequence[int] = range(self.frames)
-        """Indices of the input frames that the output clips consist of, in order."""
+        """Index of the input frame per output frame."""
         self._list_types: dict[int, type] = {}
-        """Inputs that hold one list of target dicts per clip: index of the input → type of the list."""
+        """Type of the lists, by index of the input, for inputs that hold one list of target dicts per clip."""
 
     def has_frames(self, key: str, value: Any) -> bool:
         """Return whether an input has a frame axis."""
@@ -116,9 +116,9 @@ class ClipInputs:
             values[index] = list_type(list_type(dicts[start + frame] for frame in self._frame_indices) for start in starts)
 
     def select_frames(self, indices: Array | None, values: list[Any], keys: Sequence[str], inputs: Sequence[Any]) -> None:
-        """Select masks, boxes and keypoints of the frames that a pipeline selects, in place in ``values``.
+        """Select masks, boxes and keypoints of the frames that a plan selects, in place in ``values``.
 
-        The images are selected by the kernels.
+        The kernels select the images.
 
         Args:
             indices: Indices of the selected frames; ``None`` for all frames.

@@ -2,7 +2,7 @@
 
 A *target dict* holds the annotations of one image: ``{"boxes": …, "labels": …, "valid": …}``. A *column* is the values of all
 dicts under one key. Target dicts are *packed* if each column is stored as one tensor. Removal is the only operation on target
-dicts for which the host waits for the device: the device knows how many boxes are valid.
+dicts for which the host waits for the device, because only the device knows how many boxes are valid.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -130,7 +130,7 @@ def _tensor_columns(columns_by_key: Mapping[Any, Column]) -> dict[Any, TensorCol
 def _lengths_per_box(
     columns_by_key: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], counts: Sequence[int]
 ) -> dict[Any, set[int]]:
-    """Return the keys whose values have as many entries as the dict has boxes, in all dicts.
+    """Find the keys whose values have as many entries as the dict has boxes, in all dicts.
 
     Args:
         columns_by_key: Columns of the dicts.
@@ -138,7 +138,7 @@ def _lengths_per_box(
         counts: Number of boxes of each dict.
 
     Returns:
-        Numbers of entries that occur, by key.
+        Distinct numbers of entries, by key.
     """
     lengths: dict[Any, set[int]] = {}
     for name, (samples, values) in columns_by_key.items():
@@ -158,7 +158,7 @@ def _lengths_per_box(
 
 
 def _is_typed(value: Any) -> bool:
-    """Return whether the class of a value implies one entry per box. ``Mask`` does not: it may also be one map per image."""
+    """Return whether the class of a value implies one entry per box. ``Mask`` does not: it may be a map of the image."""
     name = type_name(value)
     return name == "BoundingBoxes" or (name == "KeyPoints" and value.ndim > 2)
 
@@ -168,10 +168,10 @@ def _check_not_per_box(name: str, counts: set[int]) -> None:
 
     Args:
         name: Key whose values have as many entries as their dicts have boxes.
-        counts: Numbers of entries that occur.
+        counts: Distinct numbers of entries.
 
     Raises:
-        ArgumentError: If several numbers of entries occur: agreement in several images is hardly a coincidence.
+        ArgumentError: If there are several numbers of entries, because equal lengths are then hardly a coincidence.
     """
     if len(counts) > 1:
         raise ArgumentError(
@@ -219,8 +219,8 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
         check: Whether to raise an error for an unknown key that appears to hold one entry per box.
 
     Returns:
-        Packed target dicts whose numbers of boxes the host reads later. ``None`` if the host needs the numbers at once, or if
-        the targets have to be unpacked to find an error.
+        Packed target dicts whose numbers of boxes the host reads later. ``None`` if the dicts must be unpacked, because the
+        host needs the numbers at once, or to find an error.
     """
     valid = targets.column("valid")
     if valid is None or valid.dtypes != {torch.bool} or valid.entry:
@@ -275,7 +275,7 @@ class _ValidIndices:
     """Indices of the valid boxes of each target dict.
 
     Args:
-        valid: Mask of the valid boxes of each dict, (n,) bool.
+        valid: Column of the masks of the valid boxes, (n,) bool per dict.
 
     Cost:
         One synchronization for all masks, instead of one ``nonzero()`` per mask.
@@ -299,11 +299,11 @@ class _ValidIndices:
         return indices
 
     def of_joined(self, records: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
-        """Return the indices of the valid boxes among the boxes of some dicts, on the device, and their number per dict.
+        """Return (indices of the valid boxes in the concatenated boxes of some dicts, numbers of valid boxes per dict).
 
         Args:
             records: Indices of the dicts.
-            device: Device.
+            device: Device of the indices.
         """
         key = (tuple(records), device)
         if key not in self._device_indices:
@@ -314,7 +314,7 @@ class _ValidIndices:
     def _copy_to_device(self, records: Sequence[int], device: torch.device) -> Tensor:
         """Return the indices that ``of_joined`` caches."""
         if len(records) == len(self.counts) and self._valid.joined.device == device:
-            # Computed again on the device, because that is faster than a copy from the host.
+            # Computed a second time, on the device, which is faster than a copy from the host.
             return torch.nonzero_static(self._valid.joined, size=len(self._indices)).view(-1)
         starts = np.cumsum([0, *(self.counts[record] for record in records[:-1])])
         indices = [self.of(record) + start for record, start in zip(records, starts, strict=True)]

@@ -46,8 +46,8 @@ class TargetDicts:
     Args:
         records: One mapping per image, or ``PackedTargets`` for which ``can_stay_packed`` returns true.
         size: Size of the images.
-        places: ``Ragged.places``, (B, 3) int64 (offset, height, width), of images or of the first frame of each clip, if they
-            differ in size; else ``None``.
+        places: ``Ragged.places``, (B, 3) int64 (offset, height, width), of images or of the first frame per clip; ``None`` if
+            images have one size.
         device: Device of the images.
         boxes: Format of plain tensors under the key ``boxes``. Under ``bbox`` boxes have COCO's format: corner, width, height.
         ending: Conversions of the output, and size of the smallest valid box.
@@ -106,7 +106,10 @@ class TargetDicts:
         return bool(self._boxes.samples or self._points.samples)
 
     def _owners_on_device(self) -> tuple[Tensor, Tensor]:
-        """Return the owner of each box and of each keypoint, on the device. Also set the owners of masks, to save a copy."""
+        """Return the owner of each box and of each keypoint, on the device.
+
+        The same copy to the device also sets the owners of masks.
+        """
         rows, points, masks = self._boxes, self._points, self.masks
         arrays = [
             owners_of(rows.samples, rows.counts) // self._frames,
@@ -115,18 +118,18 @@ class TargetDicts:
         if masks is None:
             box_owners, point_owners = to_device(arrays, self._device)
             return box_owners, point_owners
-        # Usually every object has a box and a mask, so that both have the same owners.
+        # Usually every object has a box and a mask, so that boxes and masks have the same owners.
         are_equal = masks.samples == rows.samples and masks.counts == rows.counts
         arrays += [masks.spans] if are_equal else [masks.spans, owners_of(masks.samples, masks.counts) // self._frames]
         box_owners, point_owners, spans, *mask_owners = to_device(arrays, self._device)
-        masks.take(box_owners if are_equal else mask_owners[0], spans)
+        masks.set_device_arrays(box_owners if are_equal else mask_owners[0], spans)
         return box_owners, point_owners
 
     def boxes_at(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Transform all boxes by ``matrix``, (B, 3, 3) float32, which maps input to output pixel centres.
 
         Returns:
-            (boxes, (n, 4) XYXY float32, NaN for boxes that are not valid; owners, (n,)).
+            (boxes, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
         """
         if not self._boxes.samples:
             return matrix.new_empty(0, 4), self._box_owners
@@ -284,7 +287,7 @@ def _checked_format(annotations: Annotations, device: torch.device, default: str
         attributes = {} if annotations.tensors.types == {Tensor} else annotations.tensors.attributes[0]
         return TARGET_DICT_FORMATS[_format_name(annotations.samples[0], annotations.keys[0], attributes, default)]
     box_format: BoxFormat | None = None
-    first = last = -1  # samples: the first with boxes, and the preceding one
+    first = last = -1  # index of the first sample with boxes, and of the preceding sample
     for sample, key, value in annotations.items():
         _check_tensor(sample, key, value, device)
         name = _format_name(sample, key, vars(value), default)

@@ -2,7 +2,8 @@
 
 A *data key* says what an input holds, such as ``"input"`` for images. A *plan* is a list of *passes*, that is, kernels that
 read and write all images. The *parameter table* holds one row of numbers per sample, from which the passes read the parameters
-of the ops. A *target dict* holds the annotations of one image, such as ``{"boxes": …}``. *Ragged* images differ in size.
+of the ops. A *target dict* holds the annotations of one image, such as ``{"boxes": …}``; target dicts are *packed* if the
+values of all images under one key are one tensor. *Ragged* images differ in size. A *mix* blends images of a batch.
 """
 
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ class Targets:
         self._ending = ending
         self.keys = [name_of(key) for key in keys]
         self.passed_keys = self.keys
-        """Data keys of the inputs as the user passed them. ``keys`` continues with the keys of the tensors in ``_typed``."""
+        """Data keys of the inputs as the user passed them. ``keys`` also has a key for each of the targets in ``_typed``."""
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
@@ -99,9 +100,9 @@ class Targets:
         self.size = form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
         self.dtype = dtype_of(images)
         self.places = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
-        """(offset, height, width) of ragged images, or of the first frame of each clip, (B, 3) int64; else ``None``."""
+        """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._typed: dict[int, TypedTargets] = {}
-        """Targets recognized by class, such as ``tv_tensors.Mask``: index of the input that contains them → targets."""
+        """Targets recognized by class, such as ``tv_tensors.Mask``, by index of the input that contains them."""
         inputs = [self._clips.flatten_dicts(key, *item) for key, item in zip(self.keys, enumerate(inputs), strict=True)]
         inputs = self._with_typed_targets(inputs)
         self._inputs = inputs
@@ -110,11 +111,11 @@ class Targets:
         inputs = [self._clips.flatten(key, value) for key, value in zip(self.keys, inputs, strict=True)]
         images = inputs[self.keys.index("input")]
         self._added_axes: list[int | None] = []
-        """Axis that was added to each input, because the input has one axis less than a batch; ``None`` for no axis."""
+        """Index of the axis that was added to each input that lacks one (``_missing_axis``); ``None`` for other inputs."""
         self._soft_labels: SoftLabels | None = None
         """Conversion of labels to class probabilities; ``None`` to leave labels as they are."""
         self._converting_mix: MixOp | None = None
-        """Mix that converts the labels; ``None`` if they are converted at once."""
+        """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
         self.values: list[Any] = []
         """Inputs in their current state, between the passes."""
         self.has_masks = False
@@ -144,10 +145,7 @@ class Targets:
             raise ArgumentError("extra_args must resample masks by nearest-neighbour, got another mode. Leave extra_args out.")
 
     def _packed_or_unpacked(self, index: int, value: Any) -> Any:
-        """Return an input. Packed target dicts are unpacked unless ``TargetDicts`` accepts them.
-
-        Packed means that the values of all images under one key are one tensor.
-        """
+        """Return an input, with packed target dicts unpacked unless ``TargetDicts`` accepts them packed."""
         if not isinstance(value, PackedTargets):
             return value
         key = self.keys[index]
@@ -157,10 +155,7 @@ class Targets:
         return value
 
     def _with_typed_targets(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the inputs, followed by the targets in them that are recognized by class.
-
-        The data keys of these targets are added to ``keys``.
-        """
+        """Return the inputs, then the targets in them that are recognized by class, whose data keys are added to ``keys``."""
         all_inputs = list(inputs)
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if key == "tv_tensors" or (key == "targets" and has_targets_under_other_keys(value)):
@@ -171,7 +166,7 @@ class Targets:
         return all_inputs
 
     def _without_typed_targets(self, values: list[Any]) -> list[Any]:
-        """Return the results in the order in which the user passed the inputs: the reverse of ``_with_typed_targets``."""
+        """Invert ``_with_typed_targets``: return one result per input, with the targets put back into their containers."""
         start = len(self.passed_keys)
         results = values[:start]
         for index, typed in self._typed.items():
@@ -182,7 +177,7 @@ class Targets:
         return results
 
     def _check_size(self, key: str, value: Any) -> None:
-        """Raise an error if images differ in size from the first images, because all inputs share the random parameters."""
+        """Check that further images have the size of the first images, because all inputs share the random parameters."""
         if key != "input":
             return
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
@@ -215,7 +210,7 @@ class Targets:
                     "image."
                 )
             masks = MaskList(value, range(len(value)), self.size, self.device)
-            masks.take(*to_device([owners_of(masks.samples, masks.counts), masks.spans], self.device))
+            masks.set_device_arrays(*to_device([owners_of(masks.samples, masks.counts), masks.spans], self.device))
             return masks
         return value
 
@@ -277,7 +272,7 @@ class Targets:
         self._check_labels()
 
     def convert_labels(self, soft_labels: SoftLabels, mixes: Sequence[MixOp]) -> None:
-        """Convert labels to class probabilities: at once, or when the first of ``mixes`` runs.
+        """Convert labels to class probabilities: at once without ``mixes``, otherwise when the first mix runs.
 
         Raises:
             ArgumentError: If labels are neither class indices nor class probabilities.
@@ -325,7 +320,7 @@ class Targets:
         Args:
             plan: Plan for images of the current size.
             table: Parameter table of the plan, (B, columns).
-            canvases: Result of ``Plan.canvases``: sizes of the outputs of each pass.
+            canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
             dtype: dtype of the output images.
             memory_format: Memory format of the output images.
         """
@@ -374,7 +369,7 @@ class Targets:
             ArgumentError: If the module may move pixels, and its library cannot transform an input accordingly.
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
-        images_only = op.moves_nothing or op.package == "torchvision"  # modules of torchvision get the images only
+        images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
         unsupported = [
             key
             for key, value in zip(self.keys, self.values, strict=True)
@@ -455,9 +450,9 @@ class Targets:
         return values[0] if len(values) == 1 else values
 
     def _output(self, key: str, result: Any, source: Any) -> Any:
-        """Return a result with the class of the input, and masks with the output dtype. ``source``: the input.
+        """Restore torchvision's class of images and masks, and convert masks to the output dtype.
 
-        Only torchvision's classes, and only for images and masks.
+        Other results are returned unchanged. ``source``: the input.
         """
         if key not in ("input", "mask") or not isinstance(result, Tensor):
             return result

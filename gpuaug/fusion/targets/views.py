@@ -1,4 +1,7 @@
-"""Outputs of several views of a batch, apart from ``targets.py`` because they belong to no single call on inputs."""
+"""Outputs of several *views*, that is, random augmentations of the same images.
+
+Not in ``targets.py``, because the class ``Targets`` holds the inputs and outputs of one view.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -33,7 +33,10 @@ def load_unit_pixel(pointer, in_bounds, BYTES: tl.constexpr):
 
 @triton.jit
 def mix_with_partner(pixel, pointer, in_bounds, inside, weight, BYTES: tl.constexpr):
-    """Mix one channel with the partner's at ``pointer``: its pixel if ``inside``, else a mean in which it has ``weight``."""
+    """Mix one channel of ``pixel`` with the partner's, at ``pointer``.
+
+    The result is the partner's value where ``inside`` is true, and elsewhere a mean in which the partner has ``weight``.
+    """
     partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), BYTES)
     # With a weight of 0, pixels remain unchanged, bit for bit.
     return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
