@@ -74,7 +74,7 @@ def clip_form(pipeline: Any) -> ClipForm:
     """Return the layout of clips that a pipeline accepts.
 
     Raises:
-        ArgumentError: If its ``VideoSequential`` modules have different layouts.
+        ArgumentError: If ``VideoSequential`` modules of the pipeline have different layouts.
     """
     forms = {
         ClipForm(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)

@@ -26,7 +26,7 @@ from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_form
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
-from gpuaug.fusion.lower.tree import ending_of, implicit_transforms, leaves
+from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
@@ -140,8 +140,8 @@ class Fused(nn.Module):
         self._keepdim = all(leaf.op.keepdim for leaf in leaves(byte_program.tree))
         classes = merged_num_classes(options.num_classes, byte_program.mixes)
         self.options = replace(options, num_classes=classes)
-        self._ending = ending_of(byte_program.tree)
-        """Conversions of targets at the end of the pipeline, collected from all of its transforms."""
+        self._target_conversions = target_conversions_of(byte_program.tree)
+        """Conversions of targets, which are applied at the end of the pipeline."""
         self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
         """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
         self._soft_labels = None if classes is None else SoftLabels(classes, options.label_smoothing)
@@ -271,7 +271,7 @@ class Fused(nn.Module):
             launch from 1024 samples on. No synchronization.
         """
         if autocasts():
-            # Autocast would multiply matrices in 16 bits, and torch.cat under it rejects tensors of another 16-bit type.
+            # Under autocast, matrices are multiplied in 16 bits, and torch.cat rejects tensors of another 16-bit type.
             with without_autocast():
                 return self._augmented(inputs, data_keys, draws)
         return self._augmented(inputs, data_keys, draws)
@@ -301,7 +301,8 @@ class Fused(nn.Module):
         # Whether ``TablePrefetch`` draws, for this call and later ones.
         draws_ahead = views_together and plan is not None and not plan.needs_own_batch
         seed = next_seed() if draws is None and not draws_ahead else None
-        # Each attempt may find one module that returns another dtype than the pipeline was lowered for. Then lower it again.
+        # At each attempt one module may return another dtype than the pipeline was lowered for. The pipeline is then lowered
+        # again, for the returned dtype.
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
@@ -317,8 +318,8 @@ class Fused(nn.Module):
                     result = concatenated_views(view_results, targets.passed_keys, is_cutmix=has_cut_mix)
                 program.check_type(has_run=True)
                 return result
-            except OutputDtypeChange as retyped:
-                returned_types = {**program.returned_types, retyped.number: retyped.dtype}
+            except OutputDtypeChange as change:
+                returned_types = {**program.returned_types, change.number: change.dtype}
                 program = Program(self.pipeline[0], self.options, targets.dtype, returned_types)
                 self._programs[targets.dtype] = program
                 targets = self._targets(inputs, keys)
@@ -344,7 +345,7 @@ class Fused(nn.Module):
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
-        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending, self.clips)
+        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._target_conversions, self.clips)
 
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
@@ -414,7 +415,7 @@ class Fused(nn.Module):
         ops, size, device, has_points = program.plain_ops, targets.size, targets.device, targets.has_points
         if view_draws is None:
             return self._prefetch.table(
-                plan, ops, size, device, targets.places, has_points=has_points, views=self.options.views
+                plan, ops, size, device, targets.image_layouts, has_points=has_points, views=self.options.views
             )
         tables = [make_table(plan, size, drawn, device, has_points=has_points) for drawn in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
@@ -422,7 +423,7 @@ class Fused(nn.Module):
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
         """Run a pipeline without a plan for all its ops, segment by segment."""
         size, has_points, segments = targets.size, targets.has_points, program.segments
-        # A container with random_apply picks ops per batch; some of them must begin a new plan, which is a new group here.
+        # One group, or with containers with random_apply one group per picked op that must begin a new plan.
         groups = segments.picked_ops(draws._drawn)
         for number, (ops, all_drawn) in enumerate(groups):
             start = 0

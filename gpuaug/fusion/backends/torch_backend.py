@@ -312,7 +312,7 @@ class _Taps:
 def _map_indices(
     maps: IndexMaps, parameters: _TableColumns, column: int, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Map output to input indices. Return (x, y, mask of the pixels outside constant padding or ``None`` without it)."""
+    """Map output to input indices. Return (x, y, mask of the pixels not in padding; ``None`` unless padding is constant)."""
     x = parameters.integer(column) * x + parameters.integer(column + 1)
     y = parameters.integer(column + 2) * y + parameters.integer(column + 3)
     if not maps.edge:
@@ -383,7 +383,7 @@ def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
 def _resize_antialiased(
     front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
-    """Resize sample by sample, with parameters that the host reads. On a GPU the host waits for them."""
+    """Resize sample by sample, with parameters that the host reads, for which it waits on a GPU."""
     resized = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
         taps = _Taps(

@@ -188,8 +188,8 @@ def subsets(container: Any) -> tuple[list[tuple[int, ...]], list[float]]:
     shares: list[float] = torch.tensor(container.p).double().tolist()
     members = [index for index, share in enumerate(shares) if share > 0]
     if container.random_order:
-        picked = list(permutations(members, container.n_subset))
-        return picked, [_order_probability(order, shares) for order in picked]
+        orders = list(permutations(members, container.n_subset))
+        return orders, [_order_probability(order, shares) for order in orders]
     probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for size in range(1, container.n_subset + 1):
         probabilities = {
@@ -210,12 +210,12 @@ def _order_probability(order: Sequence[int], shares: Sequence[float]) -> float:
 
 
 def _probability_with_last(
-    picked: tuple[int, ...], last: int, probabilities: dict[tuple[int, ...], float], shares: Sequence[float]
+    subset: tuple[int, ...], last: int, probabilities: dict[tuple[int, ...], float], shares: Sequence[float]
 ) -> float:
-    """Return the probability that ``torch.multinomial`` draws the set ``picked`` of transforms, with ``last`` as the last draw.
+    """Return the probability that ``torch.multinomial`` draws the transforms in ``subset``, with ``last`` as the last draw.
 
     ``probabilities``: probability of each set that is smaller by one.
     """
-    others = tuple(member for member in picked if member != last)
-    remaining = sum(shares) - sum(shares[member] for member in others)
-    return probabilities[others] * shares[last] / remaining
+    first_members = tuple(member for member in subset if member != last)
+    remaining = sum(shares) - sum(shares[member] for member in first_members)
+    return probabilities[first_members] * shares[last] / remaining

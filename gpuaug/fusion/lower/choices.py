@@ -19,7 +19,7 @@ PROBE_SIZE = Size(1, 3, 4093, 4099)
 """Arbitrary input size that is unlikely to be the output size of a transform."""
 
 _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
-"""Input sizes. A transform that changes any size changes at least one of them. The second is for padding of small images."""
+"""Input sizes. Every transform that changes sizes changes at least one of these; padding of small images changes the second."""
 
 
 def sizing_op(op: Op | EagerOp | None) -> Op | None:

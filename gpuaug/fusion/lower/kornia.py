@@ -41,7 +41,7 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 
 version = functools.cache(metadata.version)
-"""Function that returns the version of an installed package. Cached, because it takes longer than lowering a module."""
+"""Function that returns the version of an installed package. Cached, because a look-up is slower than lowering a module."""
 
 TESTED_VERSIONS = ((0, 9), (0, 10))
 """Kornia versions that the ops are tested with: at least the first, and below the second."""
@@ -118,7 +118,7 @@ def _class_of_torchgeo(module: nn.Module) -> type | None:
     """Return the class of torchgeo's ``RandomGrayscale`` if ``module`` is an instance; ``None`` otherwise."""
     if not any(class_.__module__.startswith("torchgeo.") for class_ in type(module).__mro__):
         return None
-    # Imported here, because it imports torchvision's transforms.
+    # Imported here, because ``by_name`` imports torchvision's transforms.
     from gpuaug.fusion.lower.by_name import recognized_class
 
     return recognized_class(module)
@@ -138,7 +138,7 @@ def _difference_reason(module: nn.Module, base: type | None) -> str | None:
 
 
 def _on_gpu(module: nn.Module) -> str | None:
-    """Return the reason why a module with parameters on a GPU is not lowered; ``None`` if it has none there."""
+    """Return the reason why a module is not lowered if it has parameters on a GPU; ``None`` without such parameters."""
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
     return None

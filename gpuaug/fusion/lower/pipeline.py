@@ -78,8 +78,8 @@ def lower(
             op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
     _expect_rounding(tree)
     for crop, box_filter in filtered_crops(tree):
-        assert box_filter.ending is not None
-        crop.min_side_and_area = box_filter.ending.min_size, box_filter.ending.min_area
+        assert box_filter.target_conversions is not None
+        crop.min_side_and_area = box_filter.target_conversions.min_size, box_filter.target_conversions.min_area
     return Lowered(tree, types.dtype, types.refusal)
 
 

@@ -37,7 +37,7 @@ from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
-from gpuaug.fusion.ops.torchvision.ending import Ending
+from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
@@ -222,13 +222,13 @@ class TorchvisionLowering:
             return None, f"a subclass of {base.__name__} with other attributes: {error}"
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
-        """Lower a conversion: to no op, because passes convert images when they read them, or to torchvision's transform."""
+        """Lower a conversion: to no op, because passes convert images when they read them, or to a fallback module."""
         dtype, scale = _conversion(transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
-        ending = Ending(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
-        conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
+        target_conversions = TargetConversions(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
+        conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), target_conversions)
         if dtype is None:
-            return ImplicitTransform(name, ending=ending)
+            return ImplicitTransform(name, target_conversions=target_conversions)
         self._types.scalings -= _scales(transform)
         if dtype is torch.float32 and (scale or not self._types.are_integers):
             self._types.dtype = torch.float32
@@ -238,7 +238,7 @@ class TorchvisionLowering:
         if dtype is torch.uint8:
             reason = "it rounds images to bytes"
             leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
-            return Group("", (leaf, ImplicitTransform(name, ending=ending)), is_container=False)
+            return Group("", (leaf, ImplicitTransform(name, target_conversions=target_conversions)), is_container=False)
         advice = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
         if dtype is torch.float32:
             advice = "Pass scale=True, and give later transforms settings for images in [0, 1]"
@@ -247,7 +247,7 @@ class TorchvisionLowering:
         )
 
     def _random_container(self, name: str, container: Any) -> Tree:
-        """Lower a container with a random choice: to its transforms, with gates, or to a leaf that torchvision runs."""
+        """Lower a container with a random choice: to ops with gates, or to a fallback module, which torchvision runs."""
         members = list(choices.named_transforms(container.transforms))
         if any(
             _scales(member) or class_of(member, TARGET_TRANSFORMS) for member in _in_sequence([member for _, member in members])
@@ -259,7 +259,7 @@ class TorchvisionLowering:
         reason = _outcomes_reason(container)
         resize = None if reason else choices.common_resize(container)
         if resize is not None:
-            # All branches end in the same resize. It runs after the choice, for all samples in one pass.
+            # All branches end in the same resize. This resize runs after the choice, for all samples in one pass.
             members = list(map(choices.without_last_transform, members))
         trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
@@ -336,18 +336,18 @@ def _target_transform(name: str, transform: Any) -> ImplicitTransform:
     """
     class_ = class_of(transform, TARGET_TRANSFORMS)
     if class_ is v2.ToPureTensor:
-        return ImplicitTransform(name, ending=Ending(is_pure=True))
+        return ImplicitTransform(name, target_conversions=TargetConversions(is_pure=True))
     if class_ is v2.ConvertBoundingBoxFormat:
-        form = str(getattr(transform.format, "value", transform.format))
-        if form.lower() not in ("xyxy", "xywh", "cxcywh"):
+        box_format = str(getattr(transform.format, "value", transform.format))
+        if box_format.lower() not in ("xyxy", "xywh", "cxcywh"):
             raise ArgumentError(
-                f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Rotated boxes are not supported: remove it."
+                f"format of {name} must be XYXY, XYWH or CXCYWH, got {box_format}. Rotated boxes are not supported: remove it."
             )
-        return ImplicitTransform(name, ending=Ending(boxes=form.lower()), processes_boxes=True)
+        return ImplicitTransform(name, target_conversions=TargetConversions(boxes=box_format.lower()), processes_boxes=True)
     if class_ is v2.ClampBoundingBoxes:  # needs no conversion, because all boxes are clamped anyway
         return ImplicitTransform(name, processes_boxes=True)
-    ending = Ending(min_size=float(transform.min_size), min_area=float(transform.min_area))
-    return ImplicitTransform(name, ending=ending, follows_moves=True, processes_boxes=True)
+    target_conversions = TargetConversions(min_size=float(transform.min_size), min_area=float(transform.min_area))
+    return ImplicitTransform(name, target_conversions=target_conversions, follows_moves=True, processes_boxes=True)
 
 
 class _PickedMix(mixes.TorchvisionMix, OneMix):
@@ -420,10 +420,10 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
     setting = transform.dtype
     if isinstance(setting, dict):
         image_types = (*_IMAGES, tv_tensors.Mask)
-        others = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
-        if others:
+        other_types = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
+        if other_types:
             raise ArgumentError(
-                f"dtype of {type(transform).__name__} must be set for images and masks only, got {others}. Convert other "
+                f"dtype of {type(transform).__name__} must be set for images and masks only, got {other_types}. Convert other "
                 "values after gpuaug.fuse, which does not change their type."
             )
         setting = next((setting[cls] for cls in _IMAGES if cls in setting), None)

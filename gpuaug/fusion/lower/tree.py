@@ -12,7 +12,7 @@ from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
-from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ImplicitTransform:
-    """Transform of torchvision without an op: a conversion, which passes make when they read images, or for targets only."""
+    """Transform of torchvision without an op: a conversion, which passes make when they read images, or a target transform."""
 
     name: str
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     """(name, arguments) of the equivalent functions of torchvision for one image."""
-    ending: Ending | None = None
+    target_conversions: TargetConversions | None = None
     """Conversions of targets, applied at the end of the pipeline; ``None`` without conversions."""
     follows_moves: bool = False
     """True if no op that moves pixels may follow the transform."""
@@ -71,27 +71,28 @@ def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
             crop = item.op if isinstance(item.op, BoxCropOp) else None
 
 
-def ending_of(tree: Tree) -> Ending:
+def target_conversions_of(tree: Tree) -> TargetConversions:
     """Return the combined conversions of targets of all transforms without ops.
 
     Raises:
         ArgumentError: If boxes are removed before an op that moves pixels, unless ``filtered_crops`` yields the removal.
     """
-    ending = NO_CONVERSIONS
+    target_conversions = NO_CONVERSIONS
     box_filter = ""
     filters_of_crops = [crop_filter for _, crop_filter in filtered_crops(tree)]
     for item in _nodes_in_order(tree):
         if any(item is crop_filter for crop_filter in filters_of_crops):
             continue
         if isinstance(item, ImplicitTransform):
-            ending = ending.then(item.ending) if item.ending is not None else ending
+            if item.target_conversions is not None:
+                target_conversions = target_conversions.then(item.target_conversions)
             box_filter = box_filter or (item.name if item.follows_moves else "")
         elif box_filter and (isinstance(item.op, GatherOp) or (isinstance(item.op, EagerOp) and not item.op.moves_nothing)):
             raise ArgumentError(
                 f"{box_filter} must follow all transforms that move pixels, got {item.name} after it. Put it at the end "
                 "of the pipeline."
             )
-    return ending
+    return target_conversions
 
 
 def _nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:

@@ -200,7 +200,7 @@ class Op(ABC):
     def settings_of_draw(self) -> tuple[Any, ...]:
         """Values of the settings that ``draw`` reads from the module at every call.
 
-        The draws of a batch may be computed before the batch arrives. If a value has changed by then, they are computed again.
+        The draws of a batch may be computed before the batch arrives. If a value has changed by then, draws are computed again.
         """
         return ()
 
@@ -226,7 +226,7 @@ class Op(ABC):
         return size
 
     def out(self, size: Size) -> Size:
-        """Output size for input images of ``size``. Its sides are ``ANY_SIDES`` if they are drawn per sample."""
+        """Output size for input images of ``size``, with ``ANY_SIDES`` for sides that are drawn per sample."""
         if self.choice_end is not None:
             return size.to(*self.choice_end)
         return size.to(*ANY_SIDES) if self.draws_size else self.out_applied(size)
@@ -398,7 +398,7 @@ class RowOp(Op):
 class FrontOp(RowOp):
     """Op whose output pixel depends on other pixels of the image, or on another image.
 
-    It is the first op, the *front*, of its pass.
+    Such an op is the first op, the *front*, of its pass.
     """
 
     kernel: ClassVar[str]

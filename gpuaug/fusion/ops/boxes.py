@@ -84,9 +84,9 @@ def check_form(values: Tensor, key: str) -> None:
         )
 
 
-def axes_per_box(form: BoxFormat) -> int:
+def axes_per_box(box_format: BoxFormat) -> int:
     """Number of axes of one box or point."""
-    return len(_TRAILING_SHAPES[form.layout])
+    return len(_TRAILING_SHAPES[box_format.layout])
 
 
 def floating_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -141,13 +141,13 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     return mapped, out_valid
 
 
-def vertices(values: Tensor, form: BoxFormat, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
+def vertices(values: Tensor, box_format: BoxFormat, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
     """Convert boxes to corners, clockwise from the top left, and points to (x, y), in coordinates of pixel centres.
 
-    ``source``: (height, width) of the images, numbers or tensors that broadcast. Read only if ``form.share``.
+    ``source``: (height, width) of the images, numbers or tensors that broadcast. Read only if ``box_format.share``.
 
     Shape:
-        - values: (…), with trailing axes as in ``form``
+        - values: (…), with trailing axes as in ``box_format``
         - returns: (…, 4, 2), or (…, 2) for points; float32, or float64 for float64 values
 
     Cost:
@@ -155,21 +155,21 @@ def vertices(values: Tensor, form: BoxFormat, source: tuple[int | Tensor, int | 
     """
     if values.dtype != torch.float64:
         values = values.float()
-    if form.share:
+    if box_format.share:
         height, width = source
         x, y, box_width, box_height = values.unbind(-1)
         values = torch.stack((x * width, y * height, box_width * width, box_height * height), -1)
-    shift = 0.5 if form.edges else 0.0
-    if form.layout == "vertices":
+    shift = 0.5 if box_format.edges else 0.0
+    if box_format.layout == "vertices":
         return values
-    if form.layout == "points":
-        return values[..., :2] - shift if form.edges else values[..., :2]
+    if box_format.layout == "points":
+        return values[..., :2] - shift if box_format.edges else values[..., :2]
     first, last = values[..., :2], values[..., 2:]
-    if form.layout == "centre":
+    if box_format.layout == "centre":
         first = first - last / 2
-    if form.layout != "corners":
-        last = first + last if form.edges else first + last - 1
-    return _corners(first - shift, last - shift) if form.edges else _corners(first, last)
+    if box_format.layout != "corners":
+        last = first + last if box_format.edges else first + last - 1
+    return _corners(first - shift, last - shift) if box_format.edges else _corners(first, last)
 
 
 def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
@@ -185,9 +185,9 @@ def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
     return (mapped[..., :2] / mapped[..., 2:]).reshape(points.shape)
 
 
-def composed(first: Tensor | None, then: Tensor) -> Tensor:
-    """Matrices, (B, 3, 3), that apply ``first``, then ``then``. If ``first`` is ``None``, it is the identity."""
-    return then if first is None else (then[..., None] * first[:, None]).sum(2)
+def composed(first: Tensor | None, second: Tensor) -> Tensor:
+    """Matrices, (B, 3, 3), that apply ``first``, then ``second``. ``None`` as ``first`` stands for the identity."""
+    return second if first is None else (second[..., None] * first[:, None]).sum(2)
 
 
 def _from_corners(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
@@ -206,12 +206,12 @@ def _from_corners(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
     return torch.stack((x / width, y / height, box_width / width, box_height / height), -1)
 
 
-def has_positive_area(values: Tensor, form: BoxFormat) -> Tensor:
+def has_positive_area(values: Tensor, box_format: BoxFormat) -> Tensor:
     """Mask of the input boxes with a positive area, (B, N) bool."""
-    if form.layout == "vertices":
+    if box_format.layout == "vertices":
         return torch.ones_like(values[..., 0, 0], dtype=torch.bool)
-    sides = values[..., 2:] if form.layout != "corners" else values[..., 2:] - values[..., :2]
-    return (sides > (0 if form.edges or form.layout != "corners" else -1)).all(-1)
+    sides = values[..., 2:] if box_format.layout != "corners" else values[..., 2:] - values[..., :2]
+    return (sides > (0 if box_format.edges or box_format.layout != "corners" else -1)).all(-1)
 
 
 def _overlaps_image(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:

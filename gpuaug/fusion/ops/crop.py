@@ -256,7 +256,7 @@ def _unsupported_mode(mode_name: str, mode: str, value_name: str, value: Any) ->
     """Reason why a padding mode is not lowered with this fill value, or ``None``."""
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
-    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # Kornia raises an error for it
+    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # an error in Kornia
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
     return None
 

@@ -91,7 +91,7 @@ class EagerOp(ABC):
 
     @abstractmethod
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size according to the draws. The caller checks it after the module has run."""
+        """Output size according to the draws. The caller compares it with the outputs after the module has run."""
 
     @abstractmethod
     def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
@@ -235,8 +235,8 @@ def _moves(module: nn.Module, key: str) -> bool:
         return _moves(module.op, key)
     if isinstance(module, K.MixAugmentationBaseV2):
         return True
-    # Kornia calls any other module on the images only. It maps boxes and keypoints by a matrix, which RandomElasticTransform,
-    # RandomThinPlateSpline and RandomFisheye do not have; they are not subclasses of GeometricAugmentationBase2D.
+    # Kornia calls any other module on the images only. Boxes and keypoints are mapped by the matrix of a module. Subclasses of
+    # GeometricAugmentationBase2D have one; RandomElasticTransform, RandomThinPlateSpline and RandomFisheye have none.
     if key == "mask":
         return isinstance(module, K.AugmentationBase2D)
     return isinstance(module, K.GeometricAugmentationBase2D | K.IntensityAugmentationBase2D)

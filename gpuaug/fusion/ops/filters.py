@@ -156,7 +156,7 @@ class LevelsOp(FrontOp):
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
 
     rounds_to_levels: bool = False
-    """True if auto contrast first rounds values down to levels. Other ops do not read it."""
+    """True if auto contrast first rounds values down to levels. Other ops do not read this attribute."""
 
     def expect_rounding(self) -> None:
         """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op causes them."""
@@ -264,10 +264,10 @@ class Clahe(LevelsOp):
         counts = counts.minimum(column(rows, 1).long())
         # Pixels above the limit are distributed equally over all levels. The remainder is distributed to evenly spaced levels.
         clipped = pixels - counts.sum(3, keepdim=True)
-        rest = clipped % LEVELS
+        remainder = clipped % LEVELS
         level = torch.arange(LEVELS, device=levels.device)
-        spacing = LEVELS // rest.clamp(min=1)
-        counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < rest))
+        spacing = LEVELS // remainder.clamp(min=1)
+        counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < remainder))
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
 
     def describe(self) -> str:

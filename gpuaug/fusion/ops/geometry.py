@@ -57,7 +57,7 @@ class AxisMap:
         high = np.where(sign > 0, self.high + first.offset, first.offset - self.low + 1)
         # An index is inside the bounds of the composition if neither map pads it.
         low, high = np.maximum(first.low, low), np.minimum(first.high, high)
-        # Kernels clamp indices to the bounds. With empty bounds they would read a pixel outside the image.
+        # Kernels clamp indices to the bounds. With empty bounds a kernel would read a pixel outside the image.
         empty = low >= high
         return AxisMap(
             first.sign * self.sign,
@@ -238,7 +238,7 @@ class BoxCropOp(IndexOp):
 class WarpOp(GatherOp):
     """Base class of warps by a matrix, with one interpolation."""
 
-    kind: ClassVar[Literal["affine", "perspective"]] = "affine"
+    matrix_type: ClassVar[Literal["affine", "perspective"]] = "affine"
     """Type of the matrices: the last row of an affine matrix is (0, 0, 1)."""
     edge: Literal["zeros", "border", "fill"] = "zeros"
     """Values outside the image: 0, the nearest border pixel, or ``fill``.
@@ -276,7 +276,7 @@ class ResampleOp(GatherOp):
     """Antialiasing filter for downscaling; ``""`` for bilinear or nearest without antialiasing, as in Kornia."""
 
     def set_antialias(self, *, cubic: bool) -> None:
-        """Enable antialiasing for downscaling, as in torchvision, where it implies half-pixel centres."""
+        """Enable antialiasing for downscaling, and thereby half-pixel centres, as in torchvision."""
         if not self.nearest:
             self.filter = "cubic" if cubic else "triangle"
             self.half_pixel_centers = True

@@ -281,7 +281,7 @@ class SoftLabels:
         """Output dtype: the dtype of ``labels`` if they are floating-point class probabilities, else float32."""
         return labels.dtype if labels.ndim == 2 and labels.is_floating_point() else torch.float32
 
-    def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
+    def convert(self, labels: Tensor, rows: Tensor | None) -> Tensor:
         """Convert labels to smoothed class probabilities, then mix them.
 
         Args:

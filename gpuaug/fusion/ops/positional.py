@@ -160,7 +160,7 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GaussianNoise(PointOp):
-    """``RandomGaussianNoise``: adds a noise field, times std plus mean. The device of the images computes it."""
+    """``RandomGaussianNoise``: adds std times a noise field, which the device computes, plus mean."""
 
     code = 12
     width = 6

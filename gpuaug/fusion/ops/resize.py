@@ -77,7 +77,7 @@ class ResizedCrop(ResampleOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a window per sample, in pixels: ``"x"``, ``"y"``, ``"width"`` and ``"height"``, (B,) each.
 
-        It is the first of ten candidates that fits into the image; if none fits, the largest window within the ratios.
+        The window is the first of ten candidates that fits into the image, or without one the largest window within ``ratios``.
         """
         numbers = sampler.uniform(4)
         area, log_aspect, x, y = numbers

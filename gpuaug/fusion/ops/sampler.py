@@ -161,13 +161,13 @@ SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2 = 0x9E3779B97F4
 """Constants of SplitMix64."""
 
 
-def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> NDArray[np.float32]:
+def extra_uniforms(numbers: NDArray[np.float32], pairs: int, start: int = 0) -> NDArray[np.float32]:
     """Generate further uniform numbers in [0, 1) for some samples by SplitMix64, seeded per sample.
 
     Args:
         numbers: Drawn uniform numbers. The four numbers of a sample form its seed.
         pairs: Number of pairs per sample to return.
-        used: Number of pairs per sample that earlier calls returned.
+        start: Number of pairs per sample to skip, because earlier calls returned them.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
@@ -178,7 +178,7 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> N
     words = (numbers * np.float32(2**24)).astype(np.uint64)
     words = words[::2] << np.uint64(24) | words[1::2]
     seeds = _splitmix64_mix(words[0]) ^ words[1]
-    counters = np.arange(used + 1, used + pairs + 1, dtype=np.uint64)[:, None]
+    counters = np.arange(start + 1, start + pairs + 1, dtype=np.uint64)[:, None]
     bits = _splitmix64_mix(seeds + counters * np.uint64(SPLITMIX_INCREMENT))
     halves = np.empty((2, *bits.shape), dtype=np.float32)
     halves[0] = bits >> np.uint64(40)

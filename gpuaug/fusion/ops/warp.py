@@ -227,7 +227,7 @@ class Translate(MatrixWarp):
 class Perspective(MatrixWarp):
     """``RandomPerspective``: moves the four corners of the image."""
 
-    kind = "perspective"
+    matrix_type = "perspective"
     description = "perspective"
 
     def __init__(self, name: str, module: nn.Module) -> None:

@@ -74,11 +74,11 @@ class KorniaPolicy(Policy):
             picks = picks_of_samples = _distinct_picks(len(self.children), sampler.uniform(self.count))
         layers = []
         for row, row_of_samples in zip(picks, picks_of_samples, strict=True):
-            picked = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
+            picked_children = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
             for position in self.positions:
                 # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
                 numbers = sampler.uniform(1 + self._numbers_per_op)
-                children = sorted(self.always_drawn[position].union(picked.tolist()))
+                children = sorted(self.always_drawn[position].union(picked_children.tolist()))
                 present = [index for index in children if position < len(self.children[index].members)]
                 layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in present))
         return {**drawn, "layers": tuple(layers)}

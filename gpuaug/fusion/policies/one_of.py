@@ -119,7 +119,7 @@ class AnyAffine(MatrixWarp):
     @staticmethod
     def accepts(op: Any) -> TypeGuard[WarpOp]:
         """True if ``op`` is an affine warp, which can be picked."""
-        return isinstance(op, WarpOp) and op.kind == "affine"
+        return isinstance(op, WarpOp) and op.matrix_type == "affine"
 
     def unsupported_size(self, size: Size) -> str | None:
         """Return ``None``, because the module that picks checks the ops."""

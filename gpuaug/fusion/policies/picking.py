@@ -108,7 +108,7 @@ class Policy(Picking):
     @cached_property
     def _layers(self) -> list[list[tuple[Op, list[int]]]]:
         """Ops of the plan, per layer: (op, indices of the children whose members the op runs)."""
-        # Computed on first use, because it copies ops, which may still be changed after the constructor returns.
+        # Computed on first use, because ops are copied here, and may still be changed after the constructor returns.
         return [self._layer(position) for _ in range(self.count) for position in self.positions]
 
     def _layer(self, position: int) -> list[tuple[Op, list[int]]]:

@@ -29,7 +29,7 @@ from gpuaug.fusion.policies.one_of import OneOf
 from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, unsupported_pick
 
 _MAX_ONE_OFS = 4
-"""Largest number of ``OneOf`` ops in one kernel, because each of them adds the code of all pointwise ops to the kernel."""
+"""Maximum number of ``OneOf`` ops in one kernel. Each of them adds the code of all pointwise ops to the kernel."""
 
 
 class PickedOp(NamedTuple):
@@ -46,7 +46,7 @@ class PickedOp(NamedTuple):
 
 
 class IdentityOp(IndexOp):
-    """Op that changes nothing. It runs if no module was picked."""
+    """Op that changes nothing, for batches for which no module was picked."""
 
     description = "nothing"
 
@@ -91,7 +91,8 @@ class RandomApply(Picking):
         if count > total or count > np.count_nonzero(rates):
             ends = rates.cumsum() / rates.sum()
             return [int(np.searchsorted(ends, _number(sampler), side="right")) for _ in range(count)]
-        # Without replacement: each child gets an exponentially distributed time, with its weight as rate. The smallest win.
+        # Without replacement: each child gets an exponentially distributed time, with its weight as rate. The children with the
+        # smallest times are picked.
         numbers = np.array([_number(sampler) for _ in rates])
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(rates > 0, -np.log1p(-numbers) / rates, np.inf)
@@ -105,14 +106,14 @@ class RandomApply(Picking):
             children; and ``"end"``, the output ``Size``.
         """
         layers = []
-        picked = self.picks(sampler)
-        for child in picked:
+        picks = self.picks(sampler)
+        for child in picks:
             for position in range(len(self.children[child].members)):
                 op = self._op_or_fallback(child, position, size)
                 drawn = op.draw(sampler, size)
                 layers.append((Entry(child, position, drawn, size, None),))
                 size = op.out_drawn(drawn, size)
-        return {"layers": tuple(layers), "picks": tuple(picked), "end": size}
+        return {"layers": tuple(layers), "picks": tuple(picks), "end": size}
 
     def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
         """Output size for the draws ``drawn``."""
@@ -131,17 +132,17 @@ class RandomApply(Picking):
 
     def picked_ops(self, drawn: OpDraws) -> list[PickedOp]:
         """Picked ops of a batch, in order. Ops that change neither an image nor the size are left out."""
-        picked: list[PickedOp] = []
+        picked_ops: list[PickedOp] = []
         occurrences: Counter[Any] = Counter()
         for (entry,) in drawn["layers"]:
             op = self._op_or_fallback(entry.child, entry.position, entry.size)
             key = "pointwise" if OneOf.accepts(op) else (entry.child, entry.position)
             if isinstance(op, EagerOp):
-                picked.append(PickedOp(op, entry.drawn, starts_plan=True))
+                picked_ops.append(PickedOp(op, entry.drawn, starts_plan=True))
             elif entry.apply_mask.any() or op.out(entry.size) != entry.size:
-                picked.append(self._picked_op(op, entry.drawn, key, occurrences[key]))
+                picked_ops.append(self._picked_op(op, entry.drawn, key, occurrences[key]))
                 occurrences[key] += 1
-        return picked
+        return picked_ops
 
     def _picked_op(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> PickedOp:
         """Op of a plan that runs ``op``, and its draws.

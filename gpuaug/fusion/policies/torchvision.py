@@ -60,7 +60,11 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         return next((reason for op in ops if (reason := op.unsupported()) is not None), None)
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Pick children, and draw the magnitudes of their operations. Returns ``"layers"`` as ``Policy`` describes."""
+        """Pick children, and draw the magnitudes of their operations.
+
+        Returns:
+            ``"layers"``, as ``Policy`` describes.
+        """
         applies = self.draw_apply_mask(sampler, size.batch)
         # Indices of children, (picks, B). A sample may pick a child twice.
         picks = (sampler.uniform(self.count) * len(self.children)).astype(np.int64)
@@ -80,7 +84,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         uniform_p, *uniforms = sampler.uniform(3)
         layer = []
         magnitudes = self._magnitudes_at(position, size)
-        values = magnitudes.of(picks, *uniforms)
+        values = magnitudes.select(picks, *uniforms)
         for index, child in enumerate(self.children):
             if position < len(child.members):
                 member = child.members[position]
@@ -144,7 +148,7 @@ class _Magnitudes:
         for values, (table, _) in zip(self._values, tables, strict=True):
             values[:] = 0 if table is None else table
 
-    def of(self, picks: Array, bins: Array, signs: Array) -> Array:
+    def select(self, picks: Array, bins: Array, signs: Array) -> Array:
         """Return the signed magnitude of each sample, (B,) float64.
 
         Args:

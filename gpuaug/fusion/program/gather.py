@@ -123,7 +123,7 @@ class Gather:
         """Type of the interpolation; empty if there is none."""
         if self.warp is None:
             return ""
-        return self.warp.kind if isinstance(self.warp, WarpOp) else "resample"
+        return self.warp.matrix_type if isinstance(self.warp, WarpOp) else "resample"
 
     @property
     def nearest(self) -> bool:
@@ -216,7 +216,7 @@ class Gather:
         for op in self.ops:
             if isinstance(op, IndexOp):
                 map_ = op.map(drawn_of(op), current_size)
-                # Bounds of padding refer to the padded image, regardless of flips or crops after it.
+                # Bounds of padding refer to the image that this op pads, regardless of later flips or crops.
                 map_ = map_.with_bounds(current_size) if op.edge else map_
                 if op in self.before.ops:
                     before = map_ if before is None else map_.after(before)
@@ -241,7 +241,7 @@ class Gather:
                 table[:, fill_column : fill_column + size.channels] = maps.fill
 
     def _write_warp(self, op: GatherOp, drawn: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
-        """Write the columns of the interpolation. ``size``: size of the images before it."""
+        """Write the columns of the interpolation. ``size``: size of the images that are interpolated."""
         start = columns.warp
         if isinstance(op, ResampleOp):
             _write_resampling(op.resampling(drawn, size, self.half_pixel_centers), table, start, all_columns)
@@ -250,7 +250,7 @@ class Gather:
             return
         assert isinstance(op, WarpOp)
         inverse = op.warp(drawn, size).inverse
-        elements = 6 if op.kind == "affine" else 9
+        elements = 6 if op.matrix_type == "affine" else 9
         for k in range(elements):
             table[:, start + k] = inverse[:, k // 3, k % 3]
         _write((size.width, size.height), table, start + elements, all_columns)

@@ -64,7 +64,7 @@ def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool
 def may_round(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether a pass may store values in [0, 1] in 16 bits between its launches: only if its output has 16 bits.
 
-    A pass from the user's 16-bit integers to a result of 16-bit integers may not, because it must round only once.
+    False for a pass from the user's 16-bit integers to a result of 16-bit integers, because such a pass must round only once.
     """
     return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)
 
@@ -77,7 +77,7 @@ def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: t
 
 
 def program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
-    """Return the program of a pass, with the flag ``NO_NAN`` for jitters whose input has no NaN. They then clamp faster.
+    """Return the program of a pass, with the flag ``NO_NAN``, for faster clamping, for jitters whose input has no NaN.
 
     ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
     """

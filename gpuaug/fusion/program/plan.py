@@ -42,9 +42,9 @@ class BasePass(ABC):
     first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
-    """Column of the buffer route: the buffers that a pass reads a sample from and writes it to (``table/rows.py``).
+    """Column of the buffer route: from which buffer a sample is read, and to which it is written (``table/rows.py``).
 
-    -1 if the pass reads every sample from its source and writes it to its output.
+    -1 without such a column: the pass reads all samples from one buffer and writes them to another.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """Cache of prepared kernel launches, keyed by dtype, shape and strides."""
@@ -308,7 +308,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 
 
 def _can_skip_samples(passes: Sequence[Pass]) -> bool:
-    """Return whether passes between the first and the last can skip samples to which none of their ops applies."""
+    """Return whether a pass between the first and the last can skip samples to which none of its ops applies."""
     inner_passes = passes[1:-1]
     supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel != "mix" for pass_ in passes[1:])
     supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])

@@ -43,7 +43,7 @@ class Segment(NamedTuple):
 
 
 class Segments:
-    """Segments of one pipeline, with a cache of their plans by image size.
+    """Segments of one pipeline, with a cache by image size.
 
     Args:
         ops: All ops of the pipeline, in order.
@@ -110,7 +110,7 @@ class Segments:
         return segments
 
     def picked_ops(self, drawn: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
-        """Return groups of the ops that run for these draws, as (ops, their draws). A new plan begins at each group.
+        """Return the ops that run for these draws, in groups (ops, draws of the ops). A new plan begins at each group.
 
         Args:
             drawn: Draws of each op of the pipeline.

@@ -135,7 +135,7 @@ def check_limits(op: Op, size: Size) -> None:
         ArgumentError: If ``size`` is not supported.
     """
     for bound in (size, *op.out_bounds(size)):
-        if bound.ragged:  # ``check_sizes`` checks it per batch
+        if bound.ragged:  # ``check_sizes`` checks the sizes of ragged images, per batch
             continue
         if bound.height * bound.width > size.height * size.width == 0:
             raise ArgumentError(
@@ -153,7 +153,7 @@ def check_limits(op: Op, size: Size) -> None:
 def check_sizes(
     ops: Sequence[Op], size: Size, user_size: Size | None = None, outcomes: Mapping[Draw, int] | None = None
 ) -> None:
-    """Raise an error if an op up to the transformation to one size may get images that it does not support.
+    """Raise an error if an op up to the transformation to one size may get images of a size that the op does not support.
 
     Args:
         ops: Consecutive ops, of which the last transforms images to one size.
@@ -162,7 +162,7 @@ def check_sizes(
         outcomes: Assumed outcome of each draw. For any other draw, all outcomes are checked.
 
     Raises:
-        ArgumentError: If an op does not support an image. For a ragged batch, the message has its index in the batch.
+        ArgumentError: If an op does not support an image. For a ragged batch, the message has the index of the image.
     """
     current_size = size
     user_size = size if user_size is None else user_size

@@ -87,7 +87,7 @@ class TablePrefetch:
         seed = next_seed()
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
-        # If only windows were decoded, the host has computed the crops for them, so they are not computed on the device.
+        # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
         last_block = None

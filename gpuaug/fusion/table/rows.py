@@ -113,7 +113,8 @@ def _fill_routes(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array)
     """Write the buffer route of each sample, for each pass but the first.
 
     Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. The route of a sample
-    is 0 if no op of the pass applies to it: it then stays in its buffer. Otherwise it is 1 + source buffer + 2 · output buffer.
+    is 0 if no op of the pass applies to the sample, which then stays in its buffer. Otherwise the route is
+    1 + source buffer + 2 · output buffer.
     The output buffer is the buffer other than the source buffer, unless the pass works in place.
     """
     in_second = np.zeros(len(table), dtype=np.uint8)

@@ -10,8 +10,8 @@ from gpuaug.core.columns import Column, TensorColumn, plainly, split
 from gpuaug.core.packed_targets import FlatColumn, PackedColumn, PackedTargets
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.ops.boxes import floating_dtype
-from gpuaug.fusion.ops.torchvision.ending import Ending
-from gpuaug.fusion.targets.masks import like
+from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
+from gpuaug.fusion.targets.masks import with_class_of
 
 
 class Annotations(NamedTuple):
@@ -54,14 +54,14 @@ class Rows:
             return torch.cat([value.flatten(0, -2) for value in self._tensors.tensors])
 
     def split(
-        self, joined_rows: Tensor, frame: tuple[int, int], ending: Ending, format_name: str | None = None
+        self, joined_rows: Tensor, frame: tuple[int, int], conversions: TargetConversions, format_name: str | None = None
     ) -> Sequence[Tensor]:
         """Split rows by image, and restore the shape, dtype and class of the inputs. Integers become floating-point.
 
         Args:
             joined_rows: Rows of all images.
             frame: Height and width of the output images, in pixels.
-            ending: Conversions: torchvision's tensors become plain tensors if ``ending.is_pure``.
+            conversions: Conversions of the output. torchvision's tensors become plain tensors if ``conversions.is_pure``.
             format_name: Name of the output format of boxes; ``None`` for the format of the inputs.
         """
         shapes, entry = self._tensors.shapes, self._tensors.entry
@@ -74,21 +74,21 @@ class Rows:
         values = self._tensors.tensors
         if len(self._tensors.dtypes) > 1:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, values, strict=True)]
-        if self._tensors.types <= {Tensor} or (ending.is_pure and all(map(type_name, values))):
+        if self._tensors.types <= {Tensor} or (conversions.is_pure and all(map(type_name, values))):
             return parts
         return [
-            like(part, value, canvas_size=frame, **format_attribute(vars(value), format_name))
+            with_class_of(part, value, canvas_size=frame, **format_attribute(vars(value), format_name))
             for part, value in zip(parts, values, strict=True)
         ]
 
     def packed(
-        self, rows: Tensor, frame: tuple[int, int], ending: Ending, format_name: str | None = None
+        self, rows: Tensor, frame: tuple[int, int], conversions: TargetConversions, format_name: str | None = None
     ) -> tuple[PackedColumn, Tensor]:
         """Return (packed column that describes the rows, rows in one tensor). Arguments as of ``split``."""
         column = self._tensors
         assert isinstance(column, FlatColumn)
         flat = rows.view(column.joined.shape)
-        if column.packed.tensor_type is Tensor or ending.is_pure:
+        if column.packed.tensor_type is Tensor or conversions.is_pure:
             return column.packed.plain(), flat
         attributes = [{**values, "canvas_size": frame, **format_attribute(values, format_name)} for values in column.attributes]
         return column.packed._replace(attributes=attributes), flat

@@ -59,7 +59,7 @@ def crop_by_boxes(
     Cost:
         About twenty launches, in addition to the launches of ``BoxCropOp.windows``.
     """
-    # The resize that follows the crop has six columns: scale, start and count per axis. So far they describe the whole image.
+    # The resize that follows the crop has six columns: scale, start and count per axis. In ``table`` the window is the image.
     # The columns from ``plan.width`` on are: matrix before the crop, matrix after the crop, draws of the crop, and one number
     # per axis, which is -1 if a flip is between crop and resize.
     column = crop.pass_.first_column + crop.pass_.columns.warp

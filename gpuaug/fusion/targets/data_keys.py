@@ -54,7 +54,7 @@ def name_of(key: Any) -> str:
     try:
         data_key = DataKey.get(key)
     except Exception as error:
-        names = sorted({*_GPUAUG_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
+        names = sorted({*_GPUAUG_KEYS, *(_NAMES.get(data_key, data_key.name.lower()) for data_key in DataKey)})
         raise ArgumentError(
             f"data_keys must be among {', '.join(names)}, got {shown(key)}. Use Kornia's names, 'targets' for target dicts, "
             "'tv_tensors' for torchvision's tensors, or 'valid' beside boxes."

@@ -20,7 +20,7 @@ from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.ops.base import Array, Size
-from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
 from gpuaug.fusion.program.plan import Canvases, Plan
 
 _EMPTY: Array = np.empty(0, np.int64)
@@ -118,21 +118,23 @@ class MaskList:
             rows = table.index_select(0, self._owners) if rows is None else rows
             self._values = dispatch.run_mask(pass_, self._values, rows, canvas=canvas)
 
-    def results(self, ending: Ending = NO_CONVERSIONS) -> Sequence[Tensor]:
-        """Return the transformed masks, with the axes, class and dtype of the inputs unless ``ending`` converts them."""
+    def results(self, conversions: TargetConversions = NO_CONVERSIONS) -> Sequence[Tensor]:
+        """Return the transformed masks, with the axes, class and dtype of the inputs unless ``conversions`` change them."""
         values = self._values[:, 0]
-        stacks = split(values if ending.masks is None else values.to(ending.masks), self.counts)
-        if self._are_stacks and (ending.is_pure or are_plain(self._masks)):
+        stacks = split(values if conversions.masks is None else values.to(conversions.masks), self.counts)
+        if self._are_stacks and (conversions.is_pure or are_plain(self._masks)):
             return stacks
         shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(stacks, self._masks, strict=True))
-        return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._masks, strict=True)]
+        return [
+            part if conversions.is_pure else with_class_of(part, mask) for part, mask in zip(shaped, self._masks, strict=True)
+        ]
 
-    def packed(self, ending: Ending = NO_CONVERSIONS) -> tuple[PackedColumn, Tensor]:
+    def packed(self, conversions: TargetConversions = NO_CONVERSIONS) -> tuple[PackedColumn, Tensor]:
         """Return (packed column that describes the results, results in one tensor), for packed target dicts."""
         values = self._values[:, 0]
-        values = values if ending.masks is None else values.to(ending.masks)
+        values = values if conversions.masks is None else values.to(conversions.masks)
         mask = self._masks[0]
-        is_typed = type(mask) is not Tensor and not ending.is_pure
+        is_typed = type(mask) is not Tensor and not conversions.is_pure
         attributes = shared_attributes(list(map(vars, self._masks))) if is_typed else [{}]
         return PackedColumn("masks", self.samples, self.counts, None, type(mask) if is_typed else Tensor, attributes), values
 
@@ -156,7 +158,7 @@ def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ..
     return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
 
 
-def like(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
+def with_class_of(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
     """Return ``result`` as an instance of the class of ``source``, with the attributes of ``source``.
 
     ``changes``: other values for attributes. Attributes that ``source`` does not have are ignored.

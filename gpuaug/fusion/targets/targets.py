@@ -36,14 +36,14 @@ from gpuaug.fusion.ops.boxes import (
 )
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
-from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
-from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
+from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, target_dicts_for_crop
 from gpuaug.fusion.targets.clips import ClipInputs
 from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, check_no_map, check_valid, name_of
-from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
+from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device, with_class_of
 from gpuaug.fusion.targets.packed import can_stay_packed
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 from gpuaug.fusion.targets.typed import TypedTargets, has_targets_under_other_keys
@@ -60,8 +60,8 @@ class Targets:
             that are not padding, ``tv_tensors`` for containers of torchvision's tensors.
         extra_args: ``extra_args`` of Kornia's container, which may set the resampling of masks.
         boxes: Format of boxes in target dicts.
-        ending: Conversions of the output, and size of the smallest valid box.
-        form: Layout of clips that the pipeline accepts.
+        conversions: Conversions of the output, and size of the smallest valid box.
+        clip_form: Layout of clips that the pipeline accepts.
 
     Raises:
         ArgumentTypeError: If an input does not have the type that its key requires.
@@ -74,11 +74,11 @@ class Targets:
         inputs: Sequence[Any],
         keys: Sequence[Any],
         extra_args: Any,
-        boxes: BoxForm = "xyxy",
-        ending: Ending = NO_CONVERSIONS,
-        form: ClipForm = ClipForm(),  # noqa: B008
+        boxes: BoxFormatName = "xyxy",
+        conversions: TargetConversions = NO_CONVERSIONS,
+        clip_form: ClipForm = ClipForm(),  # noqa: B008
     ) -> None:
-        self._ending = ending
+        self._conversions = conversions
         self.keys = [name_of(key) for key in keys]
         self.passed_keys = self.keys
         """Data keys of the inputs as the user passed them. ``keys`` also has a key for each of the targets in ``_typed``."""
@@ -92,14 +92,14 @@ class Targets:
         for key, value in zip(self.keys, inputs, strict=True):
             check(key, value)
         images = inputs[self.keys.index("input")]
-        self._clips = ClipInputs(form, images)
+        self._clips = ClipInputs(clip_form, images)
         inputs = [self._packed_or_unpacked(index, value) for index, value in enumerate(inputs)]
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched or self._clips.is_single else images
         self.device: torch.device = images.device
-        self.size = form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
+        self.size = clip_form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
         self.dtype = dtype_of(images)
-        self.places = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
+        self.image_layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
         """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets recognized by class, such as ``tv_tensors.Mask``, by index of the input that contains them."""
@@ -181,15 +181,15 @@ class Targets:
         if key != "input":
             return
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
-        form = self._clips.form
-        size = form.size(value.shape) if isinstance(value, Tensor) and form.frames_of(value) else size_of(value)
+        clip_form = self._clips.clip_form
+        size = clip_form.size(value.shape) if isinstance(value, Tensor) and clip_form.frames_of(value) else size_of(value)
         if size != self.size:
             raise ArgumentError(
                 f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Use a separate "
                 "stage for images of each size."
             )
 
-    def _converted_input(self, key: str, value: Any, boxes: BoxForm) -> Any:
+    def _converted_input(self, key: str, value: Any, boxes: BoxFormatName) -> Any:
         """Return target dicts as ``TargetDicts``, lists of masks as ``MaskList``, and other inputs unchanged."""
         if key == "targets":
             size = self.size
@@ -197,10 +197,10 @@ class Targets:
             return TargetDicts(
                 value,
                 size.per_frame() if per_frame else size,
-                self.places,
+                self.image_layouts,
                 self.device,
                 boxes,
-                self._ending,
+                self._conversions,
                 size.frames if per_frame else 1,
             )
         if key == "mask" and isinstance(value, list | tuple):
@@ -263,11 +263,12 @@ class Targets:
             ArgumentTypeError: If labels are not a tensor.
             DeviceError: If labels are not on the device of the images.
         """
-        others = [key for key in self.keys if key not in op.supported_keys]
-        if others:
+        unsupported_keys = [key for key in self.keys if key not in op.supported_keys]
+        if unsupported_keys:
             raise ArgumentError(
                 f"data_keys must be among {', '.join(op.supported_keys)} where {op.name} mixes images, got "
-                f"{', '.join(others)}. Mixing is not supported beside these: mix in the dataset, or leave the mix out."
+                f"{', '.join(unsupported_keys)}. Mixing is not supported beside these: mix in the dataset, or leave the mix "
+                "out."
             )
         self._check_labels()
 
@@ -366,7 +367,7 @@ class Targets:
             memory_format: Memory format of the output images.
 
         Raises:
-            ArgumentError: If the module may move pixels, and its library cannot transform an input accordingly.
+            ArgumentError: If the module may move pixels, and its library cannot move the pixels or boxes of an input equally.
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
         images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
@@ -395,7 +396,7 @@ class Targets:
             self.values[index] = value
 
     def _apply_matrix(self) -> None:
-        """Transform boxes and keypoints by the matrices of the preceding plans, before Kornia transforms them further."""
+        """Transform boxes and keypoints by the matrices of the preceding plans, because Kornia transforms them next."""
         for index, box_format in enumerate(self._formats):
             if box_format is None:
                 continue
@@ -437,7 +438,7 @@ class Targets:
         for index, (key, axis, source) in enumerate(zip(self.keys, self._added_axes, self._inputs, strict=True)):
             result = values[index]
             if isinstance(result, MaskList):
-                result = type(source)(result.results(self._ending))
+                result = type(source)(result.results(self._conversions))
             # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
             elif axis is not None and (views == 1 or axis) and (keepdim or key in KORNIA_FORMATS or key == "valid"):
                 result = result.squeeze(axis)
@@ -456,8 +457,8 @@ class Targets:
         """
         if key not in ("input", "mask") or not isinstance(result, Tensor):
             return result
-        result = result if key == "input" or self._ending.masks is None else result.to(self._ending.masks)
-        return like(result, source) if type_name(source) and not self._ending.is_pure else result
+        result = result if key == "input" or self._conversions.masks is None else result.to(self._conversions.masks)
+        return with_class_of(result, source) if type_name(source) and not self._conversions.is_pure else result
 
     def _transform_boxes(self, values: list[Any]) -> None:
         """Transform boxes, keypoints and target dicts by the matrices of the passes, in place in ``values``."""

@@ -15,7 +15,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.columns import Column, columns
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_targets, type_name
-from gpuaug.fusion.targets.masks import like
+from gpuaug.fusion.targets.masks import with_class_of
 
 _Path = tuple[Any, ...]
 """Path of a tensor in a container: keys, field names and indices. The index of the image is left out."""
@@ -82,7 +82,7 @@ class TypedTargets:
         """(data key, value) of each input."""
 
     def results(self, results: Sequence[Any], dicts: Sequence[Any] | None = None) -> Any:
-        """Return the container with its masks, boxes and keypoints replaced by their transformed versions.
+        """Return a copy of the container with transformed masks, boxes and keypoints.
 
         Args:
             results: Results of ``inputs``, in the same order.
@@ -104,7 +104,7 @@ class TypedTargets:
                 return record[column.key], record.get("valid") if self._has_valid(path, container) else None
             parts = [record[column.key] for record in records[list_index]]
             result = (torch.cat if column.key == "boxes" else torch.stack)([part.as_subclass(Tensor) for part in parts])
-            return like(result, parts[0]), None
+            return with_class_of(result, parts[0]), None
 
         result = self._mapped(self._container, put)
         if dicts is None:
@@ -128,7 +128,7 @@ class TypedTargets:
                     self._columns[name,].valid[sample] = self._container[sample]["valid"]
 
     def _put_flat(self, columns_by_key: Mapping[str, Column], records: Sequence[Any], dicts: Sequence[Any]) -> Any:
-        """Return ``dicts`` with the tensors in ``columns_by_key`` replaced by their transformed versions.
+        """Return copies of ``dicts`` with transformed tensors in place of those in ``columns_by_key``.
 
         Args:
             columns_by_key: Tensors of all images by key.
@@ -249,7 +249,7 @@ class TypedTargets:
             )
         column.is_batched = True
         parts = tensor.split(1) if key == "boxes" else tensor.unbind()
-        column.tensors.update((index, like(part, tensor)) for index, part in enumerate(parts))
+        column.tensors.update((index, with_class_of(part, tensor)) for index, part in enumerate(parts))
         return tensor, None
 
     def _has_valid(self, path: _Path, container: Any) -> bool:
@@ -305,7 +305,7 @@ def concatenated_typed_views(views: Sequence[Any], batch: int) -> Any:
     """
     first = views[0]
     if isinstance(first, Tensor):
-        return like(torch.cat(tuple(views)), first) if type_name(first) in TARGET_TYPES else first
+        return with_class_of(torch.cat(tuple(views)), first) if type_name(first) in TARGET_TYPES else first
     if not holds_targets(first):
         return first
     if _is_sequence(first) and len(first) == batch:

@@ -249,7 +249,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     code, mask_column, flags = constants["PROGRAM"][contrast_index]
     sum_program = (*constants["PROGRAM"][:contrast_index], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST))
     contrast_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
-    # Saved pixels are rounded to 16 bits per value, so only an output with 16 bits allows it. In a pass between two buffers,
+    # Pixels are saved with 16 bits per value, so they are saved only for an output with 16 bits. In a pass between two buffers,
     # ``contrast_kernel`` would not know which samples the pass skips.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
     rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged

@@ -58,7 +58,7 @@ def load_fill(fill, plane, RGB: tl.constexpr):
 
 @triton.jit
 def to_unit_range(r, g, b, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr):
-    """Divide integers up to ``MAX_VALUE``, 255 or 65535, by it. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
+    """Divide integers by ``MAX_VALUE``, 255 or 65535. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
     if MAX_VALUE == 65535:
         return share_of_65535(r * (1 / 65536)), share_of_65535(g * (1 / 65536)), share_of_65535(b * (1 / 65536))
     if EXACT_DIVISION:
@@ -242,7 +242,7 @@ def finish_tile(
     return grey
 
 
-# Not specialised on alignment: if Triton knew it, it would assign several pixels of a line to a thread, which slows reads.
+# Not specialised on alignment, because Triton would then assign several pixels of a line to a thread, which slows reads.
 @triton.jit(
     do_not_specialize=[*SIZES, *STRIDES],
     do_not_specialize_on_alignment=["source", "image_layouts", "out", "rows", "block_sums", "saved_pixels"],

@@ -64,7 +64,7 @@ class Launch:
         integers: Integer arguments after the tensors, in the order of the kernel's signature.
         constants: The constants by name.
         warps: Warps in a block.
-        fp_fusion: Whether a product and a sum may be one instruction that rounds once. ``byte_share`` relies on it.
+        fp_fusion: Whether a product and a sum may be one instruction that rounds once. ``byte_share`` relies on this.
         registers: Maximum number of registers per thread, to bound the registers of a block. Default: the compiler chooses.
     """
 

@@ -153,7 +153,7 @@ def labels_kernel(
 
 
 def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """Return class probabilities, as ``gpuaug.fusion.ops.mix.SoftLabels.of`` does, in one launch on the current stream.
+    """Return class probabilities, as ``gpuaug.fusion.ops.mix.SoftLabels.convert`` does, in one launch on the current stream.
 
     Shape:
         - labels: (B,) or (B, K), any strides

@@ -168,7 +168,7 @@ def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
 def equalize_table(counts, pixels, KEEPS_VALUES: tl.constexpr):
     """Return the equalized value per byte level, (LEVELS,) float32, from the number of pixels per level, (LEVELS,) int32.
 
-    With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized, because it must not change.
+    With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized: such a channel must not change.
     """
     levels = tl.arange(0, LEVELS)
     last_level = tl.max(tl.where(counts > 0, levels, 0), 0)
@@ -251,7 +251,7 @@ def gaussian_weights(distance, exponent, norm, TAPS: tl.constexpr):
 
 @triton.jit
 def largest_channel(r, g, b):
-    """Return the largest channel, or NaN if a channel is NaN, as in torch. With it, all three output channels are NaN."""
+    """Return the largest channel, or NaN if a channel is NaN, so that all three output channels become NaN, as in torch."""
     return tl.maximum(tl.maximum(r, g, propagate_nan=tl.PropagateNan.ALL), b, propagate_nan=tl.PropagateNan.ALL)
 
 

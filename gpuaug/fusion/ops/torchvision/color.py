@@ -74,7 +74,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
 class PhotometricDistort(ColorJitter):
     """``v2.RandomPhotometricDistort``: brightness, contrast, saturation and hue, each with probability ``p``.
 
-    Contrast comes before saturation and hue, or after them. The channels are permuted last, also with probability ``p``.
+    Contrast comes before or after saturation and hue, at random. The channels are permuted last, also with probability ``p``.
     """
 
     width = 12
@@ -143,7 +143,7 @@ class PhotometricDistort(ColorJitter):
 class Grayscale(TorchvisionOp, channel.Grayscale):
     """``v2.RandomGrayscale``, and ``v2.Grayscale`` with three output channels.
 
-    A ``v2.Grayscale`` with one output channel is run by torchvision. Its op only computes the output size.
+    A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
     """
 
     @property
@@ -295,7 +295,7 @@ class Normalize(TorchvisionOp, channel.Normalize):
 def float_threshold(threshold: Any) -> Any:
     """Return a threshold that separates byte levels like ``threshold``, also if pixels have rounding errors.
 
-    It is ``threshold``, rounded to float32 as in torchvision, then rounded up to an integer, minus 0.5.
+    The result is ``threshold``, rounded to float32 as in torchvision, then rounded up to an integer, minus 0.5.
     """
     return np.ceil(np.float32(threshold)) - 0.5
 

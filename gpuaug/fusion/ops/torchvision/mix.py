@@ -46,7 +46,7 @@ class TorchvisionMix(MixOp):
                 f"class must be class probabilities, ({len(rows)}, K), where {self.name} has no num_classes, got "
                 f"{tuple(labels.shape)}. {way_out}"
             )
-        return SoftLabels(labels.shape[1]).of(labels, rows)
+        return SoftLabels(labels.shape[1]).convert(labels, rows)
 
 
 class _Mix(TorchvisionMix):

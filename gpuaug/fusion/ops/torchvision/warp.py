@@ -171,7 +171,7 @@ class Affine(_Warp):
 class Perspective(_Warp):
     """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels."""
 
-    kind = "perspective"
+    matrix_type = "perspective"
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""

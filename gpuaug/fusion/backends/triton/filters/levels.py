@@ -77,7 +77,7 @@ def table_kernel(
     """Compute the table of a channel (equalize), or its minimum and maximum (auto contrast).
 
     Constants:
-        PICKS_OP: Whether the op differs by sample: equalize if its row begins with ``EQUALIZE``, else auto contrast.
+        PICKS_OP: Whether the op differs by sample: equalize if the first column of the row is ``EQUALIZE``, else auto contrast.
         ENTRIES: Number of elements of a table; ``LEVELS`` for equalize.
         SPLITS: Number of blocks per channel. If greater than 1, each block writes the int32 pixel counts per level of its split
             of the channel, or its minimum and maximum, and ``levels_kernel`` combines them.
@@ -104,9 +104,9 @@ def table_kernel(
         pointer += split * lines * source_h
         height = tl.maximum(tl.minimum(height - split * lines, lines), 0)
     pixels = height * width
-    picked = tl.load(rows + sample // FRAMES * row_stride)
-    if picked != 0:
-        if picked == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
+    applied_op = tl.load(rows + sample // FRAMES * row_stride)
+    if applied_op != 0:
+        if applied_op == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
             entries = count_levels(
                 pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, False, BLOCK
             )
@@ -243,12 +243,12 @@ def levels_kernel(
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
-    picked = tl.load(row)
-    if picked != 0:
+    applied_op = tl.load(row)
+    if applied_op != 0:
         for channel in range(3 if RGB else 1):
             table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
             value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            if picked == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
+            if applied_op == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
                 value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
             else:
                 value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
