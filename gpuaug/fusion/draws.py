@@ -118,6 +118,7 @@ class Draws:
         draws = iter(self._drawn)
 
         def entries(tree: Tree, path: str) -> Iterator[tuple[str, dict[str, float]]]:
+            """Yield (name with the path of its containers, parameters) of each module."""
             name = f"{path}/{tree.name}" if path and tree.name else path or tree.name
             if isinstance(tree, Leaf):
                 yield from _parameters(name, tree.op, next(draws), sample)
@@ -162,6 +163,7 @@ class Draws:
         drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
         def kornia_form(tree: Tree) -> Any:
+            """Return the draws of a module, or the list of draws of a container or sequence, in Kornia's format."""
             assert not isinstance(tree, ImplicitTransform)
             if isinstance(tree, Leaf):
                 drawn, size = next(drawn_sizes)

@@ -81,6 +81,7 @@ class Explanation:
         return html_lines([self._head()]) + html_table(self._rows()) + html_lines(self.notes)
 
     def _head(self) -> str:
+        """Line above the table: shape and type of the images, and backend."""
         shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
         samples = "images" if len(self.shape) == 4 else "clips"
         return (
@@ -88,6 +89,7 @@ class Explanation:
         )
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield the header of the table, then one row of cells per pass or module."""
         yield ("pass", "modules", "what", "launches", "reads", "writes")
         for number, line in enumerate(self.lines, 1):
             yield (
@@ -174,6 +176,7 @@ def explanation(
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
+    """Yield the passes of all segments, in order."""
     return (pass_ for segment in segments if segment.plan is not None for pass_ in segment.plan.passes)
 
 
@@ -201,6 +204,7 @@ def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, .
 
 
 def _random_apply_line(container: RandomApply, size: Size, run_count: int) -> Line:
+    """Return the line of a container with ``random_apply``. ``run_count``: number of runs per batch."""
     # Computed for the input size of the pipeline, because few ops before or in such a container change the size.
     fallbacks, launches = container.fallbacks(size), container.most_launches(size)
     description = f"{container.describe()}{'; left to Kornia: ' if fallbacks else ''}{', '.join(fallbacks)}"
@@ -263,4 +267,5 @@ def _call_count(line: Line, shape: tuple[int | None, ...]) -> str:
 
 
 def _megabytes(count: int | None) -> str:
+    """Format a number of bytes; ``None`` if it is unknown."""
     return "?" if count is None else f"{count / 1e6:.1f} MB"

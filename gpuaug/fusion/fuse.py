@@ -133,25 +133,26 @@ class Fused(nn.Module):
         self.pipeline = (pipeline,)
         self._programs: dict[torch.dtype, Program] = {}
         """Program per dtype of the input images."""
-        byte_program = Program(pipeline, options)
+        uint8_program = Program(pipeline, options)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
-        self._keepdim = all(leaf.op.keepdim for leaf in leaves(byte_program.tree))
-        classes = merged_num_classes(options.num_classes, byte_program.mixes)
-        self.options = replace(options, num_classes=classes)
-        self._target_conversions = target_conversions_of(byte_program.tree)
+        self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
+        num_classes = merged_num_classes(options.num_classes, uint8_program.mixes)
+        self.options = replace(options, num_classes=num_classes)
+        self._target_conversions = target_conversions_of(uint8_program.tree)
         """Conversions of targets, which are applied at the end of the pipeline."""
-        self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
+        self.definition = (pipeline, replace(options, dtype=uint8_program.dtype))
         """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
-        self._soft_labels = None if classes is None else SoftLabels(classes, options.label_smoothing)
-        self._programs[torch.uint8] = byte_program
+        self._soft_labels = None if num_classes is None else SoftLabels(num_classes, options.label_smoothing)
+        """Conversion of labels to class probabilities; ``None`` without ``num_classes``."""
+        self._programs[torch.uint8] = uint8_program
         self._prefetch = TablePrefetch()
         self.clips = clip_form(pipeline)
         """Layout of clips that the pipeline accepts."""
         # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
-        self._warnings = FallbackWarnings(byte_program.ops)
+        self._warnings = FallbackWarnings(uint8_program.ops)
         # False with a module that is not fused, because such a module may draw from torch's, NumPy's or Python's generator.
         self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
 
@@ -165,6 +166,7 @@ class Fused(nn.Module):
         return programs
 
     def _program(self, dtype: torch.dtype = torch.uint8) -> Program:
+        """Return the program for images of ``dtype``, created at its first use."""
         program = self._programs.get(dtype)
         if program is None:
             program = self._programs[dtype] = Program(self.pipeline[0], self.options, dtype)
@@ -306,20 +308,22 @@ class Fused(nn.Module):
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
-            view_draws = program.draw(size, seed) if seed is not None else draws
+            all_draws = program.draw(size, seed) if seed is not None else draws
             try:
                 if views_together:
-                    result = self._run(program, targets, view_draws)
+                    result = self._run(program, targets, all_draws)
                 else:
-                    assert view_draws is not None
+                    assert all_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
                     has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
-                    view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
+                    view_results = [
+                        self._run(program, self._targets(inputs, keys), draws_of_view) for draws_of_view in all_draws.views
+                    ]
                     result = concatenated_views(view_results, targets.passed_keys, is_cutmix=has_cut_mix)
                 program.check_type(has_run=True)
                 return result
             except OutputDtypeChange as change:
-                returned_types = {**program.returned_types, change.number: change.dtype}
+                returned_types = {**program.returned_types, change.index: change.dtype}
                 program = Program(self.pipeline[0], self.options, targets.dtype, returned_types)
                 self._programs[targets.dtype] = program
                 targets = self._targets(inputs, keys)
@@ -345,6 +349,7 @@ class Fused(nn.Module):
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
+        """Create the ``Targets`` of a call, which hold the inputs while they run through the passes."""
         return Targets(inputs, keys, self._extra_args, self.options.boxes, self._target_conversions, self.clips)
 
     def explain(
@@ -431,18 +436,19 @@ class Fused(nn.Module):
                 segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.has_random_apply else None)
                 drawn = all_drawn[start : segment.stop]
                 is_last = number == len(groups) - 1 and segment.stop == len(ops)
-                output_form = (program.dtype, self.memory_format) if is_last else ()
+                # (dtype, memory format) of the result; the defaults for images between segments.
+                output_type = (program.dtype, self.memory_format) if is_last else ()
                 if segment.separate_op is not None:
                     assert isinstance(segment.separate_op, EagerOp)
                     self._warnings.when_run(segment.separate_op)
-                    targets.run_eager(segment.separate_op, drawn[0], *output_form)
+                    targets.run_eager(segment.separate_op, drawn[0], *output_type)
                     size = segment.separate_op.out_drawn(drawn[0], size)
                     if not is_last:
                         targets.check_size(segment.separate_op, size)
                 elif segment.plan is not None:
                     part_draws = draws_by_part(segment.ops, drawn)
                     table = make_table(segment.plan, size, part_draws, targets.device, has_points=has_points)
-                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [part_draws]), *output_form)
+                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [part_draws]), *output_type)
                     size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop
 

@@ -11,6 +11,7 @@ from gpuaug.core.torchvision_types import class_of, difference, in_sequence, tor
 
 
 def _is_torchvision_class(transform: Any, name: str) -> bool:
+    """Return whether ``transform`` behaves as torchvision's class ``name``."""
     class_ = torchvision_class(transform)
     return class_ is not None and class_.__name__ == name and difference(transform, class_) is None
 

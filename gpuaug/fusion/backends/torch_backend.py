@@ -76,7 +76,7 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
         rows = pass_.rows_of(table)
         if isinstance(pass_.front, RowOp):
             pass_.front.rows_to_frames(rows, frame, frames)
-        for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+        for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
             op.rows_to_frames(rows[:, column:], frame, frames)
     return table
 
@@ -115,7 +115,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
         values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), rows)
-    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
         values = apply_to_samples(op, values, rows[:, column:])
     return values
 
@@ -225,7 +225,7 @@ def gather_mask(
 
 def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None) -> Tensor:
     """Return masks, (B · T, C, H, W), with zeros where the pass erases the pixels of images, as in Kornia."""
-    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
             rows = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
             covered = op.erased_pixels(masks, rows) & (rows[:, 0, None, None, None] != 0)
@@ -364,6 +364,7 @@ def _interpolate(
     left, top = left.long(), top.long()
 
     def tap(dx: int, dy: int) -> Tensor:
+        """Return the source pixels ``dx`` columns to the right of the upper left tap, and ``dy`` lines below."""
         return _tap(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
 
     upper = _lerp(tap(0, 0), tap(1, 0), weight_x)

@@ -152,10 +152,12 @@ def torchvision_equivalent(transform: Any) -> Any:
 
 
 def _setting_error(class_: type, setting: str) -> ArgumentTypeError:
+    """Return the error for a setting of timm's that torchvision does not have."""
     return timm_error(f"{class_.__name__} {setting}", UNSUPPORTED_TIMM_SETTINGS[setting])
 
 
 def _random_erasing(transform: Any) -> Any:
+    """Return torchvision's equivalent of timm's ``RandomErasing``."""
     if transform.rand_color:
         raise _setting_error(type(transform), "with mode='rand'")
     if transform.max_count > 1:

@@ -72,14 +72,14 @@ def prepare_sizes(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set
         ``None`` if the ops can be fused, in which case their attributes ``draws_size`` and ``choice_end`` are set. Otherwise
         the reason, which is empty if the only reason is that sizes differ after the container.
     """
-    sizing = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
-    stop = len(choice) if end is not None else choice.index(sizing[-1]) + 1
+    sizing_leaves = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
+    stop = len(choice) if end is not None else choice.index(sizing_leaves[-1]) + 1
     for leaf in (*choice[:stop], *([] if end is None else [end])):
         if isinstance(leaf.op, EagerOp):
             return f"{leaf.name}: {leaf.op.reason}"
         if not only_moves_and_recolours(leaf.op) or leaf.op.out(PROBE_SIZE).channels != PROBE_SIZE.channels:
             return f"{leaf.name}: it reads other pixels of an image, or their coordinates"
-    ops = [leaf.op for leaf in sizing if isinstance(leaf.op, Op)]
+    ops = [leaf.op for leaf in sizing_leaves if isinstance(leaf.op, Op)]
     if end is None:
         crop_by_boxes = next((op.name for op in ops if isinstance(op, BoxCropOp)), None)
         if crop_by_boxes is not None:

@@ -111,6 +111,7 @@ class ImageTypes:
             )
 
     def _refuse(self, error: ArgumentError | ArgumentTypeError) -> None:
+        """Set ``refusal`` to the first error."""
         self.refusal = self.refusal or Refusal(error, is_certain=not self.fallbacks)
 
     def normalize(self, op: Normalize) -> None:

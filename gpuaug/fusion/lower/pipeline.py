@@ -98,12 +98,12 @@ def _expect_rounding(tree: Tree) -> None:
 
     Without rounding errors, the values equal Kornia's bit for bit, and so do their levels.
     """
-    rounded = False
+    has_rounding_errors = False
     for ops in _ops_per_module(tree):
-        for op in ops if rounded else ():
+        for op in ops if has_rounding_errors else ():
             if isinstance(op, LevelsOp | Posterize) and op.package == "Kornia":
                 op.expect_rounding()
-        rounded |= any(map(_causes_rounding, ops))
+        has_rounding_errors |= any(map(_causes_rounding, ops))
 
 
 def _causes_rounding(op: Op | EagerOp) -> bool:

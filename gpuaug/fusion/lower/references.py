@@ -95,4 +95,5 @@ def _results(class_: type, height: int, width: int) -> Iterator[tuple[Tensor, Te
 
 
 def _boxes(boxes: Tensor, height: int, width: int) -> tv_tensors.BoundingBoxes:
+    """Convert boxes (n, 4) XYXY to torchvision's class."""
     return tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width))  # type: ignore[call-arg]

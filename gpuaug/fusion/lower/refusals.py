@@ -59,11 +59,11 @@ def refuse_inside_kornia(module: nn.Module) -> None:
         ArgumentTypeError: If ``module`` is Kornia's, is not lowered member by member, and contains a transform of torchvision.
     """
     class_: Any = library_class(module)
-    changed = class_ is not None and difference(module, class_) is not None
-    if class_ is None or (changed and type(module) is not class_):  # the user has overridden methods of the module
+    is_modified = class_ is not None and difference(module, class_) is not None
+    if class_ is None or (is_modified and type(module) is not class_):  # the user has overridden methods of the module
         return
     is_sequence = (
-        not changed
+        not is_modified
         and class_.__name__ in ("AugmentationSequential", "ImageSequential")
         and not getattr(module, "random_apply", 0)
     )
@@ -86,8 +86,8 @@ def refuse_transform(transform: Any) -> None:
         raise timm_error(class_.__name__, UNSUPPORTED_TIMM[class_.__name__])
     base = torchvision_class(transform)
     if base is not None and base.__name__ in UNSUPPORTED:
-        changed = difference(transform, base)
-        name = class_.__name__ if changed is None else f"{class_.__name__}, {changed}"
+        type_difference = difference(transform, base)
+        name = class_.__name__ if type_difference is None else f"{class_.__name__}, {type_difference}"
         raise ArgumentTypeError(
             f"pipeline must be made of transforms that map one image to one image, got torchvision's {name}. "
             f"{UNSUPPORTED[base.__name__]}."

@@ -145,8 +145,8 @@ class TorchvisionLowering:
 
     def _member(self, name: str, transform: Any) -> Tree:
         """Lower a member of a torchvision container. torchvision would call the member once per image."""
-        is_lowered_by_module = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
-        if is_lowered_by_module or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
+        is_sequence_or_kornia = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        if is_sequence_or_kornia or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
@@ -162,9 +162,9 @@ class TorchvisionLowering:
             keeps_range: Whether values in [0, 1] stay in [0, 1].
         """
         dtype = self._types.dtype
-        number = self._types.fall_back(keeps_range=keeps_range)
+        index = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
-        op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, number=number)
+        op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, index=index)
         return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
@@ -179,12 +179,12 @@ class TorchvisionLowering:
         if base is None:
             base = by_name.recognized_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
-        changed = _difference(transform, base)
-        if changed is not None:
+        type_difference = _difference(transform, base)
+        if type_difference is not None:
             is_lowered_class = base is not None and (
                 by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
             )
-            reason = changed if is_lowered_class else "no lowering for this type"
+            reason = type_difference if is_lowered_class else "no lowering for this type"
         draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
         if reason is not None and draws_size:
             raise ArgumentTypeError(
@@ -192,9 +192,9 @@ class TorchvisionLowering:
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
         if reason is not None:
-            keeps_range = changed is None and base not in RANGE_CHANGING
+            keeps_range = type_difference is None and base not in RANGE_CHANGING
             # The op is needed to compute the output size, or to check settings with one value per channel.
-            has_channel_settings = op is not None and changed is None and op.per_channel(choices.PROBE_SIZE.channels)
+            has_channel_settings = op is not None and type_difference is None and op.per_channel(choices.PROBE_SIZE.channels)
             lowered = op if has_channel_settings else choices.sizing_op(op)
             return self._fallback(name, transform, reason, lowered, keeps_range=keeps_range)
         assert op is not None
@@ -269,8 +269,8 @@ class TorchvisionLowering:
             raise ArgumentTypeError(
                 f"{name} must hold torchvision's transforms, got {other_module}. Replace it with a transform of torchvision."
             )
-        sizing = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
-        problem = choices.prepare_sizes(all_leaves, end, self._sized_by_choice) if not reason and sizing else None
+        sizing_ops = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
+        problem = choices.prepare_sizes(all_leaves, end, self._sized_by_choice) if not reason and sizing_ops else None
         if not reason and problem is None:
             return Group(name, (*trees, *([] if end is None else [end])), is_container=False)
         size_drawing = next(
@@ -287,9 +287,9 @@ class TorchvisionLowering:
                 f"{problem or reason}. Keep {name} in the dataset, and fuse the rest with ragged=True."
             )
         if not reason:
-            reason = f"{sizing[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
+            reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
         self._types.dtype = dtype
-        lowered = sizing[-1:] if end is None else [choices.sizing_op(end.op)]
+        lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
         return self._fallback(name, container, reason, *lowered, keeps_range=False)
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:

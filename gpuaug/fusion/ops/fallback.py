@@ -32,13 +32,13 @@ class OutputDtypeChange(Exception):
     """Internal signal: a fallback module returned images of another dtype than the pipeline was lowered for.
 
     Args:
-        number: Index of the module among the fallback modules of the pipeline.
+        index: Index of the module among the fallback modules of the pipeline.
         dtype: dtype of the returned images.
     """
 
-    def __init__(self, number: int, dtype: torch.dtype) -> None:
-        super().__init__(number, dtype)
-        self.number, self.dtype = number, dtype
+    def __init__(self, index: int, dtype: torch.dtype) -> None:
+        super().__init__(index, dtype)
+        self.index, self.dtype = index, dtype
 
 
 class EagerOp(ABC):
@@ -289,7 +289,7 @@ class EagerTorchvision(EagerOp):
         lowered: Op of the same module, if it is lowered for other image sizes; else ``None``.
         dtype: dtype of the input images.
         out_dtype: dtype of the output images that the pipeline was lowered for.
-        number: Index of the module among the fallback modules of the pipeline.
+        index: Index of the module among the fallback modules of the pipeline.
     """
 
     package = "torchvision"
@@ -303,10 +303,10 @@ class EagerTorchvision(EagerOp):
         *,
         dtype: torch.dtype,
         out_dtype: torch.dtype,
-        number: int,
+        index: int,
     ) -> None:
         super().__init__(name, module, reason, lowered)
-        self._dtype, self._out_dtype, self._number = dtype, out_dtype, number
+        self._dtype, self._out_dtype, self._index = dtype, out_dtype, index
 
     @property
     def moves_nothing(self) -> bool:
@@ -377,7 +377,7 @@ class EagerTorchvision(EagerOp):
             )
         (dtype,) = dtypes
         if dtype != self._out_dtype:
-            raise OutputDtypeChange(self._number, dtype)
+            raise OutputDtypeChange(self._index, dtype)
 
 
 def fallback_of(op: Op, reason: str) -> EagerOp:
@@ -385,6 +385,6 @@ def fallback_of(op: Op, reason: str) -> EagerOp:
     if op.package == "Kornia":
         return EagerKornia(op.name, op.module, reason, op)
     dtype: torch.dtype = getattr(op, "image_dtype", torch.float32)
-    fallback = EagerTorchvision(op.name, op.module, reason, op, dtype=dtype, out_dtype=dtype, number=-1)
+    fallback = EagerTorchvision(op.name, op.module, reason, op, dtype=dtype, out_dtype=dtype, index=-1)
     fallback.gates = op.gates
     return fallback

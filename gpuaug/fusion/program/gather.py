@@ -273,6 +273,7 @@ def frames_of(ops: Iterable[Op], count: int) -> Array | None:
 
 
 def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_columns: bool) -> None:
+    """Write the columns of an index map, from ``column`` on. ``bounded``: also write its bounds, which padding needs."""
     values: tuple[PerSample, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
@@ -280,6 +281,7 @@ def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_col
 
 
 def _write_resampling(resampling: Resampling, table: Array, column: int, all_columns: bool) -> None:
+    """Write the columns of a resize, from ``column`` on."""
     values = (
         resampling.scale_x,
         resampling.start_x,
@@ -292,6 +294,7 @@ def _write_resampling(resampling: Resampling, table: Array, column: int, all_col
 
 
 def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: bool) -> None:
+    """Write each of ``values`` into one column, from ``column`` on. Without ``all_columns``, only values that are drawn."""
     for k, value in enumerate(values):
         # A Python number does not depend on draws.
         if all_columns or isinstance(value, np.ndarray):

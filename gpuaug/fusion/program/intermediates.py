@@ -76,13 +76,13 @@ def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: t
     return is_supported and dtype == torch.bfloat16 and gives_unit_range(front, source_dtype)
 
 
-def program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
-    """Return the program of a pass, with the flag ``NO_NAN``, for faster clamping, for jitters whose input has no NaN.
+def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
+    """Return the ``point_program`` of a pass, with the flag ``NO_NAN`` for jitters whose input has no NaN, to clamp faster.
 
     ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
     """
     program = []
-    for op, (code, column, flags) in zip(pass_.point_ops, pass_.program, strict=True):
+    for op, (code, column, flags) in zip(pass_.point_ops, pass_.point_program, strict=True):
         is_jitter = isinstance(op, ColorJitter | ColorJiggle)
         program.append((code, column, flags | NO_NAN if is_jitter and in_unit_range else flags))
         in_unit_range = in_unit_range and op.keeps_unit_range

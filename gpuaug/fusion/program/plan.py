@@ -37,8 +37,11 @@ class BasePass(ABC):
     """Size of the images that the pass reads."""
     out: Size
     """Size of the images that the pass writes."""
-    program: tuple[tuple[int, int, int], ...]
-    """(Code, first column, flags) per pointwise op. Columns count from ``first_column``, so that equal passes share kernels."""
+    point_program: tuple[tuple[int, int, int], ...]
+    """Pointwise ops for a kernel: (code, first column, flags) per op.
+
+    Columns count from ``first_column``, so that equal passes share kernels.
+    """
     first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
@@ -218,6 +221,7 @@ class _PassBuilder:
 
     @property
     def is_empty(self) -> bool:
+        """Whether no op was added."""
         return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
     def add_if_fits(self, op: Op, channels: int) -> bool:
@@ -261,7 +265,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     for index, op in enumerate(ops):
         check_limits(op, current_size)
         check_mixed_channels(op, current_size)
-        if op.draws_size and not current_size.ragged:
+        if op.draws_size and not current_size.ragged:  # sizes of ragged images are checked per batch
             check_sizes(ops[index:], current_size.sample(0))
         current_size = op.out(current_size)
         for part in op.plan_ops:
@@ -282,17 +286,18 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             for op in front.ops:
                 current_size = op.out(current_size)
             columns = front.columns(channels, masks, sides=current_size.ragged)
-            program, width = _program(point_ops, columns.end, channels, current_size.images_per_sample)
-            passes.append(GatherPass(front, point_ops, source, current_size, program, columns=columns))
+            point_program, width = _point_program(point_ops, columns.end, channels, current_size.images_per_sample)
+            passes.append(GatherPass(front, point_ops, source, current_size, point_program, columns=columns))
         else:
-            program, width = _program(point_ops, front.row_width(channels), channels, current_size.images_per_sample)
-            passes.append(OpPass(front, point_ops, source, current_size, program))
+            first_column = front.row_width(channels)
+            point_program, width = _point_program(point_ops, first_column, channels, current_size.images_per_sample)
+            passes.append(OpPass(front, point_ops, source, current_size, point_program))
         widths.append(width)
     if _can_skip_samples(passes):
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)
-    passes = [replace(pass_, first_column=first) for pass_, first in zip(passes, first_columns, strict=False)]
+    passes = [replace(pass_, first_column=column) for pass_, column in zip(passes, first_columns, strict=False)]
     gathers = [pass_ for pass_ in passes if isinstance(pass_, GatherPass)]
     box_crop = next((BoxCrop(pass_, op) for pass_ in gathers for op in pass_.gather_ops if isinstance(op, BoxCropOp)), None)
     return Plan(
@@ -316,18 +321,15 @@ def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in inner_passes)
 
 
-def _program(
+def _point_program(
     point_ops: Sequence[PointOp], column: int, channels: int, frames: int
 ) -> tuple[tuple[tuple[int, int, int], ...], int]:
-    """Return the program of pointwise ops, (code, first column, flags) per op, and the first column after it.
-
-    Columns are assigned from ``column`` on.
-    """
-    program = []
+    """Return (``BasePass.point_program``, first column after the pointwise ops), with columns from ``column`` on."""
+    point_program = []
     for point_op in point_ops:
-        program.append((point_op.code, column, point_op.flags_for(channels, frames)))
+        point_program.append((point_op.code, column, point_op.flags_for(channels, frames)))
         column += point_op.row_width(channels)
-    return tuple(program), column
+    return tuple(point_program), column
 
 
 def _check_mask_fill(front: Gather) -> None:
@@ -344,5 +346,5 @@ def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     # Separate generators, because a plan may be computed while another sampler of the thread draws.
     sampler = Sampler((0,), 1, separate_generators=True)
     sample_size = size if size.ragged else replace(size, batch=1)
-    used = [sampler.columns_drawn for _ in draw_in_order(ops, sampler, sample_size)]
-    return tuple(after - before for before, after in pairwise([0, *used]))
+    counts_after_op = [sampler.columns_drawn for _ in draw_in_order(ops, sampler, sample_size)]
+    return tuple(after - before for before, after in pairwise([0, *counts_after_op]))

@@ -133,6 +133,7 @@ class Segments:
         return [(tuple(ops), all_drawn) for ops, all_drawn in groups]
 
     def _segment(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
+        """Create the segment that begins with ``ops[start]``. Other arguments as of ``at``."""
         separate_op, plan_ops = _split(ops[start:], size)
         if separate_op is not None:
             return Segment(start + 1, separate_op=separate_op)

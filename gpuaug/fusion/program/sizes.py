@@ -90,11 +90,11 @@ def _advice(ops: Sequence[Op]) -> tuple[str, str]:
     """Return (context, advice) for the error about an op, given the ops before it. The context says where the op is."""
     if name := _cropped_by_boxes(ops):
         return f"after {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
-    sizing = next((op.name for op in ops if op.draws_size), None)
-    if sizing is not None:
+    size_drawing_op = next((op.name for op in ops if op.draws_size), None)
+    if size_drawing_op is not None:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
-        advice = f"Put a transform to one size after it, such as {crop}, or keep {sizing} in the dataset"
-        return f"after {sizing}", advice
+        advice = f"Put a transform to one size after it, such as {crop}, or keep {size_drawing_op} in the dataset"
+        return f"after {size_drawing_op}", advice
     examples = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
     return "with ragged=True", f"Put a transform to one size before it, such as {examples}"
 

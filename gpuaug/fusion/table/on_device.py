@@ -65,6 +65,7 @@ class DeviceCropTables:
             drawn |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
+            """Write all columns except the crop windows."""
             fill_table(plan, total_size, drawn, table)
             table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
             if has_points:

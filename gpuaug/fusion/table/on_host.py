@@ -88,6 +88,7 @@ class HostTables:
                 drawn[op] = select_samples(draws, samples)
 
         def fill(table: Array) -> None:
+            """Copy the columns that do not depend on sizes, and compute the others."""
             table[:, : plan.width] = self._rows[index]
             plan.passes[0].fill_front(drawn.__getitem__, size_of_views, table, all_columns=False)
             if has_points:

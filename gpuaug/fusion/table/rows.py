@@ -95,7 +95,7 @@ def fill_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *
     for pass_index, pass_ in enumerate(plan.passes):
         out_size = pass_.out_drawn(drawn.__getitem__, current_size)
         rows = pass_.rows_of(table)
-        for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+        for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
             if writes_template or op.is_random or not op.has_fixed_row:
                 # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write

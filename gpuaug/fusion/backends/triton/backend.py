@@ -37,7 +37,13 @@ from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, IndexMaps
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, gives_unit_range, may_round, program_with_flags, types_written
+from gpuaug.fusion.program.intermediates import (
+    UINT16_UNIT,
+    gives_unit_range,
+    may_round,
+    point_program_with_flags,
+    types_written,
+)
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
 # Values of constants of the kernels, by the value of an option: type of the interpolation, antialiasing filter, layout of
@@ -218,8 +224,8 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "ANTIALIAS": (_FILTERS[front.filter], _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
-        "PROGRAM": program_with_flags(pass_, in_unit_range=in_unit_range),
-        "OP_COUNT": len(pass_.program),
+        "PROGRAM": point_program_with_flags(pass_, in_unit_range=in_unit_range),
+        "OP_COUNT": len(pass_.point_program),
         "CHANNELS": channels,
         "MAX_VALUE": _MAX_VALUES.get(dtype_of(images), 0),
         "EXACT_DIVISION": front.exact_division,

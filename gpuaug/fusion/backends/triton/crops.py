@@ -189,6 +189,7 @@ def write_crop_windows(
 def _launch(
     pass_: GatherPass, crop: ResizedCrop, columns: DeviceCropColumns, samples: int, images: int, layout_columns: int
 ) -> Launch:
+    """Prepare the launch of ``write_crop_windows``."""
     out = crop.out(pass_.source)
     constants: dict[str, Any] = {
         "CROP_CANDIDATES": CROP_CANDIDATES,

@@ -218,7 +218,7 @@ def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tup
     # If the channels of a pixel are adjacent, a block of three planes stores whole pixels.
     channels = source.shape[1]
     rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in pass_.point_ops))
-    constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.program, "OP_COUNT": len(pass_.program), "RGB": rgb}
+    constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.point_program, "OP_COUNT": len(pass_.point_program), "RGB": rgb}
     return source_constants(pass_, source) | constants, 1 if rgb else channels
 
 

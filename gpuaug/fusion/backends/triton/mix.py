@@ -92,6 +92,7 @@ def mix(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None
 
 
 def _mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of ``mix``."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
@@ -164,14 +165,17 @@ def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor
     out = torch.empty((batch, soft.classes), dtype=soft.type_of(labels), device=labels.device)
     if labels.dtype == torch.bool:
         labels = labels.view(torch.uint8)
-    launch = _launch(soft, labels.dtype, batch, labels.stride(), None if rows is None else rows.stride(0))
+    launch = _labels_launch(soft, labels.dtype, batch, labels.stride(), None if rows is None else rows.stride(0))
     with on_device(labels.device):
         launch((labels, labels if rows is None else rows, out))
     return out
 
 
 @functools.lru_cache(maxsize=64)
-def _launch(soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int, ...], row_stride: int | None) -> Launch:
+def _labels_launch(
+    soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int, ...], row_stride: int | None
+) -> Launch:
+    """Prepare the launch of ``soft_labels``. ``dtype``, ``strides``: of the labels; ``row_stride``: ``None`` without a mix."""
     dense = len(strides) == 2
     block = min(triton.next_power_of_2(soft.classes), MOST_CLASSES)
     constants: dict[str, Any] = {

@@ -309,6 +309,7 @@ def _blur_launches(
 
 
 def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:
+    """Prepare the launch of ``blur_strips_kernel``."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "ROUTE_COLUMN": pass_.route_column}

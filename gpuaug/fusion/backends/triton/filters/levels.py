@@ -345,6 +345,7 @@ def map_levels(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tenso
 
 
 def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> _LevelsLaunches:
+    """Prepare both launches of ``map_levels``."""
     op = pass_.front
     batch, channels, height, width = source.shape
     common = source_constants(pass_, source)

@@ -101,4 +101,5 @@ def sharpen(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tenso
 
 
 def _sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of ``sharpen``."""
     return storing_launch(sharpness_kernel, pass_, source, rows, out, {})
