@@ -422,7 +422,7 @@ class Fused(nn.Module):
             return self._prefetch.table(
                 plan, ops, size, device, targets.image_layouts, has_points=has_points, views=self.options.views
             )
-        tables = [make_table(plan, size, drawn, device, has_points=has_points) for drawn in view_draws]
+        tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
@@ -430,23 +430,23 @@ class Fused(nn.Module):
         size, has_points, segments = targets.size, targets.has_points, program.segments
         # One group, or with containers with random_apply one group per picked op that must begin a new plan.
         groups = segments.picked_ops(draws._drawn)
-        for number, (ops, all_drawn) in enumerate(groups):
+        for number, (ops, group_draws) in enumerate(groups):
             start = 0
             while start < len(ops):
                 segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.has_random_apply else None)
-                drawn = all_drawn[start : segment.stop]
+                segment_draws = group_draws[start : segment.stop]
                 is_last = number == len(groups) - 1 and segment.stop == len(ops)
                 # (dtype, memory format) of the result; the defaults for images between segments.
                 output_type = (program.dtype, self.memory_format) if is_last else ()
                 if segment.separate_op is not None:
                     assert isinstance(segment.separate_op, EagerOp)
                     self._warnings.when_run(segment.separate_op)
-                    targets.run_eager(segment.separate_op, drawn[0], *output_type)
-                    size = segment.separate_op.out_drawn(drawn[0], size)
+                    targets.run_eager(segment.separate_op, segment_draws[0], *output_type)
+                    size = segment.separate_op.out_drawn(segment_draws[0], size)
                     if not is_last:
                         targets.check_size(segment.separate_op, size)
                 elif segment.plan is not None:
-                    part_draws = draws_by_part(segment.ops, drawn)
+                    part_draws = draws_by_part(segment.ops, segment_draws)
                     table = make_table(segment.plan, size, part_draws, targets.device, has_points=has_points)
                     targets.run_plan(segment.plan, table, segment.plan.canvases(size, [part_draws]), *output_type)
                     size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)

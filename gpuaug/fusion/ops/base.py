@@ -37,9 +37,9 @@ OpDraws = dict[str, Any]
 """
 
 
-def select_samples(drawn: OpDraws, samples: slice | Array) -> OpDraws:
+def select_samples(draws: OpDraws, samples: slice | Array) -> OpDraws:
     """Return the draws of some samples, selected by slice or by index."""
-    selected = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+    selected = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in draws.items()}
     if "parts" in selected:
         selected["parts"] = [(op, select_samples(part, samples), mask[samples]) for op, part, mask in selected["parts"]]
     return selected
@@ -231,27 +231,27 @@ class Op(ABC):
             return size.to(*self.choice_end)
         return size.to(*ANY_SIDES) if self.draws_size else self.out_applied(size)
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size for input images of ``size`` and the draws ``drawn``. Samples that skip the op keep the input size."""
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for input images of ``size`` and draws ``draws``. Samples that skip the op keep the input size."""
         if not self.draws_size:
             return self.out(size)
-        return self.where_applied(drawn, self.out_applied(size), size)
+        return self.where_applied(draws, self.out_applied(size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes of samples that the op is applied to, among them the smallest and the largest that can be drawn."""
         return (self.out_applied(size),)
 
     @staticmethod
-    def where_applied(drawn: OpDraws, out: Size, size: Size) -> Size:
+    def where_applied(draws: OpDraws, out: Size, size: Size) -> Size:
         """Size ``out`` for samples that the op is applied to, ``size`` for samples that skip the op."""
-        applies = drawn["apply_mask"]
+        applies = draws["apply_mask"]
         return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters and ``"apply_mask"``, (B,) bool, for a whole batch."""
-        drawn = self.draw_parameters(sampler.shared_by_samples() if self.same_on_batch else sampler, size)
-        drawn["apply_mask"] = self.draw_apply_mask(sampler, size.batch)
-        return drawn
+        draws = self.draw_parameters(sampler.shared_by_samples() if self.same_on_batch else sampler, size)
+        draws["apply_mask"] = self.draw_apply_mask(sampler, size.batch)
+        return draws
 
     def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
         """Draw the apply mask, (B,) bool: ``p_batch`` once per batch, ``p`` per sample."""
@@ -277,22 +277,22 @@ class Op(ABC):
         """Settings that may have one value per channel, by their name in error messages."""
         return {}
 
-    def draws_by_op(self, drawn: OpDraws) -> dict["Op", OpDraws]:
+    def draws_by_op(self, draws: OpDraws) -> dict["Op", OpDraws]:
         """Draws of each op in ``plan_ops``."""
-        return {self: drawn}
+        return {self: draws}
 
-    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index``, as a batch of one."""
-        return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+        return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in draws.items()}
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Drawn numbers of one sample by name, without the apply mask.
 
         Elements of an array have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x`` and ``_y``.
         """
         numbers: dict[str, float] = {}
-        for name, values in drawn.items():
-            if name == "apply_mask" or np.shape(values)[:1] != np.shape(drawn["apply_mask"]):
+        for name, values in draws.items():
+            if name == "apply_mask" or np.shape(values)[:1] != np.shape(draws["apply_mask"]):
                 continue
             for index in np.ndindex(values.shape[1:]):
                 parts = [name, *map(str, index)]
@@ -301,17 +301,17 @@ class Op(ABC):
                 numbers["_".join(parts)] = float(values[(sample, *index)])
         return numbers
 
-    def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws in the format of the ``params=`` argument of Kornia's module."""
         return {
-            **self.kornia_parameters(drawn, size),
-            "batch_prob": torch.from_numpy(drawn["apply_mask"].astype(np.float32)),
+            **self.kornia_parameters(draws, size),
+            "batch_prob": torch.from_numpy(draws["apply_mask"].astype(np.float32)),
             "forward_input_shape": host_tensor([size.batch, size.channels, size.height, size.width], np.int64),
         }
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Entries of ``params=`` except apply mask and shape. Overridden if names or shapes of draws differ from Kornia's."""
-        return {name: torch.from_numpy(values) for name, values in drawn.items() if name != "apply_mask"}
+        return {name: torch.from_numpy(values) for name, values in draws.items() if name != "apply_mask"}
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
@@ -343,12 +343,12 @@ def draw_in_order(
     """
     for op in ops:
         if deferred and op in deferred:
-            drawn = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
+            drawn_op = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
         else:
             draws = op.draw(sampler, size)
-            drawn = DrawnOp(op, draws, size, op.out_drawn(draws, size))
-        yield drawn
-        size = drawn.out
+            drawn_op = DrawnOp(op, draws, size, op.out_drawn(draws, size))
+        yield drawn_op
+        size = drawn_op.out
 
 
 class RowOp(Op):
@@ -367,13 +367,13 @@ class RowOp(Op):
         """Number of columns of a row for images of ``channels`` channels."""
         return self.width
 
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32."""
-        out[:, 0] = drawn["apply_mask"]
-        self.write(drawn, size, out)
+        out[:, 0] = draws["apply_mask"]
+        self.write(draws, size, out)
 
     @abstractmethod
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the parameters of all samples into ``out``, all columns except column 0."""
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:

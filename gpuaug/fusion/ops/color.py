@@ -34,10 +34,10 @@ class UniformOp(PointOp):
         """Draw one uniform number per parameter and sample, (B,) each."""
         return {name: sampler.within(low, high) for name, (low, high) in zip(self.names, self.bounds, strict=True)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the drawn numbers, in the order of ``names``."""
         for index, name in enumerate(self.names):
-            out[:, 1 + index] = drawn[name]
+            out[:, 1 + index] = draws[name]
 
 
 class Brightness(UniformOp):
@@ -53,9 +53,9 @@ class Brightness(UniformOp):
         """True if the result is clamped."""
         return bool(self.module.clip_output)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the number to add, then 1 to clamp values, else 0."""
-        out[:, 1] = drawn["brightness_factor"] - 1
+        out[:, 1] = draws["brightness_factor"] - 1
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class Contrast(UniformOp):
         """True if the result is clamped."""
         return bool(self.module.clip_output)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the factor, then 1 to clamp values, else 0."""
-        out[:, 1] = drawn["contrast_factor"]
+        out[:, 1] = draws["contrast_factor"]
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Invert(PointOp):
         channels = max_val.shape[-3] if isinstance(max_val, Tensor) and max_val.ndim > 2 and size.channels == 1 else 1
         return size if channels == 1 else replace(size, channels=channels)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write ``max_val``."""
         out[:, 1] = float(self.settings["max_val"])
 
@@ -219,13 +219,13 @@ class Posterize(PointOp):
         """Draw the number of bits per sample, rounded to an integer, (B,)."""
         return {"bits_factor": np.rint(sampler.within(*self._bounds))}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Number of bits as int32."""
-        return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
+        return {"bits_factor": torch.from_numpy(draws["bits_factor"].astype(np.int32))}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the step between two levels, and the offset that is added before rounding down to a level."""
-        out[:, 1] = np.exp2(8 - drawn["bits_factor"])
+        out[:, 1] = np.exp2(8 - draws["bits_factor"])
         out[:, 2] = self._offset
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:

@@ -92,27 +92,27 @@ class _Jitter(PointOp):
         """Draw ``"factors"``, (4, B), and ``"order"``, (batches, 4) indices of adjustments."""
         return {"factors": sampler.within_bounds(self._low, self._high), "order": sampler.permutation(4)}
 
-    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index``, as a batch of one: the factors of the sample, and the order of the batch."""
-        sample = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
-        return {**sample, "apply_mask": drawn["apply_mask"][index : index + 1]}
+        sample = {"factors": draws["factors"][:, index : index + 1], "order": draws["order"]}
+        return {**sample, "apply_mask": draws["apply_mask"][index : index + 1]}
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Factors of the active adjustments."""
-        return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._active_indices}
+        return {FACTORS[index]: float(draws["factors"][index, sample]) for index in self._active_indices}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Factors and order under Kornia's names."""
-        factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
-        return {**factors, "order": torch.from_numpy(drawn["order"][0])}
+        factors = dict(zip(FACTORS, torch.from_numpy(draws["factors"]), strict=True))
+        return {**factors, "order": torch.from_numpy(draws["order"][0])}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the four factors, then the order, with ``OMITTED`` for omitted adjustments."""
-        factors: Array = drawn["factors"]
+        factors: Array = draws["factors"]
         # Column by column, because NumPy's inner loop would otherwise run along the short rows, which is slower.
         for index, values in enumerate(factors):
             out[:, 1 + index] = values
-        orders: Array = drawn["order"]
+        orders: Array = draws["order"]
         batch = len(out) // max(len(orders), 1)
         adjustments = orders if self._order_setting is None else np.tile(self._order_setting, (len(orders), 1))
         omitted = ~np.array(self._active)[adjustments]

@@ -24,19 +24,19 @@ class _Flip(IndexOp):
     axis: str
     """``"x"`` to reverse columns, ``"y"`` to reverse rows."""
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Map that reverses one axis of the samples in the apply mask."""
-        apply_mask = drawn["apply_mask"]
+        apply_mask = draws["apply_mask"]
         length = size.width if self.axis == "x" else size.height
         reversal = AxisMap(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0))
         return IndexMap(x=reversal) if self.axis == "x" else IndexMap(y=reversal)
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map x to W - 1 - x, or y to H - 1 - y, for the samples in the apply mask."""
         k, length = (0, size.width) if self.axis == "x" else (1, size.height)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[drawn["apply_mask"], k, k] = -1.0
-        matrix[:, k, 2] = np.where(drawn["apply_mask"], length - 1.0, 0.0)
+        matrix[draws["apply_mask"], k, k] = -1.0
+        matrix[:, k, 2] = np.where(draws["apply_mask"], length - 1.0, 0.0)
         return matrix
 
 
@@ -117,34 +117,34 @@ class Crop(IndexOp):
             "y": np.floor(uniform_y * np.float32(canvas.height - self._height + 1)),
         }
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the crop in the padded image and in the output."""
         canvas = self._canvas(size)
         height, width = np.float32(self._height), np.float32(self._width)
         return {
-            **corners(drawn["x"], drawn["y"], width, height, self._width, self._height, canvas),
+            **corners(draws["x"], draws["y"], width, height, self._width, self._height, canvas),
             "padding_size": host_tensor(self._padding(size), np.int64).expand(size.batch, -1),
             "forward_input_shape": host_tensor([size.batch, size.channels, canvas.height, canvas.width], np.int64),
         }
 
-    def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws in the format of Kornia's ``params=``. ``forward_input_shape`` is the shape of the padded images."""
         if size.batch == 0:
-            return super().params(drawn, size)
-        return {**super().params(drawn, size), **self.kornia_parameters(drawn, size)}
+            return super().params(draws, size)
+        return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the start of the crop minus the padding. Samples that skip the op already have the size of the crop."""
         left, _, top, _ = self._padding(size)
-        apply_mask = drawn["apply_mask"]
+        apply_mask = draws["apply_mask"]
         return IndexMap(
-            AxisMap(offset=np.where(apply_mask, drawn["x"] - left, 0.0)),
-            AxisMap(offset=np.where(apply_mask, drawn["y"] - top, 0.0)),
+            AxisMap(offset=np.where(apply_mask, draws["x"] - left, 0.0)),
+            AxisMap(offset=np.where(apply_mask, draws["y"] - top, 0.0)),
         )
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
-        shifts = self.map(drawn, size)
+        shifts = self.map(draws, size)
         return translations(size, -shifts.x.offset, -shifts.y.offset)
 
     def describe(self) -> str:
@@ -179,20 +179,20 @@ class CenterCrop(IndexOp):
         """(first column, first row) of the crop, rounded down."""
         return (size.width - self._width) // 2, (size.height - self._height) // 2
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the crop in the image and in the output, as integers."""
         left, top = (np.full(size.batch, first) for first in self.start(size))
         parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in parameters.items()}
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the start of the crop."""
-        left, top = applied_shift(self, drawn, *self.start(size))
+        left, top = applied_shift(self, draws, *self.start(size))
         return IndexMap(AxisMap(offset=length_of(left)), AxisMap(offset=length_of(top)))
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
-        left, top = applied_shift(self, drawn, *self.start(size))
+        left, top = applied_shift(self, draws, *self.start(size))
         return translations(size, -left, -top)
 
     def describe(self) -> str:
@@ -238,7 +238,7 @@ class PadTo(IndexOp):
             return f"pad_mode={self.edge!r} while cropping"
         return unsupported_skip(self, size=size)
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map, because padding on the right and bottom does not move the image."""
         return IndexMap()
 
@@ -277,11 +277,11 @@ def identities(size: Size) -> Array:
     return np.tile(np.eye(3), (size.batch if size.ragged else 1, 1, 1))
 
 
-def applied_shift(op: Op, drawn: OpDraws, x: Any, y: Any) -> tuple[Any, Any]:
+def applied_shift(op: Op, draws: OpDraws, x: Any, y: Any) -> tuple[Any, Any]:
     """(``x``, ``y``) for samples that ``op`` is applied to, (0, 0) for samples that skip ``op``."""
     if not op.is_random:
         return x, y
-    applies = drawn["apply_mask"]
+    applies = draws["apply_mask"]
     return np.where(applies, x, 0), np.where(applies, y, 0)
 
 

@@ -90,18 +90,18 @@ class EagerOp(ABC):
         """Draw a seed for the random generators that the module uses, and the parameters that can be drawn beforehand."""
 
     @abstractmethod
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output size according to the draws. The caller compares it with the outputs after the module has run."""
 
     @abstractmethod
-    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
         """Run the module on copies of the inputs of a call.
 
         Args:
             values: Inputs: images, (B, C, H, W) or frames of clips (B · T, C, H, W), of a dtype in ``IMAGE_DTYPES``, and
                 targets.
             keys: Data key of each input.
-            drawn: Draws of the batch.
+            draws: Draws of the batch.
             device: Device of the images.
 
         Returns:
@@ -177,9 +177,9 @@ class EagerKornia(EagerOp):
             self._clip_container.disable_features = video.disable_features = True
         return cast(K.AugmentationSequential, self._clip_container)
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output size according to the parameters; the input size if a sample skips the module."""
-        item: ParamItem = drawn["params"][0]
+        item: ParamItem = draws["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
             return size
         if self.lowered is not None:
@@ -189,18 +189,18 @@ class EagerKornia(EagerOp):
             return size.to(int(height), int(width))
         return size
 
-    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
         """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments as in ``EagerOp``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
                 self._check_labels(value)
-        frames = drawn["frames"]
+        frames = draws["frames"]
         inputs = [_for_kornia(key, value, frames) for key, value in zip(keys, values, strict=True)]
         container = self._container_for(frames)
-        params = drawn["params"]
+        params = draws["params"]
         if container is self._clip_container:
             params = [ParamItem(next(name for name, _ in container.named_children()), params)]
-        with self._name_module_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), Generators(device).keyed(draws["key"]), initial_settings(), torch.no_grad():
             outputs = container(*inputs, params=params, data_keys=keys)
         results = outputs if isinstance(outputs, list | tuple) else [outputs]
         results = [result.data if isinstance(result, Boxes) else result for result in results]
@@ -321,27 +321,27 @@ class EagerTorchvision(EagerOp):
             applies = applies & gate.applies(sampler)
         return {"key": sampler.key(), "apply_mask": applies, "frames": size.frames}
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output size of the lowered op, or the input size if there is no lowered op."""
         return size if self.lowered is None else self.lowered.out(size)
 
-    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
         """Run the module on copies of the images in the apply mask. All other inputs are returned unchanged."""
         return [
-            self._outputs(value, drawn, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
+            self._outputs(value, draws, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
         ]
 
-    def _outputs(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
+    def _outputs(self, images: Tensor, draws: OpDraws, device: torch.device) -> Tensor:
         """Output images of the module, (B, C, H, W), or frames of clips (B · T, C, H, W)."""
         batch = converted(images, self._dtype, copy=True)
-        applies = drawn["apply_mask"].tolist()
-        frames = drawn["frames"]
+        applies = draws["apply_mask"].tolist()
+        frames = draws["frames"]
         if frames:
             batch = batch.unflatten(0, (-1, frames)) if len(images) else batch[:, None].expand(-1, frames, -1, -1, -1)
         if not len(images):  # run on a black image, to learn size and dtype of the empty output
             batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
-        with self._name_module_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), Generators(device).keyed(draws["key"]), initial_settings(), torch.no_grad():
             outputs = [self._output(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
         sizes = list(dict.fromkeys("x".join(map(str, output.shape)) for output in outputs))
         if len(sizes) > 1:

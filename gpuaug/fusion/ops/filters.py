@@ -77,9 +77,9 @@ class BlurOp(FrontOp):
         """Draw the standard deviation of the Gaussian per sample in pixels, (B,)."""
         return {"sigma": sampler.within(*self._bounds)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the standard deviations of the Gaussian along y and x, in pixels."""
-        out[:, 1] = out[:, 2] = drawn["sigma"]
+        out[:, 1] = out[:, 2] = draws["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Blur along x, then y, as a sum of shifted and weighted copies. Not a convolution, which a GPU may compute in TF32."""
@@ -120,9 +120,9 @@ class SharpnessOp(FrontOp):
         """Draw a sharpness factor per sample, (B,)."""
         return {"sharpness": sampler.within(*self._bounds)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
-        out[:, 1] = drawn["sharpness"]
+        out[:, 1] = draws["sharpness"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Blend each pixel with the weighted mean of its 3x3 pixels: weight 5/13 for the pixel, 1/13 for each neighbour.
@@ -162,7 +162,7 @@ class LevelsOp(FrontOp):
         """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op causes them."""
         self.to_levels = (self.to_levels[0], LEVEL_TOLERANCE)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Do nothing: the row holds the apply mask only."""
 
 
@@ -226,10 +226,10 @@ class Clahe(LevelsOp):
         """Draw the clip limit per sample, (B,): maximum of pixels per level, in multiples of the mean."""
         return {"clip_limit_factor": sampler.within(*self._bounds)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the clip limit in pixels per level; the number of pixels of a tile if the drawn limit is not positive."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
-        limits = drawn["clip_limit_factor"].astype(np.float64)
+        limits = draws["clip_limit_factor"].astype(np.float64)
         most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
         out[:, 1] = np.where(limits > 0, most, pixels)
 
@@ -321,12 +321,12 @@ class EqualizeOrContrast(LevelsOp):
         self.to_levels = picks[0].to_levels
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked neither
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the code of the picked op.
 
-        ``drawn["parts"]`` holds tuples (op, its draws, mask of the samples that picked it).
+        ``draws["parts"]`` holds tuples (op, its draws, mask of the samples that picked it).
         """
-        for op, _, mask in drawn["parts"]:
+        for op, _, mask in draws["parts"]:
             out[mask, 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:

@@ -112,14 +112,14 @@ class GatherOp(Op):
 
     stores_coordinates = True
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map input to output pixel coordinates, (3, 3) or (B, 3, 3) float64; for boxes and keypoints.
 
         They are Kornia's ``transform_matrix``. For samples that skip the op they are the identity.
         """
         return np.eye(3)
 
-    def window(self, drawn: OpDraws, size: Size) -> Array | None:
+    def window(self, draws: OpDraws, size: Size) -> Array | None:
         """Window of each input image that a pass reads if this op is its first op. It may be the only part that is decoded.
 
         Triton kernels read no pixel outside the window. The implementation in torch also reads pixel (0, 0) where it pads.
@@ -148,15 +148,15 @@ class IndexOp(GatherOp):
         return float(self.fill) if isinstance(self.fill, int | float) else 0.0
 
     @abstractmethod
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Map from output to input pixels. The caller adds the bounds of the image if ``edge`` is a padding mode."""
 
-    def window(self, drawn: OpDraws, size: Size) -> Array | None:
+    def window(self, draws: OpDraws, size: Size) -> Array | None:
         """Window of the pixels that the map reads. If all output pixels are padding, the window is the nearest pixel."""
         if self.edge == "reflect":
             return None
-        map_ = self.map(drawn, size)
-        out = self.out_drawn(drawn, size)
+        map_ = self.map(draws, size)
+        out = self.out_drawn(draws, size)
         left, width = map_.x.read_range(out.width, size.width)
         top, height = map_.y.read_range(out.height, size.height)
         return window_table(size, top, left, height, width)
@@ -181,7 +181,7 @@ class FrameOp(IndexOp):
         """Output size, with ``self.count`` frames."""
         return replace(size, frames=self.count) if size.frames else size
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map."""
         return IndexMap()
 
@@ -206,7 +206,7 @@ class BoxCropOp(IndexOp):
     min_side_and_area: tuple[float, float] = (0.0, 0.0)
     """(smallest side, smallest area) in pixels of the part of a box inside the crop with which the box is valid."""
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Size of the whole image: the host does not know the window."""
         return size
 
@@ -214,11 +214,11 @@ class BoxCropOp(IndexOp):
         """Sizes of the smallest crop, one pixel, and of the largest, the whole image."""
         return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map."""
         return IndexMap()
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Empty, because the window also depends on the boxes."""
         return {}
 
@@ -257,7 +257,7 @@ class WarpOp(GatherOp):
         return {"fill": self.fill}
 
     @abstractmethod
-    def warp(self, drawn: OpDraws, size: Size) -> Warp:
+    def warp(self, draws: OpDraws, size: Size) -> Warp:
         """Map from output pixels to input positions."""
 
 
@@ -286,7 +286,7 @@ class ResampleOp(GatherOp):
         """Largest factor by which an axis may be downscaled, in input pixels per output pixel."""
 
     @abstractmethod
-    def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
+    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Map from output pixels to input positions."""
 
 

@@ -53,14 +53,14 @@ class MixOp(FrontOp):
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw lam, or the parameters from which lam is computed."""
 
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
-        apply_mask = drawn["apply_mask"]
+        apply_mask = draws["apply_mask"]
         out[:, 0] = apply_mask
         out[:, LAM:] = 0
         if apply_mask.all():
-            out[:, _PARTNER] = drawn["partner"]
-            self.write(drawn, size, out)
+            out[:, _PARTNER] = draws["partner"]
+            self.write(draws, size, out)
         else:
             out[:, _PARTNER] = np.arange(size.batch)
 
@@ -122,13 +122,13 @@ class MixUp(MixOp):
         """Draw ``"lambda"``, the partner's weight, (B,)."""
         return {"lambda": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Partners and their weights."""
-        return {"mixup_pairs": torch.from_numpy(drawn["partner"]), "mixup_lambdas": torch.from_numpy(drawn["lambda"])}
+        return {"mixup_pairs": torch.from_numpy(draws["partner"]), "mixup_lambdas": torch.from_numpy(draws["lambda"])}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the partner's weight, for the image and for the label."""
-        out[:, LAM] = out[:, WEIGHT] = drawn["lambda"]
+        out[:, LAM] = out[:, WEIGHT] = draws["lambda"]
 
 
 class CutMix(MixOp):
@@ -168,24 +168,24 @@ class CutMix(MixOp):
         # At most last_start, because for a uniform number close to 1 the float32 product rounds up to the next integer.
         return {"start": np.minimum(np.floor(sampler.uniform(2).T * (last_start + 1)), last_start), "sides": sides}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Partners, and corner pixels of the rectangles, clockwise from the top left."""
         if size.batch == 0:
             return {
                 "mix_pairs": host_tensor(np.zeros((0, 3)), np.int64),
                 "crop_src": host_tensor(np.zeros((0, 4, 2)), np.float32),
             }
-        (left, top), (right, bottom) = drawn["start"].T, (drawn["start"] + drawn["sides"] - 1).T
+        (left, top), (right, bottom) = draws["start"].T, (draws["start"] + draws["sides"] - 1).T
         corners = np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(1, size.batch, 4, 2)
         return {
-            "mix_pairs": torch.from_numpy(drawn["partner"])[None],
+            "mix_pairs": torch.from_numpy(draws["partner"])[None],
             "crop_src": torch.from_numpy(corners),
             "image_shape": host_tensor([size.height, size.width], np.float32),
         }
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
-        start, sides = drawn["start"], drawn["sides"]
+        start, sides = draws["start"], draws["sides"]
         out[:, LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])

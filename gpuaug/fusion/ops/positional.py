@@ -79,17 +79,17 @@ class Erasing(PointOp):
             "ys": np.floor(uniform_y * (size.height - heights + 1)),
         }
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Rectangles, and the fill value, (B,) each."""
-        rectangles = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
+        rectangles = {name: torch.from_numpy(draws[name]) for name in ("widths", "heights", "xs", "ys")}
         return {**rectangles, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle as (left, right, top, bottom), with right and bottom exclusive, and the fill value."""
-        out[:, 1] = drawn["xs"]
-        out[:, 2] = drawn["xs"] + drawn["widths"]
-        out[:, 3] = drawn["ys"]
-        out[:, 4] = drawn["ys"] + drawn["heights"]
+        out[:, 1] = draws["xs"]
+        out[:, 2] = draws["xs"] + draws["widths"]
+        out[:, 3] = draws["ys"]
+        out[:, 4] = draws["ys"] + draws["heights"]
         out[:, 5] = self._value
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -186,25 +186,25 @@ class GaussianNoise(PointOp):
         """Number of frames per clip. From it the kernel computes the index of the noise field of each frame."""
         return frames
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Return no numbers, because noise is one number per pixel."""
         return {}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Noise with mean and std applied, (B, C, H, W), or (B · T, C, H, W) for clips."""
         generator: Any = self.module._param_generator
-        fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
+        fields = torch.from_numpy(draws["field"][:1] if self.same_on_batch else draws["field"]).float()
         if size.frames:
             fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % NOISE_FIELDS).flatten()
-        field = normal(drawn["seed"], fields, size.channels, size.height, size.width)
+        field = normal(draws["seed"], fields, size.channels, size.height, size.width)
         return {"gaussian_noise": generator.mean + field * generator.std}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write mean, std, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
         generator: Any = self.module._param_generator
         out[:, 1], out[:, 2] = generator.mean, generator.std
-        out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
-        out[:, 5] = drawn["field"]
+        out[:, 3], out[:, 4] = draws["seed"] >> 16, draws["seed"] & 0xFFFF
+        out[:, 5] = draws["field"]
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
         """Replace the index of the noise field of a clip by the index for each frame."""

@@ -66,9 +66,9 @@ class KorniaPolicy(Policy):
         Returns:
             ``"layers"``, as ``Policy`` describes; with ``pick="batch"`` also ``"picks"``, child indices, (picks, batches).
         """
-        drawn: OpDraws = {"apply_mask": all_true(size.batch)}
+        draws: OpDraws = {"apply_mask": all_true(size.batch)}
         if self._pick == "batch":
-            picks = drawn["picks"] = sampler.permutation(len(self.children)).T[: self.count]
+            picks = draws["picks"] = sampler.permutation(len(self.children)).T[: self.count]
             picks_of_samples = np.repeat(picks, sampler.samples_per_batch, axis=1)
         else:
             picks = picks_of_samples = _distinct_picks(len(self.children), sampler.uniform(self.count))
@@ -81,7 +81,7 @@ class KorniaPolicy(Policy):
                 children = sorted(self.always_drawn[position].union(picked_children.tolist()))
                 present = [index for index in children if position < len(self.children[index].members)]
                 layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in present))
-        return {**drawn, "layers": tuple(layers)}
+        return {**draws, "layers": tuple(layers)}
 
     def _entry(self, index: int, position: int, numbers: Array, size: Size, picks: Array) -> Entry:
         """Return the draws of one operation, and the mask of the samples that picked it.
@@ -94,14 +94,14 @@ class KorniaPolicy(Policy):
             picks: Index of the picked child per sample, (B,).
         """
         wrapper = self.children[index].members[position].operation
-        drawn = self.op(index, position).draw(ArraySampler(numbers[1:]), size)
+        draws = self.op(index, position).draw(ArraySampler(numbers[1:]), size)
         factor = wrapper._factor_name
         if factor is not None:
             values = self._magnitude(wrapper, size)
             if values is None:
-                values = _parameters_for(wrapper, torch.from_numpy(drawn[factor]))
-            drawn[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
-        return Entry(index, position, drawn, size, picks == index)
+                values = _parameters_for(wrapper, torch.from_numpy(draws[factor]))
+            draws[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
+        return Entry(index, position, draws, size, picks == index)
 
     def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
         """Return the magnitude that all samples share, (1,) float32; ``None`` if the op draws a magnitude per sample."""
@@ -132,7 +132,7 @@ class KorniaPolicy(Policy):
             )
         return reason
 
-    def params(self, drawn: OpDraws, size: Size) -> Any:
+    def params(self, draws: OpDraws, size: Size) -> Any:
         """Draws in the format of the ``params=`` argument of Kornia's module.
 
         Raises:
@@ -140,12 +140,12 @@ class KorniaPolicy(Policy):
         """
         if self._pick == "sample":
             raise kornia_params_error(self.name)
-        layers = iter(drawn["layers"])
+        layers = iter(draws["layers"])
         items = []
-        for index in drawn["picks"][:, 0]:
+        for index in draws["picks"][:, 0]:
             entries = [entry for _ in self.positions for entry in next(layers) if entry.child == index]
             child = self.children[index]
-            data = [self.op(index, entry.position).params(entry.drawn, entry.size) for entry in entries]
+            data = [self.op(index, entry.position).params(entry.draws, entry.size) for entry in entries]
             names = [member.name for member in child.members]
             items.append(ParamItem(child.name, [ParamItem(*item) for item in zip(names, data, strict=True)]))
         return items

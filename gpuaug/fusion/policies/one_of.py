@@ -62,22 +62,22 @@ class OneOf(PointOp):
         """Number of columns of a row: the apply mask, the code, and the columns of the op with the longest row."""
         return 2 + max(op.row_width(channels) for op in self._ops)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the code and the row of the op that each sample picked; zeros for samples that picked none.
 
-        ``drawn["parts"]`` holds tuples (op, its draws, mask of the samples that picked it, or ``None`` for all).
+        ``draws["parts"]`` holds tuples (op, its draws, mask of the samples that picked it, or ``None`` for all).
         """
         out[:, 1:] = 0
-        for op, op_drawn, mask in drawn["parts"]:
+        for op, op_draws, mask in draws["parts"]:
             width = op.row_width(size.channels)
             if mask is None:
-                out[:, 0] = op_drawn["apply_mask"]
+                out[:, 0] = op_draws["apply_mask"]
                 out[:, 1] = op.code
-                op.rows(op_drawn, size, out[:, 2 : 2 + width])
+                op.rows(op_draws, size, out[:, 2 : 2 + width])
                 continue
             samples = np.flatnonzero(mask)
             rows = np.zeros((len(samples), width), dtype=np.float32)
-            op.rows(select_samples(op_drawn, samples), size.select(samples), rows)
+            op.rows(select_samples(op_draws, samples), size.select(samples), rows)
             out[samples, 0] = rows[:, 0]
             out[samples, 1] = op.code
             out[samples, 2 : 2 + width] = rows
@@ -125,12 +125,12 @@ class AnyAffine(MatrixWarp):
         """Return ``None``, because the module that picks checks the ops."""
         return None
 
-    def _masked_matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        # drawn["parts"] holds tuples (op, its draws, mask of the samples that picked it).
+    def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
+        # draws["parts"] holds tuples (op, its draws, mask of the samples that picked it).
         samples_of_ops = [np.empty(0, np.int64)]
         matrices = [np.empty((0, 3, 3))]
-        for op, op_drawn, mask in drawn["parts"]:
+        for op, op_draws, mask in draws["parts"]:
             samples = np.flatnonzero(mask)
             samples_of_ops.append(samples)
-            matrices.append(op.matrix(select_samples(op_drawn, samples), size.select(samples)))
+            matrices.append(op.matrix(select_samples(op_draws, samples), size.select(samples)))
         return np.concatenate(samples_of_ops), np.concatenate(matrices)

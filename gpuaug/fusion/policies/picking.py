@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     """Index of the child."""
     position: int
     """Index of the member in the child."""
-    drawn: OpDraws
+    draws: OpDraws
     size: Size
     """Size of the input images of the member."""
     mask: Array | None
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
     @property
     def apply_mask(self) -> Array:
         """Mask of the samples that the member is applied to, (B,) bool."""
-        apply_mask: Array = self.drawn["apply_mask"]
+        apply_mask: Array = self.draws["apply_mask"]
         return apply_mask if self.mask is None else apply_mask & self.mask
 
 
@@ -157,23 +157,23 @@ class Policy(Picking):
         """Ops of all layers, in order, which run in the passes for this op."""
         return tuple(op for layer in self._layers for op, _ in layer)
 
-    def draws_by_op(self, drawn: OpDraws) -> dict[Op, OpDraws]:
+    def draws_by_op(self, draws: OpDraws) -> dict[Op, OpDraws]:
         """Draws of each op in ``plan_ops``."""
-        draws: dict[Op, OpDraws] = {}
-        for ops_of_layer, layer in zip(self._layers, drawn["layers"], strict=True):
+        draws_by_plan_op: dict[Op, OpDraws] = {}
+        for ops_of_layer, layer in zip(self._layers, draws["layers"], strict=True):
             by_child = {entry.child: entry for entry in layer}
             for plan_op, group in ops_of_layer:
                 entries = [by_child[index] for index in group if index in by_child]
                 masks = [entry.apply_mask for entry in entries]
                 if isinstance(plan_op, _OPS_WITH_PARTS):
                     pairs = zip(entries, masks, strict=True)
-                    draws[plan_op] = {
-                        "parts": [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in pairs]
+                    draws_by_plan_op[plan_op] = {
+                        "parts": [(self.op(entry.child, entry.position), entry.draws, mask) for entry, mask in pairs]
                     }
                 else:
-                    draws[plan_op] = _merged_draws(entries, masks)
-                draws[plan_op]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))
-        return draws
+                    draws_by_plan_op[plan_op] = _merged_draws(entries, masks)
+                draws_by_plan_op[plan_op]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(draws["apply_mask"]))
+        return draws_by_plan_op
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why an op of a child cannot be fused for images of ``size``, or ``None``."""
@@ -209,9 +209,9 @@ def _rank(op: Op) -> int:
 
 def _merged_draws(entries: list[Entry], masks: list[Array]) -> OpDraws:
     """Draws that have, for each sample, the values of the entry whose mask is True. All entries are of ops of one class."""
-    merged = dict(entries[0].drawn)
+    merged = dict(entries[0].draws)
     for entry, mask in zip(entries[1:], masks[1:], strict=True):
-        for name, values in entry.drawn.items():
+        for name, values in entry.draws.items():
             if name != "apply_mask" and values is not merged[name]:
                 merged[name] = np.where(mask, values, merged[name])
     return merged

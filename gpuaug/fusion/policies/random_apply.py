@@ -36,7 +36,7 @@ class PickedOp(NamedTuple):
     """One picked op and its draws for a batch."""
 
     op: Op | EagerOp
-    drawn: OpDraws
+    draws: OpDraws
     starts_plan: bool
     """True if the op begins a new plan, so that its kernel does not depend on the preceding ops.
 
@@ -50,7 +50,7 @@ class IdentityOp(IndexOp):
 
     description = "nothing"
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map."""
         return IndexMap()
 
@@ -110,14 +110,14 @@ class RandomApply(Picking):
         for child in picks:
             for position in range(len(self.children[child].members)):
                 op = self._op_or_fallback(child, position, size)
-                drawn = op.draw(sampler, size)
-                layers.append((Entry(child, position, drawn, size, None),))
-                size = op.out_drawn(drawn, size)
+                draws = op.draw(sampler, size)
+                layers.append((Entry(child, position, draws, size, None),))
+                size = op.out_drawn(draws, size)
         return {"layers": tuple(layers), "picks": tuple(picks), "end": size}
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size for the draws ``drawn``."""
-        end: Size = drawn["end"]
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for these draws."""
+        end: Size = draws["end"]
         return end
 
     def _op_or_fallback(self, child: int, position: int, size: Size) -> Op | EagerOp:
@@ -130,26 +130,26 @@ class RandomApply(Picking):
             self._fallbacks[child, position] = EagerKornia(op.name, op.module, reason, op)
         return self._fallbacks[child, position]
 
-    def picked_ops(self, drawn: OpDraws) -> list[PickedOp]:
+    def picked_ops(self, draws: OpDraws) -> list[PickedOp]:
         """Picked ops of a batch, in order. Ops that change neither an image nor the size are left out."""
         picked_ops: list[PickedOp] = []
         occurrences: Counter[Any] = Counter()
-        for (entry,) in drawn["layers"]:
+        for (entry,) in draws["layers"]:
             op = self._op_or_fallback(entry.child, entry.position, entry.size)
             key = "pointwise" if OneOf.accepts(op) else (entry.child, entry.position)
             if isinstance(op, EagerOp):
-                picked_ops.append(PickedOp(op, entry.drawn, starts_plan=True))
+                picked_ops.append(PickedOp(op, entry.draws, starts_plan=True))
             elif entry.apply_mask.any() or op.out(entry.size) != entry.size:
-                picked_ops.append(self._picked_op(op, entry.drawn, key, occurrences[key]))
+                picked_ops.append(self._picked_op(op, entry.draws, key, occurrences[key]))
                 occurrences[key] += 1
         return picked_ops
 
-    def _picked_op(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> PickedOp:
+    def _picked_op(self, op: Op, draws: OpDraws, key: Any, occurrence: int) -> PickedOp:
         """Op of a plan that runs ``op``, and its draws.
 
         Args:
             op: Op of the picked module.
-            drawn: Draws of ``op``.
+            draws: Draws of ``op``.
             key: Key of the module; all pointwise ops have the same key.
             occurrence: Number of ops with this key that precede in the batch.
         """
@@ -157,24 +157,24 @@ class RandomApply(Picking):
         if (key, occurrence) not in self._ops_by_key:
             # A plan tells ops apart by identity, so an op that is picked again is copied.
             self._ops_by_key[key, occurrence] = OneOf(self.name, self._pointwise_ops) if is_pointwise else copy.copy(op)
-        op_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if is_pointwise else drawn
+        op_draws = {"apply_mask": draws["apply_mask"], "parts": [(op, draws, None)]} if is_pointwise else draws
         starts_plan = not is_pointwise or occurrence % _MAX_ONE_OFS == 0 < occurrence
-        return PickedOp(self._ops_by_key[key, occurrence], op_drawn, starts_plan)
+        return PickedOp(self._ops_by_key[key, occurrence], op_draws, starts_plan)
 
-    def params(self, drawn: OpDraws, size: Size) -> Any:
+    def params(self, draws: OpDraws, size: Size) -> Any:
         """Draws in the format of the container's ``params=`` argument."""
-        layers = iter(drawn["layers"])
+        layers = iter(draws["layers"])
 
         def param_item(child: Child) -> ParamItem:
             items = [ParamItem(member.name, self._data(*next(layers))) for member in child.members]
             return ParamItem(child.name, items if child.is_container else items[0].data)
 
-        return [param_item(self.children[index]) for index in drawn["picks"]]
+        return [param_item(self.children[index]) for index in draws["picks"]]
 
     def _data(self, entry: Entry) -> Any:
         """Draws of one member in the format of Kornia's ``params=``."""
         op = self._op_or_fallback(entry.child, entry.position, entry.size)
-        return entry.drawn["params"][0].data if isinstance(op, EagerOp) else op.params(entry.drawn, entry.size)
+        return entry.draws["params"][0].data if isinstance(op, EagerOp) else op.params(entry.draws, entry.size)
 
     def describe(self) -> str:
         """Short description for ``explain()``: number of picks, and ops that can be picked."""

@@ -91,10 +91,10 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
                 mask = applies & (picks == index)
                 if member.operation.p < 1:
                     mask &= uniform_p < member.operation.p
-                drawn: OpDraws = {"magnitude": values} if magnitudes.has_magnitude[index] else {}
+                draws: OpDraws = {"magnitude": values} if magnitudes.has_magnitude[index] else {}
                 if isinstance(member.op, Adjustment):
-                    drawn["adjustment"] = member.op.adjustment
-                layer.append(Entry(index, position, {**drawn, "apply_mask": mask}, size, mask))
+                    draws["adjustment"] = member.op.adjustment
+                layer.append(Entry(index, position, {**draws, "apply_mask": mask}, size, mask))
         return tuple(layer)
 
     def _magnitudes_at(self, position: int, size: Size) -> "_Magnitudes":
@@ -123,13 +123,13 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         table: Array = magnitudes.double().numpy()
         return table if operation.bin is None else table[operation.bin : operation.bin + 1], signed
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls of the operations that run for ``sample``, in order."""
         calls: list[Call] = []
-        for entry in (entry for layer in drawn["layers"] for entry in layer if entry.mask[sample]):
+        for entry in (entry for layer in draws["layers"] for entry in layer if entry.mask[sample]):
             op = self.op(entry.child, entry.position)
             assert isinstance(op, TorchvisionOp)
-            calls += op.calls(entry.drawn, sample, entry.size)
+            calls += op.calls(entry.draws, sample, entry.size)
         return calls
 
 

@@ -199,12 +199,12 @@ class Gather:
         return Columns(**first_columns, end=column)
 
     def write_rows(
-        self, drawn_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, all_columns: bool = True
+        self, draws_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, all_columns: bool = True
     ) -> None:
         """Write the columns of the gather into a table, (B, K) float32.
 
         Args:
-            drawn_of: Function that returns the draws of an op.
+            draws_of: Function that returns the draws of an op.
             size: Size of the source images.
             columns: First column of each group of columns.
             table: Table from the first column of the gather on.
@@ -215,7 +215,7 @@ class Gather:
         after: IndexMap | None = None
         for op in self.ops:
             if isinstance(op, IndexOp):
-                map_ = op.map(drawn_of(op), current_size)
+                map_ = op.map(draws_of(op), current_size)
                 # Bounds of padding refer to the image that this op pads, regardless of later flips or crops.
                 map_ = map_.with_bounds(current_size) if op.edge else map_
                 if op in self.before.ops:
@@ -223,8 +223,8 @@ class Gather:
                 else:
                     after = map_ if after is None else map_.after(after)
             else:
-                self._write_warp(op, drawn_of(op), current_size, columns, table, all_columns)
-            current_size = op.out_drawn(drawn_of(op), current_size)
+                self._write_warp(op, draws_of(op), current_size, columns, table, all_columns)
+            current_size = op.out_drawn(draws_of(op), current_size)
         if columns.frames >= 0 and all_columns:
             frame_indices = frames_of(self.ops, size.frames)
             assert frame_indices is not None
@@ -240,16 +240,16 @@ class Gather:
             if fill_column >= 0 and all_columns:
                 table[:, fill_column : fill_column + size.channels] = maps.fill
 
-    def _write_warp(self, op: GatherOp, drawn: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
+    def _write_warp(self, op: GatherOp, draws: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
         """Write the columns of the interpolation. ``size``: size of the images that are interpolated."""
         start = columns.warp
         if isinstance(op, ResampleOp):
-            _write_resampling(op.resampling(drawn, size, self.half_pixel_centers), table, start, all_columns)
+            _write_resampling(op.resampling(draws, size, self.half_pixel_centers), table, start, all_columns)
             if columns.mask_warp not in (-1, start):
-                _write_resampling(op.resampling(drawn, size, True), table, columns.mask_warp, all_columns)
+                _write_resampling(op.resampling(draws, size, True), table, columns.mask_warp, all_columns)
             return
         assert isinstance(op, WarpOp)
-        inverse = op.warp(drawn, size).inverse
+        inverse = op.warp(draws, size).inverse
         elements = 6 if op.matrix_type == "affine" else 9
         for k in range(elements):
             table[:, start + k] = inverse[:, k // 3, k % 3]

@@ -82,22 +82,22 @@ class BasePass(ABC):
         return max((op.launches for op in self.ops), default=1)
 
     @abstractmethod
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the columns of the front into a table, (B, K) float32.
 
         Args:
-            drawn_of: Function that returns the draws of an op.
+            draws_of: Function that returns the draws of an op.
             size: Size of the source images.
             table: Table from the first column of the pass on.
             all_columns: False to write only the columns that depend on draws.
         """
 
-    def out_drawn(self, drawn_of: Callable[[Any], OpDraws], size: Size) -> Size:
-        """Return the size of the output images, for draws (``drawn_of(op)``) and source images of size ``size``."""
+    def out_drawn(self, draws_of: Callable[[Any], OpDraws], size: Size) -> Size:
+        """Return the size of the output images, for draws (``draws_of(op)``) and source images of size ``size``."""
         if not self.out.ragged:
             return size.to(self.out.height, self.out.width)
         for op in self.gather_ops:
-            size = op.out_drawn(drawn_of(op), size)
+            size = op.out_drawn(draws_of(op), size)
         return size
 
     def describe(self) -> str:
@@ -117,9 +117,9 @@ class GatherPass(BasePass):
         """Ops of the gather, in order."""
         return self.front.ops
 
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the source coordinates of each sample into its row."""
-        self.front.write_rows(drawn_of, size, self.columns, table, all_columns=all_columns)
+        self.front.write_rows(draws_of, size, self.columns, table, all_columns=all_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ class OpPass(BasePass, Generic[F]):
         """Whether the front maps values by a table per channel, as equalization does."""
         return self.front.kernel == "levels"
 
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the columns of the front op."""
-        self.front.rows(drawn_of(self.front), size, table[:, : self.front.row_width(size.channels)])
+        self.front.rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
 Pass = GatherPass | OpPass[FrontOp]
@@ -202,10 +202,10 @@ class Plan:
         if not any(pass_.out.ragged for pass_ in self.passes):
             return ()
         sides = np.zeros((len(self.passes) - 1, 2), np.int64)
-        for drawn in views:
+        for draws_by_op in views:
             current_size = size
             for index, pass_ in enumerate(self.passes[:-1]):
-                current_size = pass_.out_drawn(drawn.__getitem__, current_size)
+                current_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
                 sides[index] = np.maximum(
                     sides[index], (np.max(current_size.height, initial=0), np.max(current_size.width, initial=0))
                 )

@@ -197,9 +197,11 @@ class Program:
         # Uniform numbers per sample that one call of NumPy draws. The prefetched tables draw as many, for equal draws.
         columns = plan.uniform_count if plan is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
-        drawn: list[DrawnOp] = []
+        drawn_ops: list[DrawnOp] = []
         current_size = size
-        while len(drawn) < len(self.ops):
-            drawn += draw_in_order(self.segments.at(len(drawn), current_size, masks=False).all_ops, sampler, current_size)
-            current_size = drawn[-1].out
-        return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn), tuple(entry.size for entry in drawn))
+        while len(drawn_ops) < len(self.ops):
+            drawn_ops += draw_in_order(
+                self.segments.at(len(drawn_ops), current_size, masks=False).all_ops, sampler, current_size
+            )
+            current_size = drawn_ops[-1].out
+        return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn_ops), tuple(entry.size for entry in drawn_ops))

@@ -109,28 +109,28 @@ class Segments:
             start = segment.stop
         return segments
 
-    def picked_ops(self, drawn: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
+    def picked_ops(self, all_draws: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
         """Return the ops that run for these draws, in groups (ops, draws of the ops). A new plan begins at each group.
 
         Args:
-            drawn: Draws of each op of the pipeline.
+            all_draws: Draws of each op of the pipeline.
         """
         if not self.has_random_apply:
-            return [(self._ops, drawn)]
+            return [(self._ops, all_draws)]
         groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
-        for op, draws in zip(self._ops, drawn, strict=True):
+        for op, draws in zip(self._ops, all_draws, strict=True):
             # Draws without layers are those of a container whose library runs it, for images of this size.
             op_itself = (PickedOp(op, draws, starts_plan=False),)
             for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else op_itself:
                 if picked_op.starts_plan and groups[-1][0]:
                     groups.append(([], []))
                 groups[-1][0].append(picked_op.op)
-                groups[-1][1].append(picked_op.drawn)
+                groups[-1][1].append(picked_op.draws)
         if not groups[-1][0]:
             # No op was picked, but the images must still be converted to the output type.
             groups[-1][0].append(_IDENTITY)
             groups[-1][1].append({})
-        return [(tuple(ops), all_drawn) for ops, all_drawn in groups]
+        return [(tuple(ops), group_draws) for ops, group_draws in groups]
 
     def _segment(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
         """Create the segment that begins with ``ops[start]``. Other arguments as of ``at``."""

@@ -60,16 +60,16 @@ class DeviceCropTables:
             upcoming.ops, upcoming.sampler(), total_size, deferred={crop.op: uniform_count}
         )
         # The columns of the other ops are computed with the identity in place of the crop.
-        drawn: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
+        draws_by_op: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
         for op, draws, _, _ in other_draws:
-            drawn |= op.draws_by_op(draws)
+            draws_by_op |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
             """Write all columns except the crop windows."""
-            fill_table(plan, total_size, drawn, table)
+            fill_table(plan, total_size, draws_by_op, table)
             table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
             if has_points:
-                fill_matrix(plan, total_size, drawn, table[:, self._columns.matrix_after :])
+                fill_matrix(plan, total_size, draws_by_op, table[:, self._columns.matrix_after :])
 
         tables = upcoming.by_batch(send(total_size.batch, self._columns.width, fill, upcoming.device))
         # One unbind for all batches is faster than one indexing per batch.

@@ -354,7 +354,7 @@ class Targets:
     def run_eager(
         self,
         op: EagerOp,
-        drawn: OpDraws,
+        draws: OpDraws,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
@@ -362,7 +362,7 @@ class Targets:
 
         Args:
             op: The module.
-            drawn: Draws of the module.
+            draws: Draws of the module.
             dtype: dtype of the output images; ``None`` for the dtype that the module returns.
             memory_format: Memory format of the output images.
 
@@ -388,7 +388,7 @@ class Targets:
         ]
         if not images_only:
             self._apply_matrix()
-        results = op.run([self.values[index] for index in indices], [self.keys[index] for index in indices], drawn, self.device)
+        results = op.run([self.values[index] for index in indices], [self.keys[index] for index in indices], draws, self.device)
         for index, value in zip(indices, results, strict=True):
             if self.keys[index] == "input":
                 # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.

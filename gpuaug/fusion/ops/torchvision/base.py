@@ -63,11 +63,11 @@ class TorchvisionOp(Op):
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return f"torchvision computes it differently for {self.units}" if self.units in self.unfused_dtypes else None
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls that repeat the op on one image.
 
         Args:
-            drawn: Draws of the batch.
+            draws: Draws of the batch.
             sample: Index of the image, in the apply mask.
             size: Size of the input images of the batch.
         """

@@ -75,10 +75,10 @@ class Erasing(TorchvisionOp, positional.Erasing):
         ).astype(np.float32)
         return np.rint(np.sqrt(pixels * ratio)), np.rint(np.sqrt(pixels / ratio))
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``erase`` with the rectangle in pixels and the fill value; no call if nothing is erased."""
         names = {"i": "ys", "j": "xs", "h": "heights", "w": "widths"}
-        rectangle = {argument: int(drawn[name][sample]) for argument, name in names.items()}
+        rectangle = {argument: int(draws[name][sample]) for argument, name in names.items()}
         if not rectangle["h"] or not rectangle["w"]:
             return []
         return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]

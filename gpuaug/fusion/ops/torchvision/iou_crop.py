@@ -60,7 +60,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         options[-1] = 1
         return {"numbers": np.concatenate((uniform[:_SEED_LENGTH], options)).T}
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Not supported, because the crop depends on the boxes.
 
         Raises:

@@ -70,9 +70,9 @@ class MixUp(_Mix):
         """Draw ``"lam"``, the weight of the sample."""
         return {"lam": sampler.beta(self._alpha)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the partner's weight, for the image and for the label."""
-        out[:, mix.LAM] = out[:, mix.WEIGHT] = 1 - drawn["lam"]
+        out[:, mix.LAM] = out[:, mix.WEIGHT] = 1 - draws["lam"]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
@@ -101,10 +101,10 @@ class CutMix(_Mix):
         lam = 1.0 - (right - left) * (bottom - top) / (size.width * size.height)
         return {"box": np.stack((left, top, right, bottom), -1), "lam_adjusted": lam}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
-        out[:, mix.LAM] = 1.0 - drawn["lam_adjusted"]
-        out[:, mix.RECTANGLE] = drawn["box"]
+        out[:, mix.LAM] = 1.0 - draws["lam_adjusted"]
+        out[:, mix.RECTANGLE] = draws["box"]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""

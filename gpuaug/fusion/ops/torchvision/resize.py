@@ -65,10 +65,10 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         """Reason if samples that skip the op would have another size, or ``None``."""
         return unsupported_skip(self, size=size)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resized_crop`` with the window in pixels and ``size``."""
         names = {"top": "y", "left": "x", "height": "height", "width": "width"}
-        window = {argument: int(drawn[name][sample]) for argument, name in names.items()}
+        window = {argument: int(draws[name][sample]) for argument, name in names.items()}
         return [("resized_crop", {**window, "size": [self._height, self._width], **self._options()})]
 
 
@@ -105,7 +105,7 @@ class Resize(_WholeResize):
         short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
         return _sides(size, max_size * short / long, np.full_like(long, max_size))
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with ``size``, ``max_size``, ``interpolation`` and ``antialias``."""
         transform: Any = self.module
         return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
@@ -126,9 +126,9 @@ class _RandomSizeResize(_WholeResize):
         """Output size for the drawn number of each sample, or for one number."""
         raise NotImplementedError
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Drawn size of each sample; the input size for samples that skip the op."""
-        return self.where_applied(drawn, self._out(drawn[self.draw_name], size), size)
+        return self.where_applied(draws, self._out(draws[self.draw_name], size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest drawn number."""
@@ -138,9 +138,9 @@ class _RandomSizeResize(_WholeResize):
         """Draw one number per sample, (B,)."""
         return {self.draw_name: self._number(sampler.uniform())}
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with the drawn ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.sample_draws(drawn, sample), size.sample(sample)).sample(0)
+        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
         return [("resize", {"size": [out.height, out.width], **self._options()})]
 
 

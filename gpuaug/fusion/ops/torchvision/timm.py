@@ -40,9 +40,9 @@ class ResizeKeepRatio(resize._WholeResize):
         """Output size, with the aspect ratio of the input."""
         return self._resized(size, (1.0, 1.0))
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.sample_draws(drawn, sample), size.sample(sample)).sample(0)
+        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
         options = {"interpolation": self.module.interpolation, "antialias": True}
         return [("resize", {"size": [out.height, out.width], **options})]
 
@@ -70,9 +70,9 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
         ratio_root = np.sqrt(aspects)
         return scale / ratio_root, scale * ratio_root
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output sizes for the drawn factors; the input size for samples that skip the op."""
-        return self.where_applied(drawn, self._resized(size, (drawn["scale_height"], drawn["scale_width"])), size)
+        return self.where_applied(draws, self._resized(size, (draws["scale_height"], draws["scale_width"])), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest scale, each with the smallest and the largest aspect ratio."""
