@@ -69,7 +69,7 @@ RANDOM_CONTAINERS = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples only, or in a random order per sample."""
 
 PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
-"""Presets: classes of the transforms that ``weights.transforms()`` returns for torchvision's models."""
+"""Presets for images: classes of the transforms that ``weights.transforms()`` returns for torchvision's models."""
 
 LOWERED_CLASSES: frozenset[type] = frozenset(
     {

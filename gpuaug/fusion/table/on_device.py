@@ -76,7 +76,7 @@ class DeviceCropTables:
         self._full_tables = tables.unbind()
         self._tables = tables[..., : self._width].unbind()
         self._unused = dict.fromkeys(range(len(self._full_tables)), True)
-        """Indices of the batches whose table no call has used yet, as keys, because ``dict.pop`` is atomic."""
+        """Indices of the batches whose table no call has used yet, as keys: ``dict.pop`` tests and removes an index at once."""
 
     def table(self, index: int, size: Size, image_layouts: Tensor | None) -> Tensor:
         """Return the complete table of a batch, (V · B, K).
