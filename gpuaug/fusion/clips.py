@@ -34,7 +34,7 @@ class ClipForm:
         return self.axes if self.is_required else f"(B, C, H, W) or {self.axes}"
 
     def frames_of(self, images: Any) -> int:
-        """Number of frames per clip; 0 for images.
+        """Return the number of frames per clip; 0 for images.
 
         Raises:
             ArgumentError: If the pipeline accepts only clips, and ``images`` has no frame axis.
@@ -52,7 +52,7 @@ class ClipForm:
         return 0
 
     def size(self, shape: Any) -> Size:
-        """Return the size of clips of this shape. If parameters are drawn per frame, frames count as images."""
+        """Return the size of clips of shape ``shape``. If parameters are drawn per frame, every frame counts as an image."""
         batch, frames, channels, height, width = shape
         if self.channels_first:
             frames, channels = channels, frames
@@ -61,11 +61,11 @@ class ClipForm:
         return Size(batch, channels, height, width, frames)
 
     def images(self, clips: Tensor) -> Tensor:
-        """Return the frames of clips as images, clip by clip, (B · T, C, H, W). Clips that are not contiguous are copied."""
+        """Return the frames of clips as images, clip by clip, (B · T, C, H, W). Non-contiguous clips are copied."""
         return (clips.transpose(1, 2) if self.channels_first else clips).flatten(0, 1)
 
     def clips(self, images: Tensor, frames: int) -> Tensor:
-        """Return the clips of ``frames`` frames each whose frames are ``images``, (B · T, C, H, W)."""
+        """Invert the method ``images``: return clips of ``frames`` frames each, from images (B · T, C, H, W)."""
         result = images.unflatten(0, (-1, frames)) if len(images) else images.view(0, frames, *images.shape[1:])
         return result.transpose(1, 2) if self.channels_first else result
 
@@ -74,7 +74,7 @@ def clip_form(pipeline: Any) -> ClipForm:
     """Return the layout of clips that a pipeline accepts.
 
     Raises:
-        ArgumentError: If its ``VideoSequential`` modules have different layouts.
+        ArgumentError: If ``VideoSequential`` modules of the pipeline have different layouts.
     """
     forms = {
         ClipForm(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)

@@ -1,4 +1,8 @@
-"""Random parameters of one batch, to read, replay and convert for Kornia and torchvision."""
+"""Random parameters of one batch, to read, replay and convert for Kornia and torchvision.
+
+An *op* replaces one module of the pipeline. ``OpDraws`` are the draws of one op, by name. A *fallback module* has no op: its
+library runs it, with generators that are seeded by the draw ``"key"``.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +38,7 @@ class Draws:
     """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
 
     _tree: Tree
-    """Lowered pipeline, with an op per module."""
+    """Ops of the pipeline, as leaves of a tree of its containers."""
     _drawn: tuple[OpDraws, ...]
     """Draws of each op, in order."""
     _sizes: tuple[Size, ...]
@@ -52,7 +56,7 @@ class Draws:
         return (replace(self, _more=()), *self._more)
 
     def alone(self, index: int) -> "Draws":
-        """Return the draws of one image, for a batch that contains only this image.
+        """Return the draws of one image, to replay on a batch of only that image.
 
         Args:
             index: Index of the image in the batch, from 0.
@@ -70,15 +74,16 @@ class Draws:
         index = whole_number("index", index, "Count images from 0.", least=None)
         if not 0 <= index < len(self):
             raise ArgumentError(f"index must be the index of a drawn image, got {index} of {len(self)}. Count them from 0.")
-        drawn = []
-        for leaf, op_drawn in zip(leaves(self._tree), self._drawn, strict=True):
-            if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in op_drawn:
+        sample_draws = []
+        for leaf, op_draws in zip(leaves(self._tree), self._drawn, strict=True):
+            # A fallback module has the draw "key".
+            if isinstance(leaf.op, EagerOp | Picking | MixOp) or "key" in op_draws:
                 raise ArgumentError(
                     f"draws must be of modules that process images independently, got {leaf.op.name}. Replay the whole batch."
                 )
-            drawn.append(leaf.op.sample_draws(op_drawn, index))
+            sample_draws.append(leaf.op.sample_draws(op_draws, index))
         sizes = tuple(size.sample(index) for size in self._sizes)
-        return Draws(sizes[0].shape, self._tree, tuple(drawn), sizes)
+        return Draws(sizes[0].shape, self._tree, tuple(sample_draws), sizes)
 
     def __len__(self) -> int:
         return len(self.views) * self._sizes[0].batch
@@ -113,6 +118,7 @@ class Draws:
         draws = iter(self._drawn)
 
         def entries(tree: Tree, path: str) -> Iterator[tuple[str, dict[str, float]]]:
+            """Yield (name with the path of its containers, parameters) of each module."""
             name = f"{path}/{tree.name}" if path and tree.name else path or tree.name
             if isinstance(tree, Leaf):
                 yield from _parameters(name, tree.op, next(draws), sample)
@@ -122,8 +128,9 @@ class Draws:
 
         result: dict[str, dict[str, float]] = {}
         for name, numbers in entries(self._tree, ""):
-            count = sum(earlier.split(" ")[0] == name for earlier in result)
-            result[f"{name} ({count + 1})" if count else name] = numbers  # a policy may pick a module twice
+            # A policy may pick a module twice.
+            count = sum(earlier_name.split(" ")[0] == name for earlier_name in result)
+            result[f"{name} ({count + 1})" if count else name] = numbers
         return result
 
     def as_kornia(self) -> Any:
@@ -156,14 +163,15 @@ class Draws:
         drawn_sizes = iter(zip(self._drawn, self._sizes, strict=True))
 
         def kornia_form(tree: Tree) -> Any:
+            """Return the draws of a module, or the list of draws of a container or sequence, in Kornia's format."""
             assert not isinstance(tree, ImplicitTransform)
             if isinstance(tree, Leaf):
-                drawn, size = next(drawn_sizes)
-                # Kornia drew, because the op does not support images of this size.
-                if "params" in drawn:
-                    return drawn["params"][0].data
+                op_draws, size = next(drawn_sizes)
+                # Kornia has drawn, because it runs the module for images of this size.
+                if "params" in op_draws:
+                    return op_draws["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
-                return _for_frames(tree.op.params(drawn, size), size)
+                return _for_frames(tree.op.params(op_draws, size), size)
             if tree.is_container:
                 return [ParamItem(item.name, kornia_form(item)) for item in tree.items]
             return [kornia_form(item) for item in tree.items]
@@ -203,7 +211,7 @@ _NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise
 """Parameters of Kornia that have one value per clip, not one per frame."""
 
 _BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
-"""Parameters that are indices into the batch."""
+"""Parameters of Kornia that are indices into the batch."""
 
 
 def _for_frames(params: Any, size: Size) -> Any:
@@ -229,21 +237,21 @@ def _for_frames(params: Any, size: Size) -> Any:
 
 
 def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the functions of torchvision, with their arguments, that repeat the draws of one sample."""
+    """Yield (function name, arguments) of the calls of torchvision's functions that repeat the draws for one sample."""
     if isinstance(tree, ImplicitTransform):
         yield from tree.calls
     elif isinstance(tree, Leaf):
-        drawn, size = next(drawn_sizes)
+        op_draws, size = next(drawn_sizes)
         calls = getattr(tree.op, "calls", None)
-        if calls is None or "key" in drawn:
-            detail = f"which {tree.op.package} runs" if "key" in drawn else f"a module of {tree.op.package}"
+        if calls is None or "key" in op_draws:
+            detail = f"which {tree.op.package} runs" if "key" in op_draws else f"a module of {tree.op.package}"
             detail = "which mixes images" if isinstance(tree.op, MixOp) else detail
             raise ArgumentError(
                 f"draws must be of fused torchvision transforms for as_torchvision(), got {tree.name}, {detail}. "
                 "Use draws.of(sample) instead."
             )
-        if drawn["apply_mask"][sample]:
-            yield from calls(drawn, sample, size)
+        if op_draws["apply_mask"][sample]:
+            yield from calls(op_draws, sample, size)
     else:
         for item in tree.items:
             yield from _calls(item, drawn_sizes, sample)
@@ -290,25 +298,25 @@ def check_draws(draws: Draws, size: Size, ops: Sequence[Op | EagerOp], views: in
         )
 
 
-def _parameters(name: str, op: Op | EagerOp, drawn: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (name, parameters) of the module, or of the modules that it picked, for one sample."""
-    if isinstance(op, Picking) and "layers" in drawn:
-        for entry in (entry for layer in drawn["layers"] for entry in layer):
+def _parameters(name: str, op: Op | EagerOp, op_draws: OpDraws, sample: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield (name, parameters) of the module of ``op``, or of the modules that it picked, for one sample."""
+    if isinstance(op, Picking) and "layers" in op_draws:
+        for entry in (entry for layer in op_draws["layers"] for entry in layer):
             if entry.mask is None or entry.mask[sample]:
                 member = op.children[entry.child].members[entry.position]
-                yield from _parameters(f"{name}/{member.name}", member.op, entry.drawn, sample)
+                yield from _parameters(f"{name}/{member.name}", member.op, entry.draws, sample)
     elif isinstance(op, OneMix):
-        for index, mix_drawn, mask in drawn["parts"]:
+        for index, mix_draws, mask in op_draws["parts"]:
             if mask is None or mask[sample]:
                 mix_name, mix = op.mixes[index]
-                yield from _parameters(f"{name}/{mix_name}", mix, mix_drawn, sample)
-    elif "params" in drawn:
-        yield from _kornia_parameters(name, drawn["params"][0].data, sample * max(drawn["frames"], 1))
-    elif drawn["apply_mask"][sample]:
-        yield name, op.numbers(drawn, sample) if isinstance(op, Op) and "key" not in drawn else {}
+                yield from _parameters(f"{name}/{mix_name}", mix, mix_draws, sample)
+    elif "params" in op_draws:
+        yield from _kornia_parameters(name, op_draws["params"][0].data, sample * max(op_draws["frames"], 1))
+    elif op_draws["apply_mask"][sample]:
+        yield name, op.numbers(op_draws, sample) if isinstance(op, Op) and "key" not in op_draws else {}
 
 
-_NOT_DRAWN = ("batch_prob", "forward_input_shape", "order")
+_OMITTED_PARAMETERS = ("batch_prob", "forward_input_shape", "order")
 """Parameters of Kornia that ``Draws.of`` omits."""
 
 
@@ -320,5 +328,5 @@ def _kornia_parameters(name: str, data: Any, sample: int) -> Iterator[tuple[str,
         return
     apply_mask = data["batch_prob"] > 0.5
     if bool(apply_mask[sample]):
-        drawn = {key: value for key, value in data.items() if key not in _NOT_DRAWN and isinstance(value, Tensor)}
-        yield name, {key: float(value[sample]) for key, value in drawn.items() if value.shape == apply_mask.shape}
+        parameters = {key: value for key, value in data.items() if key not in _OMITTED_PARAMETERS and isinstance(value, Tensor)}
+        yield name, {key: float(value[sample]) for key, value in parameters.items() if value.shape == apply_mask.shape}

@@ -1,6 +1,7 @@
 """Table of the passes of a fused pipeline, for ``Fused.explain``.
 
-A pass is one reading and writing of all images.
+A pass is one reading and writing of all images. A *segment* of a pipeline is ops with one plan, which has their passes, or a
+single op without a plan.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ _ANTIALIAS = {
 }
 
 LEAST_DOWNSAMPLING = 1.5
-"""Smallest downsampling factor with a note about skipped pixels."""
+"""Downsampling factor above which a note warns about skipped pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Line:
     modules: tuple[str, ...]
     """Names of the modules, in order."""
     what: str
-    """Operations of the pass; empty for a module that is not fused."""
+    """Short descriptions of the ops of the pass; empty for a module that is not fused."""
     launches: int | None
     """Number of kernel launches of the Triton backend; ``None`` if unknown, for a module that is not fused."""
     read_bytes: int | None
@@ -58,7 +59,7 @@ class Explanation:
     shape: tuple[int | None, ...]
     """(B, C, H, W) of the images, or (B, T, C, H, W) of clips; ``None`` for the sides of images that differ in size."""
     executor: str = ""
-    """Backend of the last call: ``"triton"`` or ``"torch"``; empty before the first call."""
+    """Backend of the last call of the pipeline: ``"triton"`` or ``"torch"``; empty before the first call."""
     notes: tuple[str, ...] = ()
     """Further remarks, such as on downsampling without antialiasing."""
     dtype: torch.dtype = torch.uint8
@@ -80,11 +81,15 @@ class Explanation:
         return html_lines([self._head()]) + html_table(self._rows()) + html_lines(self.notes)
 
     def _head(self) -> str:
+        """Line above the table: shape and type of the images, and backend."""
         shape = f"({', '.join('any' if side is None else str(side) for side in self.shape)})"
-        what = "images" if len(self.shape) == 4 else "clips"
-        return f"{what} {shape}, {str(self.dtype).removeprefix('torch.')}{f'; run by {self.executor}' if self.executor else ''}"
+        samples = "images" if len(self.shape) == 4 else "clips"
+        return (
+            f"{samples} {shape}, {str(self.dtype).removeprefix('torch.')}{f'; run by {self.executor}' if self.executor else ''}"
+        )
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
+        """Yield the header of the table, then one row of cells per pass or module."""
         yield ("pass", "modules", "what", "launches", "reads", "writes")
         for number, line in enumerate(self.lines, 1):
             yield (
@@ -123,6 +128,7 @@ def explanation(
     lines: list[Line] = []
     all_segments = segments.all_segments(size)
     whole_plan = segments.whole_plan(size, masks=False, views=views)
+    # Without a plan for the whole pipeline, views run one after another.
     run_count = views if whole_plan is None else 1
     for segment in all_segments:
         if isinstance(segment.separate_op, RandomApply):
@@ -170,6 +176,7 @@ def explanation(
 
 
 def _passes(segments: Sequence[Segment]) -> Iterator[Pass]:
+    """Yield the passes of all segments, in order."""
     return (pass_ for segment in segments if segment.plan is not None for pass_ in segment.plan.passes)
 
 
@@ -189,7 +196,7 @@ def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, .
                 )
         if isinstance(op, GatherOp):
             bound = op.out_bounds(current_size)[-1]
-            if op.is_random and op.draws_size:  # skipped samples keep their size
+            if op.is_random and op.draws_size:  # samples that skip the op keep their size
                 sides = np.maximum(bound.height, current_size.height), np.maximum(bound.width, current_size.width)
                 bound = bound.to(*sides)
             current_size = bound
@@ -197,7 +204,8 @@ def _downsampling_notes(segments: Sequence[Segment], size: Size) -> tuple[str, .
 
 
 def _random_apply_line(container: RandomApply, size: Size, run_count: int) -> Line:
-    # For the input size of the pipeline, although ops may change the size, because few do in such a container.
+    """Return the line of a container with ``random_apply``. ``run_count``: number of runs per batch."""
+    # Computed for the input size of the pipeline, because few ops before or in such a container change the size.
     fallbacks, launches = container.fallbacks(size), container.most_launches(size)
     description = f"{container.describe()}{'; left to Kornia: ' if fallbacks else ''}{', '.join(fallbacks)}"
     return Line((container.name,), description, None if launches is None else run_count * launches, None, None, at_most=True)
@@ -230,7 +238,10 @@ def _pass_line(
 
 
 def _value_count(size: Size, ragged_size: Size | None, samples: int) -> int | None:
-    """Return the number of values of all images; ``None`` if unknown. ``ragged_size``: used if images differ in size."""
+    """Return the number of values of all images; ``None`` if unknown.
+
+    ``ragged_size``: size of the images, used instead of ``size`` if images differ in size.
+    """
     if not size.ragged:
         count: int = samples * size.images_per_sample * size.channels * size.height * size.width
         return count
@@ -250,10 +261,11 @@ def _sizes_known(size: Size) -> bool:
 
 
 def _call_count(line: Line, shape: tuple[int | None, ...]) -> str:
-    """Return a description of the number of calls of a module that is not fused; empty for one call."""
+    """Return a description of how often a module that is not fused is called per batch; empty for one call."""
     sample = "image" if len(shape) == 4 else "clip"
     return "" if line.package == "Kornia" else f", {sample} by {sample}, {shape[0]} calls a batch"
 
 
 def _megabytes(count: int | None) -> str:
+    """Format a number of bytes; ``None`` if it is unknown."""
     return "?" if count is None else f"{count / 1e6:.1f} MB"

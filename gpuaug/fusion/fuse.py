@@ -1,7 +1,9 @@
 """``fuse`` and the module that it returns, which runs a batch through a fused pipeline.
 
-A fused pipeline is lowered to ops, which run in few passes over the images. A plan is the passes for images of one size; its
-parameter table has one float32 row per sample, with the random parameters (draws) of all ops.
+A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For images of one size it consists
+of *segments*: ops with one plan, or a single op without a plan. A *plan* runs its ops in few passes over the images. Its
+*parameter table* has one float32 row per sample, with the random parameters (*draws*) of all ops. *Views* are several random
+augmentations of the same images. A *mix* blends images of a batch, as MixUp does.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_form
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
-from gpuaug.fusion.lower.tree import ending_of, implicit_transforms, leaves
+from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
 from gpuaug.fusion.ops.mix import CutMix, SoftLabels, merged_num_classes
@@ -120,9 +122,9 @@ class Fused(nn.Module):
     """
 
     follows_types = True
-    """Whether a stage also passes the members of a batch that contain torchvision's tensors."""
+    """Whether a stage also passes to this module the members of a batch that contain torchvision's tensors."""
     takes_packed = True
-    """Whether a stage passes target dicts as ``PackedTargets``."""
+    """Whether a stage passes target dicts to this module as ``PackedTargets``."""
 
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
@@ -131,45 +133,47 @@ class Fused(nn.Module):
         self.pipeline = (pipeline,)
         self._programs: dict[torch.dtype, Program] = {}
         """Program per dtype of the input images."""
-        byte_program = Program(pipeline, options)
+        uint8_program = Program(pipeline, options)
         keys = getattr(pipeline, "data_keys", None)
         self._data_keys = tuple(key.name.lower() for key in keys) if keys else ("input",)
         self._extra_args = getattr(pipeline, "extra_args", None)
-        self._keepdim = all(leaf.op.keepdim for leaf in leaves(byte_program.tree))
-        classes = merged_num_classes(options.num_classes, byte_program.mixes)
-        self.options = replace(options, num_classes=classes)
-        self._ending = ending_of(byte_program.tree)
-        """Effect of the pipeline's transforms of targets, which are applied at its end."""
-        self.definition = (pipeline, replace(options, dtype=byte_program.dtype))
+        self._keepdim = all(leaf.op.keepdim for leaf in leaves(uint8_program.tree))
+        num_classes = merged_num_classes(options.num_classes, uint8_program.mixes)
+        self.options = replace(options, num_classes=num_classes)
+        self._target_conversions = target_conversions_of(uint8_program.tree)
+        """Conversions of targets, which are applied at the end of the pipeline."""
+        self.definition = (pipeline, replace(options, dtype=uint8_program.dtype))
         """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
-        self._soft_labels = None if classes is None else SoftLabels(classes, options.label_smoothing)
-        self._programs[torch.uint8] = byte_program
+        self._soft_labels = None if num_classes is None else SoftLabels(num_classes, options.label_smoothing)
+        """Conversion of labels to class probabilities; ``None`` without ``num_classes``."""
+        self._programs[torch.uint8] = uint8_program
         self._prefetch = TablePrefetch()
         self.clips = clip_form(pipeline)
         """Layout of clips that the pipeline accepts."""
         # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
-        self._warnings = FallbackWarnings(byte_program.ops)
-        # A module that its library runs may draw from any random generator.
+        self._warnings = FallbackWarnings(uint8_program.ops)
+        # False with a module that is not fused, because such a module may draw from torch's, NumPy's or Python's generator.
         self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
 
     def _both_programs(self) -> list[Program]:
-        """Return the programs for bytes and for floats. If the pipeline does not accept floats, return the one for bytes."""
+        """Return the programs for uint8 and for float32 images, without the latter if the pipeline does not accept floats."""
         programs = [self._program()]
         try:
             programs.append(self._program(torch.float32))
-        except GpuAugError:  # a batch of floats will raise it
+        except GpuAugError:  # a call with floats will raise the error
             return programs
         return programs
 
     def _program(self, dtype: torch.dtype = torch.uint8) -> Program:
+        """Return the program for images of ``dtype``, created at its first use."""
         program = self._programs.get(dtype)
         if program is None:
             program = self._programs[dtype] = Program(self.pipeline[0], self.options, dtype)
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
-        """Return the program for images of ``dtype``. Default: bytes, or floats if the pipeline does not accept bytes."""
+        """Return the program for images of ``dtype``. Default: uint8, or float32 if the pipeline does not accept bytes."""
         if dtype is not None:
             dtype = one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
         elif self._program().refuses_type:
@@ -177,7 +181,7 @@ class Fused(nn.Module):
         return self._program(torch.uint8 if dtype is None else dtype)
 
     def extra_repr(self) -> str:
-        """Names of the modules, and of the modules that are not fused."""
+        """Names of all modules, names of the modules that are not fused, and the backend of the last call."""
         ops = self._program().ops
         descriptions = [", ".join(op.name for op in ops)]
         for package in ("Kornia", "torchvision"):
@@ -219,8 +223,8 @@ class Fused(nn.Module):
     def windows_read(self, shapes: Shapes) -> Windows | None:
         """Return the window of each image that the next call on a ragged batch reads, for a stage that decodes only the window.
 
-        The seed is the seed of that call: within a stage of a loader it follows from the position of the batch, otherwise it is
-        drawn from torch's global generator.
+        Both use the same seed: within a stage of a loader it follows from the position of the batch, otherwise it is drawn from
+        torch's global generator.
 
         Args:
             shapes: Sizes of the images, after rotation to upright.
@@ -265,16 +269,17 @@ class Fused(nn.Module):
             GpuAugWarning: Once per GPU on which Triton cannot run, so that plain torch runs, about 50 times slower.
 
         Cost:
-            The launches that ``explain`` lists, and one asynchronous copy from pinned memory of some bytes per sample, plus one
-            launch if it is large. No synchronization.
+            The launches that ``explain`` lists, and one asynchronous copy of the parameter table from pinned memory, plus one
+            launch from 1024 samples on. No synchronization.
         """
         if autocasts():
-            # Autocast would multiply matrices in 16 bits, and torch.cat under it rejects tensors of another 16-bit type.
+            # Under autocast, matrices are multiplied in 16 bits, and torch.cat rejects tensors of another 16-bit type.
             with without_autocast():
                 return self._augmented(inputs, data_keys, draws)
         return self._augmented(inputs, data_keys, draws)
 
     def _augmented(self, inputs: tuple[Any, ...], data_keys: Sequence[Any] | None, draws: Draws | None) -> Any:
+        """Return the outputs of ``forward``, which has the same arguments."""
         images_only = data_keys is None and len(inputs) == 1
         key = image_key(inputs[0]) if images_only and draws is None else None
         inputs = inputs if images_only or self.options.views == 1 else tuple(map(unpack_targets, inputs))
@@ -295,25 +300,30 @@ class Fused(nn.Module):
             program.cache(key, plan, size)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
+        # Whether ``TablePrefetch`` draws, for this call and later ones.
         draws_ahead = views_together and plan is not None and not plan.needs_own_batch
         seed = next_seed() if draws is None and not draws_ahead else None
+        # At each attempt one module may return another dtype than the pipeline was lowered for. The pipeline is then lowered
+        # again, for the returned dtype.
         for _ in range(len(program.ops) + 1):
             if draws is not None:
                 check_draws(draws, size, program.ops, views)
-            view_draws = program.draw(size, seed) if seed is not None else draws
+            all_draws = program.draw(size, seed) if seed is not None else draws
             try:
                 if views_together:
-                    result = self._run(program, targets, view_draws)
+                    result = self._run(program, targets, all_draws)
                 else:
-                    assert view_draws is not None
+                    assert all_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
                     has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
-                    view_results = [self._run(program, self._targets(inputs, keys), view) for view in view_draws.views]
+                    view_results = [
+                        self._run(program, self._targets(inputs, keys), draws_of_view) for draws_of_view in all_draws.views
+                    ]
                     result = concatenated_views(view_results, targets.passed_keys, is_cutmix=has_cut_mix)
                 program.check_type(has_run=True)
                 return result
-            except OutputDtypeChange as retyped:
-                returned_types = {**program.returned_types, retyped.number: retyped.dtype}
+            except OutputDtypeChange as change:
+                returned_types = {**program.returned_types, change.index: change.dtype}
                 program = Program(self.pipeline[0], self.options, targets.dtype, returned_types)
                 self._programs[targets.dtype] = program
                 targets = self._targets(inputs, keys)
@@ -323,6 +333,7 @@ class Fused(nn.Module):
         )
 
     def _run_cached(self, program: Program, cached_plan: CachedPlan, images: Tensor) -> Tensor:
+        """Run a call with only images, of a shape that an earlier call has had."""
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
@@ -333,12 +344,13 @@ class Fused(nn.Module):
         return self.clips.clips(result, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
-        """Return the default data keys: keys of the pipeline, then ``"tv_tensors"`` for inputs with torchvision's tensors."""
+        """Return the default data keys: the pipeline's, then ``"tv_tensors"`` for further inputs with torchvision's tensors."""
         other_inputs = inputs[len(self._data_keys) :]
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
     def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
-        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._ending, self.clips)
+        """Create the ``Targets`` of a call, which hold the inputs while they run through the passes."""
+        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._target_conversions, self.clips)
 
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
@@ -408,33 +420,35 @@ class Fused(nn.Module):
         ops, size, device, has_points = program.plain_ops, targets.size, targets.device, targets.has_points
         if view_draws is None:
             return self._prefetch.table(
-                plan, ops, size, device, targets.places, has_points=has_points, views=self.options.views
+                plan, ops, size, device, targets.image_layouts, has_points=has_points, views=self.options.views
             )
-        tables = [make_table(plan, size, drawn, device, has_points=has_points) for drawn in view_draws]
+        tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
     def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
-        """Run a pipeline without a plan for all its ops, segment by segment: a plan, or an op without a plan."""
+        """Run a pipeline without a plan for all its ops, segment by segment."""
         size, has_points, segments = targets.size, targets.has_points, program.segments
+        # One group, or with containers with random_apply one group per picked op that must begin a new plan.
         groups = segments.picked_ops(draws._drawn)
-        for number, (ops, all_drawn) in enumerate(groups):
+        for number, (ops, group_draws) in enumerate(groups):
             start = 0
             while start < len(ops):
                 segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.has_random_apply else None)
-                drawn = all_drawn[start : segment.stop]
+                segment_draws = group_draws[start : segment.stop]
                 is_last = number == len(groups) - 1 and segment.stop == len(ops)
-                output_form = (program.dtype, self.memory_format) if is_last else ()
+                # (dtype, memory format) of the result; the defaults for images between segments.
+                output_type = (program.dtype, self.memory_format) if is_last else ()
                 if segment.separate_op is not None:
                     assert isinstance(segment.separate_op, EagerOp)
                     self._warnings.when_run(segment.separate_op)
-                    targets.run_eager(segment.separate_op, drawn[0], *output_form)
-                    size = segment.separate_op.out_drawn(drawn[0], size)
+                    targets.run_eager(segment.separate_op, segment_draws[0], *output_type)
+                    size = segment.separate_op.out_drawn(segment_draws[0], size)
                     if not is_last:
                         targets.check_size(segment.separate_op, size)
                 elif segment.plan is not None:
-                    part_draws = draws_by_part(segment.ops, drawn)
+                    part_draws = draws_by_part(segment.ops, segment_draws)
                     table = make_table(segment.plan, size, part_draws, targets.device, has_points=has_points)
-                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [part_draws]), *output_form)
+                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [part_draws]), *output_type)
                     size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop
 

@@ -11,12 +11,13 @@ from gpuaug.core.torchvision_types import class_of, difference, in_sequence, tor
 
 
 def _is_torchvision_class(transform: Any, name: str) -> bool:
+    """Return whether ``transform`` behaves as torchvision's class ``name``."""
     class_ = torchvision_class(transform)
     return class_ is not None and class_.__name__ == name and difference(transform, class_) is None
 
 
 def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """Return mean and standard deviation of the normalization of the output of all transforms; ``None`` without one.
+    """Return (mean, standard deviation) by which the output of all transforms is normalized; ``None`` if it is not.
 
     Shape:
         - returns: (C, 1, 1) or (1, 1, 1) each, float32
@@ -37,6 +38,6 @@ def normalized_by(transforms: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
 
 
 def lam_weighs_sample(transforms: Sequence[Any]) -> bool:
-    """Return whether lam, the weight in a mixed label, is the weight of the sample, not of the sample that it is mixed with."""
+    """Return whether lam, the weight in a mixed label, belongs to the sample, and not to the sample that is mixed in."""
     modules = (module for transform in transforms for module in in_sequence(transform))
     return any(isinstance(module, K.RandomCutMixV2) and module.use_correct_lambda for module in modules)

@@ -10,11 +10,11 @@ from gpuaug.core.errors import ArgumentError, flag, one_of, shown, whole_number
 from gpuaug.core.ragged import MOST_ELEMENTS
 from gpuaug.fusion.policies.picking import Pick
 
-BoxForm = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
+BoxFormatName = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
 """Format of boxes in target dicts: corners; corner, width and height; centre, width and height; the same in fractions."""
 
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
-_BOXES = get_args(BoxForm)
+_BOXES = get_args(BoxFormatName)
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -32,7 +32,7 @@ class Options:
     ragged: bool = False
     antialias: bool = False
     views: int = 1
-    boxes: BoxForm = "xyxy"
+    boxes: BoxFormatName = "xyxy"
     num_classes: int | None = None
     label_smoothing: float = 0.0
 

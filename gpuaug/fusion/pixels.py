@@ -1,4 +1,4 @@
-"""Types of images, and conversions between them. An integer pixel represents its quotient by the largest value of its type."""
+"""Types of images, and conversions between them. An integer stands for its quotient by the largest value of its type."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def unit_range(images: Tensor) -> Tensor:
 
 
 def converted(images: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tensor:
-    """Convert images to another type, rounded to the nearest value once.
+    """Convert images to another type, with a single rounding to the nearest value.
 
     Args:
         images: Images of a dtype in ``IMAGE_DTYPES`` (``fusion/pixels.py``).

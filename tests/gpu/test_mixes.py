@@ -33,11 +33,11 @@ def test_labels_kernel_equals_torch(classes, dtype):
     values = torch.randint(-100, classes + 100, (64,), generator=generator).to(dtype).cuda()
     soft = SoftLabels(classes, 0.1)
     for rows in (None, table[:, 2:].cuda()):
-        torch.testing.assert_close(soft_labels(soft, values, rows), soft.of(values, rows), atol=1e-6, rtol=0)
+        torch.testing.assert_close(soft_labels(soft, values, rows), soft.convert(values, rows), atol=1e-6, rtol=0)
         shares = torch.rand(64, classes, generator=generator)
         shares = (shares if dtype.is_floating_point else shares > 0.9).to(dtype).cuda()
         tolerance = 1e-3 if dtype is torch.float16 else 1e-6
-        torch.testing.assert_close(soft_labels(soft, shares, rows), soft.of(shares, rows), atol=tolerance, rtol=0)
+        torch.testing.assert_close(soft_labels(soft, shares, rows), soft.convert(shares, rows), atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("pick", ["batch", "sample"])

@@ -22,7 +22,7 @@ def resize_antialiased(window: Window, resampling: tuple[float, ...], x: Tensor,
         filter_name: Filter.
     """
     scale_x, start_x, count_x, scale_y, start_y, count_y = resampling
-    if scale_x == scale_y == 1:  # pixels stay bit for bit, negative zeros included
+    if scale_x == scale_y == 1:  # copied, so that all pixels are equal bit for bit, also negative zeros
         return window(start_y + y.clamp(0, count_y - 1), start_x + x.clamp(0, count_x - 1))
     pixels = window(
         start_y + torch.arange(int(count_y), device=x.device), start_x + torch.arange(int(count_x), device=x.device)
@@ -32,7 +32,7 @@ def resize_antialiased(window: Window, resampling: tuple[float, ...], x: Tensor,
         filter_weights(y, scale_y, int(count_y), filter_name),
     )
     resized = weights_y @ (pixels @ weights_x.T)
-    # On a GPU, the host would wait for the check.
+    # Not checked on a GPU, because the host would wait for the result of the check.
     if resized.device.type == "cuda" or resized.isfinite().all():
         return resized
     # One NaN makes the whole product NaN, because 0 · NaN is NaN.
@@ -47,7 +47,7 @@ def _weighted_sums(pixels: Tensor, weights: Tensor) -> Tensor:
 def filter_weights(outputs: Tensor, scale: float, count: int, filter_name: Filter) -> Tensor:
     """Return the weights of ``count`` input pixels in each output pixel: (len(outputs), count) float32, with rows of sum 1.
 
-    A triangle is two output pixels wide, and a cubic filter (a = -1/2) four, or as many input pixels if these are larger.
+    The triangle filter is two pixels wide, and the cubic filter (a = -1/2) four, in pixels of the smaller of both images.
 
     Source:
         ``_upsample_bilinear2d_aa`` and ``_upsample_bicubic2d_aa`` of PyTorch.

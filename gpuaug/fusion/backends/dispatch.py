@@ -66,7 +66,7 @@ def run_mask(
     mask_layout: MaskLayout | None = None,
     canvas: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Move and erase the pixels of masks of any dtype, as a pass does for images.
+    """Run a pass on masks of any dtype: move their pixels, and erase pixels, as in images.
 
     Args:
         pass_: The pass.
@@ -92,12 +92,12 @@ def run_mask(
 
 
 def run_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """Convert labels to class probabilities, and mix them if ``rows`` has the parameters of a mix, (B, K)."""
+    """Convert labels to class probabilities. Also mix them, if ``rows``, the parameters of a mix, (B, K), is not ``None``."""
     if labels.is_cuda and labels.numel() and _triton_backend(labels.device) is not None:
         from gpuaug.fusion.backends.triton.mix import soft_labels
 
         return soft_labels(soft, labels, rows)
-    return soft.of(labels, rows)
+    return soft.convert(labels, rows)
 
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -131,7 +131,8 @@ def _triton_backend(device: torch.device, first_call: tuple[Any, ...] | None = N
 
 
 def _probe(device: torch.device, first_call: tuple[Any, ...] | None) -> Any:
-    # Importing Triton is not enough: it also needs a C compiler, and a driver that it supports.
+    """Run a kernel on a device. Return the module ``triton.backend``, or warn and return ``None`` if Triton fails."""
+    # To import Triton is not enough: Triton also needs a C compiler, and a driver that it supports.
     try:
         from gpuaug.fusion.backends.triton import backend
 

@@ -1,6 +1,6 @@
 """Input of a plan: images of one size, ragged images of different sizes, and masks of different sizes.
 
-V views per image are V random augmentations of it. A sample is one view of one image.
+With V *views*, each image of a batch of B is augmented V times. A *sample* is one view of one image.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def size_of(images: Tensor | Ragged) -> Size:
     return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
 
 
-def size_of_shape(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
+def size_of_shape(shape: Sequence[int] | Ragged, clip_form: ClipForm) -> Size:
     """Return the size for a ``shape`` that the user passed: (B, C, H, W), the shape of clips, or a ragged batch.
 
     Raises:
@@ -72,10 +72,10 @@ def size_of_shape(shape: Sequence[int] | Ragged, form: ClipForm) -> Size:
     if isinstance(shape, Ragged):
         return size_of(shape)
     advice = "Pass images.shape of a batch."
-    if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if form.is_required else (4, 5)):
-        raise ArgumentError(f"shape must be {form.shapes}, got {shown(shape)}. {advice}")
+    if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if clip_form.is_required else (4, 5)):
+        raise ArgumentError(f"shape must be {clip_form.shapes}, got {shown(shape)}. {advice}")
     sides = [whole_number(f"shape[{axis}]", side, advice, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)]
-    return form.size(sides) if len(sides) == 5 else Size(*sides)
+    return clip_form.size(sides) if len(sides) == 5 else Size(*sides)
 
 
 def repeat_per_view(images: Tensor, samples: int) -> Tensor:
@@ -91,7 +91,10 @@ class MaskLayout(NamedTuple):
     """(N,) int64: sample of each mask."""
 
     samples: Tensor
-    """(B, 3) int64: start, height and width of the masks of each sample. Mask ``n`` begins at start + n · height · width."""
+    """(B, 3) int64: start, height and width of the masks of each sample.
+
+    Mask ``n`` of the batch, not of its sample, begins at start + n · height · width.
+    """
 
     def per_mask(self) -> Tensor:
         """Return the offset of the first element, the height and the width of each mask, (N, 3)."""
@@ -133,23 +136,23 @@ class RaggedReader:
         image_layouts: (V · B, 3 or 4) int64: offset, height, width and, if only windows are in memory, row pitch in pixels of
             each image (``Ragged.places``), repeated once per view.
         channels: Number of channels of all images.
-        packed: Whether the channels of a pixel are adjacent, instead of planes.
+        channels_last: Whether the channels of a pixel are adjacent; otherwise they are planes.
     """
 
-    def __init__(self, data: Tensor, image_layouts: Tensor, channels: int = 1, *, packed: bool = False) -> None:
+    def __init__(self, data: Tensor, image_layouts: Tensor, channels: int = 1, *, channels_last: bool = False) -> None:
         self.channels, self.dtype, self._data = channels, data.dtype, data
-        self._first, height, width, *pitch = image_layouts[:, :, None, None].unbind(1)
-        self._pixel = channels if packed else 1
+        self._offset, height, width, *pitch = image_layouts[:, :, None, None].unbind(1)
+        self._pixel_stride = channels if channels_last else 1
         self._holds_windows = bool(pitch)
-        self._row = (pitch[0] if pitch else width) * self._pixel
-        self._plane: Tensor | int = 1 if packed else (height * width)[:, None]
+        self._line_stride = (pitch[0] if pitch else width) * self._pixel_stride
+        self._channel_stride: Tensor | int = 1 if channels_last else (height * width)[:, None]
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Return (V · B, C, h, w) pixels at integer coordinates (V · B or 1, h or 1, w or 1)."""
-        plane = torch.arange(self.channels, device=x.device)[:, None, None] * self._plane
-        elements = (self._first + y * self._row + x * self._pixel)[:, None] + plane
+        channel_offset = torch.arange(self.channels, device=x.device)[:, None, None] * self._channel_stride
+        elements = (self._offset + y * self._line_stride + x * self._pixel_stride)[:, None] + channel_offset
         if self._holds_windows:
-            # Padding reads pixel (0, 0), which the window may not contain.
+            # For padding, the caller reads pixel (0, 0), which may be outside the window.
             elements = elements.clamp_(0, self._data.numel() - 1)
         return self._data.take(elements)
 
@@ -163,7 +166,7 @@ def reader(images: Tensor | Ragged, samples: int) -> Reader:
         return DenseReader(images, samples)
     shapes = images.shapes
     views = samples // max(len(images), 1)
-    return RaggedReader(images.data, images.places.repeat(views, 1), shapes.channels, packed=shapes.layout == "hwc")
+    return RaggedReader(images.data, images.places.repeat(views, 1), shapes.channels, channels_last=shapes.layout == "hwc")
 
 
 def image_of(images: Tensor | Ragged, index: int) -> Tensor | Ragged:

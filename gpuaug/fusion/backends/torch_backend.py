@@ -3,7 +3,8 @@
 A plan is the passes of a pipeline. A pass reads and writes all images once: it begins with its *front* (a gather, which moves
 or interpolates pixels, a filter or a mix), and goes on with pointwise ops. The parameter table has one float32 row per sample,
 with the parameters of all ops. If images differ in size after a pass, each lies in the top left corner of a *canvas*, a buffer
-of one size.
+of one size. An *index map* is an integer map of pixels, such as a flip, a crop or padding. The *taps* of an output pixel are
+the source pixels that it is interpolated from.
 """
 
 from dataclasses import replace
@@ -75,7 +76,7 @@ def _rows_of_frames(plan: Plan, table: Tensor, frames: int) -> Tensor:
         rows = pass_.rows_of(table)
         if isinstance(pass_.front, RowOp):
             pass_.front.rows_to_frames(rows, frame, frames)
-        for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+        for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
             op.rows_to_frames(rows[:, column:], frame, frames)
     return table
 
@@ -114,7 +115,7 @@ def run_pass(pass_: Pass, images: Tensor | Ragged, table: Tensor, canvas: tuple[
     else:
         assert isinstance(images, Tensor), "ragged batches begin with a gather"
         values = apply_to_samples(pass_.front, repeat_per_view(unit_range(images), len(table)), rows)
-    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
         values = apply_to_samples(op, values, rows[:, column:])
     return values
 
@@ -151,7 +152,7 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
     if front.filter:
         values = _resize_antialiased(front, columns, images, table, x, y)
     elif front.warp is None:
-        # Fills are inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
+        # The fill is inserted below, after the conversion to floats, because fill · 255 / 255 may differ from the fill.
         fill_column = columns.before_fill
         if front.before.ops:
             x, y, inside = _map_indices(front.before, parameters, columns.before, x, y)
@@ -162,10 +163,10 @@ def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor) -> Tensor:
             front, parameters, columns.warp, taps, x, y, nearest=front.nearest, half_pixel_centers=front.half_pixel_centers
         )
     values = share_of(values.float(), torch.uint8) if dtype_of(images) == torch.uint8 else values.float()
-    if front.fills:
+    if front.blends_fill:
         weight = _weight_inside(front, parameters, columns.warp, x, y)
         fill = parameters.channels(columns.warp_fill, out.channels)
-        # A skipped sample has weight 1 everywhere, and stays bit for bit.
+        # A sample that skips the warp has weight 1 everywhere, and must not change.
         values = torch.where(weight == 1, values, weight * (values - fill) + fill)
     if inside is not None:
         values = torch.where(inside[:, None], values, parameters.channels(fill_column, out.channels))
@@ -224,7 +225,7 @@ def gather_mask(
 
 def erase_masks(pass_: Pass, masks: Tensor, table: Tensor, mask_layout: MaskLayout | None = None) -> Tensor:
     """Return masks, (B · T, C, H, W), with zeros where the pass erases the pixels of images, as in Kornia."""
-    for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+    for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
         if isinstance(op, Erasing) and op.erases_masks:
             rows = _rows_of_masks(pass_.rows_of(table), masks, mask_layout)[:, column:]
             covered = op.erased_pixels(masks, rows) & (rows[:, 0, None, None, None] != 0)
@@ -239,12 +240,13 @@ def _rows_of_masks(table: Tensor, masks: Tensor, mask_layout: MaskLayout | None)
     return table if len(table) == len(masks) else table.repeat_interleave(len(masks) // len(table), 0)
 
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtype by item size in bytes."""
 
 
 def as_bits(masks: Tensor) -> Tensor:
     """View masks as integers of the same item size, because torch cannot index or fill uint16 and float8."""
-    return masks.view(_BITS.get(masks.dtype.itemsize, masks.dtype))
+    return masks.view(_INTEGER_DTYPES.get(masks.dtype.itemsize, masks.dtype))
 
 
 def mask_fill(maps: IndexMaps, dtype: torch.dtype) -> int:
@@ -281,9 +283,9 @@ class _Taps:
         self, source: Reader, front: Gather, columns: Columns, parameters: _TableColumns, fill: int | None = None
     ) -> None:
         self._reader = source
-        self._part, self._column, self._parameters = front.before, columns.before, parameters
-        # The fill of masks has their dtype. The fill of images is float32, and is rounded with the result, because it may lie
-        # between two values of their dtype.
+        self._maps, self._column, self._parameters = front.before, columns.before, parameters
+        # The fill of masks has the dtype of the masks. The fill of images is float32, because it may lie between two values of
+        # the dtype of the images, and is rounded with the result.
         if fill is not None:
             self._fill = torch.full((), fill, dtype=source.dtype, device=parameters.device)
         else:
@@ -292,8 +294,8 @@ class _Taps:
     def read(self, x: Tensor, y: Tensor, inside: Tensor | None) -> Tensor:
         """Return source pixels at integer coordinates; 0 where ``inside`` is false, and the fill in constant padding."""
         not_padding: Tensor | None = None
-        if self._part.ops:
-            x, y, not_padding = _map_indices(self._part, self._parameters, self._column, x, y)
+        if self._maps.ops:
+            x, y, not_padding = _map_indices(self._maps, self._parameters, self._column, x, y)
         if inside is not None:
             x, y = x * inside, y * inside
         if not_padding is not None:
@@ -302,7 +304,7 @@ class _Taps:
         if not_padding is not None:
             values = torch.where(not_padding[:, None], values, self._fill)
         if inside is not None:
-            # Not a product, because the pixel at the clamped coordinate may be NaN.
+            # Not a product, because the pixel that was read in place of a pixel outside may be NaN.
             values = values.masked_fill(~inside[:, None], 0)
         return values
 
@@ -310,6 +312,7 @@ class _Taps:
 def _map_indices(
     maps: IndexMaps, parameters: _TableColumns, column: int, x: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Map output to input indices. Return (x, y, mask of the pixels not in padding; ``None`` unless padding is constant)."""
     x = parameters.integer(column) * x + parameters.integer(column + 1)
     y = parameters.integer(column + 2) * y + parameters.integer(column + 3)
     if not maps.edge:
@@ -321,6 +324,7 @@ def _map_indices(
 
 
 def _pad_index(edge: str, index: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return the index in [low, high) of the pixel that replaces padding at ``index``: by reflection or the border pixel."""
     if edge == "reflect":
         index = low + (index - low).abs()
         index = high - 1 - (high - 1 - index).abs()
@@ -338,6 +342,7 @@ def _interpolate(
     nearest: bool,
     half_pixel_centers: bool,
 ) -> Tensor:
+    """Return the pixels of a resize or warp at the coordinates (x, y) of its output. ``column``: its first column."""
     if front.interpolation == "resample":
         centre = 0.5 if half_pixel_centers else 0.0
         source_x = (x.float() + centre) * parameters.number(column) - (0.0 if nearest else centre)
@@ -351,7 +356,7 @@ def _interpolate(
         count_x = parameters.integer(sizes)
         count_y = parameters.integer(sizes + 1)
     if nearest:
-        # A warp rounds half to even, as ``grid_sample`` does; a resize takes the pixel whose square contains the coordinate.
+        # A warp rounds half to even, as ``grid_sample`` does. A resize reads the pixel whose square contains the coordinate.
         rounded = torch.floor if front.interpolation == "resample" else torch.round
         return _tap(front, taps, rounded(source_x).long(), rounded(source_y).long(), start_x, count_x, start_y, count_y)
     left, top = torch.floor(source_x), torch.floor(source_y)
@@ -359,6 +364,7 @@ def _interpolate(
     left, top = left.long(), top.long()
 
     def tap(dx: int, dy: int) -> Tensor:
+        """Return the source pixels ``dx`` columns to the right of the upper left tap, and ``dy`` lines below."""
         return _tap(front, taps, left + dx, top + dy, start_x, count_x, start_y, count_y)
 
     upper = _lerp(tap(0, 0), tap(1, 0), weight_x)
@@ -378,7 +384,7 @@ def _lerp(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
 def _resize_antialiased(
     front: Gather, columns: Columns, images: Tensor | Ragged, table: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
-    """Resize sample by sample, with parameters read on the host, which on a CPU does not wait."""
+    """Resize sample by sample, with parameters that the host reads, for which it waits on a GPU."""
     resized = []
     for sample, row in enumerate(table[:, columns.warp : columns.warp + 6].tolist()):
         taps = _Taps(
@@ -396,6 +402,7 @@ def _resize_antialiased(
 
 
 def _warp_coordinates(front: Gather, parameters: _TableColumns, column: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the input coordinates (x, y) of output pixels of a warp."""
     m = [parameters.number(column + k) for k in range(6 if front.interpolation == "affine" else 9)]
     source_x = m[0] * x + (m[1] * y + m[2])
     source_y = m[3] * x + (m[4] * y + m[5])
@@ -413,13 +420,13 @@ def _weight_inside(front: Gather, parameters: _TableColumns, column: int, x: Ten
     """Return the weight of the source pixels of a warp that lie inside the image, (B, 1, h, w)."""
     sizes = column + (6 if front.interpolation == "affine" else 9)
     weights = []
-    for at, count in zip(
+    for coordinate, count in zip(
         _warp_coordinates(front, parameters, column, x, y),
         (parameters.integer(sizes), parameters.integer(sizes + 1)),
         strict=True,
     ):
-        first = torch.round(at) if front.nearest else torch.floor(at)
-        second_weight = torch.zeros_like(at) if front.nearest else at - first
+        first = torch.round(coordinate) if front.nearest else torch.floor(coordinate)
+        second_weight = torch.zeros_like(coordinate) if front.nearest else coordinate - first
         weights.append(
             (1 - second_weight) * ((first >= 0) & (first < count)) + second_weight * ((first >= -1) & (first < count - 1))
         )
@@ -436,8 +443,12 @@ def _tap(
     start_y: Tensor,
     count_y: Tensor,
 ) -> Tensor:
+    """Return the source pixels at integer coordinates (x, y) in the window of ``count`` pixels from ``start`` on.
+
+    Outside the window, return 0 if the warp reads 0 there, else the nearest pixel of the window.
+    """
     inside: Tensor | None = None
-    if front.zeros:
+    if front.zero_outside:
         inside = (x >= 0) & (x < count_x) & (y >= 0) & (y < count_y)
     else:
         x, y = torch.minimum(x.clamp(min=0), count_x - 1), torch.minimum(y.clamp(min=0), count_y - 1)

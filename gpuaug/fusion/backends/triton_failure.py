@@ -65,7 +65,7 @@ class TritonFailure(Enum):
 
 
 def shortened(error: Exception) -> str:
-    """Return the type and text of an error on one line, shortened: the error of ptxas contains its command."""
+    """Return the type and text of an error on one line. Shortened, because the error of ptxas contains a long command."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", MAX_QUOTED, placeholder=" …")
 
 

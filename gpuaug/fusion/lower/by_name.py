@@ -1,6 +1,6 @@
 """Transforms of LeRobot, open_clip, timm and torchgeo, recognized by class name and methods, without importing them.
 
-Also copies of transforms of torchvision's reference scripts.
+Also copies of transforms of torchvision's reference scripts. A transform is *lowered* to an op, or run by torchvision.
 """
 
 import math
@@ -59,7 +59,7 @@ METHODS: dict[str, dict[str, str]] = {
     },
     "torchgeo.RandomGrayscale": {"apply_transform": "device expand shape sum to unsqueeze"},
 }
-"""Methods that apply each class, and the names in the code of each method, in the versions that gpuaug is tested with."""
+"""Class → method → names in the code of the method, for the methods that apply a transform, in the tested versions."""
 
 _NOT_READ = frozenset({"selected_transforms"})
 """Attributes that the methods of some versions set, but do not read."""
@@ -74,32 +74,33 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
 }
 
 MOST_POSITIONS = 24
-"""Maximum of ``n_subset`` times the number of transforms of a ``RandomSubsetApply`` in random order: one op for each pair."""
+"""Maximum number of ops of a ``RandomSubsetApply`` in random order, which has ``n_subset`` ops per transform."""
 
 MOST_SUBSETS = 10_000
-"""Maximum number of subsets of a ``RandomSubsetApply``. Their probabilities are computed when the pipeline is fused."""
+"""Maximum number of subsets of a ``RandomSubsetApply``, because the probability of each is computed on the host."""
 
 
-def qualified_name(kind: type | None) -> str:
-    """Return package and name of a class, such as ``"timm.ResizeKeepRatio"``, if it is in ``METHODS``; empty otherwise.
+def qualified_name(class_: type | None) -> str:
+    """Return the name under which a class is recognized; empty if it is not.
 
-    The name alone of a class that is copied from torchvision's reference scripts.
+    It is the package and the class name, such as ``"timm.ResizeKeepRatio"``, for the keys of ``METHODS``, and the class name
+    alone for copies from torchvision's reference scripts.
     """
-    if kind is None:
+    if class_ is None:
         return ""
-    name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    name = f"{class_.__module__.partition('.')[0]}.{class_.__name__}"
     if name in METHODS:
         return name
-    return kind.__name__ if references.is_copy(kind) else ""
+    return class_.__name__ if references.is_copy(class_) else ""
 
 
 def recognized_class(transform: Any) -> type | None:
-    """Return the class of ``transform``, or its nearest base class, with a ``qualified_name``; ``None`` if there is none."""
+    """Return the first class of ``transform``, then of its bases, that has a ``qualified_name``; ``None`` without one."""
     return next((class_ for class_ in type(transform).__mro__ if qualified_name(class_)), None)
 
 
 def is_a(transform: Any, name: str) -> bool:
-    """Return whether ``transform`` behaves as the class ``name``, except for its settings."""
+    """Return whether ``transform`` behaves as an instance of the class with the ``qualified_name`` ``name``."""
     class_ = recognized_class(transform)
     return class_ is not None and qualified_name(class_) == name and difference_reason(transform, class_) is None
 
@@ -122,10 +123,10 @@ def difference_reason(transform: Any, class_: type) -> str | None:
 
 
 def torchvision_equivalent(transform: Any) -> Any:
-    """Return the equivalent transform of torchvision, or list of transforms; if there is none, ``transform``.
+    """Return the equivalent transform of torchvision, or list of transforms; ``transform`` itself without an equivalent.
 
     Raises:
-        ArgumentTypeError: If ``transform`` is of timm, and no transform of torchvision has its setting.
+        ArgumentTypeError: If ``transform`` belongs to timm and has a setting that torchvision's equivalent does not have.
     """
     class_ = recognized_class(transform)
     if class_ is None or difference_reason(transform, class_) is not None:
@@ -151,10 +152,12 @@ def torchvision_equivalent(transform: Any) -> Any:
 
 
 def _setting_error(class_: type, setting: str) -> ArgumentTypeError:
+    """Return the error for a setting of timm's that torchvision does not have."""
     return timm_error(f"{class_.__name__} {setting}", UNSUPPORTED_TIMM_SETTINGS[setting])
 
 
 def _random_erasing(transform: Any) -> Any:
+    """Return torchvision's equivalent of timm's ``RandomErasing``."""
     if transform.rand_color:
         raise _setting_error(type(transform), "with mode='rand'")
     if transform.max_count > 1:
@@ -179,7 +182,7 @@ def unsupported_subset(container: Any) -> str | None:
 
 
 def subsets(container: Any) -> tuple[list[tuple[int, ...]], list[float]]:
-    """Return the picks of a ``RandomSubsetApply``, as indices of transforms in running order, and the probability of each.
+    """Return the possible picks of a ``RandomSubsetApply`` and their probabilities. A pick is indices of transforms, in order.
 
     ``torch.multinomial`` without replacement draws one transform after another, with probabilities in proportion to the shares
     of the remaining transforms.
@@ -187,8 +190,8 @@ def subsets(container: Any) -> tuple[list[tuple[int, ...]], list[float]]:
     shares: list[float] = torch.tensor(container.p).double().tolist()
     members = [index for index, share in enumerate(shares) if share > 0]
     if container.random_order:
-        picked = list(permutations(members, container.n_subset))
-        return picked, [_order_probability(order, shares) for order in picked]
+        orders = list(permutations(members, container.n_subset))
+        return orders, [_order_probability(order, shares) for order in orders]
     probabilities: dict[tuple[int, ...], float] = {(): 1.0}
     for size in range(1, container.n_subset + 1):
         probabilities = {
@@ -209,12 +212,12 @@ def _order_probability(order: Sequence[int], shares: Sequence[float]) -> float:
 
 
 def _probability_with_last(
-    picked: tuple[int, ...], last: int, probabilities: dict[tuple[int, ...], float], shares: Sequence[float]
+    subset: tuple[int, ...], last: int, probabilities: dict[tuple[int, ...], float], shares: Sequence[float]
 ) -> float:
-    """Return the probability that ``torch.multinomial`` draws a set of transforms, and ``last`` last of them.
+    """Return the probability that ``torch.multinomial`` draws the transforms in ``subset``, with ``last`` as the last draw.
 
-    ``probabilities``: by smaller set.
+    ``probabilities``: probability of each set that is smaller by one.
     """
-    others = tuple(member for member in picked if member != last)
-    remaining = sum(shares) - sum(shares[member] for member in others)
-    return probabilities[others] * shares[last] / remaining
+    first_members = tuple(member for member in subset if member != last)
+    remaining = sum(shares) - sum(shares[member] for member in first_members)
+    return probabilities[first_members] * shares[last] / remaining

@@ -1,4 +1,8 @@
-"""Containers that run transforms for some samples only, if these transforms change sizes."""
+"""Containers that run transforms for some samples only, if these transforms change sizes.
+
+Such a container makes one draw per sample. A *gate* of an op in the container is the set of outcomes of the draw for which the
+op runs.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,16 +19,16 @@ PROBE_SIZE = Size(1, 3, 4093, 4099)
 """Arbitrary input size that is unlikely to be the output size of a transform."""
 
 _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
-"""Sizes that no transform to or from a size keeps both: some pad small images only."""
+"""Input sizes. Every transform that changes sizes changes at least one of these; padding of small images changes the second."""
 
 
 def sizing_op(op: Op | EagerOp | None) -> Op | None:
-    """Return the op that changes the image size, or ``None``."""
+    """Return ``op``, or the op that a fallback module has for other sizes, if it changes the image size; else ``None``."""
     lowered = op.lowered if isinstance(op, EagerOp) else op
     return lowered if lowered is not None and any(lowered.out(size) != size for size in _PROBE_SIZES) else None
 
 
-def named(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def named_transforms(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Yield (name, transform) of the members of a container."""
     for index, transform in enumerate(transforms):
         yield f"{getattr(transform, '__name__', type(transform).__name__)}_{index}", transform
@@ -34,7 +38,7 @@ def common_resize(container: Any) -> tuple[str, Any] | None:
     """Return (name, transform) of the resize in which all transforms of a ``RandomChoice`` end; ``None`` if there is none."""
     if not isinstance(container, v2.RandomChoice):
         return None
-    ends = [list(named(_branch(transform)))[-1] for transform in container.transforms]
+    ends = [list(named_transforms(_branch(transform)))[-1] for transform in container.transforms]
     settings = [
         (tuple(end.size), str(end.interpolation), end.antialias)
         for _, end in ends
@@ -44,43 +48,43 @@ def common_resize(container: Any) -> tuple[str, Any] | None:
 
 
 def _branch(transform: Any) -> Sequence[Any]:
-    """Return the transforms of a ``Compose``, or the one transform."""
+    """Return the transforms that a choice runs: the members of a ``Compose``, or ``transform`` alone."""
     branch: Sequence[Any] = transform.transforms if class_of(transform, (v2.Compose,)) else [transform]
     return branch
 
 
-def without_last(member: tuple[str, Any]) -> tuple[str, Any]:
-    """Return (name, transform) without the last transform of the branch; (name, ``None``) if no transform is left."""
+def without_last_transform(member: tuple[str, Any]) -> tuple[str, Any]:
+    """Return (name, transform) of a member without its last transform; (name, ``None``) if it has only one."""
     name, transform = member
     branch = _branch(transform)[:-1]
     return name, v2.Compose(branch) if branch else None
 
 
-def size_problem(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[Op]) -> str | None:
+def prepare_sizes(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[Op]) -> str | None:
     """Prepare the ops of a container with a random choice for samples of different sizes.
 
     Args:
         choice: Modules of the container, which change the size of some samples.
         end: Resize to one size after the choice.
-        sized_by_choice: Ops are added to it whose output size depends on the draw of a container only.
+        sized_by_choice: Set to which ops are added whose output size depends on the draw of a container only.
 
     Returns:
-        The reason why the ops cannot be fused, empty if only the sizes after the container differ; ``None`` if the ops are
-        fused, and then they are changed.
+        ``None`` if the ops can be fused, in which case their attributes ``draws_size`` and ``choice_end`` are set. Otherwise
+        the reason, which is empty if the only reason is that sizes differ after the container.
     """
-    sizing = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
-    stop = len(choice) if end is not None else choice.index(sizing[-1]) + 1
+    sizing_leaves = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
+    stop = len(choice) if end is not None else choice.index(sizing_leaves[-1]) + 1
     for leaf in (*choice[:stop], *([] if end is None else [end])):
         if isinstance(leaf.op, EagerOp):
             return f"{leaf.name}: {leaf.op.reason}"
         if not only_moves_and_recolours(leaf.op) or leaf.op.out(PROBE_SIZE).channels != PROBE_SIZE.channels:
             return f"{leaf.name}: it reads other pixels of an image, or their coordinates"
-    ops = [leaf.op for leaf in sizing if isinstance(leaf.op, Op)]
+    ops = [leaf.op for leaf in sizing_leaves if isinstance(leaf.op, Op)]
     if end is None:
         crop_by_boxes = next((op.name for op in ops if isinstance(op, BoxCropOp)), None)
         if crop_by_boxes is not None:
             return f"{crop_by_boxes} without the same v2.Resize((height, width)) at the end of each of them"
-        sizes = _ends(ops)
+        sizes = _end_sizes(ops)
         if all(not size.ragged and size == sizes[0] for size in sizes):
             ops.pop().choice_end = sizes[0].height, sizes[0].width
         elif not any(op.draws_size and op not in sized_by_choice for op in ops):
@@ -93,8 +97,8 @@ def size_problem(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[
     return None
 
 
-def _ends(ops: Sequence[Op]) -> list[Size]:
-    """Return the output size of images of any size, for each set of ops that run together in the container around them."""
+def _end_sizes(ops: Sequence[Op]) -> list[Size]:
+    """Return the output size of the container of ``ops`` for images of any size, for each set of ops that run together."""
     sizes = []
     for runs in set(zip(*(op.gates[0].outcomes.tolist() for op in ops), strict=True)):
         size = Size(1, 3, *ANY_SIDES)

@@ -30,7 +30,7 @@ class FallbackWarnings:
         untested = untested_version()
         if untested is not None and any(op.package == "Kornia" for op in self._ops):
             warn_of_untested_version(untested)
-        # A transform in a container with random order has one op per position.
+        # One op per module: a transform in a container with random order has one op per position.
         for op in {(op.name, id(op.module)): op for op in self._ops}.values():
             if isinstance(op, RandomApply):
                 fallbacks = op.always_fallbacks()
@@ -43,13 +43,14 @@ class FallbackWarnings:
                     _warn(op)
 
     def when_run(self, op: EagerOp) -> None:
-        """Warn about a module that is not lowered for images of one size, at the first batch of that size."""
+        """Warn about a module that runs in its library, unless it has a warning already."""
         if op.name not in self.warned:
             self.warned.add(op.name)
             _warn(op)
 
 
 def _warn(op: EagerOp) -> None:
+    """Warn about a module that is not lowered."""
     page = "torchvision" if op.package == "torchvision" else "fuse"
     if op.package == "torchvision":
         runs = "It runs image by image, with separate launches for every image"
@@ -66,6 +67,7 @@ def _warn(op: EagerOp) -> None:
 
 
 def _warn_of_container(container: RandomApply, fallbacks: Sequence[EagerOp]) -> None:
+    """Warn about a container that may pick modules that are not lowered, ``fallbacks``."""
     modules = dict.fromkeys(f"{op.name} ({op.reason})" for op in fallbacks)
     warnings.warn(
         f"{container.name} may pick modules that are not fused, because gpuaug.fuse does not lower them: {', '.join(modules)}. "

@@ -1,6 +1,6 @@
 """Type and range of the images before each transform of a pipeline, tracked while the pipeline is lowered.
 
-A *fallback module* is not lowered to ops, but run by its library.
+A *fallback module* is not lowered to ops, but run by its library. A *scaling* is a conversion of integers to floats in [0, 1].
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.channel import Normalize
 from gpuaug.fusion.pixels import LARGEST
 
 _MOST_DEVIATION = 10.0
-"""Maximum standard deviation of images in [0, 1]. Deviations of bytes are about 60, or 255 for a mere scaling."""
+"""Largest ``std`` of a normalization that is taken for images in [0, 1]. For bytes, users set about 60, or 255 to scale."""
 
 
 class Refusal(NamedTuple):
@@ -23,16 +23,16 @@ class Refusal(NamedTuple):
 
     error: ArgumentError | ArgumentTypeError
     is_certain: bool
-    """False if a fallback module before the transform may return a type that the transform accepts."""
+    """False if a fallback module before the transform that raises the error may return a type that the transform accepts."""
 
 
 @dataclass(slots=True)
 class ImageTypes:
-    """Type of the images before the next transform.
+    """Type and range of the images before the next transform.
 
     Args:
         dtype: Type of the input images of the pipeline.
-        scalings: Number of conversions from integers to floats in [0, 1] in the pipeline.
+        scalings: Number of scalings in the pipeline.
         returned_types: Output type of each fallback module that changes the type, by index among the fallback modules.
     """
 
@@ -42,13 +42,13 @@ class ImageTypes:
     fallbacks: int = 0
     """Number of torchvision's fallback modules before the next transform."""
     largest: int = field(init=False)
-    """Value of the input images that represents 1."""
+    """Value of the pipeline's input images that stands for 1."""
     at_most_one: bool = field(init=False)
-    """True while values are certain to be at most 1. An integer counts as its quotient by the largest value of its type."""
+    """True while values are certain to be at most 1, with integers divided by the largest value of their type."""
     refusal: Refusal | None = field(default=None, init=False)
-    """Error for input images of this type; ``None`` if they are accepted. Images of another type may be accepted."""
+    """Error for input images of this type; ``None`` if they are accepted."""
     _has_conversion: bool = field(init=False)
-    """Whether the pipeline converts integers to floats in [0, 1]."""
+    """Whether the pipeline has a scaling."""
     _is_signed: bool = field(init=False)
     """Whether input images may have negative values."""
 
@@ -59,8 +59,8 @@ class ImageTypes:
         self._has_conversion = self.scalings > 0
 
     @property
-    def are_whole(self) -> bool:
-        """Whether the next transform of torchvision has integers as input."""
+    def are_integers(self) -> bool:
+        """Whether the input of the next transform of torchvision is integers."""
         return self.dtype in LARGEST
 
     @property
@@ -69,7 +69,7 @@ class ImageTypes:
         return self.at_most_one and not self._is_signed
 
     def enter_kornia(self) -> None:
-        """Set the type to float32 for a module of Kornia, unless a conversion follows in the pipeline."""
+        """Set the type to float32 for a module of Kornia, unless a scaling follows in the pipeline."""
         if not self.scalings:
             self.dtype = torch.float32
 
@@ -83,7 +83,7 @@ class ImageTypes:
 
     def require_floats(self, name: str) -> None:
         """Set ``refusal`` if the input of a transform is integers, and torchvision runs the transform on floats only."""
-        if self.are_whole:
+        if self.are_integers:
             self._refuse(
                 ArgumentTypeError(
                     f"images must be floating for {name}, got {self.dtype}. Put v2.ToDtype(torch.float32, scale=True) before "
@@ -92,8 +92,11 @@ class ImageTypes:
             )
 
     def check_fill(self, name: str, fill: Any) -> None:
-        """Set ``refusal`` if the input of a transform is integers, and its fill, as a fraction, is out of their range."""
-        if not self.are_whole:
+        """Set ``refusal`` if the input of a transform is integers, and its fill is out of their range.
+
+        ``fill``: fill of the transform, divided by the largest value of the integers.
+        """
+        if not self.are_integers:
             return
         limits = torch.iinfo(self.dtype)
         values = (float(value) * LARGEST[self.dtype] for value in np.atleast_1d(fill))
@@ -108,6 +111,7 @@ class ImageTypes:
             )
 
     def _refuse(self, error: ArgumentError | ArgumentTypeError) -> None:
+        """Set ``refusal`` to the first error."""
         self.refusal = self.refusal or Refusal(error, is_certain=not self.fallbacks)
 
     def normalize(self, op: Normalize) -> None:
@@ -120,7 +124,7 @@ class ImageTypes:
             self.require_floats(op.name)
         mean, std = float(op.mean.max(initial=0)), float(op.std.max(initial=0))
         if self.at_most_one and (mean > 1 or std > _MOST_DEVIATION):
-            # A conversion implies that images are integers, but not their type.
+            # A scaling implies that images are integers, but not of which type.
             types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self._has_conversion else ""
             error = ArgumentError(
                 f"mean and std of {op.name} must be for images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "

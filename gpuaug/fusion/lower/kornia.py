@@ -41,10 +41,10 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 
 version = functools.cache(metadata.version)
-"""Version of an installed package. Cached, because a look-up takes longer than lowering a module."""
+"""Function that returns the version of an installed package. Cached, because a look-up is slower than lowering a module."""
 
 TESTED_VERSIONS = ((0, 9), (0, 10))
-"""Kornia versions that the ops are tested with: from the first version, up to but not including the second."""
+"""Kornia versions that the ops are tested with: at least the first, and below the second."""
 
 REQUIREMENT = "kornia>={}.{},<{}.{}".format(*TESTED_VERSIONS[0], *TESTED_VERSIONS[1])
 """``TESTED_VERSIONS`` as a requirement for pip."""
@@ -55,7 +55,7 @@ Lower = Callable[[str, Any], Tree]
 
 
 def lower_container(name: str, container: Any, pick: Pick, lower: Lower) -> Tree:
-    """Lower a container to a tree, or with ``random_apply`` to an op that picks modules.
+    """Lower a container to a tree; a container with ``random_apply`` to an op that picks modules.
 
     Args:
         name: Name of the container; empty for the pipeline itself.
@@ -118,14 +118,14 @@ def _class_of_torchgeo(module: nn.Module) -> type | None:
     """Return the class of torchgeo's ``RandomGrayscale`` if ``module`` is an instance; ``None`` otherwise."""
     if not any(class_.__module__.startswith("torchgeo.") for class_ in type(module).__mro__):
         return None
-    # Imported here, because it imports torchvision's transforms.
+    # Imported here, because ``by_name`` imports torchvision's transforms.
     from gpuaug.fusion.lower.by_name import recognized_class
 
     return recognized_class(module)
 
 
 def _difference_reason(module: nn.Module, base: type | None) -> str | None:
-    """Return the reason why a module may behave differently from ``base``, its nearest class that is lowered, or ``None``."""
+    """Return the reason why a module may behave differently from its nearest lowered class ``base``; ``None`` if it cannot."""
     is_kornias = type(module).__module__.startswith("kornia.")
     if base is None:
         return "no lowering for this type" if is_kornias else "not one of Kornia's modules"
@@ -138,13 +138,14 @@ def _difference_reason(module: nn.Module, base: type | None) -> str | None:
 
 
 def _on_gpu(module: nn.Module) -> str | None:
+    """Return the reason why a module is not lowered if it has parameters on a GPU; ``None`` without such parameters."""
     if any(isinstance(value, torch.Tensor) and value.is_cuda for value in vars(module).values()):
         return "its parameters are on the GPU; leave the pipeline on the CPU, where it draws"
     return None
 
 
 def untested_version() -> str | None:
-    """Return the reason why Kornia runs all of its modules; ``None`` if the installed version is in ``TESTED_VERSIONS``."""
+    """Return the reason why Kornia runs all modules itself; ``None`` if its version is in ``TESTED_VERSIONS``."""
     installed = version("kornia")
     numbers = re.match(r"(\d+)\.(\d+)", installed)
     if numbers is not None and TESTED_VERSIONS[0] <= (int(numbers[1]), int(numbers[2])) < TESTED_VERSIONS[1]:

@@ -1,4 +1,7 @@
-"""Lowering of the user's pipeline to a tree of ops: one op per module of Kornia or transform of torchvision."""
+"""Lowering of the user's pipeline to a tree of ops: one op per module of Kornia or transform of torchvision.
+
+A *fallback module* is not lowered, but run by its library.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,8 +78,8 @@ def lower(
             op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
     _expect_rounding(tree)
     for crop, box_filter in filtered_crops(tree):
-        assert box_filter.ending is not None
-        crop.min_side_and_area = box_filter.ending.min_size, box_filter.ending.min_area
+        assert box_filter.target_conversions is not None
+        crop.min_side_and_area = box_filter.target_conversions.min_size, box_filter.target_conversions.min_area
     return Lowered(tree, types.dtype, types.refusal)
 
 
@@ -93,14 +96,14 @@ def _resamplings(tree: Tree) -> list[ResampleOp]:
 def _expect_rounding(tree: Tree) -> None:
     """Call ``expect_rounding`` of Kornia's ops that map byte levels, if an op before them causes rounding errors.
 
-    Without such an op, the values equal Kornia's bit for bit, and so do their levels.
+    Without rounding errors, the values equal Kornia's bit for bit, and so do their levels.
     """
-    rounded = False
+    has_rounding_errors = False
     for ops in _ops_per_module(tree):
-        for op in ops if rounded else ():
+        for op in ops if has_rounding_errors else ():
             if isinstance(op, LevelsOp | Posterize) and op.package == "Kornia":
                 op.expect_rounding()
-        rounded |= any(map(_causes_rounding, ops))
+        has_rounding_errors |= any(map(_causes_rounding, ops))
 
 
 def _causes_rounding(op: Op | EagerOp) -> bool:
@@ -111,7 +114,7 @@ def _causes_rounding(op: Op | EagerOp) -> bool:
 
 
 def _advice_for(value: Any) -> str:
-    """Return the advice for a value that is not a pipeline."""
+    """Return the advice of the error for a value that is not a pipeline."""
     if isinstance(getattr(value, "transforms", None), nn.Module | Sequence):
         return "Pass the transforms that it calls: its attribute transforms."
     if hasattr(value, "image_mean") and hasattr(value, "do_resize"):  # an image processor of Hugging Face's
@@ -122,7 +125,7 @@ def _advice_for(value: Any) -> str:
 
 
 def _is_copied(module: Any) -> bool:
-    """Return whether the class of ``module`` is copied from torchvision's reference scripts."""
+    """Return whether the class of ``module``, or a base class, is copied from torchvision's reference scripts."""
     if "torchvision.transforms" not in sys.modules:
         return False
     from gpuaug.fusion.lower.references import is_copy
@@ -131,11 +134,11 @@ def _is_copied(module: Any) -> bool:
 
 
 class _Lowering:
-    """State of the lowering of one pipeline.
+    """Lower the modules of one pipeline, in order.
 
     Args:
         pick: Whether Kornia's policies pick per batch or per sample.
-        types: Type of the images, updated by each transform.
+        types: Type and range of the images before the next module, updated by each module.
     """
 
     def __init__(self, pick: Pick, types: ImageTypes) -> None:
@@ -172,7 +175,7 @@ class _Lowering:
         return leaf
 
     def _update_range(self, leaf: Leaf) -> None:
-        """Update the range of values after a module of Kornia or of the user."""
+        """Update the range of values in ``types`` for a module of Kornia or of the user."""
         types, op = self._types, leaf.op
         for resampling in _resamplings(leaf):
             resampling.clamps = types.in_unit_range

@@ -35,18 +35,18 @@ _NAMES = frozenset(
 """Names that the code of a copy may use. Of these functions, only ``torch.rand`` depends on more than its arguments."""
 
 _HEIGHT, _WIDTH = 11, 13
-"""Setting of the transforms whose results are compared."""
+"""Output size that is set for the transforms whose results are compared."""
 
 _SIDES = (5, 11, 13, 23)
-"""Heights and widths of the images: smaller than, equal to and larger than the setting."""
+"""Heights and widths of the input images: smaller than, equal to and larger than the output size."""
 
 
 @cache
-def is_copy(kind: type) -> bool:
-    """Return whether a class is a copy of one in ``LOWERED``."""
-    if kind.__bases__ != (_BASES.get(kind.__name__),):
+def is_copy(class_: type) -> bool:
+    """Return whether a class is a copy of the class of the same name in torchvision's reference scripts."""
+    if class_.__bases__ != (_BASES.get(class_.__name__),):
         return False
-    methods = [value for name, value in vars(kind).items() if name not in NOT_APPLIED]
+    methods = [value for name, value in vars(class_).items() if name not in NOT_APPLIED]
     if not all(isinstance(method, FunctionType) for method in methods) or not code_names(methods) <= _NAMES:
         return False
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -55,19 +55,22 @@ def is_copy(kind: type) -> bool:
                 torch.equal(result, expected)
                 for height in _SIDES
                 for width in _SIDES
-                for result, expected in _results(kind, height, width)
+                for result, expected in _results(class_, height, width)
             )
         except Exception:  # a copy that was edited may raise any error
             return False
 
 
-def _results(kind: type, height: int, width: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (result of the class, result that the op stands for) of an image, boxes, their masks and their labels."""
+def _results(class_: type, height: int, width: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (result of ``class_``, expected result) for an image, and boxes with their masks and labels.
+
+    The expected result is computed by the functions of torchvision that are equivalent to the op (``TorchvisionOp.calls``).
+    """
     image = torch.arange(height * width, dtype=torch.uint8).reshape(1, height, width)
     boxes = torch.tensor([[0.0, 0.0, 4.0, 3.0], [width - 4.0, height - 3.0, width, height]])
-    transform: Any = object.__new__(kind)
+    transform: Any = object.__new__(class_)
     nn.Module.__init__(transform)
-    if kind.__name__ == "PadIfSmaller":
+    if class_.__name__ == "PadIfSmaller":
         vars(transform).update(size=_HEIGHT, fill={tv_tensors.Mask: 9, "others": 7})
         results = transform(tv_tensors.Image(image), tv_tensors.Mask(image), _boxes(boxes, height, width))
     else:
@@ -76,7 +79,7 @@ def _results(kind: type, height: int, width: int) -> Iterator[tuple[Tensor, Tens
         target = {"boxes": boxes.clone(), "labels": torch.tensor([1, 2]), "masks": image.repeat(2, 1, 1)}
         image_result, target = transform(image, target)
         results = image_result, target["masks"], target["boxes"], target["labels"]
-    op: Any = LOWERED[kind.__name__]("", transform, torch.uint8)
+    op: Any = LOWERED[class_.__name__]("", transform, torch.uint8)
     torch.default_generator.manual_seed(width)
     size = Size(1, 1, height, width)
     calls = op.calls(op.draw_parameters(ArraySampler(torch.rand(1, 1).numpy()), size), 0, size)
@@ -92,4 +95,5 @@ def _results(kind: type, height: int, width: int) -> Iterator[tuple[Tensor, Tens
 
 
 def _boxes(boxes: Tensor, height: int, width: int) -> tv_tensors.BoundingBoxes:
+    """Convert boxes (n, 4) XYXY to torchvision's class."""
     return tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(height, width))  # type: ignore[call-arg]

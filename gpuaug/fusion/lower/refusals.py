@@ -59,11 +59,11 @@ def refuse_inside_kornia(module: nn.Module) -> None:
         ArgumentTypeError: If ``module`` is Kornia's, is not lowered member by member, and contains a transform of torchvision.
     """
     class_: Any = library_class(module)
-    changed = class_ is not None and difference(module, class_) is not None
-    if class_ is None or (changed and type(module) is not class_):  # a module with methods of the user
+    is_modified = class_ is not None and difference(module, class_) is not None
+    if class_ is None or (is_modified and type(module) is not class_):  # the user has overridden methods of the module
         return
     is_sequence = (
-        not changed
+        not is_modified
         and class_.__name__ in ("AugmentationSequential", "ImageSequential")
         and not getattr(module, "random_apply", 0)
     )
@@ -86,8 +86,8 @@ def refuse_transform(transform: Any) -> None:
         raise timm_error(class_.__name__, UNSUPPORTED_TIMM[class_.__name__])
     base = torchvision_class(transform)
     if base is not None and base.__name__ in UNSUPPORTED:
-        changed = difference(transform, base)
-        name = class_.__name__ if changed is None else f"{class_.__name__}, {changed}"
+        type_difference = difference(transform, base)
+        name = class_.__name__ if type_difference is None else f"{class_.__name__}, {type_difference}"
         raise ArgumentTypeError(
             f"pipeline must be made of transforms that map one image to one image, got torchvision's {name}. "
             f"{UNSUPPORTED[base.__name__]}."
@@ -107,23 +107,23 @@ def is_maybe_to_tensor(transform: Any) -> bool:
     return class_.__name__ == "MaybeToTensor" and class_.__module__.partition(".")[0] in ("timm", "dinov2", "open_clip")
 
 
-def v2_of(transform: Any, exact: Sequence[type]) -> Any:
+def v2_of(transform: Any, equivalents: Sequence[type]) -> Any:
     """Convert a transform of torchvision's v1 to v2. All other transforms are returned unchanged.
 
     Args:
-        transform: Transform of torchvision.
-        exact: Classes of v2 that have the same settings and results as the class of v1 with the same name.
+        transform: Transform of any library.
+        equivalents: Classes with the same settings and results as the class of v1 with the same name.
 
     Raises:
-        ArgumentTypeError: If ``transform`` is of v1, and ``exact`` has no class with its name.
+        ArgumentTypeError: If ``transform`` belongs to v1, and ``equivalents`` has no class with its name.
     """
     if is_maybe_to_tensor(transform):
-        return next(class_ for class_ in exact if class_.__module__.startswith("torchvision.transforms.transforms"))()
+        return next(class_ for class_ in equivalents if class_.__module__.startswith("torchvision.transforms.transforms"))()
     refuse_transform(transform)
     v1_class = torchvision_class(transform)
-    if v1_class is None or v1_class in exact or v1_class.__module__.startswith("torchvision.transforms.v2"):
+    if v1_class is None or v1_class in equivalents or v1_class.__module__.startswith("torchvision.transforms.v2"):
         return transform
-    v2_class = next((candidate for candidate in exact if candidate.__name__ == v1_class.__name__), None)
+    v2_class = next((candidate for candidate in equivalents if candidate.__name__ == v1_class.__name__), None)
     if difference(transform, v1_class) is not None or (v2_class is None and type(transform) is not v1_class):
         return transform
     if v2_class is None:

@@ -2,12 +2,12 @@
 
 A subclass that overrides no method of its base is lowered as its base.
 
-For integer images, the transforms before ``ToDtype(torch.float32, scale=True)`` have integers as input, and the transforms
-after it floats. For float images, all transforms have floats as input. Fills and thresholds have the units of the input of
-their transform. A fused pipeline computes in [0, 1] throughout.
+For integer images, the transforms before a *scaling*, ``ToDtype(torch.float32, scale=True)``, have integers as input, and the
+transforms after it floats. For float images, all transforms have floats as input. Fills and thresholds have the units of the
+input of their transform. A fused pipeline computes in [0, 1] throughout.
 
 A container with a random choice makes one draw per sample. Each op in it has a *gate*: the outcomes of the draw for which the
-op runs.
+op runs. *Targets* are annotations that are transformed together with the images. A *mix* blends images of a batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
-from gpuaug.fusion.ops.torchvision.ending import Ending
+from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
 from gpuaug.fusion.policies.one_mix import OneMix
@@ -62,14 +62,14 @@ TARGET_TRANSFORMS = (v2.ToPureTensor, v2.ClampBoundingBoxes, v2.ConvertBoundingB
 CONVERSIONS = (v2.ToDtype, v2.ConvertImageDtype, v2.ToTensor, v1.ToTensor)
 """Transforms that convert images to another type."""
 
-CHANGES_RANGE = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
+RANGE_CHANGING = (v2.Lambda, v2.LinearTransformation, v2.Normalize)
 """Transforms of torchvision whose output may lie outside [0, 1]."""
 
 RANDOM_CONTAINERS = (v2.RandomApply, v2.RandomChoice, v2.RandomOrder)
 """Containers whose transforms run for some samples only, or in a random order per sample."""
 
 PRESETS = (ImageClassification, ObjectDetection, SemanticSegmentation)
-"""Classes of the presets for images, which ``weights.transforms()`` of torchvision's models returns."""
+"""Presets for images: classes of the transforms that ``weights.transforms()`` returns for torchvision's models."""
 
 LOWERED_CLASSES: frozenset[type] = frozenset(
     {
@@ -97,7 +97,7 @@ class TorchvisionLowering:
 
     Args:
         lower: Function of (name, module) that lowers a module of another library.
-        types: Type of the images, updated by each transform.
+        types: Type and range of the images before the next transform, updated by each transform.
     """
 
     def __init__(self, lower: Callable[[str, Any], Tree], types: ImageTypes) -> None:
@@ -107,8 +107,8 @@ class TorchvisionLowering:
 
     @property
     def units(self) -> Units:
-        """Unit of the settings of the next transform."""
-        return self._types.dtype if self._types.are_whole else torch.float32
+        """Dtype whose value range the settings of the next transform refer to."""
+        return self._types.dtype if self._types.are_integers else torch.float32
 
     def tree(self, name: str, transform: Any) -> Tree:
         """Lower a transform or container.
@@ -130,7 +130,9 @@ class TorchvisionLowering:
         class_ = class_of(transform, LOWERED_CLASSES)
         if class_ is v2.Compose:
             return Group(
-                name, tuple(self._member(*member) for member in choices.named(transform.transforms)), is_container=False
+                name,
+                tuple(self._member(*member) for member in choices.named_transforms(transform.transforms)),
+                is_container=False,
             )
         name = name or type(transform).__name__
         if class_ in IDENTITIES:
@@ -142,33 +144,47 @@ class TorchvisionLowering:
         return self._leaf(name, transform)
 
     def _member(self, name: str, transform: Any) -> Tree:
-        """Lower a member of a container of torchvision, which calls its members once per image."""
-        is_lowered_by_module = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
-        if is_lowered_by_module or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
+        """Lower a member of a torchvision container. torchvision would call the member once per image."""
+        is_sequence_or_kornia = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        if is_sequence_or_kornia or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)
         return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
 
     def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
-        """Return a leaf for a transform that torchvision runs, on images of the type that they have in the user's pipeline."""
+        """Return a leaf for a transform that torchvision runs, on images of the type that torchvision would pass to it.
+
+        Args:
+            name: Name of the transform.
+            transform: Transform of the user.
+            reason: Reason why the transform is not lowered.
+            lowered: Op that computes the output size and checks settings per channel; ``None`` if neither is needed.
+            keeps_range: Whether values in [0, 1] stay in [0, 1].
+        """
         dtype = self._types.dtype
-        number = self._types.fall_back(keeps_range=keeps_range)
+        index = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
-        op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, number=number)
+        op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, index=index)
         return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
+        """Return a leaf with the op of a single transform, or with a fallback module.
+
+        Raises:
+            ArgumentTypeError: If the transform cannot run on the images of a batch.
+            ArgumentError: If the transform does not accept the images.
+        """
         refuse_transform(transform)
         base: Any = nearest_class(transform, LOWERED_CLASSES)
         if base is None:
             base = by_name.recognized_class(transform) or torchvision_class(transform)
         op, reason = self._op(name, transform, base)
-        changed = _difference(transform, base)
-        if changed is not None:
+        type_difference = _difference(transform, base)
+        if type_difference is not None:
             is_lowered_class = base is not None and (
                 by_name.qualified_name(base) or base.__name__ in {class_.__name__ for class_ in LOWERED_CLASSES}
             )
-            reason = changed if is_lowered_class else "no lowering for this type"
+            reason = type_difference if is_lowered_class else "no lowering for this type"
         draws_size = op.draws_size if op is not None else base in LOWERED and LOWERED[base].draws_size
         if reason is not None and draws_size:
             raise ArgumentTypeError(
@@ -176,9 +192,11 @@ class TorchvisionLowering:
                 "Keep it in the dataset, and fuse the rest with ragged=True."
             )
         if reason is not None:
-            keeps_range = changed is None and base not in CHANGES_RANGE
-            checked = op is not None and changed is None and op.per_channel(choices.PROBE_SIZE.channels)
-            return self._fallback(name, transform, reason, op if checked else choices.sizing_op(op), keeps_range=keeps_range)
+            keeps_range = type_difference is None and base not in RANGE_CHANGING
+            # The op is needed to compute the output size, or to check settings with one value per channel.
+            has_channel_settings = op is not None and type_difference is None and op.per_channel(choices.PROBE_SIZE.channels)
+            lowered = op if has_channel_settings else choices.sizing_op(op)
+            return self._fallback(name, transform, reason, lowered, keeps_range=keeps_range)
         assert op is not None
         op.image_dtype = self._types.dtype
         if isinstance(op, ResampleOp):
@@ -191,7 +209,7 @@ class TorchvisionLowering:
         return Leaf(name, op)
 
     def _op(self, name: str, transform: Any, base: Any) -> tuple[TorchvisionOp | None, str | None]:
-        """Return the op for a transform of class ``base``, and the reason why torchvision must run it, or ``None``."""
+        """Return (op for a transform of class ``base`` or ``None``, reason why torchvision must run it or ``None``)."""
         class_ = LOWERED.get(base) or by_name.LOWERED.get(by_name.qualified_name(base))
         if class_ is None:
             return None, "no lowering for this type"
@@ -204,15 +222,15 @@ class TorchvisionLowering:
             return None, f"a subclass of {base.__name__} with other attributes: {error}"
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
-        """Lower a conversion: to no op, because passes convert images when they read them, or to torchvision's transform."""
+        """Lower a conversion: to no op, because passes convert images when they read them, or to a fallback module."""
         dtype, scale = _conversion(transform)
         dtypes = transform.dtype if isinstance(transform, v2.ToDtype) else None
-        ending = Ending(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
-        conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), ending)
+        target_conversions = TargetConversions(masks=dtypes.get(tv_tensors.Mask)) if isinstance(dtypes, dict) else None
+        conversion = ImplicitTransform(name, (("to_dtype", {"dtype": dtype, "scale": scale}),), target_conversions)
         if dtype is None:
-            return ImplicitTransform(name, ending=ending)
+            return ImplicitTransform(name, target_conversions=target_conversions)
         self._types.scalings -= _scales(transform)
-        if dtype is torch.float32 and (scale or not self._types.are_whole):
+        if dtype is torch.float32 and (scale or not self._types.are_integers):
             self._types.dtype = torch.float32
             return conversion
         if dtype in LARGEST and dtype == self._types.dtype:
@@ -220,7 +238,7 @@ class TorchvisionLowering:
         if dtype is torch.uint8:
             reason = "it rounds images to bytes"
             leaf = self._fallback(name, v2.ToDtype(dtype, scale=scale), reason, keeps_range=True)
-            return Group("", (leaf, ImplicitTransform(name, ending=ending)), is_container=False)
+            return Group("", (leaf, ImplicitTransform(name, target_conversions=target_conversions)), is_container=False)
         advice = "Convert to torch.float32, and pass the type of the result to gpuaug.fuse(…, dtype=…)"
         if dtype is torch.float32:
             advice = "Pass scale=True, and give later transforms settings for images in [0, 1]"
@@ -229,8 +247,8 @@ class TorchvisionLowering:
         )
 
     def _random_container(self, name: str, container: Any) -> Tree:
-        """Lower a container with a random choice: to its transforms, with gates, or to a leaf that torchvision runs."""
-        members = list(choices.named(container.transforms))
+        """Lower a container with a random choice: to ops with gates, or to a fallback module, which torchvision runs."""
+        members = list(choices.named_transforms(container.transforms))
         if any(
             _scales(member) or class_of(member, TARGET_TRANSFORMS) for member in _in_sequence([member for _, member in members])
         ):
@@ -241,8 +259,8 @@ class TorchvisionLowering:
         reason = _outcomes_reason(container)
         resize = None if reason else choices.common_resize(container)
         if resize is not None:
-            # Equal for all branches, so that it runs after the choice, for all samples in one pass.
-            members = list(map(choices.without_last, members))
+            # All branches end in the same resize. This resize runs after the choice, for all samples in one pass.
+            members = list(map(choices.without_last_transform, members))
         trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
         end = None if resize is None else self._leaf(*resize)
@@ -251,11 +269,11 @@ class TorchvisionLowering:
             raise ArgumentTypeError(
                 f"{name} must hold torchvision's transforms, got {other_module}. Replace it with a transform of torchvision."
             )
-        sizing = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
-        problem = choices.size_problem(all_leaves, end, self._sized_by_choice) if not reason and sizing else None
+        sizing_ops = [op for leaf in all_leaves if (op := choices.sizing_op(leaf.op)) is not None and not op.draws_size]
+        problem = choices.prepare_sizes(all_leaves, end, self._sized_by_choice) if not reason and sizing_ops else None
         if not reason and problem is None:
             return Group(name, (*trees, *([] if end is None else [end])), is_container=False)
-        drawn = next(
+        size_drawing = next(
             (
                 leaf.name
                 for leaf in all_leaves
@@ -263,19 +281,22 @@ class TorchvisionLowering:
             ),
             None,
         )
-        if drawn is not None:
+        if size_drawing is not None:
             raise ArgumentTypeError(
-                f"{name} must hold transforms that gpuaug.fuse fuses together, as {drawn} draws a size per image, got "
+                f"{name} must hold transforms that gpuaug.fuse fuses together, as {size_drawing} draws a size per image, got "
                 f"{problem or reason}. Keep {name} in the dataset, and fuse the rest with ragged=True."
             )
         if not reason:
-            reason = f"{sizing[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
+            reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
         self._types.dtype = dtype
-        lowered = sizing[-1:] if end is None else [choices.sizing_op(end.op)]
+        lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
         return self._fallback(name, container, reason, *lowered, keeps_range=False)
 
     def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
-        """Lower the members of a container, and give each op a gate on the draw of the container."""
+        """Lower the members of a container, and give each op a gate on the container's draw.
+
+        In a random order, each position has one op per member.
+        """
         count = len(members)
         in_order = False
         if isinstance(container, v2.RandomApply):
@@ -292,7 +313,7 @@ class TorchvisionLowering:
             in_order = container.random_order
             orders, shares = by_name.subsets(container)
             draw = Draw(tuple(accumulate(shares))[:-1])
-        # Outcomes under which a member runs, by position in the order and member, or with a fixed order by member only.
+        # Whether a member runs, indexed by position in the order, member and outcome; one position for a fixed order.
         outcomes = [[[member in order for order in orders] for member in range(count)]]
         if in_order:
             positions = range(len(orders[0]))
@@ -308,25 +329,25 @@ class TorchvisionLowering:
 
 
 def _target_transform(name: str, transform: Any) -> ImplicitTransform:
-    """Return the effect of a transform of targets at the end of the pipeline.
+    """Return the node of a transform of targets, with its conversions at the end of the pipeline.
 
     Raises:
         ArgumentError: If the transform converts to rotated boxes.
     """
     class_ = class_of(transform, TARGET_TRANSFORMS)
     if class_ is v2.ToPureTensor:
-        return ImplicitTransform(name, ending=Ending(is_pure=True))
+        return ImplicitTransform(name, target_conversions=TargetConversions(is_pure=True))
     if class_ is v2.ConvertBoundingBoxFormat:
-        form = str(getattr(transform.format, "value", transform.format))
-        if form.lower() not in ("xyxy", "xywh", "cxcywh"):
+        box_format = str(getattr(transform.format, "value", transform.format))
+        if box_format.lower() not in ("xyxy", "xywh", "cxcywh"):
             raise ArgumentError(
-                f"format of {name} must be XYXY, XYWH or CXCYWH, got {form}. Rotated boxes are not supported: remove it."
+                f"format of {name} must be XYXY, XYWH or CXCYWH, got {box_format}. Rotated boxes are not supported: remove it."
             )
-        return ImplicitTransform(name, ending=Ending(boxes=form.lower()), processes_boxes=True)
-    if class_ is v2.ClampBoundingBoxes:  # without an effect, because all boxes are clamped
+        return ImplicitTransform(name, target_conversions=TargetConversions(boxes=box_format.lower()), processes_boxes=True)
+    if class_ is v2.ClampBoundingBoxes:  # needs no conversion, because all boxes are clamped anyway
         return ImplicitTransform(name, processes_boxes=True)
-    ending = Ending(min_size=float(transform.min_size), min_area=float(transform.min_area))
-    return ImplicitTransform(name, ending=ending, follows_moves=True, processes_boxes=True)
+    target_conversions = TargetConversions(min_size=float(transform.min_size), min_area=float(transform.min_area))
+    return ImplicitTransform(name, target_conversions=target_conversions, follows_moves=True, processes_boxes=True)
 
 
 class _PickedMix(mixes.TorchvisionMix, OneMix):
@@ -342,10 +363,10 @@ def _mix(name: str, transform: Any) -> MixOp | None:
     class_: Any = class_of(transform, LOWERED_CLASSES)
     if class_ in mixes.LOWERED:
         return mixes.LOWERED[class_](name, transform)
-    picks = class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply")
+    is_choice = class_ in RANDOM_CONTAINERS or by_name.is_a(transform, "lerobot.RandomSubsetApply")
     inner = (
-        [(member_name, _mix(member_name, member)) for member_name, member in choices.named(transform.transforms)]
-        if picks
+        [(member_name, _mix(member_name, member)) for member_name, member in choices.named_transforms(transform.transforms)]
+        if is_choice
         else []
     )
     inner_mixes = [(member_name, mix) for member_name, mix in inner if mix is not None]
@@ -382,7 +403,7 @@ def _outcomes_reason(container: Any) -> str | None:
 
 
 def _difference(transform: Any, base: type | None) -> str | None:
-    """Return how a transform may differ from ``base``, its nearest class in ``LOWERED_CLASSES``, or ``None``."""
+    """Return a description of how a transform may differ from its nearest lowered class ``base``; ``None`` if it does not."""
     if base is None:
         return "a function"
     return by_name.difference_reason(transform, base) if by_name.qualified_name(base) else difference(transform, base)
@@ -399,10 +420,10 @@ def _conversion(transform: Any) -> tuple[torch.dtype | None, bool]:
     setting = transform.dtype
     if isinstance(setting, dict):
         image_types = (*_IMAGES, tv_tensors.Mask)
-        others = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
-        if others:
+        other_types = {cls: dtype for cls, dtype in setting.items() if cls not in image_types and dtype is not None}
+        if other_types:
             raise ArgumentError(
-                f"dtype of {type(transform).__name__} must be set for images and masks only, got {others}. Convert other "
+                f"dtype of {type(transform).__name__} must be set for images and masks only, got {other_types}. Convert other "
                 "values after gpuaug.fuse, which does not change their type."
             )
         setting = next((setting[cls] for cls in _IMAGES if cls in setting), None)
@@ -420,7 +441,7 @@ def _scales(transform: Any) -> bool:
 
 
 def count_scalings(pipeline: Any) -> int:
-    """Return the number of conversions from integers to floats in [0, 1] among the transforms that run for every sample.
+    """Return the number of scalings among the transforms that run for every sample.
 
     Raises:
         ArgumentError: If a conversion converts more than images and masks.
@@ -429,7 +450,7 @@ def count_scalings(pipeline: Any) -> int:
 
 
 def _torchvision_equivalent(transform: Any) -> Any:
-    """Return the equivalent of a preset of a model, or of a transform that is recognized by name; else ``transform``."""
+    """Return torchvision's equivalent of a preset, or of a transform recognized by name; any other ``transform`` unchanged."""
     transform = by_name.torchvision_equivalent(transform)
     class_ = class_of(transform, PRESETS)
     if class_ is None:
@@ -443,7 +464,7 @@ def _torchvision_equivalent(transform: Any) -> Any:
 
 
 def _in_sequence(pipeline: Any) -> Iterator[Any]:
-    """Yield the transforms that run for every sample, in order, with presets of models replaced by their transforms."""
+    """Yield the transforms that run for every sample, in order, with presets replaced by their transforms."""
     for transform in in_sequence(pipeline):
         replacement = _torchvision_equivalent(transform)
         if replacement is transform:

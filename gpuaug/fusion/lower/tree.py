@@ -1,4 +1,7 @@
-"""Tree of a lowered pipeline: an op for each module, with the names of the modules in the user's containers."""
+"""Tree of a lowered pipeline: an op for each module, with the names of the modules in the user's containers.
+
+*Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +12,12 @@ from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.crop import HorizontalFlip, VerticalFlip
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
-from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """Module with an op."""
+    """Module of the pipeline, and its op or its fallback module, which its library runs."""
 
     name: str
     op: Op | EagerOp
@@ -22,13 +25,13 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class ImplicitTransform:
-    """Transform of torchvision without an op: a conversion, which happens when images are read, or a transform of targets."""
+    """Transform of torchvision without an op: a conversion, which passes make when they read images, or a target transform."""
 
     name: str
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     """(name, arguments) of the equivalent functions of torchvision for one image."""
-    ending: Ending | None = None
-    """Effect on targets, at the end of the pipeline."""
+    target_conversions: TargetConversions | None = None
+    """Conversions of targets, applied at the end of the pipeline; ``None`` without conversions."""
     follows_moves: bool = False
     """True if no op that moves pixels may follow the transform."""
     processes_boxes: bool = False
@@ -49,7 +52,7 @@ Tree = Leaf | ImplicitTransform | Group
 
 
 def leaves(tree: Tree) -> Iterator[Leaf]:
-    """Yield all modules with ops, in running order."""
+    """Yield all modules with ops or fallback modules, in the order of execution."""
     if isinstance(tree, Leaf):
         yield tree
     elif isinstance(tree, Group):
@@ -58,7 +61,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
-    """Yield (crop by boxes, transform that removes boxes) for such a transform after the crop, with only flips in between."""
+    """Yield (crop by boxes, transform that removes boxes) if at most flips are between the crop and the transform."""
     crop: BoxCropOp | None = None
     for item in _nodes_in_order(tree):
         if isinstance(item, ImplicitTransform):
@@ -68,30 +71,32 @@ def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
             crop = item.op if isinstance(item.op, BoxCropOp) else None
 
 
-def ending_of(tree: Tree) -> Ending:
-    """Return the combined effect on targets of all transforms without ops.
+def target_conversions_of(tree: Tree) -> TargetConversions:
+    """Return the combined conversions of targets of all transforms without ops.
 
     Raises:
-        ArgumentError: If boxes are removed before an op that moves pixels, except directly after a crop by boxes.
+        ArgumentError: If boxes are removed before an op that moves pixels, unless ``filtered_crops`` yields the removal.
     """
-    ending = NO_CONVERSIONS
+    target_conversions = NO_CONVERSIONS
     box_filter = ""
     filters_of_crops = [crop_filter for _, crop_filter in filtered_crops(tree)]
     for item in _nodes_in_order(tree):
         if any(item is crop_filter for crop_filter in filters_of_crops):
             continue
         if isinstance(item, ImplicitTransform):
-            ending = ending.then(item.ending) if item.ending is not None else ending
+            if item.target_conversions is not None:
+                target_conversions = target_conversions.then(item.target_conversions)
             box_filter = box_filter or (item.name if item.follows_moves else "")
         elif box_filter and (isinstance(item.op, GatherOp) or (isinstance(item.op, EagerOp) and not item.op.moves_nothing)):
             raise ArgumentError(
                 f"{box_filter} must follow all transforms that move pixels, got {item.name} after it. Put it at the end "
                 "of the pipeline."
             )
-    return ending
+    return target_conversions
 
 
 def _nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:
+    """Yield all transforms, with and without ops, in the order of execution."""
     if isinstance(tree, Group):
         for item in tree.items:
             yield from _nodes_in_order(item)

@@ -3,7 +3,8 @@
 An op draws random parameters for a whole batch (``Op.draw``), converts them to Kornia's format (``Op.params``), and writes
 them as float32 numbers, one *row* per sample, into the *parameter table* of the batch (``RowOp.rows``). A kernel, or the
 method ``RowOp.apply``, reads the rows. A *pass* is one kernel that reads and writes all images, and runs one or several ops.
-Ops do not depend on passes, kernel launches or devices.
+Ops do not depend on passes, kernel launches or devices. A *sample* is an image or a clip. A *fallback module* has no op: its
+library runs it.
 """
 
 from abc import ABC, abstractmethod
@@ -30,15 +31,15 @@ OpDraws = dict[str, Any]
   picked it, or ``None`` for all).
 - ``"layers"`` of a module that picks child modules (``policies/picking.py``): one tuple of ``Entry`` per layer, in order. If
   all samples share the picks, also ``"picks"``, indices of the children; for a container also ``"end"``, the output ``Size``.
-- ``"key"`` of a fallback module, which its library runs: seed of the random generators that the module uses.
+- ``"key"`` of a fallback module: seed of the random generators that the module uses.
 - ``"params"`` of a module that Kornia runs: its ``params=`` argument, repeated for the frames of clips.
 - ``"frames"`` of a fallback module: number of frames per clip; 0 for images.
 """
 
 
-def select_samples(drawn: OpDraws, samples: slice | Array) -> OpDraws:
-    """Select the draws of some samples, by slice or by index."""
-    selected = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+def select_samples(draws: OpDraws, samples: slice | Array) -> OpDraws:
+    """Return the draws of some samples, selected by slice or by index."""
+    selected = {name: value[samples] if isinstance(value, np.ndarray) else value for name, value in draws.items()}
     if "parts" in selected:
         selected["parts"] = [(op, select_samples(part, samples), mask[samples]) for op, part, mask in selected["parts"]]
     return selected
@@ -121,7 +122,7 @@ class Size:
 
 
 ANY_SIDES = (np.array([4096]), np.array([4097]))
-"""Placeholder for (height, width) of images whose sizes differ and are not drawn yet."""
+"""Placeholder for (height, width) of images of different sizes that are not known yet. The numbers have no meaning."""
 
 
 class Op(ABC):
@@ -151,9 +152,9 @@ class Op(ABC):
     """
 
     choice_end: tuple[int, int] | None = None
-    """(height, width) of all samples after the op, if it is the last op that changes sizes in a container with a random choice.
+    """(height, width) of all samples after a container with a random choice, if the op is the last one in it to change sizes.
 
-    Samples that skip the op have this size already.
+    Samples that skip the op have this size already. ``None`` for any other op.
     """
 
     package: ClassVar[str] = "Kornia"
@@ -167,11 +168,11 @@ class Op(ABC):
         self.same_on_batch = False
         self.settings: dict[str, Any] = {}
         self.gates: tuple[Gate, ...] = ()
-        """One condition per enclosing container that picks modules at random. The op runs for samples that meet all."""
+        """One condition per enclosing container that picks modules at random. The op runs for samples that meet all of them."""
         self._read(module)
 
     def _read(self, module: Any) -> None:
-        """Set the attributes for settings that all modules of Kornia have. Called by the constructor."""
+        """Read the settings that all modules of Kornia have into attributes. Called by the constructor."""
         self.p = float(getattr(module, "p", self.p))
         self.p_batch = float(getattr(module, "p_batch", self.p_batch))
         self.same_on_batch = bool(getattr(module, "same_on_batch", self.same_on_batch))
@@ -199,7 +200,7 @@ class Op(ABC):
     def settings_of_draw(self) -> tuple[Any, ...]:
         """Values of the settings that ``draw`` reads from the module at every call.
 
-        Draws may be computed before their batch arrives. If a value has changed by then, they are computed again.
+        The draws of a batch may be computed before the batch arrives. If a value has changed by then, draws are computed again.
         """
         return ()
 
@@ -221,36 +222,36 @@ class Op(ABC):
         return None
 
     def out_applied(self, size: Size) -> Size:
-        """Output size of samples that the op is applied to, for input images of ``size``. Not for sizes drawn per sample."""
+        """Output size of samples that the op is applied to, for input images of ``size``. Not called if ``draws_size``."""
         return size
 
     def out(self, size: Size) -> Size:
-        """Output size for input images of ``size``. Its sides are ``ANY_SIDES`` if they are drawn per sample."""
+        """Output size for input images of ``size``, with ``ANY_SIDES`` for sides that are drawn per sample."""
         if self.choice_end is not None:
             return size.to(*self.choice_end)
         return size.to(*ANY_SIDES) if self.draws_size else self.out_applied(size)
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size for input images of ``size`` and the draws ``drawn``: the input size for samples that skip the op."""
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for input images of ``size`` and draws ``draws``. Samples that skip the op keep the input size."""
         if not self.draws_size:
             return self.out(size)
-        return self.where_applied(drawn, self.out_applied(size), size)
+        return self.where_applied(draws, self.out_applied(size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
-        """Output sizes of samples that the op is applied to, which include the smallest and the largest that can be drawn."""
+        """Output sizes of samples that the op is applied to, among them the smallest and the largest that can be drawn."""
         return (self.out_applied(size),)
 
     @staticmethod
-    def where_applied(drawn: OpDraws, out: Size, size: Size) -> Size:
+    def where_applied(draws: OpDraws, out: Size, size: Size) -> Size:
         """Size ``out`` for samples that the op is applied to, ``size`` for samples that skip the op."""
-        applies = drawn["apply_mask"]
+        applies = draws["apply_mask"]
         return size.to(np.where(applies, out.height, size.height), np.where(applies, out.width, size.width))
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters and ``"apply_mask"``, (B,) bool, for a whole batch."""
-        drawn = self.draw_parameters(sampler.shared_by_samples() if self.same_on_batch else sampler, size)
-        drawn["apply_mask"] = self.draw_apply_mask(sampler, size.batch)
-        return drawn
+        draws = self.draw_parameters(sampler.shared_by_samples() if self.same_on_batch else sampler, size)
+        draws["apply_mask"] = self.draw_apply_mask(sampler, size.batch)
+        return draws
 
     def draw_apply_mask(self, sampler: Sampler, batch: int) -> Array:
         """Draw the apply mask, (B,) bool: ``p_batch`` once per batch, ``p`` per sample."""
@@ -269,29 +270,29 @@ class Op(ABC):
 
     @property
     def plan_ops(self) -> tuple["Op", ...]:
-        """Ops that replace this op in the passes: the op itself, unless it picks other ops (``policies/picking.py``)."""
+        """Ops that run in the passes for this op: the op itself, or for an op that picks other ops, these ops."""
         return (self,)
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Settings that may have one value per channel, by name. Errors about the number of channels name them."""
+        """Settings that may have one value per channel, by their name in error messages."""
         return {}
 
-    def draws_by_op(self, drawn: OpDraws) -> dict["Op", OpDraws]:
+    def draws_by_op(self, draws: OpDraws) -> dict["Op", OpDraws]:
         """Draws of each op in ``plan_ops``."""
-        return {self: drawn}
+        return {self: draws}
 
-    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index``, as a batch of one."""
-        return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in drawn.items()}
+        return {name: value[index : index + 1] if isinstance(value, np.ndarray) else value for name, value in draws.items()}
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Drawn numbers of one sample by name, without the apply mask.
 
         Elements of an array have the suffixes ``_0``, ``_1``, … in their names; coordinates of points ``_x`` and ``_y``.
         """
         numbers: dict[str, float] = {}
-        for name, values in drawn.items():
-            if name == "apply_mask" or np.shape(values)[:1] != np.shape(drawn["apply_mask"]):
+        for name, values in draws.items():
+            if name == "apply_mask" or np.shape(values)[:1] != np.shape(draws["apply_mask"]):
                 continue
             for index in np.ndindex(values.shape[1:]):
                 parts = [name, *map(str, index)]
@@ -300,17 +301,17 @@ class Op(ABC):
                 numbers["_".join(parts)] = float(values[(sample, *index)])
         return numbers
 
-    def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws in the format of the ``params=`` argument of Kornia's module."""
         return {
-            **self.kornia_parameters(drawn, size),
-            "batch_prob": torch.from_numpy(drawn["apply_mask"].astype(np.float32)),
+            **self.kornia_parameters(draws, size),
+            "batch_prob": torch.from_numpy(draws["apply_mask"].astype(np.float32)),
             "forward_input_shape": host_tensor([size.batch, size.channels, size.height, size.width], np.int64),
         }
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Entries of ``params=`` without apply mask and shape. Override if names or shapes of draws differ from Kornia's."""
-        return {name: torch.from_numpy(values) for name, values in drawn.items() if name != "apply_mask"}
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Entries of ``params=`` except apply mask and shape. Overridden if names or shapes of draws differ from Kornia's."""
+        return {name: torch.from_numpy(values) for name, values in draws.items() if name != "apply_mask"}
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
@@ -337,17 +338,17 @@ def draw_in_order(
         ops: Ops and fallback modules.
         sampler: Source of random numbers.
         size: Size of the input images of the first op.
-        deferred: Ops whose parameters are computed later, when the size of the images is known: op → number of uniform numbers
-            per sample. The draws of such an op are ``{"numbers": …}``, (count, B), uniform in [0, 1).
+        deferred: Number of uniform numbers per sample, by op, for ops whose parameters are computed later, when the sizes of
+            the images are known. The draws of such an op are only these numbers: ``{"numbers": …}``, (count, B), in [0, 1).
     """
     for op in ops:
         if deferred and op in deferred:
-            drawn = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
+            drawn_op = DrawnOp(op, {"numbers": sampler.uniform(deferred[op])}, size, op.out(size))
         else:
             draws = op.draw(sampler, size)
-            drawn = DrawnOp(op, draws, size, op.out_drawn(draws, size))
-        yield drawn
-        size = drawn.out
+            drawn_op = DrawnOp(op, draws, size, op.out_drawn(draws, size))
+        yield drawn_op
+        size = drawn_op.out
 
 
 class RowOp(Op):
@@ -357,7 +358,7 @@ class RowOp(Op):
     """
 
     width: ClassVar[int]
-    """Number of columns of a row; 0 if it depends on the number of channels, as ``row_width`` then says.
+    """Number of columns of a row; 0 if the number depends on the number of channels (``row_width``).
 
     Column 0 is the apply mask: 1 to apply the op, 0 to leave the sample unchanged bit for bit.
     """
@@ -366,17 +367,17 @@ class RowOp(Op):
         """Number of columns of a row for images of ``channels`` channels."""
         return self.width
 
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32."""
-        out[:, 0] = drawn["apply_mask"]
-        self.write(drawn, size, out)
+        out[:, 0] = draws["apply_mask"]
+        self.write(draws, size, out)
 
     @abstractmethod
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the parameters of all samples into ``out``, all columns except column 0."""
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
-        """Convert rows of clips to rows of frames, in place. Needed if a parameter differs between the frames of a clip.
+        """Set the parameters that differ between the frames of a clip, in place. By default there are none.
 
         Args:
             rows: Row of the clip, repeated for each of its frames, (B · T, row_width).
@@ -397,7 +398,7 @@ class RowOp(Op):
 class FrontOp(RowOp):
     """Op whose output pixel depends on other pixels of the image, or on another image.
 
-    It is the first op, the *front*, of its pass.
+    Such an op is the first op, the *front*, of its pass.
     """
 
     kernel: ClassVar[str]
@@ -405,7 +406,7 @@ class FrontOp(RowOp):
 
 
 LARGEST_CODE = 31
-"""Largest ``PointOp.code``: codes are bit indices in a 32-bit field. It is the code of ``policies.one_of.OneOf``."""
+"""Largest ``PointOp.code``, because codes are bit indices in a 32-bit field. ``policies.one_of.OneOf`` has this code."""
 
 
 class PointOp(RowOp):
@@ -415,13 +416,13 @@ class PointOp(RowOp):
     """Number of the branch of ``apply_op()`` in ``backends/triton/points.py`` that computes the op. Unique per class."""
 
     flags: int = 0
-    """Bit field that Triton receives as a compile-time constant, to omit branches that the op never takes.
+    """Bit field that a kernel gets as a compile-time constant, to omit code that the op never runs; 0 if there is none.
 
-    0 without such branches. ``policies.one_of.OneOf`` cannot pick an op whose field is not 0.
+    ``policies.one_of.OneOf`` cannot run an op whose field is not 0.
     """
 
     positional: ClassVar[bool] = False
-    """True if the result depends on the coordinates of the pixel. If False, the op can be exchanged with a flip."""
+    """True if the result depends on the coordinates of the pixel. Otherwise the op can run before or after a flip."""
 
     has_fixed_row: ClassVar[bool] = False
     """True if the row is the same for all draws, except for the apply mask."""
@@ -442,7 +443,7 @@ class PointOp(RowOp):
 
     @property
     def launches(self) -> int:
-        """Number of kernel launches of a pass that holds the op: one more if the op needs the mean."""
+        """Number of kernel launches of a pass that runs the op: 2 if the op needs the mean, else 1."""
         return 1 + self.needs_mean
 
     def flags_for(self, channels: int, frames: int = 1) -> int:

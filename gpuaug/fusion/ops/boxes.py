@@ -2,12 +2,12 @@
 
 A *target dict* holds the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *sample* is an image or a clip.
 
-As in Kornia, the four corners of a box are mapped through all modules, and the output is the axis-aligned box around them.
+As in Kornia, the four corners of a box are mapped, and the output is the axis-aligned box around the mapped corners.
 Coordinates of Kornia's formats refer to pixel centres, so both corners of a box of one pixel are equal. Coordinates of target
 dicts refer to pixel edges, as in torchvision: the first pixel extends from 0 to 1.
 
-Kornia reads the values to reject empty boxes, which makes the host wait for the device. Here empty boxes are mapped like all
-others. With ``BoxMapping.clip`` the mask of the valid boxes is False for them.
+Kornia checks on the host that no box is empty, for which the host waits for the device. Here empty boxes are mapped like all
+others. With ``BoxMapping.clip`` the mask of the valid boxes is False for empty boxes.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ BoxLayout = Literal["vertices", "corners", "sides", "centre", "points"]
 
 @dataclass(frozen=True, slots=True)
 class BoxFormat:
-    """Format of boxes or points: coordinates that are stored, and positions that the coordinates refer to."""
+    """Format of boxes or points: order and meaning of their numbers."""
 
     layout: BoxLayout
     """``"vertices"``: four corners; ``"corners"``: XYXY; ``"sides"``: XYWH; ``"centre"``: CXCYWH; ``"points"``: (x, y)."""
@@ -55,7 +55,7 @@ _TRAILING_SHAPES: dict[BoxLayout, tuple[int, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class BoxMapping:
-    """Arguments of ``map_boxes``: a matrix per sample, formats and image sizes."""
+    """Matrices, formats and image sizes with which ``map_boxes`` maps boxes or points."""
 
     source_format: BoxFormat
     target_format: BoxFormat
@@ -66,7 +66,7 @@ class BoxMapping:
     out: tuple[int, int]
     """(height, width) of the output images."""
     owners: Tensor | None = None
-    """Sample index of each box, (n,) int64, for boxes (n, …); ``None`` for boxes (B, N, …)."""
+    """Sample index of each box, (n,) int64, for boxes of shape (n, …); ``None`` for boxes of shape (B, N, …)."""
     clip: bool = False
     """Whether to clip boxes to the output image, and return the mask of the valid boxes."""
 
@@ -84,9 +84,9 @@ def check_form(values: Tensor, key: str) -> None:
         )
 
 
-def axes_per_box(form: BoxFormat) -> int:
+def axes_per_box(box_format: BoxFormat) -> int:
     """Number of axes of one box or point."""
-    return len(_TRAILING_SHAPES[form.layout])
+    return len(_TRAILING_SHAPES[box_format.layout])
 
 
 def floating_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -95,7 +95,9 @@ def floating_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Map boxes or points by ``mapping``, in float32 at least. Columns after a point's (x, y) are unchanged.
+    """Map boxes or points by ``mapping``, computed in float32, or in float64 for float64 values.
+
+    Numbers of a point after (x, y) are unchanged.
 
     Shape:
         - values: (B, N, …), or (n, …) with ``mapping.owners``; trailing axes as in ``mapping.source_format``
@@ -139,35 +141,35 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     return mapped, out_valid
 
 
-def vertices(values: Tensor, form: BoxFormat, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
-    """Corners of boxes, clockwise from the top left, in coordinates of pixel centres, in float32 at least. Points stay points.
+def vertices(values: Tensor, box_format: BoxFormat, source: tuple[int | Tensor, int | Tensor] = (1, 1)) -> Tensor:
+    """Convert boxes to corners, clockwise from the top left, and points to (x, y), in coordinates of pixel centres.
 
-    ``source`` is (height, width) of the images, numbers or tensors that broadcast. Only needed if ``form.share``.
+    ``source``: (height, width) of the images, numbers or tensors that broadcast. Read only if ``box_format.share``.
 
     Shape:
-        - values: (…), with trailing axes as in ``form``
-        - returns: (…, 4, 2), or (…, 2) for points
+        - values: (…), with trailing axes as in ``box_format``
+        - returns: (…, 4, 2), or (…, 2) for points; float32, or float64 for float64 values
 
     Cost:
         At most eight launches.
     """
     if values.dtype != torch.float64:
         values = values.float()
-    if form.share:
+    if box_format.share:
         height, width = source
         x, y, box_width, box_height = values.unbind(-1)
         values = torch.stack((x * width, y * height, box_width * width, box_height * height), -1)
-    shift = 0.5 if form.edges else 0.0
-    if form.layout == "vertices":
+    shift = 0.5 if box_format.edges else 0.0
+    if box_format.layout == "vertices":
         return values
-    if form.layout == "points":
-        return values[..., :2] - shift if form.edges else values[..., :2]
+    if box_format.layout == "points":
+        return values[..., :2] - shift if box_format.edges else values[..., :2]
     first, last = values[..., :2], values[..., 2:]
-    if form.layout == "centre":
+    if box_format.layout == "centre":
         first = first - last / 2
-    if form.layout != "corners":
-        last = first + last if form.edges else first + last - 1
-    return _corners(first - shift, last - shift) if form.edges else _corners(first, last)
+    if box_format.layout != "corners":
+        last = first + last if box_format.edges else first + last - 1
+    return _corners(first - shift, last - shift) if box_format.edges else _corners(first, last)
 
 
 def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
@@ -178,14 +180,14 @@ def apply_matrices(points: Tensor, matrix: Tensor) -> Tensor:
     """
     m = matrix.to(points.dtype)[:, None]
     flat = points.flatten(1, -2)
-    # Not a matrix product, which may be computed in TF32 on a GPU, with errors of whole pixels.
+    # Not by a matrix product, because a GPU may compute it in TF32, with errors of whole pixels.
     mapped = torch.addcmul(torch.addcmul(m[..., 2], m[..., 0], flat[..., :1]), m[..., 1], flat[..., 1:])
     return (mapped[..., :2] / mapped[..., 2:]).reshape(points.shape)
 
 
-def composed(first: Tensor | None, then: Tensor) -> Tensor:
-    """Matrices, (B, 3, 3), that apply ``first``, then ``then``. ``first``: ``None`` for the identity."""
-    return then if first is None else (then[..., None] * first[:, None]).sum(2)
+def composed(first: Tensor | None, second: Tensor) -> Tensor:
+    """Matrices, (B, 3, 3), that apply ``first``, then ``second``. ``None`` as ``first`` stands for the identity."""
+    return second if first is None else (second[..., None] * first[:, None]).sum(2)
 
 
 def _from_corners(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
@@ -204,12 +206,12 @@ def _from_corners(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:
     return torch.stack((x / width, y / height, box_width / width, box_height / height), -1)
 
 
-def has_positive_area(values: Tensor, form: BoxFormat) -> Tensor:
+def has_positive_area(values: Tensor, box_format: BoxFormat) -> Tensor:
     """Mask of the input boxes with a positive area, (B, N) bool."""
-    if form.layout == "vertices":
+    if box_format.layout == "vertices":
         return torch.ones_like(values[..., 0, 0], dtype=torch.bool)
-    sides = values[..., 2:] if form.layout != "corners" else values[..., 2:] - values[..., :2]
-    return (sides > (0 if form.edges or form.layout != "corners" else -1)).all(-1)
+    sides = values[..., 2:] if box_format.layout != "corners" else values[..., 2:] - values[..., :2]
+    return (sides > (0 if box_format.edges or box_format.layout != "corners" else -1)).all(-1)
 
 
 def _overlaps_image(first: Tensor, last: Tensor, mapping: BoxMapping) -> Tensor:

@@ -38,6 +38,7 @@ class Grayscale(ChannelOp):
 
     @property
     def _weights(self) -> Tensor | None:
+        """Weights that the user set, or ``None`` for the default."""
         return self.module.rgb_weights  # type: ignore[return-value]
 
     @property
@@ -53,7 +54,7 @@ class Grayscale(ChannelOp):
         return {} if weights is None else {self.weights_name: weights}
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if there is a single weight for several channels, for which Kornia raises an error; else ``None``."""
+        """Reason if the user set a single weight and images have several channels; else ``None``. Kornia raises an error."""
         single = size.channels > 1 and any(weights.numel() == 1 for weights in self.per_channel(size.channels).values())
         return f"{self.weights_name} holds one value" if single else None
 
@@ -61,7 +62,7 @@ class Grayscale(ChannelOp):
         """Number of columns: the apply mask, and one weight per channel."""
         return 1 + channels
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
         default = GREY if size.channels == 3 else 1 / size.channels
         out[:, 1:] = default if self._weights is None else self._weights.reshape(-1).tolist()
@@ -100,13 +101,13 @@ class ChannelShuffle(ChannelOp):
         """Draw a permutation of the channels per sample, (B, C)."""
         return {"channels": sampler.uniform(size.channels).T.argsort(axis=1)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Permutations as a tensor, (B, C) int64."""
-        return {"channels": torch.from_numpy(np.ascontiguousarray(drawn["channels"]))}
+        return {"channels": torch.from_numpy(np.ascontiguousarray(draws["channels"]))}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the index of the source channel per output channel."""
-        out[:, 1:] = drawn["channels"]
+        out[:, 1:] = draws["channels"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Permute the channels."""
@@ -126,7 +127,7 @@ class ChannelDropout(PointOp):
         return 0 <= float(self.module.fill_value) <= 1  # type: ignore[arg-type]
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if more channels are to be dropped than there are, for which Kornia raises an error; else ``None``."""
+        """Reason if more channels would be dropped than images have; else ``None``. Kornia raises an error."""
         dropped: Any = self.module.num_drop_channels
         return f"drops {dropped} of {size.channels} channels" if dropped > size.channels else None
 
@@ -139,18 +140,18 @@ class ChannelDropout(PointOp):
         dropped: Any = self.module.num_drop_channels
         return {"channel_idx": sampler.uniform(size.channels).T.argsort(axis=1)[:, :dropped]}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Indices of the dropped channels, and of their samples."""
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
+        """Indices of the dropped channels, and of the samples."""
         return {
             "batch_idx": host_tensor(np.arange(size.batch)[:, None], np.int64),
-            "channel_idx": torch.from_numpy(np.ascontiguousarray(drawn["channel_idx"])),
+            "channel_idx": torch.from_numpy(np.ascontiguousarray(draws["channel_idx"])),
         }
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the fill value, then per channel 1 if it is dropped, else 0."""
         out[:, 1] = float(self.module.fill_value)  # type: ignore[arg-type]
         out[:, 2:] = 0
-        np.put_along_axis(out[:, 2:], drawn["channel_idx"], 1.0, axis=1)
+        np.put_along_axis(out[:, 2:], draws["channel_idx"], 1.0, axis=1)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Fill the dropped channels."""
@@ -187,7 +188,7 @@ class Normalize(PointOp):
         """Number of columns: the apply mask, one mean per channel, and one std per channel."""
         return 1 + 2 * channels
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the means of all channels, then the stds."""
         out[:, 1 : 1 + size.channels] = self.mean
         out[:, 1 + size.channels :] = self.std
@@ -198,6 +199,7 @@ class Normalize(PointOp):
         return (images - mean) / std
 
     def _mean_and_std(self, images: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and stds in ``rows``, (B, C, 1, 1) each."""
         channels = images.shape[1]
         return rows[:, 1 : 1 + channels, None, None], rows[:, 1 + channels : 1 + 2 * channels, None, None]
 

@@ -34,10 +34,10 @@ class UniformOp(PointOp):
         """Draw one uniform number per parameter and sample, (B,) each."""
         return {name: sampler.within(low, high) for name, (low, high) in zip(self.names, self.bounds, strict=True)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the drawn numbers, in the order of ``names``."""
         for index, name in enumerate(self.names):
-            out[:, 1 + index] = drawn[name]
+            out[:, 1 + index] = draws[name]
 
 
 class Brightness(UniformOp):
@@ -53,9 +53,9 @@ class Brightness(UniformOp):
         """True if the result is clamped."""
         return bool(self.module.clip_output)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the number to add, then 1 to clamp values, else 0."""
-        out[:, 1] = drawn["brightness_factor"] - 1
+        out[:, 1] = draws["brightness_factor"] - 1
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class Contrast(UniformOp):
         """True if the result is clamped."""
         return bool(self.module.clip_output)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the factor, then 1 to clamp values, else 0."""
-        out[:, 1] = drawn["contrast_factor"]
+        out[:, 1] = draws["contrast_factor"]
         out[:, 2] = self.module.clip_output  # type: ignore[assignment]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Gamma(UniformOp):
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
-        """True if exponent and gain cannot be negative: 0 to a negative power is infinite."""
+        """True if the bounds of exponent and gain are not negative: 0 to a negative power is infinite."""
         return all(low >= 0 for low, _ in self.bounds)
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -154,12 +154,12 @@ class Invert(PointOp):
         return None if is_single else "max_val has a value for each channel"
 
     def out_applied(self, size: Size) -> Size:
-        """Output size. As in Kornia, images of one channel are broadcast to the channels of ``max_val``."""
+        """Output size. As in Kornia, images of one channel are broadcast to as many channels as ``max_val`` has."""
         max_val = self.settings["max_val"]
         channels = max_val.shape[-3] if isinstance(max_val, Tensor) and max_val.ndim > 2 and size.channels == 1 else 1
         return size if channels == 1 else replace(size, channels=channels)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write ``max_val``."""
         out[:, 1] = float(self.settings["max_val"])
 
@@ -199,7 +199,7 @@ class Snow(UniformOp):
 
 
 class Posterize(PointOp):
-    """``RandomPosterize``: sets the lowest bits of 8-bit values to 0, so that values are multiples, *levels*, of a step."""
+    """``RandomPosterize``: sets the lowest bits of 8-bit values to 0. The results, called levels, are multiples of a step."""
 
     code = 9
     width = 3
@@ -212,20 +212,20 @@ class Posterize(PointOp):
         self._offset = 0.0
 
     def expect_rounding(self) -> None:
-        """Round down to levels with a tolerance. Called if a preceding op may have left rounding errors in the values."""
+        """Allow for rounding errors in the input, by a tolerance before rounding down. Called if a preceding op causes them."""
         self._offset = LEVEL_TOLERANCE
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the number of bits per sample, rounded to an integer, (B,)."""
         return {"bits_factor": np.rint(sampler.within(*self._bounds))}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Number of bits as int32."""
-        return {"bits_factor": torch.from_numpy(drawn["bits_factor"].astype(np.int32))}
+        return {"bits_factor": torch.from_numpy(draws["bits_factor"].astype(np.int32))}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the step between two levels, and the offset that is added before rounding down to a level."""
-        out[:, 1] = np.exp2(8 - drawn["bits_factor"])
+        out[:, 1] = np.exp2(8 - draws["bits_factor"])
         out[:, 2] = self._offset
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -242,10 +242,10 @@ class Posterize(PointOp):
 def scale_saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Multiply the HSV saturation of RGB images by ``factor``, (B, 1, 1, 1), and clamp it to [0, 1]."""
     maximum, minimum = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
-    chroma_range = maximum - minimum
-    saturation = chroma_range / torch.where(maximum == 0, 1.0, maximum + 1e-8)
-    chroma = maximum * (saturation * factor).clamp(0, 1)
-    return (images - minimum) * (chroma / torch.where(chroma_range == 0, 1.0, chroma_range)) + (maximum - chroma)
+    chroma = maximum - minimum
+    saturation = chroma / torch.where(maximum == 0, 1.0, maximum + 1e-8)
+    new_chroma = maximum * (saturation * factor).clamp(0, 1)
+    return (images - minimum) * (new_chroma / torch.where(chroma == 0, 1.0, chroma)) + (maximum - new_chroma)
 
 
 def add_snow(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
@@ -253,11 +253,12 @@ def add_snow(images: Tensor, threshold: Tensor, factor: Tensor) -> Tensor:
     maximum, minimum = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     double_lightness = maximum + minimum
     lightness = double_lightness / 2
-    # For constant saturation, the distance of a channel from the lightness is proportional to min(lightness, 1 - lightness).
-    largest_distance = torch.where(double_lightness < 1, double_lightness, 2 - double_lightness)
+    # For constant saturation, the distance of a channel from the lightness is proportional to the largest chroma that is
+    # possible at this lightness.
+    largest_chroma = torch.where(double_lightness < 1, double_lightness, 2 - double_lightness)
     new_lightness = torch.where(lightness < threshold, (lightness * factor).clamp(0, 1), lightness)
-    new_distance = 2 * torch.minimum(new_lightness, 1 - new_lightness)
-    scale = new_distance / torch.where(largest_distance == 0, 1.0, largest_distance + 1e-8)
+    new_largest_chroma = 2 * torch.minimum(new_lightness, 1 - new_lightness)
+    scale = new_largest_chroma / torch.where(largest_chroma == 0, 1.0, largest_chroma + 1e-8)
     return new_lightness + (images - lightness) * scale
 
 
@@ -265,9 +266,9 @@ def rotate_hue(images: Tensor, turns: Tensor) -> Tensor:
     """Rotate the HSV hue of RGB images by ``turns``, (B, 1, 1, 1), in full turns."""
     red, green, blue = images.unbind(1)
     maximum, minimum = images.amax(1), images.amin(1)
-    chroma_range = maximum - minimum
-    saturation = chroma_range / torch.where(maximum == 0, 1.0, maximum + 1e-8)
-    divisor = torch.where(chroma_range == 0, 1.0, chroma_range)
+    chroma = maximum - minimum
+    saturation = chroma / torch.where(maximum == 0, 1.0, maximum + 1e-8)
+    divisor = torch.where(chroma == 0, 1.0, chroma)
     sector = torch.where(
         (red >= green) & (red >= blue),
         (green - blue) / divisor,
@@ -295,7 +296,7 @@ def rotate_hue(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def _with_clamps(images: Tensor, rows: Tensor, function: Any) -> Tensor:
-    """Apply ``function`` to the images. Clamp its input and output to [0, 1] if column 2 of the row is not 0."""
+    """Apply ``function`` to the images, with its input and output clamped to [0, 1] if column 2 of the row is not 0."""
     clamps = column(rows, 2) != 0
     output = function(torch.where(clamps, images.clamp(0, 1), images))
     return torch.where(clamps, output.clamp(0, 1), output)

@@ -1,8 +1,8 @@
 """Kornia's ``ColorJitter`` and ``ColorJiggle``: four adjustments, in a random order per batch.
 
-The adjustments, by index: 0 brightness, 1 contrast, 2 saturation, 3 hue. An adjustment is *neutral* if its factor leaves images
-unchanged, and *active* if its bounds allow another factor. Triton kernels get a bit field of flags as a compile-time constant:
-bits 0 to 3 are 1 for the active adjustments, the others are named below.
+The adjustments, by index: 0 brightness, 1 contrast, 2 saturation, 3 hue. A factor is *neutral* if it leaves images unchanged.
+An adjustment is *active* if its bounds allow other factors. Triton kernels get a bit field of flags as a compile-time constant:
+bits 0 to 3 are 1 for the active adjustments, and the constants below describe the other bits.
 
 A *row* holds the parameters of one sample: the apply mask (1 to apply the op), four factors, and the order of the adjustments.
 """
@@ -47,9 +47,9 @@ PERMUTES = 64
 """Flag: three more columns of the row hold a permutation of the channels, applied after all adjustments."""
 
 BEFORE_CONTRAST = 128
-"""Flag: only the adjustments before contrast run, all if contrast is omitted. Channels are not permuted.
+"""Flag: only the adjustments before contrast run, or all if contrast is omitted. Channels are not permuted.
 
-With it a kernel computes the mean grey value that contrast needs.
+A kernel with this flag computes the mean grey value that contrast needs.
 """
 
 FROM_CONTRAST = 256
@@ -70,7 +70,7 @@ class _Jitter(PointOp):
         self.bounds = [bounds(getattr(generator, factor.replace("_factor", "_sampler"))) for factor in FACTORS]
         self._order_setting: tuple[int, ...] | None = module._fixed_order  # type: ignore[assignment]
         candidates = range(4) if self._order_setting is None else self._order_setting
-        # Kornia omits an adjustment that is neutral for the whole batch, so an adjustment with neutral bounds never runs.
+        # Kornia omits an adjustment whose factors are neutral for the whole batch, so one with neutral bounds never runs.
         self._active = [index in candidates and self.bounds[index] != (_NEUTRAL[index, 0],) * 2 for index in range(4)]
         self._active_indices = np.flatnonzero(self._active)
         self._low, self._high = np.array(self.bounds, dtype=np.float32).T[..., None]
@@ -81,7 +81,7 @@ class _Jitter(PointOp):
         return sum(1 << index for index, active in enumerate(self._active) if active)
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """``flags`` for images of three channels; for other numbers of channels without saturation, hue and permutation."""
+        """``flags``; for images with another number of channels than three without saturation, hue and permutation."""
         return self.flags if channels == 3 else self.flags & ~(SATURATION_AND_HUE | PERMUTES)
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
@@ -92,38 +92,38 @@ class _Jitter(PointOp):
         """Draw ``"factors"``, (4, B), and ``"order"``, (batches, 4) indices of adjustments."""
         return {"factors": sampler.within_bounds(self._low, self._high), "order": sampler.permutation(4)}
 
-    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index``, as a batch of one: the factors of the sample, and the order of the batch."""
-        sample = {"factors": drawn["factors"][:, index : index + 1], "order": drawn["order"]}
-        return {**sample, "apply_mask": drawn["apply_mask"][index : index + 1]}
+        sample = {"factors": draws["factors"][:, index : index + 1], "order": draws["order"]}
+        return {**sample, "apply_mask": draws["apply_mask"][index : index + 1]}
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Factors of the active adjustments."""
-        return {FACTORS[index]: float(drawn["factors"][index, sample]) for index in self._active_indices}
+        return {FACTORS[index]: float(draws["factors"][index, sample]) for index in self._active_indices}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Factors and order under Kornia's names."""
-        factors = dict(zip(FACTORS, torch.from_numpy(drawn["factors"]), strict=True))
-        return {**factors, "order": torch.from_numpy(drawn["order"][0])}
+        factors = dict(zip(FACTORS, torch.from_numpy(draws["factors"]), strict=True))
+        return {**factors, "order": torch.from_numpy(draws["order"][0])}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the four factors, then the order, with ``OMITTED`` for omitted adjustments."""
-        factors: Array = drawn["factors"]
+        factors: Array = draws["factors"]
         # Column by column, because NumPy's inner loop would otherwise run along the short rows, which is slower.
         for index, values in enumerate(factors):
             out[:, 1 + index] = values
-        orders: Array = drawn["order"]
+        orders: Array = draws["order"]
         batch = len(out) // max(len(orders), 1)
         adjustments = orders if self._order_setting is None else np.tile(self._order_setting, (len(orders), 1))
         omitted = ~np.array(self._active)[adjustments]
-        # An adjustment is also omitted if all samples of a batch happen to draw a neutral factor. To save time, the first
-        # sample of each batch is checked before the others.
+        # An adjustment is also omitted if all samples of a batch draw a neutral factor. To save time, the first sample of each
+        # batch is checked before the others.
         if batch and (factors[self._active_indices, ::batch] == _NEUTRAL[self._active_indices]).any():
             neutral = (factors == _NEUTRAL).reshape(4, -1, batch).all(2).T
             omitted |= np.take_along_axis(neutral, adjustments, 1)
         order = np.full((len(orders), 4), OMITTED, dtype=np.float32)
         order[:, : adjustments.shape[1]] = np.where(omitted, OMITTED, adjustments)
-        # A view: the rows of a batch are contiguous.
+        # A view of ``out``, because the rows of a batch are contiguous.
         rows = out.reshape(len(orders), batch, out.shape[1])
         for position in range(4):
             rows[:, :, 5 + position] = order[:, position, None]
@@ -133,7 +133,7 @@ class _Jitter(PointOp):
         values = images.clamp(0, 1)
         for position in range(4):
             adjustments = rows[:, 5 + position]
-            # On a GPU all adjustments run, because reading the order on the host would synchronise with the device.
+            # On a GPU all adjustments run, because to read the order the host would wait for the device.
             candidates = set(adjustments.tolist()) if adjustments.device.type == "cpu" else {0, 1, 2, 3, OMITTED}
             output = values
             flags = self.flags_for(images.shape[1])

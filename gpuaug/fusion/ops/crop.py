@@ -2,7 +2,7 @@
 
 Each module is *lowered* to an op, or run by Kornia. An op describes its movement twice: for images as an ``IndexMap``, from
 output to input pixels, and for boxes and keypoints as matrices, from input to output pixels. Samples outside the *apply mask*
-skip the op.
+skip the op. The *canvas* is the padded image.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ class _Flip(IndexOp):
     axis: str
     """``"x"`` to reverse columns, ``"y"`` to reverse rows."""
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Map that reverses one axis of the samples in the apply mask."""
-        apply_mask = drawn["apply_mask"]
+        apply_mask = draws["apply_mask"]
         length = size.width if self.axis == "x" else size.height
         reversal = AxisMap(np.where(apply_mask, -1.0, 1.0), np.where(apply_mask, length - 1.0, 0.0))
         return IndexMap(x=reversal) if self.axis == "x" else IndexMap(y=reversal)
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map x to W - 1 - x, or y to H - 1 - y, for the samples in the apply mask."""
         k, length = (0, size.width) if self.axis == "x" else (1, size.height)
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[drawn["apply_mask"], k, k] = -1.0
-        matrix[:, k, 2] = np.where(drawn["apply_mask"], length - 1.0, 0.0)
+        matrix[draws["apply_mask"], k, k] = -1.0
+        matrix[:, k, 2] = np.where(draws["apply_mask"], length - 1.0, 0.0)
         return matrix
 
 
@@ -79,7 +79,7 @@ class Crop(IndexOp):
 
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
-        # Padding by the setting ``padding`` alone, because an image of the size of the crop needs no other padding.
+        # For an image of the size of the crop, Kornia pads by the setting ``padding`` alone.
         fixed: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
         if not self.settings["pad_if_needed"]:
             return fixed
@@ -117,34 +117,34 @@ class Crop(IndexOp):
             "y": np.floor(uniform_y * np.float32(canvas.height - self._height + 1)),
         }
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the crop in the padded image and in the output."""
         canvas = self._canvas(size)
         height, width = np.float32(self._height), np.float32(self._width)
         return {
-            **corners(drawn["x"], drawn["y"], width, height, self._width, self._height, canvas),
+            **corners(draws["x"], draws["y"], width, height, self._width, self._height, canvas),
             "padding_size": host_tensor(self._padding(size), np.int64).expand(size.batch, -1),
             "forward_input_shape": host_tensor([size.batch, size.channels, canvas.height, canvas.width], np.int64),
         }
 
-    def params(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws in the format of Kornia's ``params=``. ``forward_input_shape`` is the shape of the padded images."""
         if size.batch == 0:
-            return super().params(drawn, size)
-        return {**super().params(drawn, size), **self.kornia_parameters(drawn, size)}
+            return super().params(draws, size)
+        return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the start of the crop minus the padding. Samples that skip the op already have the size of the crop."""
         left, _, top, _ = self._padding(size)
-        apply_mask = drawn["apply_mask"]
+        apply_mask = draws["apply_mask"]
         return IndexMap(
-            AxisMap(offset=np.where(apply_mask, drawn["x"] - left, 0.0)),
-            AxisMap(offset=np.where(apply_mask, drawn["y"] - top, 0.0)),
+            AxisMap(offset=np.where(apply_mask, draws["x"] - left, 0.0)),
+            AxisMap(offset=np.where(apply_mask, draws["y"] - top, 0.0)),
         )
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
-        shifts = self.map(drawn, size)
+        shifts = self.map(draws, size)
         return translations(size, -shifts.x.offset, -shifts.y.offset)
 
     def describe(self) -> str:
@@ -166,7 +166,7 @@ class CenterCrop(IndexOp):
         return None if mode == "slice" else f"cropping_mode={mode!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the crop is larger than the image, for which Kornia raises an error, or skipping changes the size."""
+        """Reason if the crop is larger than the image, or samples that skip the op would have another size; else ``None``."""
         if np.any(self._height > size.height) or np.any(self._width > size.width):
             return f"crops {self._height}x{self._width} out of {size.height}x{size.width}"
         return unsupported_skip(self, size=size)
@@ -179,20 +179,20 @@ class CenterCrop(IndexOp):
         """(first column, first row) of the crop, rounded down."""
         return (size.width - self._width) // 2, (size.height - self._height) // 2
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the crop in the image and in the output, as integers."""
         left, top = (np.full(size.batch, first) for first in self.start(size))
         parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in parameters.items()}
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the start of the crop."""
-        left, top = applied_shift(self, drawn, *self.start(size))
+        left, top = applied_shift(self, draws, *self.start(size))
         return IndexMap(AxisMap(offset=length_of(left)), AxisMap(offset=length_of(top)))
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
-        left, top = applied_shift(self, drawn, *self.start(size))
+        left, top = applied_shift(self, draws, *self.start(size))
         return translations(size, -left, -top)
 
     def describe(self) -> str:
@@ -219,7 +219,7 @@ class PadTo(IndexOp):
         return {"pad_value": self.fill}
 
     def out_applied(self, size: Size) -> Size:
-        """Output size; without ``crop_if_exceeds`` at least the size of the image."""
+        """Output size: the setting ``size``; without ``crop_if_exceeds`` at least the size of the image."""
         height, width = self.settings["size"]
         if not self.settings.get("crop_if_exceeds", True):
             maximum = np.maximum if size.ragged else max
@@ -229,7 +229,7 @@ class PadTo(IndexOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
 
-        Kornia raises an error for reflection beyond the image. With a mode other than constant only padding is lowered.
+        Kornia raises an error for reflection beyond the image. Cropping is lowered only with constant padding.
         """
         out = self.out(size)
         if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
@@ -238,7 +238,7 @@ class PadTo(IndexOp):
             return f"pad_mode={self.edge!r} while cropping"
         return unsupported_skip(self, size=size)
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map, because padding on the right and bottom does not move the image."""
         return IndexMap()
 
@@ -256,7 +256,7 @@ def _unsupported_mode(mode_name: str, mode: str, value_name: str, value: Any) ->
     """Reason why a padding mode is not lowered with this fill value, or ``None``."""
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
-    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # Kornia raises an error for it
+    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # an error in Kornia
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
     return None
 
@@ -277,11 +277,11 @@ def identities(size: Size) -> Array:
     return np.tile(np.eye(3), (size.batch if size.ragged else 1, 1, 1))
 
 
-def applied_shift(op: Op, drawn: OpDraws, x: Any, y: Any) -> tuple[Any, Any]:
+def applied_shift(op: Op, draws: OpDraws, x: Any, y: Any) -> tuple[Any, Any]:
     """(``x``, ``y``) for samples that ``op`` is applied to, (0, 0) for samples that skip ``op``."""
     if not op.is_random:
         return x, y
-    applies = drawn["apply_mask"]
+    applies = draws["apply_mask"]
     return np.where(applies, x, 0), np.where(applies, y, 0)
 
 
@@ -296,7 +296,7 @@ def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height:
     """Parameters of Kornia's crops: the four corners of the cropped window and of the output, clockwise from the top left.
 
     Args:
-        x: First column of the window, (B,) or one number for all samples; also ``y``, ``width`` and ``height``.
+        x: First column of the window. ``x``, ``y``, ``width`` and ``height`` are (B,), or one number for all samples.
         y: First row of the window.
         width: Width of the window in pixels.
         height: Height of the window in pixels.

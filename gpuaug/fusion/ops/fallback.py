@@ -1,8 +1,8 @@
 """Fallback modules: modules that are not *lowered*, that is, replaced by an op. Kornia or torchvision runs them unchanged.
 
 A fallback module runs at its position in the pipeline, between the fused passes. Its random numbers depend on the seed of the
-batch, like the random numbers of ops. It receives copies of its inputs, because it may modify them, in the dtype that the
-images would have there without gpuaug.
+batch, like the random numbers of ops. It receives copies of its inputs, because it may modify its inputs. The images have the
+dtype that they would have at this position without gpuaug.
 """
 
 import copy
@@ -32,13 +32,13 @@ class OutputDtypeChange(Exception):
     """Internal signal: a fallback module returned images of another dtype than the pipeline was lowered for.
 
     Args:
-        number: Number of the module among the fallback modules of the pipeline.
+        index: Index of the module among the fallback modules of the pipeline.
         dtype: dtype of the returned images.
     """
 
-    def __init__(self, number: int, dtype: torch.dtype) -> None:
-        super().__init__(number, dtype)
-        self.number, self.dtype = number, dtype
+    def __init__(self, index: int, dtype: torch.dtype) -> None:
+        super().__init__(index, dtype)
+        self.index, self.dtype = index, dtype
 
 
 class EagerOp(ABC):
@@ -76,7 +76,7 @@ class EagerOp(ABC):
     @property
     @abstractmethod
     def moves_nothing(self) -> bool:
-        """True if the module certainly leaves masks, boxes and keypoints unchanged."""
+        """True if the module is certain to leave masks, boxes and keypoints unchanged."""
 
     def moves(self, key: str) -> bool:
         """True if the library transforms an input with data key ``key`` together with the images, or raises an error.
@@ -90,18 +90,18 @@ class EagerOp(ABC):
         """Draw a seed for the random generators that the module uses, and the parameters that can be drawn beforehand."""
 
     @abstractmethod
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size according to the draws. The module may return another size, which is checked after it has run."""
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
+        """Output size according to the draws. The caller compares it with the outputs after the module has run."""
 
     @abstractmethod
-    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
         """Run the module on copies of the inputs of a call.
 
         Args:
             values: Inputs: images, (B, C, H, W) or frames of clips (B · T, C, H, W), of a dtype in ``IMAGE_DTYPES``, and
                 targets.
             keys: Data key of each input.
-            drawn: Draws of the batch.
+            draws: Draws of the batch.
             device: Device of the images.
 
         Returns:
@@ -129,8 +129,8 @@ class EagerKornia(EagerOp):
 
     def __init__(self, name: str, module: nn.Module, reason: str, lowered: Op | None = None) -> None:
         super().__init__(name, module, reason, lowered)
-        # Kornia's container applies the module to masks, boxes and keypoints as well. ``disable_features`` prevents it from
-        # keeping outputs alive.
+        # A container of Kornia applies the module to masks, boxes and keypoints as well. With ``disable_features`` the
+        # container does not keep its outputs alive.
         if isinstance(module, K.VideoSequential):  # clips are always passed as (B, T, C, H, W)
             video: Any = copy.copy(module)
             video.data_format = "BTCHW"
@@ -177,9 +177,9 @@ class EagerKornia(EagerOp):
             self._clip_container.disable_features = video.disable_features = True
         return cast(K.AugmentationSequential, self._clip_container)
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output size according to the parameters; the input size if a sample skips the module."""
-        item: ParamItem = drawn["params"][0]
+        item: ParamItem = draws["params"][0]
         if not isinstance(item.data, dict) or not bool((item.data["batch_prob"] > 0.5).all()):
             return size
         if self.lowered is not None:
@@ -189,18 +189,18 @@ class EagerKornia(EagerOp):
             return size.to(int(height), int(width))
         return size
 
-    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
         """Run the module on float32 copies of the images, and on copies of all other inputs. Arguments as in ``EagerOp``."""
         for key, value in zip(keys, values, strict=True):
             if key == "mask":
                 self._check_labels(value)
-        frames = drawn["frames"]
+        frames = draws["frames"]
         inputs = [_for_kornia(key, value, frames) for key, value in zip(keys, values, strict=True)]
         container = self._container_for(frames)
-        params = drawn["params"]
+        params = draws["params"]
         if container is self._clip_container:
             params = [ParamItem(next(name for name, _ in container.named_children()), params)]
-        with self._name_module_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), Generators(device).keyed(draws["key"]), initial_settings(), torch.no_grad():
             outputs = container(*inputs, params=params, data_keys=keys)
         results = outputs if isinstance(outputs, list | tuple) else [outputs]
         results = [result.data if isinstance(result, Boxes) else result for result in results]
@@ -235,8 +235,8 @@ def _moves(module: nn.Module, key: str) -> bool:
         return _moves(module.op, key)
     if isinstance(module, K.MixAugmentationBaseV2):
         return True
-    # Kornia calls any other module on the images only. It maps boxes and keypoints by a matrix, which RandomElasticTransform,
-    # RandomThinPlateSpline and RandomFisheye do not have; they are not subclasses of GeometricAugmentationBase2D.
+    # Kornia calls any other module on the images only. Boxes and keypoints are mapped by the matrix of a module. Subclasses of
+    # GeometricAugmentationBase2D have one; RandomElasticTransform, RandomThinPlateSpline and RandomFisheye have none.
     if key == "mask":
         return isinstance(module, K.AugmentationBase2D)
     return isinstance(module, K.GeometricAugmentationBase2D | K.IntensityAugmentationBase2D)
@@ -251,10 +251,10 @@ def _for_kornia(key: str, value: Any, frames: int) -> Any:
     if frames and key == "mask":
         value = value.unflatten(0, (len(value) // frames, frames))
     if frames and (key.startswith("bbox") or key == "keypoints"):
-        # Kornia takes boxes per frame. All boxes of a clip are mapped equally, so any distribution over the frames will do.
+        # Kornia takes boxes per frame. All frames of a clip are transformed equally, so a box may be passed with any of them.
         missing = -value.shape[1] % frames
         value = torch.cat((value, value.new_zeros(len(value), missing, *value.shape[2:])), 1).unflatten(1, (frames, -1))
-    # For a tensor Kornia returns axis-aligned boxes, which a later rotation would enlarge. With ``Boxes`` it returns vertices.
+    # For a tensor Kornia returns axis-aligned boxes, which a later rotation would enlarge; for ``Boxes`` it returns vertices.
     if key.startswith("bbox"):
         return Boxes(value.flatten(0, 1) if frames else value, False, mode="vertices_plus")
     return value
@@ -288,8 +288,8 @@ class EagerTorchvision(EagerOp):
         reason: Reason why the module is not lowered, shown to the user.
         lowered: Op of the same module, if it is lowered for other image sizes; else ``None``.
         dtype: dtype of the input images.
-        out_dtype: dtype of the output images of the last call; ``dtype`` before the first call.
-        number: Number of the module among the fallback modules of the pipeline.
+        out_dtype: dtype of the output images that the pipeline was lowered for.
+        index: Index of the module among the fallback modules of the pipeline.
     """
 
     package = "torchvision"
@@ -303,10 +303,10 @@ class EagerTorchvision(EagerOp):
         *,
         dtype: torch.dtype,
         out_dtype: torch.dtype,
-        number: int,
+        index: int,
     ) -> None:
         super().__init__(name, module, reason, lowered)
-        self._dtype, self._out_dtype, self._number = dtype, out_dtype, number
+        self._dtype, self._out_dtype, self._index = dtype, out_dtype, index
 
     @property
     def moves_nothing(self) -> bool:
@@ -321,27 +321,27 @@ class EagerTorchvision(EagerOp):
             applies = applies & gate.applies(sampler)
         return {"key": sampler.key(), "apply_mask": applies, "frames": size.frames}
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output size of the lowered op, or the input size if there is no lowered op."""
         return size if self.lowered is None else self.lowered.out(size)
 
-    def run(self, values: list[Any], keys: list[str], drawn: OpDraws, device: torch.device) -> list[Any]:
+    def run(self, values: list[Any], keys: list[str], draws: OpDraws, device: torch.device) -> list[Any]:
         """Run the module on copies of the images in the apply mask. All other inputs are returned unchanged."""
         return [
-            self._outputs(value, drawn, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
+            self._outputs(value, draws, device) if key == "input" else value for key, value in zip(keys, values, strict=True)
         ]
 
-    def _outputs(self, images: Tensor, drawn: OpDraws, device: torch.device) -> Tensor:
+    def _outputs(self, images: Tensor, draws: OpDraws, device: torch.device) -> Tensor:
         """Output images of the module, (B, C, H, W), or frames of clips (B · T, C, H, W)."""
         batch = converted(images, self._dtype, copy=True)
-        applies = drawn["apply_mask"].tolist()
-        frames = drawn["frames"]
+        applies = draws["apply_mask"].tolist()
+        frames = draws["frames"]
         if frames:
             batch = batch.unflatten(0, (-1, frames)) if len(images) else batch[:, None].expand(-1, frames, -1, -1, -1)
-        if not len(images):  # the output for a black image has the size and dtype of the empty output
+        if not len(images):  # run on a black image, to learn size and dtype of the empty output
             batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
-        with self._name_module_in_errors(), Generators(device).keyed(drawn["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), Generators(device).keyed(draws["key"]), initial_settings(), torch.no_grad():
             outputs = [self._output(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
         sizes = list(dict.fromkeys("x".join(map(str, output.shape)) for output in outputs))
         if len(sizes) > 1:
@@ -360,10 +360,10 @@ class EagerTorchvision(EagerOp):
         return output.as_subclass(Tensor)
 
     def _check_types(self, dtypes: set[torch.dtype]) -> None:
-        """Raise an error if ``dtypes``, the dtypes of the outputs, are several, or not in ``IMAGE_DTYPES``.
+        """Check ``dtypes``, the dtypes of all outputs.
 
         Raises:
-            ArgumentTypeError: If the dtypes cannot be used.
+            ArgumentTypeError: If there are several dtypes, or one is not in ``IMAGE_DTYPES``.
             OutputDtypeChange: If the dtype is not the one that the pipeline was lowered for.
         """
         other = next((dtype for dtype in dtypes if dtype not in IMAGE_DTYPES), None)
@@ -377,7 +377,7 @@ class EagerTorchvision(EagerOp):
             )
         (dtype,) = dtypes
         if dtype != self._out_dtype:
-            raise OutputDtypeChange(self._number, dtype)
+            raise OutputDtypeChange(self._index, dtype)
 
 
 def fallback_of(op: Op, reason: str) -> EagerOp:
@@ -385,6 +385,6 @@ def fallback_of(op: Op, reason: str) -> EagerOp:
     if op.package == "Kornia":
         return EagerKornia(op.name, op.module, reason, op)
     dtype: torch.dtype = getattr(op, "image_dtype", torch.float32)
-    fallback = EagerTorchvision(op.name, op.module, reason, op, dtype=dtype, out_dtype=dtype, number=-1)
+    fallback = EagerTorchvision(op.name, op.module, reason, op, dtype=dtype, out_dtype=dtype, index=-1)
     fallback.gates = op.gates
     return fallback

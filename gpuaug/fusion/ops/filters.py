@@ -26,12 +26,12 @@ LEVELS = 256
 CONSTANT_RANGE = 2.0**-18
 """Largest difference between maximum and minimum of a channel that counts as constant.
 
-It is four times the rounding error of interpolating a constant, and a thousandth of the distance between two levels. Stretching
-a smaller range would amplify rounding errors.
+Four times the rounding error of interpolating a constant, and a thousandth of the distance between two levels. To stretch a
+smaller range would amplify rounding errors.
 """
 
 LEVEL_TOLERANCE = 255 * CONSTANT_RANGE / 2
-"""Offset that is added to values, in levels, before they are rounded down, so that rounding errors do not change the level."""
+"""Offset in levels that is added before rounding down to a level, so that rounding errors do not change the level."""
 
 EQUALIZE, CONTRAST = 1, 2
 """Codes of the picked op in column 0 of the row of ``EqualizeOrContrast``. 0 for a sample that picked neither."""
@@ -62,7 +62,7 @@ class BlurOp(FrontOp):
         return None
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the border is larger than the image, for which Kornia raises an error; else ``None``."""
+        """Reason if the blur kernel reaches too far beyond the image; else ``None``. Kornia raises an error."""
         rows, columns = (side // 2 for side in self.kernel_size)
         reflects = self.border == "reflect" and (size.height <= rows or size.width <= columns)
         repeats = self.border == "circular" and (size.height < rows or size.width < columns)
@@ -77,12 +77,12 @@ class BlurOp(FrontOp):
         """Draw the standard deviation of the Gaussian per sample in pixels, (B,)."""
         return {"sigma": sampler.within(*self._bounds)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the standard deviations of the Gaussian along y and x, in pixels."""
-        out[:, 1] = out[:, 2] = drawn["sigma"]
+        out[:, 1] = out[:, 2] = draws["sigma"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Blur along x, then y, as a sum of shifted and weighted copies. A GPU may compute a convolution in TF32."""
+        """Blur along x, then y, as a sum of shifted and weighted copies. Not a convolution, which a GPU may compute in TF32."""
         mode = self.border
         kernel_height, kernel_width = self.kernel_size
         for side, axis in ((kernel_width, 3), (kernel_height, 2)):
@@ -120,9 +120,9 @@ class SharpnessOp(FrontOp):
         """Draw a sharpness factor per sample, (B,)."""
         return {"sharpness": sampler.within(*self._bounds)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
-        out[:, 1] = drawn["sharpness"]
+        out[:, 1] = draws["sharpness"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Blend each pixel with the weighted mean of its 3x3 pixels: weight 5/13 for the pixel, 1/13 for each neighbour.
@@ -143,7 +143,7 @@ class SharpnessOp(FrontOp):
 class LevelsOp(FrontOp):
     """Base class of ops that map the values of a channel by a lookup table, or by one table per tile of the image.
 
-    Cost: two launches, one that computes the tables from the images, and one that applies them.
+    Cost: two launches, one that computes the tables from the images, and one that applies the tables.
     """
 
     kernel, width = "levels", 1
@@ -156,13 +156,13 @@ class LevelsOp(FrontOp):
     """(scale, offset): the level of a value in [0, 1] is floor(value · scale + offset)."""
 
     rounds_to_levels: bool = False
-    """True if values are rounded down to levels before anything else. Read for auto contrast only."""
+    """True if auto contrast first rounds values down to levels. Other ops do not read this attribute."""
 
     def expect_rounding(self) -> None:
-        """Compute levels with a tolerance. Called if a preceding op may have left rounding errors in the values."""
+        """Allow for rounding errors in the input, by a tolerance in ``to_levels``. Called if a preceding op causes them."""
         self.to_levels = (self.to_levels[0], LEVEL_TOLERANCE)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Do nothing: the row holds the apply mask only."""
 
 
@@ -173,7 +173,7 @@ class Equalize(LevelsOp):
     description = "equalize"
 
     keeps_values: bool = True
-    """Whether a channel that cannot be equalized, with step 0, is unchanged (True) or rounded to levels (False)."""
+    """Whether a channel that cannot be equalized, because ``step`` is 0, is unchanged. Otherwise it is rounded to levels."""
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Clamp values to [0, 1], and map each level to (number of pixels at lower levels + step / 2) / step.
@@ -218,18 +218,18 @@ class Clahe(LevelsOp):
         return None if is_valid else f"grid_size={grid!r} is no pair of counts"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if images are too small for the number of tiles, for which Kornia raises an error; else ``None``."""
+        """Reason if images are too small for the number of tiles; else ``None``. Kornia raises an error."""
         is_small = size.height <= self.grid[0] or size.width <= self.grid[1]
         return f"grid_size={self.grid} needs more pixels than tiles on both axes" if is_small else None
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the clip limit per sample, (B,): largest number of pixels per level, in multiples of the mean number."""
+        """Draw the clip limit per sample, (B,): maximum of pixels per level, in multiples of the mean."""
         return {"clip_limit_factor": sampler.within(*self._bounds)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the clip limit in pixels per level; the number of pixels of a tile if the drawn limit is not positive."""
         pixels = tile_side(size.height, self.grid[0]) * tile_side(size.width, self.grid[1])
-        limits = drawn["clip_limit_factor"].astype(np.float64)
+        limits = draws["clip_limit_factor"].astype(np.float64)
         most = np.floor(limits * pixels / LEVELS).clip(1, pixels)
         out[:, 1] = np.where(limits > 0, most, pixels)
 
@@ -262,12 +262,12 @@ class Clahe(LevelsOp):
         pixels = levels.shape[3]
         counts = levels.new_zeros(*levels.shape[:3], LEVELS).scatter_add_(3, levels, torch.ones_like(levels))
         counts = counts.minimum(column(rows, 1).long())
-        # Pixels above the limit are distributed equally over all levels. Their remainder adds 1 to evenly spaced levels.
+        # Pixels above the limit are distributed equally over all levels. The remainder is distributed to evenly spaced levels.
         clipped = pixels - counts.sum(3, keepdim=True)
-        rest = clipped % LEVELS
+        remainder = clipped % LEVELS
         level = torch.arange(LEVELS, device=levels.device)
-        spacing = LEVELS // rest.clamp(min=1)
-        counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < rest))
+        spacing = LEVELS // remainder.clamp(min=1)
+        counts += clipped // LEVELS + ((level % spacing == 0) & (level // spacing < remainder))
         return counts.cumsum(3).float().mul((LEVELS - 1) / pixels).round().clamp(max=LEVELS - 1).flatten(2)
 
     def describe(self) -> str:
@@ -282,7 +282,7 @@ class AutoContrast(LevelsOp):
     description = "auto contrast"
 
     epsilon: float = 1e-6
-    """Number that is added to max - min before the division. If 0, a constant channel is unchanged; else it becomes 0."""
+    """Number that is added to max - min before the division. With 0, a constant channel is unchanged, else it becomes 0."""
 
     @property
     def clips(self) -> bool:
@@ -321,12 +321,12 @@ class EqualizeOrContrast(LevelsOp):
         self.to_levels = picks[0].to_levels
         self.p = 0.5  # below 1, so that the apply mask is read: a sample may have picked neither
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the code of the picked op.
 
-        ``drawn["parts"]`` holds tuples (op, its draws, mask of the samples that picked it).
+        ``draws["parts"]`` holds tuples (op, its draws, mask of the samples that picked it).
         """
-        for op, _, mask in drawn["parts"]:
+        for op, _, mask in draws["parts"]:
             out[mask, 0] = EQUALIZE if isinstance(op, Equalize) else CONTRAST
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -350,7 +350,7 @@ def tile_side(length: int, count: int) -> int:
 def nearest_tiles(length: int, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Two nearest tiles of each pixel along an axis: (first tile, second tile, weight of the first tile), (length,) each."""
     double_side = 2 * tile_side(length, count)
-    # Distance from the centre of an imaginary tile before the first, in half pixels.
+    # Distance from the centre of an imaginary tile before the first tile, in half pixels.
     position = 2 * torch.arange(length, device=device) + 1 + double_side // 2
     second = position // double_side
     divisor = torch.full((), double_side, dtype=torch.float32, device=device)  # a tensor, so that a GPU divides

@@ -2,7 +2,8 @@
 
 An ``IndexMap`` (flips, crops, padding) maps whole pixels per axis, so any number of index maps compose exactly. A warp
 interpolates, so a *pass*, one kernel that reads and writes all images, runs at most one warp: two composed warps would not
-equal two warps of Kornia. Coordinates are in pixels, (x, y) = (column, row), and maps go from *output index* to *input index*.
+equal two warps of Kornia. Coordinates are in pixels, (x, y) = (column, row). Maps of images go from *output index* to *input
+index*; the matrices for boxes and keypoints (``GatherOp.matrix``) go from input to output.
 """
 
 from abc import abstractmethod
@@ -37,26 +38,26 @@ class AxisMap:
     high: PerSample = np.inf
 
     def read_range(self, count: Any, length: Any) -> tuple[Array, Array]:
-        """(first index, number) of the input pixels that the first ``count`` output pixels copy.
+        """Return (first index, number) of the input pixels that the first ``count`` output pixels copy.
 
-        Indices outside the image, which has ``length`` pixels, are clamped to it.
+        Indices are clamped to the image, which has ``length`` pixels along the axis.
         """
         ends = self.offset, self.sign * (count - 1) + self.offset
         first, last = (np.clip(end, 0, length - 1) for end in (np.minimum(*ends), np.maximum(*ends)))
         return first, last - first + 1
 
     def with_bounds(self, length: Any) -> "AxisMap":
-        """Copy of the map for padded images: indices outside [0, ``length``) are padding. ``length``: integer or (B,)."""
+        """Return a copy in which input indices outside [0, ``length``) are padding. ``length``: integer, or array (B,)."""
         return AxisMap(self.sign, self.offset, 0.0, length_of(length))
 
     def after(self, first: "AxisMap") -> "AxisMap":
-        """Composition: the map that applies ``first`` to the image, then this map."""
+        """Return the composition that applies ``first`` to the image, then this map."""
         sign = np.asarray(first.sign)
         low = np.where(sign > 0, self.low + first.offset, first.offset - self.high + 1)
         high = np.where(sign > 0, self.high + first.offset, first.offset - self.low + 1)
         # An index is inside the bounds of the composition if neither map pads it.
         low, high = np.maximum(first.low, low), np.minimum(first.high, high)
-        # Kernels clamp indices to the bounds. With empty bounds they would read a pixel outside the image.
+        # Kernels clamp indices to the bounds. With empty bounds a kernel would read a pixel outside the image.
         empty = low >= high
         return AxisMap(
             first.sign * self.sign,
@@ -74,11 +75,11 @@ class IndexMap:
     y: AxisMap = field(default_factory=AxisMap)
 
     def with_bounds(self, size: Size) -> "IndexMap":
-        """Copy of the map for padded images: indices outside images of ``size`` are padding."""
+        """Return a copy in which input indices outside images of ``size`` are padding."""
         return IndexMap(self.x.with_bounds(size.width), self.y.with_bounds(size.height))
 
     def after(self, first: "IndexMap") -> "IndexMap":
-        """Composition: the map that applies ``first`` to the image, then this map."""
+        """Return the composition that applies ``first`` to the image, then this map."""
         return IndexMap(self.x.after(first.x), self.y.after(first.y))
 
 
@@ -111,15 +112,15 @@ class GatherOp(Op):
 
     stores_coordinates = True
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map input to output pixel coordinates, (3, 3) or (B, 3, 3) float64; for boxes and keypoints.
 
         They are Kornia's ``transform_matrix``. For samples that skip the op they are the identity.
         """
         return np.eye(3)
 
-    def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Part of each input image that a pass reads if this op is its first op. Images may be decoded only there.
+    def window(self, draws: OpDraws, size: Size) -> Array | None:
+        """Window of each input image that a pass reads if this op is its first op. It may be the only part that is decoded.
 
         Triton kernels read no pixel outside the window. The implementation in torch also reads pixel (0, 0) where it pads.
 
@@ -147,15 +148,15 @@ class IndexOp(GatherOp):
         return float(self.fill) if isinstance(self.fill, int | float) else 0.0
 
     @abstractmethod
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Map from output to input pixels. The caller adds the bounds of the image if ``edge`` is a padding mode."""
 
-    def window(self, drawn: OpDraws, size: Size) -> Array | None:
-        """Window of the pixels that the map reads. If all pixels are padding, it holds the nearest pixel of the image."""
+    def window(self, draws: OpDraws, size: Size) -> Array | None:
+        """Window of the pixels that the map reads. If all output pixels are padding, the window is the nearest pixel."""
         if self.edge == "reflect":
             return None
-        map_ = self.map(drawn, size)
-        out = self.out_drawn(drawn, size)
+        map_ = self.map(draws, size)
+        out = self.out_drawn(draws, size)
         left, width = map_.x.read_range(out.width, size.width)
         top, height = map_.y.read_range(out.height, size.height)
         return window_table(size, top, left, height, width)
@@ -180,12 +181,12 @@ class FrameOp(IndexOp):
         """Output size, with ``self.count`` frames."""
         return replace(size, frames=self.count) if size.frames else size
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map."""
         return IndexMap()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason for images, and for a probability below 1, with which the number of frames would differ; else ``None``."""
+        """Reason if the batch is images, or if samples may skip the op and keep another number of frames; else ``None``."""
         if not size.frames:
             return "it takes clips, (B, T, C, H, W)"
         return "some clips may keep their frames" if self.is_random else None
@@ -194,18 +195,18 @@ class FrameOp(IndexOp):
 class BoxCropOp(IndexOp):
     """Base class of crops whose window is chosen on the device, by the boxes of the image.
 
-    A resize to (height, width) must follow, with only flips in between. On the host the op crops nothing. On the device, the
-    chosen window is written to the parameter table, as the window that the resize reads. Draws hold ``"numbers"``, (B, columns)
-    float32, from which the device chooses the window. For a sample whose numbers are all 1, nothing is cropped.
+    A resize to (height, width) must follow, with only flips in between. On the host the op is the identity. The device writes
+    the chosen window to the parameter table, as the window that the resize reads. Draws hold ``"numbers"``, (B, columns)
+    float32, from which the device chooses the window. A sample whose numbers are all 1 is not cropped.
     """
 
     draws_size = True
     columns: ClassVar[int]
     """Number of drawn numbers per sample."""
     min_side_and_area: tuple[float, float] = (0.0, 0.0)
-    """(smallest side in pixels, smallest area in pixels) of a valid box, of its part inside the crop."""
+    """(smallest side, smallest area) in pixels of the part of a box inside the crop with which the box is valid."""
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Size of the whole image: the host does not know the window."""
         return size
 
@@ -213,11 +214,11 @@ class BoxCropOp(IndexOp):
         """Sizes of the smallest crop, one pixel, and of the largest, the whole image."""
         return size.to(np.ones_like(size.height), np.ones_like(size.width)) if size.ragged else size.to(1, 1), size
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map."""
         return IndexMap()
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Empty, because the window also depends on the boxes."""
         return {}
 
@@ -237,7 +238,7 @@ class BoxCropOp(IndexOp):
 class WarpOp(GatherOp):
     """Base class of warps by a matrix, with one interpolation."""
 
-    kind: ClassVar[Literal["affine", "perspective"]] = "affine"
+    matrix_type: ClassVar[Literal["affine", "perspective"]] = "affine"
     """Type of the matrices: the last row of an affine matrix is (0, 0, 1)."""
     edge: Literal["zeros", "border", "fill"] = "zeros"
     """Values outside the image: 0, the nearest border pixel, or ``fill``.
@@ -256,7 +257,7 @@ class WarpOp(GatherOp):
         return {"fill": self.fill}
 
     @abstractmethod
-    def warp(self, drawn: OpDraws, size: Size) -> Warp:
+    def warp(self, draws: OpDraws, size: Size) -> Warp:
         """Map from output pixels to input positions."""
 
 
@@ -275,7 +276,7 @@ class ResampleOp(GatherOp):
     """Antialiasing filter for downscaling; ``""`` for bilinear or nearest without antialiasing, as in Kornia."""
 
     def set_antialias(self, *, cubic: bool) -> None:
-        """Enable antialiasing for downscaling, as in torchvision, where it implies half-pixel centres."""
+        """Enable antialiasing for downscaling, and thereby half-pixel centres, as in torchvision."""
         if not self.nearest:
             self.filter = "cubic" if cubic else "triangle"
             self.half_pixel_centers = True
@@ -285,7 +286,7 @@ class ResampleOp(GatherOp):
         """Largest factor by which an axis may be downscaled, in input pixels per output pixel."""
 
     @abstractmethod
-    def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
+    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Map from output pixels to input positions."""
 
 
@@ -295,9 +296,9 @@ def only_moves_and_recolours(op: Op) -> bool:
 
 
 def unsupported_skip(op: Op, *, size: Size) -> str | None:
-    """Reason why an op that may be skipped cannot be fused, or ``None``. A skipped sample keeps its input size.
+    """Reason if samples that skip the op would have another size than the other samples; else ``None``.
 
-    An op that draws an output size per sample may be skipped, and the last sizing op of a container with a random choice.
+    ``None`` for an op that draws a size per sample, and for an op with ``choice_end``, because images may differ in size there.
     """
     if op.is_random and not op.draws_size and op.choice_end is None and (size.ragged or op.out(size) != size):
         return f"with p={op.p * op.p_batch} the size of the output depends on the draw"
@@ -305,7 +306,7 @@ def unsupported_skip(op: Op, *, size: Size) -> str | None:
 
 
 def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> PerSample:
-    """Scale in input pixels per output pixel, from ``source`` to ``target`` pixels, as in PyTorch's ``interpolate``."""
+    """Scale of a resize from ``source`` to ``target`` pixels, in input pixels per output pixel, as in ``interpolate``."""
     if half_pixel_centers:
         return source / target
     if isinstance(target, np.ndarray):
@@ -314,7 +315,7 @@ def scale_of(source: PerSample, target: PerSample, half_pixel_centers: bool) -> 
 
 
 def window_table(size: Size, *columns: PerSample) -> Array:
-    """Windows, (B, 4) int64, from their columns top, left, height and width."""
+    """Create an array of windows, (B, 4) int64, from its columns top, left, height and width."""
     return np.stack([np.broadcast_to(column, size.batch) for column in columns], 1).astype(np.int64)
 
 

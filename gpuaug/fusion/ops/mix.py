@@ -1,9 +1,9 @@
 """Kornia's MixUp and CutMix, which mix an image with another image of the batch, its *partner*; and mixed labels.
 
 A *row* holds the parameters of one sample, in float32. All mixes have the same columns and one kernel: inside a rectangle an
-output pixel is the partner's, outside it is a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix a weight
-of 0. *lam* is the partner's weight in the mixed label. A sample that skips the mix is its own partner, with lam 0, as in
-Kornia's labels.
+output pixel is the partner's, and outside the rectangle a weighted mean of both pixels. MixUp uses an empty rectangle, CutMix
+a weight of 0. *lam* is the partner's weight in the mixed label. A sample that skips the mix is its own partner, with lam 0, as
+in Kornia's labels.
 """
 
 from abc import abstractmethod
@@ -31,8 +31,8 @@ class MixOp(FrontOp):
 
     Columns of a row: the apply mask (1 to apply the op); the index of the partner in the batch; lam; the partner's weight
     outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive. The apply mask is the same
-    for the whole batch. If it is 0, lam, weight and rectangle are 0. As in Kornia, images and labels are mixed, and all other
-    inputs are an error.
+    for the whole batch. With an apply mask of 0, lam, weight and rectangle are 0. As in Kornia, images and labels are mixed,
+    and all other inputs are an error.
     """
 
     kernel = "mix"
@@ -53,14 +53,14 @@ class MixOp(FrontOp):
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw lam, or the parameters from which lam is computed."""
 
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
-        apply_mask = drawn["apply_mask"]
+        apply_mask = draws["apply_mask"]
         out[:, 0] = apply_mask
         out[:, LAM:] = 0
         if apply_mask.all():
-            out[:, _PARTNER] = drawn["partner"]
-            self.write(drawn, size, out)
+            out[:, _PARTNER] = draws["partner"]
+            self.write(draws, size, out)
         else:
             out[:, _PARTNER] = np.arange(size.batch)
 
@@ -79,7 +79,7 @@ class MixOp(FrontOp):
         rows[:, _PARTNER] = rows[:, _PARTNER] * frames + frame
 
     def kornia_lam(self, rows: Tensor) -> Tensor:
-        """Last column of labels in Kornia's format, lambda, (B,): lam unless overridden."""
+        """Last column of labels in Kornia's format, *lambda*, (B,). By default it is lam."""
         return rows[:, LAM]
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
@@ -122,13 +122,13 @@ class MixUp(MixOp):
         """Draw ``"lambda"``, the partner's weight, (B,)."""
         return {"lambda": sampler.within(*self._bounds)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Partners and their weights."""
-        return {"mixup_pairs": torch.from_numpy(drawn["partner"]), "mixup_lambdas": torch.from_numpy(drawn["lambda"])}
+        return {"mixup_pairs": torch.from_numpy(draws["partner"]), "mixup_lambdas": torch.from_numpy(draws["lambda"])}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the partner's weight, for the image and for the label."""
-        out[:, LAM] = out[:, WEIGHT] = drawn["lambda"]
+        out[:, LAM] = out[:, WEIGHT] = draws["lambda"]
 
 
 class CutMix(MixOp):
@@ -142,7 +142,7 @@ class CutMix(MixOp):
         generator: Any = module._param_generator
         self._bounds = _bounds(generator.cut_size)
         self._concentration = 1.0 if generator.beta is None else float(generator.beta)
-        # Kornia's newer convention for labels: lambda is the fraction of the image outside the rectangle, not inside.
+        # In Kornia's newer convention for labels, lambda is the fraction of the image outside the rectangle, not inside.
         self._lam_is_outside = bool(module.use_correct_lambda)
 
     @classmethod
@@ -165,27 +165,27 @@ class CutMix(MixOp):
         image_sides = np.array([size.width, size.height], dtype=np.float32)
         sides = np.floor(np.sqrt(1 - outside_fraction)[:, None] * image_sides)
         last_start = image_sides - sides
-        # The minimum, because for a uniform number close to 1 the float32 product rounds up to the next integer.
+        # At most last_start, because for a uniform number close to 1 the float32 product rounds up to the next integer.
         return {"start": np.minimum(np.floor(sampler.uniform(2).T * (last_start + 1)), last_start), "sides": sides}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Partners, and corner pixels of the rectangles, clockwise from the top left."""
         if size.batch == 0:
             return {
                 "mix_pairs": host_tensor(np.zeros((0, 3)), np.int64),
                 "crop_src": host_tensor(np.zeros((0, 4, 2)), np.float32),
             }
-        (left, top), (right, bottom) = drawn["start"].T, (drawn["start"] + drawn["sides"] - 1).T
+        (left, top), (right, bottom) = draws["start"].T, (draws["start"] + draws["sides"] - 1).T
         corners = np.stack((left, top, right, top, right, bottom, left, bottom), -1).reshape(1, size.batch, 4, 2)
         return {
-            "mix_pairs": torch.from_numpy(drawn["partner"])[None],
+            "mix_pairs": torch.from_numpy(draws["partner"])[None],
             "crop_src": torch.from_numpy(corners),
             "image_shape": host_tensor([size.height, size.width], np.float32),
         }
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
-        start, sides = drawn["start"], drawn["sides"]
+        start, sides = draws["start"], draws["sides"]
         out[:, LAM] = sides[:, 0] * sides[:, 1] / np.float32(size.width * size.height)
         out[:, _LEFT : _TOP + 1] = start
         np.add(start, sides, out=out[:, _RIGHT : _BOTTOM + 1])
@@ -206,7 +206,7 @@ def partner_values(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def partner_weights(rows: Tensor) -> Tensor:
-    """Weight lam of each sample, (B,)."""
+    """Partner's weight lam in the mixed label of each sample, (B,)."""
     return rows[:, LAM]
 
 
@@ -251,7 +251,7 @@ class SoftLabels:
 
     @property
     def scale(self) -> float:
-        """Factor of a class probability before s / K is added: 1 - s."""
+        """Factor 1 - s by which a class probability is multiplied before s / K is added."""
         return 1.0 - self.smoothing
 
     @property
@@ -281,7 +281,7 @@ class SoftLabels:
         """Output dtype: the dtype of ``labels`` if they are floating-point class probabilities, else float32."""
         return labels.dtype if labels.ndim == 2 and labels.is_floating_point() else torch.float32
 
-    def of(self, labels: Tensor, rows: Tensor | None) -> Tensor:
+    def convert(self, labels: Tensor, rows: Tensor | None) -> Tensor:
         """Convert labels to smoothed class probabilities, then mix them.
 
         Args:

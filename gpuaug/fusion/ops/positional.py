@@ -2,9 +2,9 @@
 
 A *row* holds an op's parameters for one sample, in float32. Its first column is the apply mask: 1 to apply the op.
 
-A *noise field* is one standard normal number per pixel and channel. It is a function of a seed and the pixel coordinates:
-Philox 4x32-10 in integers, equal on every device, then Box-Muller, whose logarithms and cosines differ between devices by a few
-units in the last place.
+A *noise field* is one standard normal number per pixel and channel, as a function of a seed, the index of the field and the
+pixel coordinates. Philox 4x32-10 computes random integers, which are equal on every device. Box-Muller computes normal numbers
+from the integers, with logarithms and cosines that differ between devices by a few units in the last place.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -45,7 +45,7 @@ class Erasing(PointOp):
     stores_coordinates = True
     description = "erase"
     erases_masks: ClassVar[bool] = True
-    """True if segmentation masks are set to 0 in the rectangle, as in Kornia."""
+    """Whether segmentation masks are set to 0 in the rectangle, as in Kornia."""
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -79,17 +79,17 @@ class Erasing(PointOp):
             "ys": np.floor(uniform_y * (size.height - heights + 1)),
         }
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Rectangles, and the fill value, (B,) each."""
-        rectangles = {name: torch.from_numpy(drawn[name]) for name in ("widths", "heights", "xs", "ys")}
+        rectangles = {name: torch.from_numpy(draws[name]) for name in ("widths", "heights", "xs", "ys")}
         return {**rectangles, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle as (left, right, top, bottom), with right and bottom exclusive, and the fill value."""
-        out[:, 1] = drawn["xs"]
-        out[:, 2] = drawn["xs"] + drawn["widths"]
-        out[:, 3] = drawn["ys"]
-        out[:, 4] = drawn["ys"] + drawn["heights"]
+        out[:, 1] = draws["xs"]
+        out[:, 2] = draws["xs"] + draws["widths"]
+        out[:, 3] = draws["ys"]
+        out[:, 4] = draws["ys"] + draws["heights"]
         out[:, 5] = self._value
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
     Args:
         counter: Four 32-bit words, int64 tensors whose shapes broadcast.
-        key: Two 32-bit words, likewise.
+        key: Two 32-bit words, int64 tensors whose shapes broadcast with those of ``counter``.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -160,7 +160,7 @@ def _product(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GaussianNoise(PointOp):
-    """``RandomGaussianNoise``: adds a noise field, times std plus mean. The device of the images computes it."""
+    """``RandomGaussianNoise``: adds std times a noise field, which the device computes, plus mean."""
 
     code = 12
     width = 6
@@ -171,10 +171,10 @@ class GaussianNoise(PointOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed for the batch, and the index of its first noise field. Samples have consecutive noise fields.
 
-        The seed has 31 bits, the index 24: with 31 random bits alone, two batches of a long run could have the same noise.
+        The seed has 31 random bits and the index 24, because with 31 bits two batches of a long run could have equal noise.
         """
         seed, first = divmod(sampler.key() >> 8, NOISE_FIELDS)
-        # Frame t of a clip uses field + t, so that noise differs between frames.
+        # Frame t of a clip uses the field with index first + t, so that noise differs between frames.
         fields = (
             np.full(size.batch, first)
             if self.same_on_batch
@@ -183,28 +183,28 @@ class GaussianNoise(PointOp):
         return {"seed": seed, "field": fields.astype(np.float32)}
 
     def flags_for(self, channels: int, frames: int = 1) -> int:
-        """Number of frames per clip, for the kernel, which computes another noise field per frame."""
+        """Number of frames per clip. From it the kernel computes the index of the noise field of each frame."""
         return frames
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Return no numbers, because noise is one number per pixel."""
         return {}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Noise with mean and std applied, (B, C, H, W), or (B · T, C, H, W) for clips."""
         generator: Any = self.module._param_generator
-        fields = torch.from_numpy(drawn["field"][:1] if self.same_on_batch else drawn["field"]).float()
+        fields = torch.from_numpy(draws["field"][:1] if self.same_on_batch else draws["field"]).float()
         if size.frames:
             fields = ((fields.expand(size.batch)[:, None] + torch.arange(size.frames, device="cpu")) % NOISE_FIELDS).flatten()
-        field = normal(drawn["seed"], fields, size.channels, size.height, size.width)
+        field = normal(draws["seed"], fields, size.channels, size.height, size.width)
         return {"gaussian_noise": generator.mean + field * generator.std}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write mean, std, the seed in halves of 16 bits, which float32 represents exactly, and the index of the field."""
         generator: Any = self.module._param_generator
         out[:, 1], out[:, 2] = generator.mean, generator.std
-        out[:, 3], out[:, 4] = drawn["seed"] >> 16, drawn["seed"] & 0xFFFF
-        out[:, 5] = drawn["field"]
+        out[:, 3], out[:, 4] = draws["seed"] >> 16, draws["seed"] & 0xFFFF
+        out[:, 5] = draws["field"]
 
     def rows_to_frames(self, rows: Tensor, frame: Tensor, frames: int) -> None:
         """Replace the index of the noise field of a clip by the index for each frame."""

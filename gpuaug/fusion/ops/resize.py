@@ -34,7 +34,7 @@ class ResizedCrop(ResampleOp):
     """``RandomResizedCrop`` with ``cropping_mode="slice"``."""
 
     centred: ClassVar[bool] = False
-    """Position of the crop if no candidate window fits: True for the centre; False for a random position, as in Kornia."""
+    """Whether the crop is centred if no candidate window fits into the image; otherwise its position is random."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -59,7 +59,7 @@ class ResizedCrop(ResampleOp):
         return None if flags["cropping_mode"] == "slice" else f"cropping_mode={flags['cropping_mode']!r}"
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if bicubic is set without antialiasing, or skipping changes the output size; else ``None``."""
+        """Reason for bicubic without antialiasing, or if samples that skip the op would have another size; else ``None``."""
         return _unsupported_cubic(self) or unsupported_skip(self, size=size)
 
     def shrinks(self, size: Size) -> float:
@@ -77,14 +77,14 @@ class ResizedCrop(ResampleOp):
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a window per sample, in pixels: ``"x"``, ``"y"``, ``"width"`` and ``"height"``, (B,) each.
 
-        It is the first of ten candidates that fits into the image; if none fits, the largest window within the ratios.
+        The window is the first of ten candidates that fits into the image, or without one the largest window within ``ratios``.
         """
         numbers = sampler.uniform(4)
         area, log_aspect, x, y = numbers
         width, height = self._sides(*self._candidates(area, log_aspect), size)
         # Indices of the samples for which no candidate has fitted yet.
         open_samples = np.flatnonzero((width > size.width) | (height > size.height) | (np.minimum(width, height) < 1))
-        # The first candidate fits for most samples, and one of the next four for most others.
+        # Of most samples the first candidate fits, and of most others one of the next four.
         for start, end in ((0, 4), (4, CROP_CANDIDATES - 1)):
             if open_samples.size:
                 candidates = self._candidates(*extra_uniforms(numbers.take(open_samples, 1), end - start, start))
@@ -142,22 +142,22 @@ class ResizedCrop(ResampleOp):
             "apply_mask": all_true(batch),
         }
 
-    def _windows(self, drawn: OpDraws, size: Size) -> OpDraws:
+    def _windows(self, draws: OpDraws, size: Size) -> OpDraws:
         """Drawn windows. For samples that skip the op, the whole image."""
         if not self.is_random:
-            return drawn
-        apply_mask = drawn["apply_mask"]
+            return draws
+        apply_mask = draws["apply_mask"]
         whole: dict[str, Any] = {"x": 0.0, "y": 0.0, "width": np.float32(size.width), "height": np.float32(size.height)}
-        return {name: np.where(apply_mask, drawn[name], whole[name]) for name in ("x", "y", "width", "height")}
+        return {name: np.where(apply_mask, draws[name], whole[name]) for name in ("x", "y", "width", "height")}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the window in the image and in the output."""
-        return corners(drawn["x"], drawn["y"], drawn["width"], drawn["height"], self._width, self._height, size)
+        return corners(draws["x"], draws["y"], draws["width"], draws["height"], self._width, self._height, size)
 
-    def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
+    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Resampling of the window to the output size."""
-        window = self._windows(drawn, size)
-        out = self.out_drawn(drawn, size)
+        window = self._windows(draws, size)
+        out = self.out_drawn(draws, size)
         return Resampling(
             scale_of(window["width"], out.width, half_pixel_centers),
             window["x"],
@@ -167,19 +167,19 @@ class ResizedCrop(ResampleOp):
             window["height"],
         )
 
-    def window(self, drawn: OpDraws, size: Size) -> Array:
+    def window(self, draws: OpDraws, size: Size) -> Array:
         """Window of the crop, at least two pixels wide and high if the image is."""
-        window = self._windows(drawn, size)
+        window = self._windows(draws, size)
         left, width = _at_least_two_pixels(window["x"], window["width"], size.width)
         top, height = _at_least_two_pixels(window["y"], window["height"], size.height)
         return window_table(size, top, left, height, width)
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
         half_pixel_centers = self.half_pixel_centers or self.nearest
-        window = self._windows(drawn, size)
-        out = self.out_drawn(drawn, size)
+        window = self._windows(draws, size)
+        out = self.out_drawn(draws, size)
         for k, start, count, target in ((0, "x", "width", out.width), (1, "y", "height", out.height)):
             set_resize(
                 matrix, k, window[start].astype(np.float64), window[count].astype(np.float64), target, half_pixel_centers
@@ -235,15 +235,15 @@ class Resize(ResampleOp):
             )
         return size.to(target, int(target * ratio)) if sets_height else size.to(int(target / ratio), target)
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Corners of the image and of the output."""
         out = self.out(size)
         zeros = np.zeros(size.batch, dtype=np.float32)
         return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)
 
-    def resampling(self, drawn: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
+    def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Resampling of the whole image to the output size."""
-        out = self.out_drawn(drawn, size)
+        out = self.out_drawn(draws, size)
         width, height = length_of(size.width), length_of(size.height)
         return Resampling(
             scale_of(width, out.width, half_pixel_centers),
@@ -254,9 +254,9 @@ class Resize(ResampleOp):
             height,
         )
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Matrices that map the edges of the window to the output; with ``align_corners``, the centres of its corner pixels."""
-        out = self.out_drawn(drawn, size)
+        out = self.out_drawn(draws, size)
         half_pixel_centers = self.half_pixel_centers or self.nearest
         matrix = identities(size if size.ragged else out)
         set_resize(matrix, 0, np.zeros(1), np.atleast_1d(size.width), out.width, half_pixel_centers)
@@ -269,7 +269,7 @@ class Resize(ResampleOp):
 
 
 def _at_least_two_pixels(start: Array, count: Array, length: Any) -> tuple[Array, Array]:
-    """(start, count) of a window along one axis of ``length`` pixels, widened if it has a single pixel.
+    """(start, count) of a window along one axis of ``length`` pixels, with a window of one pixel extended to two.
 
     Kernels load pairs of neighbouring pixels.
     """

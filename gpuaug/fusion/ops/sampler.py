@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from gpuaug.core.torchvision_types import class_of, names_used
 
 _TRUE_MASKS: dict[int, NDArray[np.bool_]] = {}
-"""Cache of the results of ``all_true``, by their length."""
+"""Cache of the results of ``all_true``, by length."""
 
 
 class Sampler:
-    """Random numbers for one batch, or for several batches in one tensor, (B,) = (batches · samples per batch,).
+    """Random numbers for one batch, or for several batches in one array, with B = batches · samples per batch.
 
     The numbers of a batch depend on its key only, not on other batches or on the machine. Samplers of a thread share NumPy
-    generators, because creating a generator takes longer than drawing a batch. So a sampler becomes invalid when its thread
+    generators, because creating a generator takes longer than drawing for a batch. So a sampler becomes invalid when its thread
     constructs another sampler.
 
     Args:
         keys: Seed of each batch, in [0, 2⁶⁴).
         samples_per_batch: Number of samples per batch.
-        columns: Number of columns that one call of NumPy draws, to save calls. The numbers depend on it.
+        columns: Number of columns that one call of NumPy draws, to save calls. The drawn numbers depend on this number.
         separate_generators: Whether to create generators for this sampler, which then does not invalidate others.
     """
 
@@ -50,7 +50,7 @@ class Sampler:
         """Results of ``shared``."""
 
     def _first_columns(self, count: int) -> NDArray[np.float32]:
-        """Same numbers as ``_columns``, from the raw 64-bit words of Philox, which is faster. For the first call only."""
+        """Same numbers as ``_columns``, computed faster, from the raw 64-bit words of Philox. For the first call only."""
         if self.batches == 1 or count * self.samples_per_batch % 2:
             return self._columns(count)
         words = np.empty((self.batches, count * self.samples_per_batch // 2), dtype="<u8")
@@ -96,7 +96,7 @@ class Sampler:
         return self.uniform() * np.float32(high - low) + np.float32(low)
 
     def within_bounds(self, low: NDArray[np.float32], high: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Uniform numbers, (K, B), of which row k is in [low[k], high[k]), for bounds of shape (K, 1)."""
+        """Uniform numbers, (K, B), with row k in [low[k], high[k]), for bounds of shape (K, 1)."""
         numbers = self.uniform(len(low)) * (high - low)
         numbers += low
         return numbers
@@ -161,13 +161,13 @@ SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIER_1, SPLITMIX_MULTIPLIER_2 = 0x9E3779B97F4
 """Constants of SplitMix64."""
 
 
-def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> NDArray[np.float32]:
-    """Further uniform numbers in [0, 1) for some samples, from SplitMix64. A sample's seed is four of its drawn numbers.
+def extra_uniforms(numbers: NDArray[np.float32], pairs: int, start: int = 0) -> NDArray[np.float32]:
+    """Generate further uniform numbers in [0, 1) for some samples by SplitMix64, seeded per sample.
 
     Args:
-        numbers: Drawn uniform numbers of the samples, which form the seeds.
+        numbers: Drawn uniform numbers. The four numbers of a sample form its seed.
         pairs: Number of pairs per sample to return.
-        used: Number of pairs per sample that earlier calls returned.
+        start: Number of pairs per sample to skip, because earlier calls returned them.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
@@ -178,8 +178,8 @@ def extra_uniforms(numbers: NDArray[np.float32], pairs: int, used: int = 0) -> N
     words = (numbers * np.float32(2**24)).astype(np.uint64)
     words = words[::2] << np.uint64(24) | words[1::2]
     seeds = _splitmix64_mix(words[0]) ^ words[1]
-    steps = np.arange(used + 1, used + pairs + 1, dtype=np.uint64)[:, None]
-    bits = _splitmix64_mix(seeds + steps * np.uint64(SPLITMIX_INCREMENT))
+    counters = np.arange(start + 1, start + pairs + 1, dtype=np.uint64)[:, None]
+    bits = _splitmix64_mix(seeds + counters * np.uint64(SPLITMIX_INCREMENT))
     halves = np.empty((2, *bits.shape), dtype=np.float32)
     halves[0] = bits >> np.uint64(40)
     halves[1] = bits & np.uint64(2**24 - 1)
@@ -198,7 +198,7 @@ def _splitmix64_mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 _local = threading.local()
-"""Generators of each thread."""
+"""NumPy generators of each thread, which all of its samplers share."""
 
 
 def _generator(key: int) -> np.random.Generator:
@@ -245,7 +245,7 @@ class Gate:
 
 
 class ArraySampler(Sampler):
-    """Sampler that returns numbers that another sampler has drawn for one op.
+    """Sampler that returns given numbers, which another sampler has drawn for one op.
 
     Args:
         numbers: Uniform numbers in [0, 1), (columns, B), in the order in which the op draws them.
@@ -279,10 +279,7 @@ class _SharedSampler(Sampler):
 
 
 def foreign_generator(module: Any, base: type) -> str | None:
-    """Reason if ``module`` may draw from other distributions than Kornia's class ``base``; ``None`` if it does not.
-
-    The reason is that the user has replaced its parameter generator.
-    """
+    """Reason if the user has replaced the parameter generator of ``module``, of Kornia's class ``base``; else ``None``."""
     generator = module._param_generator if "_param_generator" in names_used(base) else None
     classes = [getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name)]
     if generator is None or class_of(generator, classes) is not None:

@@ -1,7 +1,8 @@
 """Kornia's rotation, shear, translation, affine and perspective modules: draws and matrices.
 
-Each module is *lowered* to an op, or run by Kornia. Samples outside the *apply mask* skip the op. Matrices are computed on the
-host in float64, so that float32 values on the device are accurate to half a unit in the last place.
+Each module is *lowered* to an op, or run by Kornia. Samples outside the *apply mask* skip the op. *Forward* matrices map input
+pixels to output pixels. Matrices are computed on the host in float64, so that float32 values on the device are accurate to half
+a unit in the last place.
 """
 
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from gpuaug.fusion.ops.sampler import Sampler
 
 
 class MatrixWarp(WarpOp):
-    """Base class of ops that compute their warp from matrices, which map input pixels to output pixels."""
+    """Base class of ops that compute their warp from forward matrices."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -42,28 +43,28 @@ class MatrixWarp(WarpOp):
         """Reason if images are one pixel wide or high, because Kornia divides coordinates by side - 1; else ``None``."""
         return "the images are one pixel wide or high" if np.any(np.equal(size.height, 1) | np.equal(size.width, 1)) else None
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixels, (B, 3, 3) float64, for all samples, also outside the apply mask."""
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        """Forward matrices, (B, 3, 3) float64, of all samples, also outside the apply mask."""
         raise NotImplementedError
 
-    def _masked_matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        """Matrices that map input to output pixels, of the samples in the apply mask.
+    def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
+        """Forward matrices of the samples in the apply mask.
 
         Returns:
             (indices of the samples, or ``None`` for all samples; matrices, (n, 3, 3) float64).
         """
         if not self.is_random:
-            return None, self._forward(drawn, size)
-        samples = np.flatnonzero(drawn["apply_mask"])
-        return samples, self._forward(select_samples(drawn, samples), size.select(samples))
+            return None, self._forward_matrices(draws, size)
+        samples = np.flatnonzero(draws["apply_mask"])
+        return samples, self._forward_matrices(select_samples(draws, samples), size.select(samples))
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixels; the identity for samples that skip the op."""
-        return _among_identities(*self._masked_matrices(drawn, size), size.batch)
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
+        """Forward matrices; the identity for samples that skip the op."""
+        return _among_identities(*self._masked_matrices(draws, size), size.batch)
 
-    def warp(self, drawn: OpDraws, size: Size) -> Warp:
-        """Map from output to input pixels; the identity for samples that skip the op, so that they do not change at all."""
-        samples, matrices = self._masked_matrices(drawn, size)
+    def warp(self, draws: OpDraws, size: Size) -> Warp:
+        """Map from output to input pixels; the exact identity for samples that skip the op, so that they do not change."""
+        samples, matrices = self._masked_matrices(draws, size)
         return Warp(_among_identities(samples, inverse(matrices), size.batch))
 
 
@@ -80,8 +81,8 @@ class Rotation(MatrixWarp):
         """Draw an angle per sample in degrees, (B,)."""
         return {"degrees": sampler.within(*self._bounds)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        radians = np.deg2rad(drawn["degrees"].astype(np.float64))
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        radians = np.deg2rad(draws["degrees"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
         return about_centre(cosine, sine, -sine, cosine, size)
 
@@ -99,8 +100,8 @@ class Rotation90(MatrixWarp):
         """Draw the number of quarter turns per sample, (B,), before rounding."""
         return {"times": sampler.within(*self._bounds)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        quarters = np.rint(drawn["times"]).astype(np.int64) % 4
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        quarters = np.rint(draws["times"]).astype(np.int64) % 4
         cosine = np.array([1.0, 0.0, -1.0, 0.0])[quarters]
         sine = np.array([0.0, 1.0, 0.0, -1.0])[quarters]
         return about_centre(cosine, sine, -sine, cosine, size)
@@ -143,31 +144,31 @@ class Affine(MatrixWarp):
             "shear_y": self._draw_parameter("shear_y", sampler, 0.0),
         }
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Draws under Kornia's names. Shifts and scales for x and y are stacked to (B, 2)."""
         return {
-            "translations": _pair(drawn["shift_x"], drawn["shift_y"]),
+            "translations": _pair(draws["shift_x"], draws["shift_y"]),
             "center": _centre(size),
-            "scale": _pair(drawn["scale_x"], drawn["scale_y"]),
-            "angle": torch.from_numpy(drawn["angle"]),
-            "shear_x": torch.from_numpy(drawn["shear_x"]),
-            "shear_y": torch.from_numpy(drawn["shear_y"]),
+            "scale": _pair(draws["scale_x"], draws["scale_y"]),
+            "angle": torch.from_numpy(draws["angle"]),
+            "shear_x": torch.from_numpy(draws["shear_x"]),
+            "shear_y": torch.from_numpy(draws["shear_y"]),
         }
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        # Order: shear, scale, rotation, shift. The rotation has the opposite direction of RandomRotation.
-        radians = np.deg2rad(drawn["angle"].astype(np.float64))
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        # Order: shear, scale, rotation, shift. The rotation is opposite to RandomRotation's.
+        radians = np.deg2rad(draws["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
-        a = cosine * drawn["scale_x"]
-        b = -sine * drawn["scale_y"]
-        c, d = sine * drawn["scale_x"], cosine * drawn["scale_y"]
+        a = cosine * draws["scale_x"]
+        b = -sine * draws["scale_y"]
+        c, d = sine * draws["scale_x"], cosine * draws["scale_y"]
         if "shear_x" in self._bounds:
-            sx, sy = _tangents(drawn)
+            sx, sy = _tangents(draws)
             a, b = a - b * sy, b * (1 + sx * sy) - a * sx
             c, d = c - d * sy, d * (1 + sx * sy) - c * sx
         matrix = about_centre(a, b, c, d, size)
-        matrix[:, 0, 2] += drawn["shift_x"]
-        matrix[:, 1, 2] += drawn["shift_y"]
+        matrix[:, 0, 2] += draws["shift_x"]
+        matrix[:, 1, 2] += draws["shift_y"]
         return matrix
 
 
@@ -185,16 +186,16 @@ class Shear(MatrixWarp):
         """Draw two shear angles per sample in degrees, (B,) each."""
         return {"shear_x": sampler.within(*self._bounds[0]), "shear_y": sampler.within(*self._bounds[1])}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Shear angles, and the centre of the images."""
         return {
             "center": _centre(size),
-            "shear_x": torch.from_numpy(drawn["shear_x"]),
-            "shear_y": torch.from_numpy(drawn["shear_y"]),
+            "shear_x": torch.from_numpy(draws["shear_x"]),
+            "shear_y": torch.from_numpy(draws["shear_y"]),
         }
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        sx, sy = _tangents(drawn)
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        sx, sy = _tangents(draws)
         return about_centre(np.ones_like(sx), -sx, -sy, 1 + sx * sy, size)
 
 
@@ -211,22 +212,22 @@ class Translate(MatrixWarp):
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw two shifts per sample in pixels, (B,) each."""
-        drawn = {}
+        draws = {}
         for name, limits, side in zip("xy", self._bounds, (size.width, size.height), strict=True):
             shift = np.zeros(size.batch, np.float32) if limits is None else sampler.within(*limits) * np.float32(side)
-            drawn[f"translate_{name}"] = shift
-        return drawn
+            draws[f"translate_{name}"] = shift
+        return draws
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[:, 0, 2], matrix[:, 1, 2] = drawn["translate_x"], drawn["translate_y"]
+        matrix[:, 0, 2], matrix[:, 1, 2] = draws["translate_x"], draws["translate_y"]
         return matrix
 
 
 class Perspective(MatrixWarp):
     """``RandomPerspective``: moves the four corners of the image."""
 
-    kind = "perspective"
+    matrix_type = "perspective"
     description = "perspective"
 
     def __init__(self, name: str, module: nn.Module) -> None:
@@ -250,13 +251,13 @@ class Perspective(MatrixWarp):
             offsets = 2 * reach * (numbers - np.float32(0.5))
         return {"end_points": (self._corners(size) + offsets).astype(np.float32)}
 
-    def kornia_parameters(self, drawn: OpDraws, size: Size) -> dict[str, Tensor]:
+    def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Input and output positions of the corners, (B, 4, 2)."""
         start = torch.from_numpy(self._corners(size)).expand(size.batch, -1, -1)
-        return {"start_points": start, "end_points": torch.from_numpy(drawn["end_points"])}
+        return {"start_points": start, "end_points": torch.from_numpy(draws["end_points"])}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        matrix = from_unit_square(drawn["end_points"].astype(np.float64))
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        matrix = from_unit_square(draws["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (sides_of(size) - 1)[..., None, :]
         return matrix
 
@@ -270,7 +271,7 @@ def about_centre(a: Array, b: Array, c: Array, d: Array, size: Size, centre: tup
     """Matrices, (B, 3, 3), with the linear part [[a, b], [c, d]] and a fixed point.
 
     Args:
-        a: Array (B,), or one number for all samples; also ``b``, ``c`` and ``d``.
+        a: Element of the linear part. ``a`` to ``d`` are arrays (B,), or one number for all samples.
         b: See ``a``.
         c: See ``a``.
         d: See ``a``.
@@ -343,9 +344,9 @@ def inverse(matrix: Array) -> Array:
     return rows.transpose(2, 0, 1)
 
 
-def _tangents(drawn: OpDraws) -> tuple[Array, Array]:
+def _tangents(draws: OpDraws) -> tuple[Array, Array]:
     """Tangents of the shear angles along x and y, (B,) each."""
-    return np.tan(np.deg2rad(drawn["shear_x"].astype(np.float64))), np.tan(np.deg2rad(drawn["shear_y"].astype(np.float64)))
+    return np.tan(np.deg2rad(draws["shear_x"].astype(np.float64))), np.tan(np.deg2rad(draws["shear_y"].astype(np.float64)))
 
 
 def _centre(size: Size) -> Tensor:

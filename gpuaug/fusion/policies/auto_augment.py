@@ -29,11 +29,11 @@ OPERATIONS: frozenset[type[nn.Module]] = frozenset(getattr(operations, name) for
 """Kornia's wrapper classes of operations. A wrapper holds one augmentation and its magnitude."""
 
 _CACHE_SIZE = 256
-"""Largest number of cached magnitudes."""
+"""Maximum number of cached magnitudes."""
 
 
 class KorniaPolicy(Policy):
-    """Op of one of Kornia's policies. A sample picks different children: picks are without replacement.
+    """Op of one of Kornia's policies. A sample picks children without replacement.
 
     Args:
         name: Name of the policy in its container.
@@ -66,25 +66,25 @@ class KorniaPolicy(Policy):
         Returns:
             ``"layers"``, as ``Policy`` describes; with ``pick="batch"`` also ``"picks"``, child indices, (picks, batches).
         """
-        drawn: OpDraws = {"apply_mask": all_true(size.batch)}
+        draws: OpDraws = {"apply_mask": all_true(size.batch)}
         if self._pick == "batch":
-            picks = drawn["picks"] = sampler.permutation(len(self.children)).T[: self.count]
+            picks = draws["picks"] = sampler.permutation(len(self.children)).T[: self.count]
             picks_of_samples = np.repeat(picks, sampler.samples_per_batch, axis=1)
         else:
-            picks = picks_of_samples = _distinct(len(self.children), sampler.uniform(self.count))
+            picks = picks_of_samples = _distinct_picks(len(self.children), sampler.uniform(self.count))
         layers = []
         for row, row_of_samples in zip(picks, picks_of_samples, strict=True):
-            picked = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
+            picked_children = np.flatnonzero(np.bincount(row, minlength=len(self.children)))
             for position in self.positions:
                 # A sample runs one operation of a layer, so all operations of the layer use the same uniform numbers.
                 numbers = sampler.uniform(1 + self._numbers_per_op)
-                children = sorted(self.always_drawn[position].union(picked.tolist()))
-                longer = [index for index in children if position < len(self.children[index].members)]
-                layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in longer))
-        return {**drawn, "layers": tuple(layers)}
+                children = sorted(self.always_drawn[position].union(picked_children.tolist()))
+                present = [index for index in children if position < len(self.children[index].members)]
+                layers.append(tuple(self._entry(index, position, numbers, size, row_of_samples) for index in present))
+        return {**draws, "layers": tuple(layers)}
 
     def _entry(self, index: int, position: int, numbers: Array, size: Size, picks: Array) -> Entry:
-        """Draws of one operation, and the mask of the samples that run it.
+        """Return the draws of one operation, and the mask of the samples that picked it.
 
         Args:
             index: Index of the child.
@@ -94,17 +94,17 @@ class KorniaPolicy(Policy):
             picks: Index of the picked child per sample, (B,).
         """
         wrapper = self.children[index].members[position].operation
-        drawn = self.op(index, position).draw(ArraySampler(numbers[1:]), size)
+        draws = self.op(index, position).draw(ArraySampler(numbers[1:]), size)
         factor = wrapper._factor_name
         if factor is not None:
             values = self._magnitude(wrapper, size)
             if values is None:
-                values = _mapped(wrapper, torch.from_numpy(drawn[factor]))
-            drawn[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
-        return Entry(index, position, drawn, size, picks == index)
+                values = _parameters_for(wrapper, torch.from_numpy(draws[factor]))
+            draws[factor] = np.where((numbers[0] <= 0.5) & wrapper.symmetric_megnitude, -values, values)
+        return Entry(index, position, draws, size, picks == index)
 
     def _magnitude(self, wrapper: Any, size: Size) -> Array | None:
-        """Magnitude of an operation for all samples, (1,) float32; ``None`` if the op draws a magnitude per sample."""
+        """Return the magnitude that all samples share, (1,) float32; ``None`` if the op draws a magnitude per sample."""
         is_rand_augment = isinstance(self.module, auto.RandAugment)
         setting: Any = self.module.m if is_rand_augment else _fixed_magnitude(wrapper)
         if setting is None:
@@ -114,14 +114,14 @@ class KorniaPolicy(Policy):
             if len(self._magnitudes) >= _CACHE_SIZE:
                 self._magnitudes.clear()
             values = _rand_augment_magnitude(wrapper, setting, size) if is_rand_augment else wrapper.magnitude.detach()
-            self._magnitudes[key] = _mapped(wrapper, values)
+            self._magnitudes[key] = _parameters_for(wrapper, values)
         return self._magnitudes[key]
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why an operation cannot be fused for images of ``size``, or ``None``.
 
         Raises:
-            ArgumentError: If an operation cannot be fused and ``pick="sample"``, which Kornia does not support.
+            ArgumentError: If an operation cannot be fused and ``pick="sample"``, because Kornia cannot pick per sample.
         """
         reason = super().unsupported_size(size)
         if reason is not None and self._pick == "sample":
@@ -132,7 +132,7 @@ class KorniaPolicy(Policy):
             )
         return reason
 
-    def params(self, drawn: OpDraws, size: Size) -> Any:
+    def params(self, draws: OpDraws, size: Size) -> Any:
         """Draws in the format of the ``params=`` argument of Kornia's module.
 
         Raises:
@@ -140,12 +140,12 @@ class KorniaPolicy(Policy):
         """
         if self._pick == "sample":
             raise kornia_params_error(self.name)
-        layers = iter(drawn["layers"])
+        layers = iter(draws["layers"])
         items = []
-        for index in drawn["picks"][:, 0]:
+        for index in draws["picks"][:, 0]:
             entries = [entry for _ in self.positions for entry in next(layers) if entry.child == index]
             child = self.children[index]
-            data = [self.op(index, entry.position).params(entry.drawn, entry.size) for entry in entries]
+            data = [self.op(index, entry.position).params(entry.draws, entry.size) for entry in entries]
             names = [member.name for member in child.members]
             items.append(ParamItem(child.name, [ParamItem(*item) for item in zip(names, data, strict=True)]))
         return items
@@ -213,14 +213,14 @@ def _numbers_drawn(op: Op) -> int:
     return sampler.columns_drawn
 
 
-def _distinct(children: int, numbers: Array) -> Array:
-    """Indices of different children per sample, (picks, B) int64, from uniform numbers in [0, 1) of the same shape.
+def _distinct_picks(children: int, numbers: Array) -> Array:
+    """Pick children without replacement: indices, (picks, B) int64, from uniform numbers in [0, 1) of the same shape.
 
-    ``children`` is the number of children.
+    ``children``: number of children.
     """
     picks = np.empty(numbers.shape, dtype=np.int64)
     for count, row in enumerate(numbers):
-        # First an index among the children that remain. Then it is increased by 1 for each earlier pick before it.
+        # First an index among the remaining children. Each earlier pick that is not above the index then increases it by 1.
         pick = (row * (children - count)).astype(np.int64)
         for earlier_pick in np.sort(picks[:count], axis=0):
             pick += pick >= earlier_pick
@@ -229,14 +229,14 @@ def _distinct(children: int, numbers: Array) -> Array:
 
 
 def _fixed_magnitude(wrapper: Any) -> Any:
-    """Magnitude that the user has set for an operation, or ``None``. It may change between two calls."""
+    """Magnitude that the user has set for an operation, or ``None``. The user may change it between two calls."""
     magnitude = wrapper._magnitude
     return None if magnitude is None else magnitude.item()
 
 
 def _rand_augment_magnitude(wrapper: Any, m: float, size: Size) -> torch.Tensor:
     """Magnitude of an operation under RandAugment with setting ``m``, (1,) float32."""
-    # In the order of Kornia's float32 operations, for equal results.
+    # The same float32 operations in the same order as in Kornia, for equal results.
     fraction = host_tensor([m / 30], np.float32)
     low, high = wrapper.magnitude_range
     fraction = 1 - fraction if wrapper._factor_name == "bits_factor" else fraction
@@ -245,8 +245,8 @@ def _rand_augment_magnitude(wrapper: Any, m: float, size: Size) -> torch.Tensor:
     return magnitude
 
 
-def _mapped(wrapper: Any, values: torch.Tensor) -> Array:
-    """Parameters of the augmentation for magnitudes ``values``, by the operation's magnitude function, before a random sign."""
+def _parameters_for(wrapper: Any, values: torch.Tensor) -> Array:
+    """Convert magnitudes to parameters of the augmentation, without the random sign, by the operation's magnitude function."""
     function = wrapper._magnitude_fn
     parameters: Array = (function.fn if wrapper.symmetric_megnitude else function)(values).float().numpy()
     return parameters

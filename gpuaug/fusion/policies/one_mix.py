@@ -38,7 +38,7 @@ class OneMix(MixOp):
         self.num_classes = merged_num_classes(None, (mix for _, mix in mixes))
         ends = np.cumsum(weights, dtype=np.float64)
         self._ends: Array = ends / ends[-1]
-        """Upper bounds of the uniform numbers in [0, 1) with which each mix is picked."""
+        """Upper ends of the bins in [0, 1], one per mix. A uniform number picks the mix of its bin."""
 
     def _read(self, module: Any) -> None:
         """Do nothing, because the ops of the mixes read the settings."""
@@ -61,31 +61,31 @@ class OneMix(MixOp):
         parts = [(index, mix.draw(sampler, size), picks == index) for index, (_, mix) in enumerate(self.mixes)]
         # All mixes share one permutation, so that every image is the partner of exactly one image.
         partner = parts[0][1]["partner"]
-        return {"parts": tuple((index, {**drawn, "partner": partner}, mask) for index, drawn, mask in parts)}
+        return {"parts": tuple((index, {**draws, "partner": partner}, mask) for index, draws, mask in parts)}
 
     def _mix_index(self, numbers: Any) -> Any:
-        """Indices of mixes, picked by weight, from uniform numbers in [0, 1)."""
+        """Indices of the mixes that uniform numbers in [0, 1) pick."""
         return np.searchsorted(self._ends, numbers, side="right")
 
     def draw_lam(self, sampler: Sampler, size: Size) -> OpDraws:
         """Return no draws, because ``draw`` draws the parameters of the mixes."""
         return {}
 
-    def rows(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def rows(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rows of all samples, each by the mix that the sample picked."""
-        for index, mix_drawn, mask in drawn["parts"]:
+        for index, mix_draws, mask in draws["parts"]:
             mix = self.mixes[index][1]
             if mask is None:
-                mix.rows(mix_drawn, size, out)
+                mix.rows(mix_draws, size, out)
                 continue
             rows = np.empty_like(out)
-            mix.rows(mix_drawn, size, rows)
+            mix.rows(mix_draws, size, rows)
             out[mask] = rows[mask]
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Do nothing, because ``rows`` writes all columns."""
 
-    def params(self, drawn: OpDraws, size: Size) -> Any:
+    def params(self, draws: OpDraws, size: Size) -> Any:
         """Draws in the format of the container's ``params=`` argument.
 
         Raises:
@@ -93,9 +93,9 @@ class OneMix(MixOp):
         """
         if self._pick == "sample":
             raise kornia_params_error(self.name)
-        ((index, mix_drawn, _),) = drawn["parts"]
+        ((index, mix_draws, _),) = draws["parts"]
         name, mix = self.mixes[index]
-        return [ParamItem(name, mix.params(mix_drawn, size))]
+        return [ParamItem(name, mix.params(mix_draws, size))]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""

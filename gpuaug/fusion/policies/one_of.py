@@ -1,6 +1,6 @@
 """Ops that run one of several pointwise ops, or one of several affine warps, per sample.
 
-*Policies*, such as RandAugment, pick operations at random. Their operations run as these ops, so that one kernel serves all
+*Policies*, such as RandAugment, pick operations at random. These ops run the picked operations, so that one kernel serves all
 picks. A *row* holds the parameters of one sample for the kernel. An op with an *apply mask* of 0 in its row is skipped.
 """
 
@@ -42,10 +42,7 @@ class OneOf(PointOp):
 
     @staticmethod
     def accepts(op: Any) -> TypeGuard[PointOp]:
-        """True if ``op`` can be picked: a pointwise op whose result depends only on the values of the pixel and the row.
-
-        The result must not depend on the coordinates of the pixel, the mean of the image, or compile-time flags of the kernel.
-        """
+        """True if ``op`` can be picked: a pointwise op without flags that depends neither on coordinates nor on the mean."""
         return isinstance(op, PointOp) and not (op.positional or op.flags or op.needs_mean)
 
     @property
@@ -65,22 +62,22 @@ class OneOf(PointOp):
         """Number of columns of a row: the apply mask, the code, and the columns of the op with the longest row."""
         return 2 + max(op.row_width(channels) for op in self._ops)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the code and the row of the op that each sample picked; zeros for samples that picked none.
 
-        ``drawn["parts"]`` holds tuples (op, its draws, mask of the samples that picked it, or ``None`` for all).
+        ``draws["parts"]`` holds tuples (op, its draws, mask of the samples that picked it, or ``None`` for all).
         """
         out[:, 1:] = 0
-        for op, op_drawn, mask in drawn["parts"]:
+        for op, op_draws, mask in draws["parts"]:
             width = op.row_width(size.channels)
             if mask is None:
-                out[:, 0] = op_drawn["apply_mask"]
+                out[:, 0] = op_draws["apply_mask"]
                 out[:, 1] = op.code
-                op.rows(op_drawn, size, out[:, 2 : 2 + width])
+                op.rows(op_draws, size, out[:, 2 : 2 + width])
                 continue
             samples = np.flatnonzero(mask)
             rows = np.zeros((len(samples), width), dtype=np.float32)
-            op.rows(select_samples(op_drawn, samples), size.select(samples), rows)
+            op.rows(select_samples(op_draws, samples), size.select(samples), rows)
             out[samples, 0] = rows[:, 0]
             out[samples, 1] = op.code
             out[samples, 2 : 2 + width] = rows
@@ -92,8 +89,8 @@ class OneOf(PointOp):
             mask = rows[:, 1] == code
             # On a GPU all ops run, because ``mask.any()`` would make the host wait for the device.
             if mask.is_cuda or bool(mask.any()):
-                # ``op`` is applied to the whole batch. In rows of other ops, parameters are set to 0: their values may be out
-                # of range for ``op``, for example as an index of a channel.
+                # ``op`` is applied to the whole batch. The rows of samples that picked another op are set to 0, because their
+                # values may be out of range for ``op``, for example as an index of a channel.
                 op_rows = rows[:, 2:].masked_fill(~mask[:, None], 0)
                 output = torch.where(mask[:, None, None, None], op.apply(images, op_rows), output)
         return output
@@ -108,7 +105,7 @@ class AnyAffine(MatrixWarp):
 
     Args:
         name: Name of the module that picks.
-        warp: Any of the warps. All have the same interpolation, the same values outside the image, and the same fill value.
+        warp: One of the warps. All warps have the same interpolation, the same values outside the image, and the same fill.
     """
 
     description = "one of several affine warps"
@@ -122,18 +119,18 @@ class AnyAffine(MatrixWarp):
     @staticmethod
     def accepts(op: Any) -> TypeGuard[WarpOp]:
         """True if ``op`` is an affine warp, which can be picked."""
-        return isinstance(op, WarpOp) and op.kind == "affine"
+        return isinstance(op, WarpOp) and op.matrix_type == "affine"
 
     def unsupported_size(self, size: Size) -> str | None:
         """Return ``None``, because the module that picks checks the ops."""
         return None
 
-    def _masked_matrices(self, drawn: OpDraws, size: Size) -> tuple[Array | None, Array]:
-        # drawn["parts"] holds tuples (op, its draws, mask of the samples that picked it).
+    def _masked_matrices(self, draws: OpDraws, size: Size) -> tuple[Array | None, Array]:
+        # draws["parts"] holds tuples (op, its draws, mask of the samples that picked it).
         samples_of_ops = [np.empty(0, np.int64)]
         matrices = [np.empty((0, 3, 3))]
-        for op, op_drawn, mask in drawn["parts"]:
+        for op, op_draws, mask in draws["parts"]:
             samples = np.flatnonzero(mask)
             samples_of_ops.append(samples)
-            matrices.append(op.matrix(select_samples(op_drawn, samples), size.select(samples)))
+            matrices.append(op.matrix(select_samples(op_draws, samples), size.select(samples)))
         return np.concatenate(samples_of_ops), np.concatenate(matrices)

@@ -1,11 +1,11 @@
 """Base classes of the ops of modules that pick some of their *children* at random, and of *policies* such as RandAugment.
 
 A child is one module, or several modules that run in sequence, its *members*. A *plan* is the list of passes, that is, kernels
-that read and write all images, for images of one size.
+that read and write all images, for images of one size. A *fallback module* has no op: its library runs it.
 
-A policy picks per sample or per batch. Its plan is the same for all picks, so that few kernels are compiled: for each pick and
-each position in a child, the plan holds one op for all pointwise ops (``OneOf``), one for all affine warps (``AnyAffine``), and
-so on. The apply mask of such an op is True for the samples that picked one of its ops.
+A policy picks per sample or per batch. Its plan is the same for all picks, so that few kernels are compiled. For each pick and
+each position in a child, the plan holds one op that can run any pointwise op (``OneOf``), one that can run any affine warp
+(``AnyAffine``), and so on. The apply mask of such an op is True for the samples that picked one of the ops that it can run.
 """
 
 import copy
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     """Index of the child."""
     position: int
     """Index of the member in the child."""
-    drawn: OpDraws
+    draws: OpDraws
     size: Size
     """Size of the input images of the member."""
     mask: Array | None
@@ -62,7 +62,7 @@ class Entry(NamedTuple):
     @property
     def apply_mask(self) -> Array:
         """Mask of the samples that the member is applied to, (B,) bool."""
-        apply_mask: Array = self.drawn["apply_mask"]
+        apply_mask: Array = self.draws["apply_mask"]
         return apply_mask if self.mask is None else apply_mask & self.mask
 
 
@@ -76,7 +76,7 @@ class Picking(Op):
 
     @property
     def ops(self) -> tuple[Op | EagerOp, ...]:
-        """Ops of all members of all children, or their fallback modules, which Kornia runs."""
+        """Ops or fallback modules of all members of all children."""
         return tuple(member.op for child in self.children for member in child.members)
 
     @property
@@ -85,8 +85,8 @@ class Picking(Op):
         return all(op.keepdim for op in self.ops)
 
 
-_TAKES_PARTS = OneOf | AnyAffine | EqualizeOrContrast
-"""Classes of ops that run one of several ops, whose draws are in ``"parts"``."""
+_OPS_WITH_PARTS = OneOf | AnyAffine | EqualizeOrContrast
+"""Classes of ops that run one of several ops. The draws of these ops are in ``"parts"`` (``OpDraws``)."""
 
 
 class Policy(Picking):
@@ -108,7 +108,7 @@ class Policy(Picking):
     @cached_property
     def _layers(self) -> list[list[tuple[Op, list[int]]]]:
         """Ops of the plan, per layer: (op, indices of the children whose members the op runs)."""
-        # Computed on first use, because it copies ops, which may still be changed after the constructor returns.
+        # Computed on first use, because ops are copied here, and may still be changed after the constructor returns.
         return [self._layer(position) for _ in range(self.count) for position in self.positions]
 
     def _layer(self, position: int) -> list[tuple[Op, list[int]]]:
@@ -118,7 +118,7 @@ class Policy(Picking):
             if position < len(child.members):
                 groups.setdefault(_group_key(self.op(index, position)), []).append(index)
         layer = [(self._group_op([self.op(index, position) for index in group]), group) for group in groups.values()]
-        # A sample runs one op of a layer, so their order does not matter. Ops that can join the preceding pass come first.
+        # A sample runs one op of a layer, so the ops may be in any order. Ops that can join the preceding pass come first.
         return sorted(layer, key=lambda item: _rank(item[0]))
 
     def _group_op(self, ops: list[Op]) -> Op:
@@ -141,10 +141,10 @@ class Policy(Picking):
     def always_drawn(self) -> list[set[int]]:
         """Indices of the children whose entries are always needed, per position in a child.
 
-        An op that runs several ops of one class needs the draws of one of them, even if no sample picked it.
+        A plan op that runs ops of one class without ``"parts"`` needs draws of the class, even if no sample picked it.
         """
         layers = (self._layers[position] for position in self.positions)
-        return [{group[0] for op, group in layer if not isinstance(op, _TAKES_PARTS)} for layer in layers]
+        return [{group[0] for op, group in layer if not isinstance(op, _OPS_WITH_PARTS)} for layer in layers]
 
     def op(self, child: int, position: int) -> Op:
         """Op of the member at ``position`` of child ``child``."""
@@ -154,26 +154,26 @@ class Policy(Picking):
 
     @property
     def plan_ops(self) -> tuple[Op, ...]:
-        """Ops of the plan: of all layers, in order."""
+        """Ops of all layers, in order, which run in the passes for this op."""
         return tuple(op for layer in self._layers for op, _ in layer)
 
-    def draws_by_op(self, drawn: OpDraws) -> dict[Op, OpDraws]:
+    def draws_by_op(self, draws: OpDraws) -> dict[Op, OpDraws]:
         """Draws of each op in ``plan_ops``."""
-        draws: dict[Op, OpDraws] = {}
-        for ops_of_layer, layer in zip(self._layers, drawn["layers"], strict=True):
+        draws_by_plan_op: dict[Op, OpDraws] = {}
+        for ops_of_layer, layer in zip(self._layers, draws["layers"], strict=True):
             by_child = {entry.child: entry for entry in layer}
             for plan_op, group in ops_of_layer:
                 entries = [by_child[index] for index in group if index in by_child]
                 masks = [entry.apply_mask for entry in entries]
-                if isinstance(plan_op, _TAKES_PARTS):
+                if isinstance(plan_op, _OPS_WITH_PARTS):
                     pairs = zip(entries, masks, strict=True)
-                    draws[plan_op] = {
-                        "parts": [(self.op(entry.child, entry.position), entry.drawn, mask) for entry, mask in pairs]
+                    draws_by_plan_op[plan_op] = {
+                        "parts": [(self.op(entry.child, entry.position), entry.draws, mask) for entry, mask in pairs]
                     }
                 else:
-                    draws[plan_op] = _merged(entries, masks)
-                draws[plan_op]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(drawn["apply_mask"]))
-        return draws
+                    draws_by_plan_op[plan_op] = _merged_draws(entries, masks)
+                draws_by_plan_op[plan_op]["apply_mask"] = reduce(np.logical_or, masks, np.zeros_like(draws["apply_mask"]))
+        return draws_by_plan_op
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why an op of a child cannot be fused for images of ``size``, or ``None``."""
@@ -188,7 +188,7 @@ def unsupported_pick(op: Op, size: Size) -> str | None:
 
 
 def _group_key(op: Op) -> tuple[Any, ...]:
-    """Key of ``op``. The ops of a layer that have the same key are run by one op of the plan."""
+    """Key of ``op`` in its layer. One op of the plan runs all ops of a layer that have the same key."""
     if isinstance(op, Equalize | AutoContrast):
         return (EqualizeOrContrast,)
     if OneOf.accepts(op):
@@ -207,11 +207,11 @@ def _rank(op: Op) -> int:
     return 2 if isinstance(op, WarpOp) else 1 if isinstance(op, GatherOp) else 4
 
 
-def _merged(entries: list[Entry], masks: list[Array]) -> OpDraws:
-    """Draws of one op from entries of ops of the same class: of each sample from the entry whose mask is True for it."""
-    merged = dict(entries[0].drawn)
+def _merged_draws(entries: list[Entry], masks: list[Array]) -> OpDraws:
+    """Draws that have, for each sample, the values of the entry whose mask is True. All entries are of ops of one class."""
+    merged = dict(entries[0].draws)
     for entry, mask in zip(entries[1:], masks[1:], strict=True):
-        for name, values in entry.drawn.items():
+        for name, values in entry.draws.items():
             if name != "apply_mask" and values is not merged[name]:
                 merged[name] = np.where(mask, values, merged[name])
     return merged

@@ -4,7 +4,7 @@ A picked module may change the size of the images, run more than once, or be run
 sequence of ``PickedOp``, one per op of the picked modules. All pointwise ops run as ``OneOf``, one op that runs any of them, so
 that the number of compiled kernels does not grow with the number of combinations.
 
-A *plan* is a list of passes, that is, kernels that read and write all images.
+A *plan* is a list of passes, that is, kernels that read and write all images. A *fallback module* has no op: Kornia runs it.
 """
 
 import copy
@@ -29,28 +29,28 @@ from gpuaug.fusion.policies.one_of import OneOf
 from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, unsupported_pick
 
 _MAX_ONE_OFS = 4
-"""Largest number of ``OneOf`` ops in one kernel, because each of them adds the code of all pointwise ops to the kernel."""
+"""Maximum number of ``OneOf`` ops in one kernel. Each of them adds the code of all pointwise ops to the kernel."""
 
 
 class PickedOp(NamedTuple):
     """One picked op and its draws for a batch."""
 
     op: Op | EagerOp
-    drawn: OpDraws
+    draws: OpDraws
     starts_plan: bool
-    """True if the op is the first op of a new plan, so that its kernel does not depend on the preceding ops.
+    """True if the op begins a new plan, so that its kernel does not depend on the preceding ops.
 
-    The number of kernels then grows with the number of ops, not with the number of orders. False for a ``OneOf`` that joins
+    The number of kernels then grows with the number of ops, not with the number of orders. False for a ``OneOf``, which joins
     the preceding pass.
     """
 
 
 class IdentityOp(IndexOp):
-    """Op that changes nothing. It runs if no module was picked."""
+    """Op that changes nothing, for batches for which no module was picked."""
 
     description = "nothing"
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Return the identity map."""
         return IndexMap()
 
@@ -65,9 +65,9 @@ class RandomApply(Picking):
         self.children = tuple(children)
         self._pointwise_ops = [op for op in self.ops if OneOf.accepts(op)]
         self._ops_by_key: dict[Any, Op] = {}
-        """Ops of plans, by (key of the module, how many times it was picked before in the batch)."""
+        """Ops of plans, by (key of the module, number of ops with this key that precede in the batch)."""
         self._fallbacks: dict[Any, EagerKornia] = {}
-        """Fallback modules, which Kornia runs, by (index of the child, index of the module in the child)."""
+        """Fallback modules for images of an unsupported size, by (index of the child, index of the module in the child)."""
 
     @property
     def _counts(self) -> tuple[int, int]:
@@ -91,7 +91,8 @@ class RandomApply(Picking):
         if count > total or count > np.count_nonzero(rates):
             ends = rates.cumsum() / rates.sum()
             return [int(np.searchsorted(ends, _number(sampler), side="right")) for _ in range(count)]
-        # Without replacement: the children with the smallest of exponentially distributed times, whose rates are the weights.
+        # Without replacement: each child gets an exponentially distributed time, with its weight as rate. The children with the
+        # smallest times are picked.
         numbers = np.array([_number(sampler) for _ in rates])
         with np.errstate(divide="ignore", invalid="ignore"):
             times = np.where(rates > 0, -np.log1p(-numbers) / rates, np.inf)
@@ -105,18 +106,18 @@ class RandomApply(Picking):
             children; and ``"end"``, the output ``Size``.
         """
         layers = []
-        picked = self.picks(sampler)
-        for child in picked:
+        picks = self.picks(sampler)
+        for child in picks:
             for position in range(len(self.children[child].members)):
                 op = self._op_or_fallback(child, position, size)
-                drawn = op.draw(sampler, size)
-                layers.append((Entry(child, position, drawn, size, None),))
-                size = op.out_drawn(drawn, size)
-        return {"layers": tuple(layers), "picks": tuple(picked), "end": size}
+                draws = op.draw(sampler, size)
+                layers.append((Entry(child, position, draws, size, None),))
+                size = op.out_drawn(draws, size)
+        return {"layers": tuple(layers), "picks": tuple(picks), "end": size}
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
-        """Output size for the draws ``drawn``."""
-        end: Size = drawn["end"]
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
+        """Output size for these draws."""
+        end: Size = draws["end"]
         return end
 
     def _op_or_fallback(self, child: int, position: int, size: Size) -> Op | EagerOp:
@@ -129,51 +130,51 @@ class RandomApply(Picking):
             self._fallbacks[child, position] = EagerKornia(op.name, op.module, reason, op)
         return self._fallbacks[child, position]
 
-    def picked_ops(self, drawn: OpDraws) -> list[PickedOp]:
+    def picked_ops(self, draws: OpDraws) -> list[PickedOp]:
         """Picked ops of a batch, in order. Ops that change neither an image nor the size are left out."""
-        picked: list[PickedOp] = []
+        picked_ops: list[PickedOp] = []
         occurrences: Counter[Any] = Counter()
-        for (entry,) in drawn["layers"]:
+        for (entry,) in draws["layers"]:
             op = self._op_or_fallback(entry.child, entry.position, entry.size)
             key = "pointwise" if OneOf.accepts(op) else (entry.child, entry.position)
             if isinstance(op, EagerOp):
-                picked.append(PickedOp(op, entry.drawn, starts_plan=True))
+                picked_ops.append(PickedOp(op, entry.draws, starts_plan=True))
             elif entry.apply_mask.any() or op.out(entry.size) != entry.size:
-                picked.append(self._picked_op(op, entry.drawn, key, occurrences[key]))
+                picked_ops.append(self._picked_op(op, entry.draws, key, occurrences[key]))
                 occurrences[key] += 1
-        return picked
+        return picked_ops
 
-    def _picked_op(self, op: Op, drawn: OpDraws, key: Any, occurrence: int) -> PickedOp:
+    def _picked_op(self, op: Op, draws: OpDraws, key: Any, occurrence: int) -> PickedOp:
         """Op of a plan that runs ``op``, and its draws.
 
         Args:
             op: Op of the picked module.
-            drawn: Draws of ``op``.
+            draws: Draws of ``op``.
             key: Key of the module; all pointwise ops have the same key.
-            occurrence: How many ops with this key precede in the batch.
+            occurrence: Number of ops with this key that precede in the batch.
         """
         is_pointwise = OneOf.accepts(op)
         if (key, occurrence) not in self._ops_by_key:
             # A plan tells ops apart by identity, so an op that is picked again is copied.
             self._ops_by_key[key, occurrence] = OneOf(self.name, self._pointwise_ops) if is_pointwise else copy.copy(op)
-        op_drawn = {"apply_mask": drawn["apply_mask"], "parts": [(op, drawn, None)]} if is_pointwise else drawn
+        op_draws = {"apply_mask": draws["apply_mask"], "parts": [(op, draws, None)]} if is_pointwise else draws
         starts_plan = not is_pointwise or occurrence % _MAX_ONE_OFS == 0 < occurrence
-        return PickedOp(self._ops_by_key[key, occurrence], op_drawn, starts_plan)
+        return PickedOp(self._ops_by_key[key, occurrence], op_draws, starts_plan)
 
-    def params(self, drawn: OpDraws, size: Size) -> Any:
+    def params(self, draws: OpDraws, size: Size) -> Any:
         """Draws in the format of the container's ``params=`` argument."""
-        layers = iter(drawn["layers"])
+        layers = iter(draws["layers"])
 
         def param_item(child: Child) -> ParamItem:
             items = [ParamItem(member.name, self._data(*next(layers))) for member in child.members]
             return ParamItem(child.name, items if child.is_container else items[0].data)
 
-        return [param_item(self.children[index]) for index in drawn["picks"]]
+        return [param_item(self.children[index]) for index in draws["picks"]]
 
     def _data(self, entry: Entry) -> Any:
         """Draws of one member in the format of Kornia's ``params=``."""
         op = self._op_or_fallback(entry.child, entry.position, entry.size)
-        return entry.drawn["params"][0].data if isinstance(op, EagerOp) else op.params(entry.drawn, entry.size)
+        return entry.draws["params"][0].data if isinstance(op, EagerOp) else op.params(entry.draws, entry.size)
 
     def describe(self) -> str:
         """Short description for ``explain()``: number of picks, and ops that can be picked."""
@@ -254,7 +255,7 @@ def _mixes(children: Sequence[Child]) -> list[tuple[str, MixOp]]:
 
 def _one_mix(name: str, module: Any, mixes: Sequence[tuple[str, MixOp]], pick: Pick) -> OneMix | str:
     """Create the op of a container of mixes, or return the reason why Kornia runs the container."""
-    # Kornia runs exactly one mix, also if it picks several. If it may pick none, it runs no mix at all.
+    # Kornia runs exactly one mix, also if random_apply picks several. If random_apply may pick none, Kornia never runs a mix.
     if module.random_apply[0] == 0:
         return "random_apply of zero or more mixes"
     if not module.random_apply_weights.any():

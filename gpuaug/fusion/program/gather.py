@@ -1,9 +1,9 @@
 """Composition of consecutive ops that move pixels to one gather, and its columns in the parameter table.
 
-The *parameter table* has one float32 row per sample, with the parameters of all ops. A *gather* computes an output pixel from
-source pixels, which it finds by three maps: ``after`` (index maps after the interpolation), the interpolation, and ``before``
-(index maps before the interpolation). An *index map* is an integer map of pixels, such as a flip, a crop or padding. Without an
-interpolation there is only ``before``.
+The *parameter table* has one float32 row per sample, with the parameters of all ops. An *index map* is an integer map of
+pixels, such as a flip, a crop or padding. A *gather* applies to images the index maps ``before``, one interpolation, and the
+index maps ``after``. It computes an output pixel in the reverse order: from the coordinates of the output pixel to those of the
+source pixels. Without an interpolation there is only ``before``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -61,13 +61,13 @@ class IndexMaps:
 
     @property
     def width(self) -> int:
-        """Number of columns."""
+        """Number of columns in the parameter table."""
         return (8 if self.edge else 4) if self.ops else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """First column of each group of columns of a gather; -1 for a group that the gather does not have."""
+    """First column of each group of a gather's columns in the parameter table; -1 for a group that the gather does not have."""
 
     after: int
     """Index map after the interpolation."""
@@ -103,7 +103,7 @@ class Gather:
 
     def accepts(self, op: GatherOp) -> bool:
         """Return whether ``op`` can be added at the end without a change of the output pixels."""
-        # After an op that draws sizes, the gather must also accept the ops up to the resize to one size, which interpolates.
+        # An op that draws sizes is followed by a resize to one size, which interpolates. A gather has one interpolation.
         if isinstance(op, IndexOp) and not (op.draws_size and self.warp is not None):
             return (self.before if self.warp is None else self.after).accepts(op)
         return self.warp is None
@@ -123,7 +123,7 @@ class Gather:
         """Type of the interpolation; empty if there is none."""
         if self.warp is None:
             return ""
-        return self.warp.kind if isinstance(self.warp, WarpOp) else "resample"
+        return self.warp.matrix_type if isinstance(self.warp, WarpOp) else "resample"
 
     @property
     def nearest(self) -> bool:
@@ -154,20 +154,20 @@ class Gather:
     def exact_division(self) -> bool:
         """Whether the quotients of bytes by 255 must be rounded correctly.
 
-        True if nothing is interpolated, or the interpolating op skips samples, because their pixels must not change; and if
-        padding is interpolated, because a fill may lie halfway between two values of the output type.
+        True unless all samples are resized, because pixels that are only copied must not change. Also True if padding is
+        interpolated, because a fill may lie halfway between two values of the output type.
         """
-        skips = self.warp is not None and self.warp.is_random
-        return self.interpolation != "resample" or self.nearest or skips or self.before.edge == "constant"
+        may_skip = self.warp is not None and self.warp.is_random
+        return self.interpolation != "resample" or self.nearest or may_skip or self.before.edge == "constant"
 
     @property
-    def zeros(self) -> bool:
-        """Whether pixels outside the image are 0 in a warp, instead of the border pixel."""
+    def zero_outside(self) -> bool:
+        """Whether a warp reads 0 outside the image, instead of the border pixel."""
         return isinstance(self.warp, WarpOp) and self.warp.edge != "border"
 
     @property
-    def fills(self) -> bool:
-        """Whether a warp blends border pixels with a fill, by the part of a pixel that is outside, as torchvision does."""
+    def blends_fill(self) -> bool:
+        """Whether a warp blends pixels with a fill, by the weight of the source pixels outside the image, as in torchvision."""
         return isinstance(self.warp, WarpOp) and self.warp.edge == "fill"
 
     def columns(self, channels: int, masks: bool, *, sides: bool = False) -> Columns:
@@ -176,7 +176,7 @@ class Gather:
         Args:
             channels: Number of channels of the images.
             masks: Whether there are masks.
-            sides: Whether images differ in size after the pass.
+            sides: Whether the gather has the columns ``out_size``, because images differ in size after the pass.
         """
         column = 0
         first_columns = {}
@@ -186,7 +186,7 @@ class Gather:
             ("warp", _WARP_COLUMNS[self.interpolation]),
             ("mask_warp", _WARP_COLUMNS[self.interpolation] if has_mask_warp else 0),
             ("before", self.before.width),
-            ("warp_fill", channels if self.fills else 0),
+            ("warp_fill", channels if self.blends_fill else 0),
             ("after_fill", channels if self.after.edge == "constant" else 0),
             ("before_fill", channels if self.before.edge == "constant" else 0),
             ("out_size", 2 if sides else 0),
@@ -199,12 +199,12 @@ class Gather:
         return Columns(**first_columns, end=column)
 
     def write_rows(
-        self, drawn_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, all_columns: bool = True
+        self, draws_of: Callable[[GatherOp], OpDraws], size: Size, columns: Columns, table: Array, *, all_columns: bool = True
     ) -> None:
         """Write the columns of the gather into a table, (B, K) float32.
 
         Args:
-            drawn_of: Function that returns the draws of an op.
+            draws_of: Function that returns the draws of an op.
             size: Size of the source images.
             columns: First column of each group of columns.
             table: Table from the first column of the gather on.
@@ -215,16 +215,16 @@ class Gather:
         after: IndexMap | None = None
         for op in self.ops:
             if isinstance(op, IndexOp):
-                map_ = op.map(drawn_of(op), current_size)
-                # Bounds of padding refer to the padded image, regardless of flips or crops after it.
+                map_ = op.map(draws_of(op), current_size)
+                # Bounds of padding refer to the image that this op pads, regardless of later flips or crops.
                 map_ = map_.with_bounds(current_size) if op.edge else map_
                 if op in self.before.ops:
                     before = map_ if before is None else map_.after(before)
                 else:
                     after = map_ if after is None else map_.after(after)
             else:
-                self._write_warp(op, drawn_of(op), current_size, columns, table, all_columns)
-            current_size = op.out_drawn(drawn_of(op), current_size)
+                self._write_warp(op, draws_of(op), current_size, columns, table, all_columns)
+            current_size = op.out_drawn(draws_of(op), current_size)
         if columns.frames >= 0 and all_columns:
             frame_indices = frames_of(self.ops, size.frames)
             assert frame_indices is not None
@@ -240,20 +240,21 @@ class Gather:
             if fill_column >= 0 and all_columns:
                 table[:, fill_column : fill_column + size.channels] = maps.fill
 
-    def _write_warp(self, op: GatherOp, drawn: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
+    def _write_warp(self, op: GatherOp, draws: OpDraws, size: Size, columns: Columns, table: Array, all_columns: bool) -> None:
+        """Write the columns of the interpolation. ``size``: size of the images that are interpolated."""
         start = columns.warp
         if isinstance(op, ResampleOp):
-            _write_resampling(op.resampling(drawn, size, self.half_pixel_centers), table, start, all_columns)
+            _write_resampling(op.resampling(draws, size, self.half_pixel_centers), table, start, all_columns)
             if columns.mask_warp not in (-1, start):
-                _write_resampling(op.resampling(drawn, size, True), table, columns.mask_warp, all_columns)
+                _write_resampling(op.resampling(draws, size, True), table, columns.mask_warp, all_columns)
             return
         assert isinstance(op, WarpOp)
-        inverse = op.warp(drawn, size).inverse
-        elements = 6 if op.kind == "affine" else 9
+        inverse = op.warp(draws, size).inverse
+        elements = 6 if op.matrix_type == "affine" else 9
         for k in range(elements):
             table[:, start + k] = inverse[:, k // 3, k % 3]
         _write((size.width, size.height), table, start + elements, all_columns)
-        if self.fills and all_columns:
+        if self.blends_fill and all_columns:
             table[:, columns.warp_fill : columns.warp_fill + size.channels] = op.fill
 
     def describe(self) -> str:
@@ -272,6 +273,7 @@ def frames_of(ops: Iterable[Op], count: int) -> Array | None:
 
 
 def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_columns: bool) -> None:
+    """Write the columns of an index map, from ``column`` on. ``bounded``: also write its bounds, which padding needs."""
     values: tuple[PerSample, ...] = (map_.x.sign, map_.x.offset, map_.y.sign, map_.y.offset)
     if bounded:
         values = (*values, map_.x.low, map_.x.high, map_.y.low, map_.y.high)
@@ -279,6 +281,7 @@ def _write_map(map_: IndexMap, bounded: bool, table: Array, column: int, all_col
 
 
 def _write_resampling(resampling: Resampling, table: Array, column: int, all_columns: bool) -> None:
+    """Write the columns of a resize, from ``column`` on."""
     values = (
         resampling.scale_x,
         resampling.start_x,
@@ -291,6 +294,7 @@ def _write_resampling(resampling: Resampling, table: Array, column: int, all_col
 
 
 def _write(values: Sequence[PerSample], table: Array, column: int, all_columns: bool) -> None:
+    """Write each of ``values`` into one column, from ``column`` on. Without ``all_columns``, only values that are drawn."""
     for k, value in enumerate(values):
         # A Python number does not depend on draws.
         if all_columns or isinstance(value, np.ndarray):
@@ -305,7 +309,7 @@ class DeviceCropColumns:
     """
 
     matrix: int
-    """Matrix of all ops, which the device writes."""
+    """Matrix of all ops, for boxes and keypoints, which the device writes."""
     uniforms: int
     """Uniform numbers in [0, 1) of the crop."""
     matrix_after: int

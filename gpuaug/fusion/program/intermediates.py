@@ -1,7 +1,7 @@
 """Types of the images between passes: float32, or 16 bits per value.
 
-A pass is one reading and writing of all images. 16 bits per value are enough between passes if the result has half precision,
-and all values are certain to lie in [0, 1].
+A pass is one reading and writing of all images. Its *front* is the gather, filter or mix that it begins with. 16 bits per value
+are enough between passes if the result has half precision, and all values are certain to lie in [0, 1].
 """
 
 from collections.abc import Sequence
@@ -49,10 +49,7 @@ def types_written(passes: Sequence[Pass], source_dtype: torch.dtype, dtype: torc
 
 
 def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool:
-    """Return whether the output of the front of a pass is certain to lie in [0, 1], for images of ``source_dtype``.
-
-    The front is the gather, filter or mix of a pass, before its pointwise ops.
-    """
+    """Return whether the output of the front of a pass is certain to lie in [0, 1], for images of ``source_dtype``."""
     if source_dtype.is_floating_point or source_dtype.is_signed:
         return False
     if not isinstance(front, Gather):
@@ -65,9 +62,9 @@ def gives_unit_range(front: Gather | FrontOp, source_dtype: torch.dtype) -> bool
 
 
 def may_round(pass_: Pass, source_dtype: torch.dtype, dtype: torch.dtype) -> bool:
-    """Return whether a pass may round values in [0, 1] to 16 bits in between, because its output has 16 bits.
+    """Return whether a pass may store values in [0, 1] in 16 bits between its launches: only if its output has 16 bits.
 
-    From 16-bit integers of the user to a result of 16-bit integers, values are rounded only once, in the output.
+    False for a pass from the user's 16-bit integers to a result of 16-bit integers, because such a pass must round only once.
     """
     return dtype.itemsize == 2 and not (pass_.first_column == 0 and source_dtype == dtype == UINT16_UNIT)
 
@@ -79,13 +76,13 @@ def blurs_in_strips(front: Gather | FrontOp, source_dtype: torch.dtype, dtype: t
     return is_supported and dtype == torch.bfloat16 and gives_unit_range(front, source_dtype)
 
 
-def program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
-    """Return the program of a pass, with the flag ``NO_NAN`` for jitters whose input has no NaN, which they clamp faster.
+def point_program_with_flags(pass_: Pass, *, in_unit_range: bool) -> tuple[tuple[int, int, int], ...]:
+    """Return the ``point_program`` of a pass, with the flag ``NO_NAN`` for jitters whose input has no NaN, to clamp faster.
 
     ``in_unit_range``: whether the input of the first pointwise op is certain to lie in [0, 1].
     """
     program = []
-    for op, (code, column, flags) in zip(pass_.point_ops, pass_.program, strict=True):
+    for op, (code, column, flags) in zip(pass_.point_ops, pass_.point_program, strict=True):
         is_jitter = isinstance(op, ColorJitter | ColorJiggle)
         program.append((code, column, flags | NO_NAN if is_jitter and in_unit_range else flags))
         in_unit_range = in_unit_range and op.keeps_unit_range

@@ -2,7 +2,8 @@
 
 A pass is one *front* (a gather, which moves pixels, a filter or a mix: it computes an output pixel from source pixels) and any
 number of pointwise ops on the output pixel, in order. The first pass reads the user's images, and the last pass writes the
-result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample.
+result. The parameters of all ops are columns of the parameter table, which has one float32 row per sample. *Ragged* images
+differ in size.
 """
 
 from abc import ABC, abstractmethod
@@ -36,20 +37,23 @@ class BasePass(ABC):
     """Size of the images that the pass reads."""
     out: Size
     """Size of the images that the pass writes."""
-    program: tuple[tuple[int, int, int], ...]
-    """(Code, first column, flags) per pointwise op. Columns count from ``first_column``, so that equal passes compile once."""
+    point_program: tuple[tuple[int, int, int], ...]
+    """Pointwise ops for a kernel: (code, first column, flags) per op.
+
+    Columns count from ``first_column``, so that equal passes share kernels.
+    """
     first_column: int = 0
     """First column of the pass in the parameter table."""
     route_column: int = -1
-    """Column of the buffer route: the buffers that a pass reads a sample from and writes it to (``table/rows.py``).
+    """Column of the buffer route: from which buffer a sample is read, and to which it is written (``table/rows.py``).
 
-    -1 if the pass reads every sample from its source and writes it to its output.
+    -1 without such a column: the pass reads all samples from one buffer and writes them to another.
     """
     launch_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    """Cache of kernel launches, keyed by dtype, shape and strides."""
+    """Cache of prepared kernel launches, keyed by dtype, shape and strides."""
 
     def rows_of(self, table: Rows) -> Rows:
-        """Return the table (B, K) from the first column of the pass."""
+        """Return the columns of the table (B, K) from the first column of the pass on."""
         return table[:, self.first_column :] if self.first_column else table
 
     @property
@@ -64,7 +68,7 @@ class BasePass(ABC):
 
     @property
     def works_in_place(self) -> bool:
-        """Whether an output pixel depends only on the source pixel at its position, and on tables or means of the source."""
+        """Whether an output pixel depends only on the source pixel at its position, and on statistics of the source."""
         return not self.gather_ops
 
     @property
@@ -78,22 +82,22 @@ class BasePass(ABC):
         return max((op.launches for op in self.ops), default=1)
 
     @abstractmethod
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the columns of the front into a table, (B, K) float32.
 
         Args:
-            drawn_of: Function that returns the draws of an op.
+            draws_of: Function that returns the draws of an op.
             size: Size of the source images.
             table: Table from the first column of the pass on.
             all_columns: False to write only the columns that depend on draws.
         """
 
-    def out_drawn(self, drawn_of: Callable[[Any], OpDraws], size: Size) -> Size:
-        """Return the size of the output images, for draws (``drawn_of(op)``) and source images of size ``size``."""
+    def out_drawn(self, draws_of: Callable[[Any], OpDraws], size: Size) -> Size:
+        """Return the size of the output images, for draws (``draws_of(op)``) and source images of size ``size``."""
         if not self.out.ragged:
             return size.to(self.out.height, self.out.width)
         for op in self.gather_ops:
-            size = op.out_drawn(drawn_of(op), size)
+            size = op.out_drawn(draws_of(op), size)
         return size
 
     def describe(self) -> str:
@@ -113,9 +117,9 @@ class GatherPass(BasePass):
         """Ops of the gather, in order."""
         return self.front.ops
 
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the source coordinates of each sample into its row."""
-        self.front.write_rows(drawn_of, size, self.columns, table, all_columns=all_columns)
+        self.front.write_rows(draws_of, size, self.columns, table, all_columns=all_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +138,22 @@ class OpPass(BasePass, Generic[F]):
         """Whether the front maps values by a table per channel, as equalization does."""
         return self.front.kernel == "levels"
 
-    def fill_front(self, drawn_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
+    def fill_front(self, draws_of: Callable[[Any], OpDraws], size: Size, table: Array, *, all_columns: bool) -> None:
         """Write the columns of the front op."""
-        self.front.rows(drawn_of(self.front), size, table[:, : self.front.row_width(size.channels)])
+        self.front.rows(draws_of(self.front), size, table[:, : self.front.row_width(size.channels)])
 
 
 Pass = GatherPass | OpPass[FrontOp]
 
 Canvases: TypeAlias = tuple[tuple[int, int], ...]
-"""(height, width) of the output buffer per image, the *canvas*, for each pass but the last; empty if images have one size."""
+"""(height, width) of the *canvas* of each pass but the last, that is, of its output buffer per image.
+
+Empty if images have one size.
+"""
 
 
 class BoxCrop(NamedTuple):
-    """Crop whose window depends on the boxes of each image, and is computed on the device; and the pass of the crop."""
+    """Crop by boxes, whose windows the device computes from the boxes, and its pass."""
 
     pass_: GatherPass
     op: BoxCropOp
@@ -166,15 +173,15 @@ class Plan:
     masks: bool = False
     """Whether there are masks, for which some ops have more columns."""
     template: Array | None = None
-    """(width,) float32 row with the columns that depend neither on draws nor on the batch, written once."""
+    """(width,) float32 row, computed once, with the columns that depend neither on draws nor on the batch."""
     uniform_count: int = 8
-    """Number of uniform numbers per sample that the sampler draws at its first call."""
+    """Number of uniform numbers per sample that the sampler draws in one call of NumPy."""
     uniforms_per_op: tuple[int, ...] = ()
     """Number of uniform numbers per sample that each op uses."""
     needs_own_batch: bool = False
     """Whether the draws of several batches cannot be computed together."""
     rereading_ops: tuple[Op, ...] = ()
-    """Ops that read settings of their module at every draw."""
+    """Ops that read settings of their module at every draw, because the user may change these settings."""
     box_crop: BoxCrop | None = None
     """Crop by boxes, if there is one."""
 
@@ -184,9 +191,9 @@ class Plan:
         return frames_of((op for pass_ in self.passes for op in pass_.gather_ops), self.source.frames)
 
     def canvases(self, size: Size, views: Sequence[Mapping[Op, OpDraws]]) -> Canvases:
-        """Return (height, width) of the output buffer per image, for each pass but the last; empty if images have one size.
+        """Return the canvas of each pass but the last, as (height, width); empty if images have one size.
 
-        The buffer has the largest height and width of the images. A smaller image lies in the top left corner of its buffer.
+        A canvas has the largest height and the largest width of the images. A smaller image lies in its top left corner.
 
         Args:
             size: Size of the images that the first pass reads.
@@ -195,10 +202,10 @@ class Plan:
         if not any(pass_.out.ragged for pass_ in self.passes):
             return ()
         sides = np.zeros((len(self.passes) - 1, 2), np.int64)
-        for drawn in views:
+        for draws_by_op in views:
             current_size = size
             for index, pass_ in enumerate(self.passes[:-1]):
-                current_size = pass_.out_drawn(drawn.__getitem__, current_size)
+                current_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
                 sides[index] = np.maximum(
                     sides[index], (np.max(current_size.height, initial=0), np.max(current_size.width, initial=0))
                 )
@@ -207,17 +214,18 @@ class Plan:
 
 @dataclass(slots=True)
 class _PassBuilder:
-    """Pass under construction."""
+    """Pass to which ops are added while they fit."""
 
     front: Gather | FrontOp = field(default_factory=Gather)
     point_ops: list[PointOp] = field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
+        """Whether no op was added."""
         return isinstance(self.front, Gather) and not self.front.ops and not self.point_ops
 
     def add_if_fits(self, op: Op, channels: int) -> bool:
-        """Add ``op`` to the pass if it can run in it. Return whether it was added."""
+        """Add ``op`` to the pass if the pass can run it. Return whether it was added."""
         if isinstance(op, FrontOp) and (not isinstance(op, ChannelOp) or ChannelOp.begins_pass(op, channels)):
             if self.is_empty:
                 self.front = op
@@ -226,6 +234,7 @@ class _PassBuilder:
         if isinstance(op, GatherOp):
             if not isinstance(self.front, Gather) or not self.front.accepts(op):
                 return False
+            # A flip, or a selection of frames, can run before pointwise ops that do not depend on coordinates.
             if self.point_ops and not (
                 isinstance(op, HorizontalFlip | VerticalFlip | FrameOp)
                 and not any(point_op.positional for point_op in self.point_ops)
@@ -256,7 +265,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
     for index, op in enumerate(ops):
         check_limits(op, current_size)
         check_mixed_channels(op, current_size)
-        if op.draws_size and not current_size.ragged:
+        if op.draws_size and not current_size.ragged:  # sizes of ragged images are checked per batch
             check_sizes(ops[index:], current_size.sample(0))
         current_size = op.out(current_size)
         for part in op.plan_ops:
@@ -277,17 +286,18 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
             for op in front.ops:
                 current_size = op.out(current_size)
             columns = front.columns(channels, masks, sides=current_size.ragged)
-            program, width = _program(point_ops, columns.end, channels, current_size.images_per_sample)
-            passes.append(GatherPass(front, point_ops, source, current_size, program, columns=columns))
+            point_program, width = _point_program(point_ops, columns.end, channels, current_size.images_per_sample)
+            passes.append(GatherPass(front, point_ops, source, current_size, point_program, columns=columns))
         else:
-            program, width = _program(point_ops, front.row_width(channels), channels, current_size.images_per_sample)
-            passes.append(OpPass(front, point_ops, source, current_size, program))
+            first_column = front.row_width(channels)
+            point_program, width = _point_program(point_ops, first_column, channels, current_size.images_per_sample)
+            passes.append(OpPass(front, point_ops, source, current_size, point_program))
         widths.append(width)
     if _can_skip_samples(passes):
         passes[1:] = [replace(pass_, route_column=width) for pass_, width in zip(passes[1:], widths[1:], strict=True)]
         widths[1:] = [width + 1 for width in widths[1:]]
     first_columns = accumulate(widths, initial=0)
-    passes = [replace(pass_, first_column=first) for pass_, first in zip(passes, first_columns, strict=False)]
+    passes = [replace(pass_, first_column=column) for pass_, column in zip(passes, first_columns, strict=False)]
     gathers = [pass_ for pass_ in passes if isinstance(pass_, GatherPass)]
     box_crop = next((BoxCrop(pass_, op) for pass_ in gathers for op in pass_.gather_ops if isinstance(op, BoxCropOp)), None)
     return Plan(
@@ -303,7 +313,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
 
 
 def _can_skip_samples(passes: Sequence[Pass]) -> bool:
-    """Return whether passes between the first and the last can skip samples to which none of their ops applies."""
+    """Return whether a pass between the first and the last can skip samples to which none of its ops applies."""
     inner_passes = passes[1:-1]
     supported = all(isinstance(pass_, GatherPass) or pass_.front.kernel != "mix" for pass_ in passes[1:])
     supported = supported and all(pass_.source.frames == pass_.out.frames for pass_ in passes[1:])
@@ -311,18 +321,15 @@ def _can_skip_samples(passes: Sequence[Pass]) -> bool:
     return supported and keeps_size and any(all(op.is_random for op in pass_.ops) for pass_ in inner_passes)
 
 
-def _program(
+def _point_program(
     point_ops: Sequence[PointOp], column: int, channels: int, frames: int
 ) -> tuple[tuple[tuple[int, int, int], ...], int]:
-    """Return the program of pointwise ops, (code, first column, flags) per op, and the first column after it.
-
-    Columns are assigned from ``column`` on.
-    """
-    program = []
+    """Return (``BasePass.point_program``, first column after the pointwise ops), with columns from ``column`` on."""
+    point_program = []
     for point_op in point_ops:
-        program.append((point_op.code, column, point_op.flags_for(channels, frames)))
+        point_program.append((point_op.code, column, point_op.flags_for(channels, frames)))
         column += point_op.row_width(channels)
-    return tuple(program), column
+    return tuple(point_program), column
 
 
 def _check_mask_fill(front: Gather) -> None:
@@ -336,8 +343,8 @@ def _check_mask_fill(front: Gather) -> None:
 
 def count_uniforms(ops: Sequence[Op], size: Size) -> tuple[int, ...]:
     """Return the number of uniform numbers per sample that each op draws, for images of this size."""
-    # separate_generators=True leaves the state of other samplers unchanged: a plan may be computed while another sampler draws.
+    # Separate generators, because a plan may be computed while another sampler of the thread draws.
     sampler = Sampler((0,), 1, separate_generators=True)
     sample_size = size if size.ragged else replace(size, batch=1)
-    used = [sampler.columns_drawn for _ in draw_in_order(ops, sampler, sample_size)]
-    return tuple(after - before for before, after in pairwise([0, *used]))
+    counts_after_op = [sampler.columns_drawn for _ in draw_in_order(ops, sampler, sample_size)]
+    return tuple(after - before for before, after in pairwise([0, *counts_after_op]))

@@ -1,6 +1,7 @@
 """Pipeline lowered for images of one type: its ops, plans and output type.
 
-To lower a module is to translate it to ops. A plan groups ops into passes, for images of one size.
+To *lower* a module is to translate it to ops. A *plan* groups ops into passes, each one reading and one writing of all images,
+for images of one size. *Ragged* images differ in size. *Views* are several random augmentations of the same images.
 """
 
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ MOST_CACHED = 64
 
 
 class CachedPlan(NamedTuple):
-    """Plan that runs the whole pipeline, and the size of the images, which has been checked."""
+    """Plan that runs the whole pipeline, and the size of the images, which ``Program.check_sizes`` has accepted."""
 
     plan: Plan
     size: Size
@@ -85,9 +86,8 @@ class Program:
         self.cached: dict[ImageKey, CachedPlan] = {}
         """Plans for calls on images only, by ``image_key``.
 
-        With it, a call takes 13 µs of host time in place of 33 µs, without its launches, in a benchmark loop (one core,
-        2026-11-26). In a training loop, other code runs between calls and evicts the processor's caches, so that both take
-        several times as long.
+        Without its launches, a call takes 13 µs of host time with a cached plan, and 33 µs otherwise (benchmark loop, one core,
+        2026-11-26). In a training loop both times are several times longer, because other code evicts the processor's caches.
         """
         self._ops_to_one_size = sizing_ops(self.ops, ragged=options.ragged)
         self._refusal, self._views, self._ragged = lowered.refusal, options.views, options.ragged
@@ -115,7 +115,7 @@ class Program:
         """Raise an error for images of a type that the user's library does not accept.
 
         Args:
-            has_run: Whether the pipeline has run, and all fallback modules returned the types that it was lowered for.
+            has_run: Whether the pipeline has run, and every fallback module returned the type that was assumed for it.
 
         Raises:
             ArgumentError, ArgumentTypeError: If the library does not accept the type.
@@ -151,7 +151,7 @@ class Program:
         return replace(first_draws, _more=tuple(other_draws))
 
     def windows(self, size: Size, seed: int) -> Windows | None:
-        """Return the smallest window of each image of a ragged batch that contains all pixels that a call reads, in all views.
+        """Return the smallest window per ragged image that contains all pixels that a call reads, in all views.
 
         Args:
             size: Size of the images.
@@ -192,12 +192,16 @@ class Program:
         return self._ops_to_one_size[0].name if self._ops_to_one_size and self.windows(example_size, 0) is not None else ""
 
     def _draw_view(self, size: Size, seed: int) -> Draws:
+        """Draw the random parameters of one view."""
         plan = self.segments.at(0, size, masks=False).plan
+        # Uniform numbers per sample that one call of NumPy draws. The prefetched tables draw as many, for equal draws.
         columns = plan.uniform_count if plan is not None else 8
         sampler = Sampler((seed,), size.batch, columns)
-        drawn: list[DrawnOp] = []
+        drawn_ops: list[DrawnOp] = []
         current_size = size
-        while len(drawn) < len(self.ops):
-            drawn += draw_in_order(self.segments.at(len(drawn), current_size, masks=False).all_ops, sampler, current_size)
-            current_size = drawn[-1].out
-        return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn), tuple(entry.size for entry in drawn))
+        while len(drawn_ops) < len(self.ops):
+            drawn_ops += draw_in_order(
+                self.segments.at(len(drawn_ops), current_size, masks=False).all_ops, sampler, current_size
+            )
+            current_size = drawn_ops[-1].out
+        return Draws(size.shape, self.tree, tuple(entry.draws for entry in drawn_ops), tuple(entry.size for entry in drawn_ops))

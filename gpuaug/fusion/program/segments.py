@@ -1,8 +1,8 @@
 """Splitting of a pipeline into segments, for images of one size: consecutive ops with one plan, or a single separate op.
 
-A plan groups ops into passes (``plan.py``). Each pass reads and writes all images once. An op is *separate*, without a
-plan, if its library runs it, always or for images of this size, or if it is a container of Kornia with ``random_apply``, which
-picks modules anew for every batch.
+A plan groups ops into passes (``plan.py``). Each pass reads and writes all images once. An op is *separate*, that is, without a
+plan, if its library runs its module, always or for images of this size. A container of Kornia with ``random_apply`` is
+separate, too, because it picks modules anew for every batch.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Segment(NamedTuple):
 
 
 class Segments:
-    """Segments of one pipeline, with a cache of their plans by image size.
+    """Segments of one pipeline, with a cache by image size.
 
     Args:
         ops: All ops of the pipeline, in order.
@@ -57,7 +57,7 @@ class Segments:
         self._cached: dict[Any, Segment] = {}
         """Segments by index of the first op and image size.
 
-        To plan a crop, a flip, a jitter and a normalization takes 106 µs of host time (one core).
+        Without the cache, the plan of a crop, a flip, a jitter and a normalization takes 106 µs of host time (one core).
         """
 
     def at(self, start: int, size: Size, *, masks: bool, ops: tuple[Op | EagerOp, ...] | None = None) -> Segment:
@@ -86,8 +86,9 @@ class Segments:
         Args:
             size: Size of the images.
             masks: Whether there are masks.
-            views: Number of views. With a mix, views run one by one, so that images are mixed with images of their own view.
+            views: Number of views.
         """
+        # With a mix, views run one by one, so that images are mixed with images of the same view.
         if self.has_random_apply or (self._has_mix and views > 1):
             return None
         segment = self.at(0, size, masks=masks)
@@ -108,30 +109,31 @@ class Segments:
             start = segment.stop
         return segments
 
-    def picked_ops(self, drawn: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
-        """Return the ops that run for these draws, and their draws, split where a new plan must begin.
+    def picked_ops(self, all_draws: Sequence[OpDraws]) -> list[tuple[tuple[Op | EagerOp, ...], Sequence[OpDraws]]]:
+        """Return the ops that run for these draws, in groups (ops, draws of the ops). A new plan begins at each group.
 
         Args:
-            drawn: Draws of each op of the pipeline.
+            all_draws: Draws of each op of the pipeline.
         """
         if not self.has_random_apply:
-            return [(self._ops, drawn)]
+            return [(self._ops, all_draws)]
         groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
-        for op, draws in zip(self._ops, drawn, strict=True):
-            # A container without layers of picks does not support the size of the images, and is run by its library.
+        for op, draws in zip(self._ops, all_draws, strict=True):
+            # Draws without layers are those of a container whose library runs it, for images of this size.
             op_itself = (PickedOp(op, draws, starts_plan=False),)
             for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else op_itself:
                 if picked_op.starts_plan and groups[-1][0]:
                     groups.append(([], []))
                 groups[-1][0].append(picked_op.op)
-                groups[-1][1].append(picked_op.drawn)
+                groups[-1][1].append(picked_op.draws)
         if not groups[-1][0]:
             # No op was picked, but the images must still be converted to the output type.
             groups[-1][0].append(_IDENTITY)
             groups[-1][1].append({})
-        return [(tuple(ops), all_drawn) for ops, all_drawn in groups]
+        return [(tuple(ops), group_draws) for ops, group_draws in groups]
 
     def _segment(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
+        """Create the segment that begins with ``ops[start]``. Other arguments as of ``at``."""
         separate_op, plan_ops = _split(ops[start:], size)
         if separate_op is not None:
             return Segment(start + 1, separate_op=separate_op)
@@ -143,10 +145,10 @@ class Segments:
 
 
 def check_channels(op: Op | None, channels: int) -> None:
-    """Raise an error if an op does not support the number of channels, or a setting has neither 1 value nor 1 per channel.
+    """Check that an op supports images of ``channels`` channels.
 
     Raises:
-        ArgumentError: If an op does not support ``channels``, or a setting has another number of values.
+        ArgumentError: If the op does not support them, or if a setting has neither one value nor one per channel.
     """
     for part in op.ops if isinstance(op, Picking) else (op,):
         requirement = part.unsupported_channels(channels) if isinstance(part, Op) else None
@@ -176,7 +178,7 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | RandomApp
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, RandomApply) and reason is None):
             separate_op: EagerOp | RandomApply = op
-        elif reason is None or op.draws_size:  # no library can run ``op`` on a batch, so the plan raises an error
+        elif reason is None or op.draws_size:  # no library can run an op that draws sizes, so the plan raises an error
             plan_ops.append(op)
             size = op.out(size)
             continue

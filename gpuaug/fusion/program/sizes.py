@@ -1,4 +1,8 @@
-"""Checks of image sizes through a pipeline: transformation to one size, equal sizes of views, and limits of ops."""
+"""Checks of image sizes through a pipeline: transformation to one size, equal sizes of views, and limits of ops.
+
+*Ragged* images differ in size. A container with a random choice makes one draw per sample. A *gate* of an op in the container
+is the set of outcomes of the draw for which the op runs.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -23,8 +27,8 @@ def sizing_ops(ops: Sequence[Op | EagerOp], *, ragged: bool) -> tuple[Op, ...]:
     """Return the ops up to the first whose output images have one size, for ragged batches; no ops if not ``ragged``.
 
     Raises:
-        ArgumentError: If the output images of no op have one size, at the start or after an op that draws a size per image; or
-            if an op on images of different sizes reads other pixels than its output pixel.
+        ArgumentError: If no op transforms the images to one size, at the start or after an op that draws a size per image; or
+            if an op before it depends on neighbouring pixels or on pixel coordinates.
     """
     untested = untested_version()
     if ragged and untested is not None and any(op.package == "Kornia" for op in ops):
@@ -83,14 +87,14 @@ def _stretches(op: Op | EagerOp) -> bool:
 
 
 def _advice(ops: Sequence[Op]) -> tuple[str, str]:
-    """Return (context, advice) for the error about an op, given the ops before it."""
+    """Return (context, advice) for the error about an op, given the ops before it. The context says where the op is."""
     if name := _cropped_by_boxes(ops):
         return f"after {name}", f"Put v2.Resize((300, 300)) directly after it, or keep {name} in the dataset"
-    sizing = next((op.name for op in ops if op.draws_size), None)
-    if sizing is not None:
+    size_drawing_op = next((op.name for op in ops if op.draws_size), None)
+    if size_drawing_op is not None:
         crop = "v2.RandomCrop((224, 224), pad_if_needed=True)"
-        advice = f"Put a transform to one size after it, such as {crop}, or keep {sizing} in the dataset"
-        return f"after {sizing}", advice
+        advice = f"Put a transform to one size after it, such as {crop}, or keep {size_drawing_op} in the dataset"
+        return f"after {size_drawing_op}", advice
     examples = "RandomResizedCrop((224, 224)), Resize((224, 224)) or CenterCrop((224, 224))"
     return "with ragged=True", f"Put a transform to one size before it, such as {examples}"
 
@@ -131,7 +135,7 @@ def check_limits(op: Op, size: Size) -> None:
         ArgumentError: If ``size`` is not supported.
     """
     for bound in (size, *op.out_bounds(size)):
-        if bound.ragged:  # ``check_sizes`` checks it per batch
+        if bound.ragged:  # ``check_sizes`` checks the sizes of ragged images, per batch
             continue
         if bound.height * bound.width > size.height * size.width == 0:
             raise ArgumentError(
@@ -149,16 +153,16 @@ def check_limits(op: Op, size: Size) -> None:
 def check_sizes(
     ops: Sequence[Op], size: Size, user_size: Size | None = None, outcomes: Mapping[Draw, int] | None = None
 ) -> None:
-    """Raise an error for images that an op before the transformation to one size does not support, for any draws.
+    """Raise an error if an op up to the transformation to one size may get images of a size that the op does not support.
 
     Args:
         ops: Consecutive ops, of which the last transforms images to one size.
         size: Size of the input images of the first op.
-        user_size: Size of the user's images, if ``size`` is a bound of the sizes drawn for them.
-        outcomes: Outcomes that are assumed for draws of containers with a random choice; all others are checked.
+        user_size: Size of the user's images, for the message, if ``size`` is a bound of the sizes drawn for them.
+        outcomes: Assumed outcome of each draw. For any other draw, all outcomes are checked.
 
     Raises:
-        ArgumentError: If an op does not support an image. For a ragged batch, the message has its index in the batch.
+        ArgumentError: If an op does not support an image. For a ragged batch, the message has the index of the image.
     """
     current_size = size
     user_size = size if user_size is None else user_size
@@ -198,13 +202,13 @@ def check_sizes(
 
 
 def _outcomes(draw: Draw, ops: Iterable[Op]) -> Iterable[int]:
-    """Return one outcome of ``draw`` for each set of ops that run together."""
+    """Return outcomes of ``draw``: one for each distinct set of ops that run."""
     gates = [gate.outcomes for op in ops for gate in op.gates if gate.draw is draw]
     return {tuple(outcomes): index for index, outcomes in enumerate(np.stack(gates, 1).tolist())}.values()
 
 
 def check_mixed_channels(op: Op, size: Size) -> None:
-    """Raise an error for an op that mixes channels if images differ in size: the op begins a pass, for images of one size.
+    """Raise an error for an op that mixes channels, if images differ in size and the op must begin a pass.
 
     Raises:
         ArgumentError: If ``op`` mixes channels for this number of channels.
@@ -222,7 +226,7 @@ def check_sides(op: Op, size: Size, context: str = "") -> None:
     Args:
         op: Op that computes coordinates in float32.
         size: Size of one image, or of all images.
-        context: Position of the image for the message.
+        context: Position of the image in the batch, for the message.
 
     Raises:
         ArgumentError: If a side is too long.

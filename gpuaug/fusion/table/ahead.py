@@ -1,9 +1,12 @@
 """Prefetch of parameter tables: the tables of several upcoming batches are computed together.
 
-A table has one row per sample, with the random parameters of all ops. To draw them takes a number of NumPy calls that is equal
-for one batch and for several. The seed of a later call can be predicted: in a stage of a loader it follows from the position of
-the next batch, elsewhere from the next number of torch's generator. So the tables of several batches are computed at once, each
-for the seed of one call. Tables for predicted calls that do not come are discarded.
+A table has one row per sample, with the random parameters of all ops. To draw for several batches takes as many NumPy calls as
+for one. The seed of a later call can be predicted: in a stage of a loader it follows from the position of the next batch,
+elsewhere from the next number of torch's generator. So the tables of several batches are computed at once, each for the seed
+of one call. Tables for predicted calls that do not come are discarded.
+
+A *plan* has the passes of a pipeline, each one reading and one writing of all images. *Ragged* images differ in size. *Views*
+are several random augmentations of the same images.
 """
 
 from collections.abc import Sequence
@@ -23,10 +26,10 @@ from gpuaug.fusion.table.on_host import HostTables, size_dependent_ops
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 MOST_BATCHES = 64
-"""Maximum number of batches computed at once. Beyond it, the time per batch no longer falls."""
+"""Maximum number of batches whose tables are computed at once. With more batches, the time per batch falls no further."""
 
 MOST_SAMPLES = 8192
-"""Maximum number of samples computed at once, over all batches and views. Drawing them takes 1 ms, for a policy 2 to 4 ms."""
+"""Maximum number of samples of these batches, over all views. To draw them takes 1 ms; 2 to 4 ms with a policy."""
 
 _MOST_BLOCKS = 4
 """Maximum number of cached blocks. Several are needed if a pipeline is called twice per batch, or by several loaders."""
@@ -37,6 +40,7 @@ class _Block(NamedTuple):
 
     plan: Plan
     key: tuple[Any, ...]
+    """Properties of a call, besides its plan and seed, on which its table depends."""
     tables: HostTables | DeviceCropTables
     index_by_seed: dict[int, int]
     """Index of the batch, by seed of its call."""
@@ -48,7 +52,7 @@ class TablePrefetch:
     """Prefetched parameter tables of one pipeline. The number of batches doubles while seeds are predicted correctly."""
 
     def __init__(self) -> None:
-        # A tuple that is replaced as a whole, so that two threads can draw from one pipeline.
+        # Replaced as a whole and never modified, so that two threads can draw from one pipeline.
         self._blocks: tuple[_Block, ...] = ()
 
     def table(
@@ -83,7 +87,7 @@ class TablePrefetch:
         seed = next_seed()
         # Copies of tables are queued on the stream of the call that drew, so the stream is part of the key.
         stream = current_stream(device.index if device.type == "cuda" else -1)
-        # The host has drawn the windows for decoding, so it computes the crops, too.
+        # If only windows were decoded, the host has computed the crops for them, so the device does not compute the crops.
         has_windows = image_layouts is not None and image_layouts.shape[1] == 4
         key = (size.batch, has_points, has_windows, device, stream, *(op.settings_of_draw for op in plan.rereading_ops))
         last_block = None

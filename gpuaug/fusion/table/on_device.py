@@ -1,9 +1,9 @@
 """Parameter tables of several ragged batches, whose crop windows the device computes.
 
-A table has one row per sample, with the parameters of all ops. A crop depends on the size of its image, which is known only
-when the batch arrives. So the uniform numbers of the crop are copied to the device ahead, with all other columns, for several
-batches at once. When a batch arrives, one small launch computes its crop windows from them, which takes less host time than
-drawing for one batch.
+*Ragged* images differ in size. A table has one row per sample, with the parameters of all ops. A crop window depends on the
+size of its image, which is known only when the batch arrives. So the uniform numbers of the crop are copied to the device
+ahead, with all other columns, for several batches at once. When a batch arrives, one small launch computes its windows from
+the uniform numbers. This takes less host time than drawing for one batch.
 """
 
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class DeviceCropTables:
         self._crop = crop
         uniform_count = plan.uniforms_per_op[0]
         self._width = plan.width + MATRIX * has_points
-        """Number of columns that the kernels of the passes, boxes and keypoints read."""
+        """Number of columns that the kernels read. The columns after them are only inputs of the crop windows."""
         self._columns = DeviceCropColumns(
             matrix=plan.width if has_points else -1,
             uniforms=self._width,
@@ -59,23 +59,24 @@ class DeviceCropTables:
         crop_draws, *other_draws = draw_in_order(
             upcoming.ops, upcoming.sampler(), total_size, deferred={crop.op: uniform_count}
         )
-        # The columns of the other ops are computed with a crop that changes nothing.
-        drawn: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
+        # The columns of the other ops are computed with the identity in place of the crop.
+        draws_by_op: dict[Op, OpDraws] = {crop.op: crop.op.identity_draws(total_size.batch)}
         for op, draws, _, _ in other_draws:
-            drawn |= op.draws_by_op(draws)
+            draws_by_op |= op.draws_by_op(draws)
 
         def fill(table: Array) -> None:
-            fill_table(plan, total_size, drawn, table)
+            """Write all columns except the crop windows."""
+            fill_table(plan, total_size, draws_by_op, table)
             table[:, self._columns.uniforms : self._columns.uniforms + uniform_count] = crop_draws.draws["numbers"].T
             if has_points:
-                fill_matrix(plan, total_size, drawn, table[:, self._columns.matrix_after :])
+                fill_matrix(plan, total_size, draws_by_op, table[:, self._columns.matrix_after :])
 
         tables = upcoming.by_batch(send(total_size.batch, self._columns.width, fill, upcoming.device))
         # One unbind for all batches is faster than one indexing per batch.
         self._full_tables = tables.unbind()
         self._tables = tables[..., : self._width].unbind()
         self._unused = dict.fromkeys(range(len(self._full_tables)), True)
-        """Indices of the batches whose table has not been used, as keys."""
+        """Indices of the batches whose table no call has used yet, as keys: ``dict.pop`` tests and removes an index at once."""
 
     def table(self, index: int, size: Size, image_layouts: Tensor | None) -> Tensor:
         """Return the complete table of a batch, (V · B, K).

@@ -1,10 +1,11 @@
 """Parameter tables that the host computes for several batches at once.
 
-A table has one row per sample, with the parameters of all ops. For ragged batches, the columns that depend on image sizes are
-computed when the batch arrives: the uniform numbers of the ops of the first pass that move pixels, such as crops, are drawn
-ahead, and their parameters computed with the sizes. On two CPU cores, the table of 256 ragged images then takes 0.14 to 0.18 ms
-of the training thread for a crop, a flip and a jitter, and 0.15 ms with a RandAugment. Without prefetching, it takes 0.26 to
-0.35 ms and 0.91 ms (2026-11-26).
+A table has one row per sample, with the parameters of all ops. *Ragged* images differ in size. For a ragged batch, the uniform
+numbers of the ops of the first pass that move pixels, such as crops, are drawn ahead. The columns of these ops, which depend on
+the image sizes, are computed when the batch arrives.
+
+The table of 256 ragged images then takes 0.14 to 0.18 ms of the training thread for a crop, a flip and a jitter, and 0.15 ms
+with a RandAugment, instead of 0.26 to 0.35 ms and 0.91 ms without prefetching (two CPU cores, 2026-11-26).
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 
 def size_dependent_ops(plan: Plan, ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Return the ops that draw when the sizes of a ragged batch are known; empty if its tables cannot be prefetched."""
+    """Return the ops whose draws depend on the sizes of a ragged batch; empty if its tables cannot be prefetched."""
     gather_ops = plan.passes[0].gather_ops
     if plan.template is None or any(op.same_on_batch or op.p_batch < 1 or op.gates for op in gather_ops):
         return ()  # no template yet, or draws depend on more than the uniform numbers per sample
@@ -32,7 +33,7 @@ class HostTables:
 
     Args:
         upcoming: Batches to draw for.
-        size_dependent: Ops that draw when the sizes of a batch are known. Empty if all sizes are known already.
+        size_dependent: Ops whose draws are computed when the sizes of a batch are known. Empty if all sizes are known already.
     """
 
     def __init__(self, upcoming: UpcomingBatches, size_dependent: Sequence[Op] = ()) -> None:
@@ -42,21 +43,21 @@ class HostTables:
         self._upcoming = upcoming
         self._uniforms: dict[Op, Array] = {}
         """Uniform numbers of the size-dependent ops, for all batches."""
-        self._drawn: dict[Op, OpDraws] = {}
+        self._draws_by_op: dict[Op, OpDraws] = {}
         """Draws of all other ops, for all batches."""
         for op, draws, _, _ in draw_in_order(upcoming.ops, upcoming.sampler(), upcoming.total_size, deferred=deferred):
             if op in deferred:
                 self._uniforms[op] = draws["numbers"]
             else:
-                self._drawn |= op.draws_by_op(draws)
+                self._draws_by_op |= op.draws_by_op(draws)
         self._complete: tuple[Tensor, ...] = ()
         """Complete table of each batch, on the device; empty with size-dependent ops."""
         if size_dependent:
             rows = np.empty((upcoming.total_size.batch, plan.width), dtype=np.float32)
-            fill_table(plan, upcoming.total_size, self._drawn, rows, skipped_fronts=1)
+            fill_table(plan, upcoming.total_size, self._draws_by_op, rows, skipped_fronts=1)
             self._rows = upcoming.by_batch(rows)
         else:
-            table = make_table(plan, upcoming.total_size, self._drawn, upcoming.device, has_points=upcoming.has_points)
+            table = make_table(plan, upcoming.total_size, self._draws_by_op, upcoming.device, has_points=upcoming.has_points)
             self._complete = upcoming.by_batch(table).unbind()
 
     def table(self, index: int, size: Size, image_layouts: Tensor | None = None) -> Tensor:
@@ -76,20 +77,21 @@ class HostTables:
         has_points = self._upcoming.has_points
         size_of_views = size.repeat(self._upcoming.views)
         samples = slice(index * size_of_views.batch, (index + 1) * size_of_views.batch)
-        drawn: dict[Op, OpDraws] = {}
+        draws_by_op: dict[Op, OpDraws] = {}
         current_size = size_of_views
         for op, uniforms in self._uniforms.items():
             (entry,) = draw_in_order([op], ArraySampler(uniforms[:, samples]), current_size)
-            drawn[op] = entry.draws
+            draws_by_op[op] = entry.draws
             current_size = entry.out
-        for op, draws in self._drawn.items():
+        for op, draws in self._draws_by_op.items():
             if has_points or op in plan.passes[0].gather_ops:
-                drawn[op] = select_samples(draws, samples)
+                draws_by_op[op] = select_samples(draws, samples)
 
         def fill(table: Array) -> None:
+            """Copy the columns that do not depend on sizes, and compute the others."""
             table[:, : plan.width] = self._rows[index]
-            plan.passes[0].fill_front(drawn.__getitem__, size_of_views, table, all_columns=False)
+            plan.passes[0].fill_front(draws_by_op.__getitem__, size_of_views, table, all_columns=False)
             if has_points:
-                fill_matrix(plan, size_of_views, drawn, table[:, plan.width :])
+                fill_matrix(plan, size_of_views, draws_by_op, table[:, plan.width :])
 
         return send(size_of_views.batch, plan.width + points_width(plan) * has_points, fill, self._upcoming.device)

@@ -1,7 +1,7 @@
 """Parameter table of a batch: one float32 row per sample, computed from the draws and copied to the device of the images.
 
 A *draw* is the random parameters of an op. A *plan* has the passes of a pipeline, each of which reads and writes all images
-once, and the columns of their ops in the table.
+once, and the columns of their ops in the table. A plan's *template* is a row with the columns that do not depend on draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,12 +22,14 @@ BY_COLUMN_FROM = 1024
 """Minimum number of samples of a table that is written by column, and transposed on the GPU in one launch."""
 
 
-def draws_by_part(ops: Sequence[Op], drawn: Sequence[OpDraws]) -> dict[Op, OpDraws]:
-    """Return the draws of several ops by the ops that run: a policy, which picks ops, runs several (``Op.parts``)."""
-    return {part: draws for op, all_draws in zip(ops, drawn, strict=True) for part, draws in op.draws_by_op(all_draws).items()}
+def draws_by_part(ops: Sequence[Op], all_draws: Sequence[OpDraws]) -> dict[Op, OpDraws]:
+    """Return the draws by op that runs in the passes: one op, or the several ``plan_ops`` of an op that picks other ops."""
+    return {
+        part: draws for op, op_draws in zip(ops, all_draws, strict=True) for part, draws in op.draws_by_op(op_draws).items()
+    }
 
 
-def make_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.device, *, has_points: bool) -> Tensor:
+def make_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], device: torch.device, *, has_points: bool) -> Tensor:
     """Return the parameter table of a batch, float32: (B, ``plan.width``), plus ``points_width`` columns with ``has_points``.
 
     Cost:
@@ -35,22 +37,22 @@ def make_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], device: torch.d
     """
 
     def fill(table: Array) -> None:
-        fill_table(plan, size, drawn, table)
+        fill_table(plan, size, draws_by_op, table)
         if has_points:
-            fill_matrix(plan, size, drawn, table[:, plan.width :])
+            fill_matrix(plan, size, draws_by_op, table[:, plan.width :])
 
     return send(size.batch, plan.width + points_width(plan) * has_points, fill, device)
 
 
 def send(samples: int, width: int, fill: Callable[[Array], None], device: torch.device) -> Tensor:
-    """Return a table (``samples``, ``width``) float32 on ``device``, which ``fill`` writes on the host."""
+    """Fill a table (``samples``, ``width``) float32 on the host by calling ``fill``, and return a copy of it on ``device``."""
     # Ops write column by column, which takes half the time if columns are contiguous.
     by_column = device.type == "cuda" and samples >= BY_COLUMN_FROM
     shape = (width, samples) if by_column else (samples, width)
-    numbers = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
-    fill(numbers.numpy().T if by_column else numbers.numpy())
-    sent = numbers.to(device, non_blocking=True)
-    return sent.T.contiguous() if by_column else sent
+    host_table = torch.empty(shape, dtype=torch.float32, device="cpu", pin_memory=device.type == "cuda")
+    fill(host_table.numpy().T if by_column else host_table.numpy())
+    table = host_table.to(device, non_blocking=True)
+    return table.T.contiguous() if by_column else table
 
 
 def points_width(plan: Plan) -> int:
@@ -58,7 +60,7 @@ def points_width(plan: Plan) -> int:
     return MATRIX if plan.box_crop is None else 2 * MATRIX + plan.box_crop.op.columns + 2
 
 
-def fill_matrix(plan: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) -> None:
+def fill_matrix(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], out: Array) -> None:
     """Write the matrix of all ops that move pixels, (B, 9) float32: input → output pixel coordinates.
 
     With a crop by boxes, the columns are: the matrix of the ops before the crop, the matrix of the ops after it, the uniform
@@ -70,55 +72,56 @@ def fill_matrix(plan: Plan, size: Size, drawn: dict[Op, OpDraws], out: Array) ->
         for op in pass_.gather_ops:
             if isinstance(op, BoxCropOp):
                 out[:, :MATRIX] = matrix.reshape(-1, MATRIX)
-                out[:, 2 * MATRIX : -2] = np.where(drawn[op]["apply_mask"][:, None], drawn[op]["numbers"], 1)
+                out[:, 2 * MATRIX : -2] = np.where(draws_by_op[op]["apply_mask"][:, None], draws_by_op[op]["numbers"], 1)
                 out, flips = out[:, MATRIX : 2 * MATRIX], out[:, -2:]
                 matrix = np.eye(3)[None]
             elif flips is not None and isinstance(op, ResampleOp):
                 flips[:] = np.sign(matrix[:, (0, 1), (0, 1)])
                 flips = None
-            matrix = op.matrix(drawn[op], size) @ matrix
-            size = op.out_drawn(drawn[op], size)
+            matrix = op.matrix(draws_by_op[op], size) @ matrix
+            size = op.out_drawn(draws_by_op[op], size)
     out[:] = matrix.reshape(-1, MATRIX)
 
 
-def fill_table(plan: Plan, size: Size, drawn: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
+def fill_table(plan: Plan, size: Size, draws_by_op: dict[Op, OpDraws], table: Array, *, skipped_fronts: int = 0) -> None:
     """Write the columns of all passes, (B, at least ``plan.width``) float32.
 
-    ``skipped_fronts``: number of leading passes whose ops that move pixels, filter or mix are not written. The columns of these
-    ops have the values of the template.
+    ``skipped_fronts``: number of leading passes whose first op or gather (``Pass.front``) is not written. Its columns then have
+    the values of the template.
     """
-    # Columns that do not depend on draws are written once per plan, into its template, and copied from there.
+    # The columns of the template are written by the first call only, and copied by later calls.
     writes_template = plan.template is None
     if not writes_template:
         table[:, : plan.width] = plan.template
     current_size = size
     for pass_index, pass_ in enumerate(plan.passes):
-        out_size = pass_.out_drawn(drawn.__getitem__, current_size)
+        out_size = pass_.out_drawn(draws_by_op.__getitem__, current_size)
         rows = pass_.rows_of(table)
-        for op, (_, column, _) in zip(pass_.point_ops, pass_.program, strict=True):
+        for op, (_, column, _) in zip(pass_.point_ops, pass_.point_program, strict=True):
             if writes_template or op.is_random or not op.has_fixed_row:
-                # For an op that applies to all samples, the template already has the apply mask.
+                # The template has the apply mask of an op that applies to all samples.
                 write = op.rows if writes_template or op.is_random else op.write
-                write(drawn[op], out_size, rows[:, column : column + op.row_width(size.channels)])
+                write(draws_by_op[op], out_size, rows[:, column : column + op.row_width(size.channels)])
         if pass_index >= skipped_fronts:
-            pass_.fill_front(drawn.__getitem__, current_size, rows, all_columns=writes_template)
+            pass_.fill_front(draws_by_op.__getitem__, current_size, rows, all_columns=writes_template)
         current_size = out_size
     if plan.passes[-1].route_column >= 0:
-        _fill_routes(plan.passes, drawn, table)
+        _fill_routes(plan.passes, draws_by_op, table)
     if writes_template and size.batch:
         plan.template = table[0, : plan.width].copy()
 
 
-def _fill_routes(passes: Sequence[Pass], drawn: dict[Op, OpDraws], table: Array) -> None:
+def _fill_routes(passes: Sequence[Pass], draws_by_op: dict[Op, OpDraws], table: Array) -> None:
     """Write the buffer route of each sample, for each pass but the first.
 
     Passes read and write samples in two buffers, 0 and 1. The first pass writes all samples to buffer 0. The route of a sample
-    is 0 if no op of the pass applies to it: it then stays in its buffer. Otherwise it is 1 + source buffer + 2 · output buffer.
-    The output buffer is the other one, unless the pass works in place.
+    is 0 if no op of the pass applies to the sample, which then stays in its buffer. Otherwise the route is
+    1 + source buffer + 2 · output buffer.
+    The output buffer is the buffer other than the source buffer, unless the pass works in place.
     """
     in_second = np.zeros(len(table), dtype=np.uint8)
     for pass_ in passes[1:-1]:
-        applies = reduce(np.logical_or, [drawn[op]["apply_mask"] for op in pass_.ops])
+        applies = reduce(np.logical_or, [draws_by_op[op]["apply_mask"] for op in pass_.ops])
         to_second = in_second if pass_.works_in_place else in_second ^ applies
         pass_.rows_of(table)[:, pass_.route_column] = applies * (1 + in_second + 2 * to_second)
         in_second = to_second

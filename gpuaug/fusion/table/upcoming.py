@@ -1,4 +1,4 @@
-"""Upcoming batches, whose parameter tables are computed together."""
+"""Upcoming batches, whose parameter tables are computed together. Views are several random augmentations of the same images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -10,8 +10,8 @@ from gpuaug.core.columns import Column, TensorColumn, plainly, split
 from gpuaug.core.packed_targets import FlatColumn, PackedColumn, PackedTargets
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.ops.boxes import floating_dtype
-from gpuaug.fusion.ops.torchvision.ending import Ending
-from gpuaug.fusion.targets.masks import like
+from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
+from gpuaug.fusion.targets.masks import with_class_of
 
 
 class Annotations(NamedTuple):
@@ -22,7 +22,7 @@ class Annotations(NamedTuple):
     keys: Sequence[str]
     """Key of each value in its dict."""
     tensors: TensorColumn
-    """Values. Unless all of them are tensors, only the attribute ``types`` can be read."""
+    """The values as a column. Unless all values are tensors, only its attribute ``types`` can be read."""
 
     def items(self) -> "zip[tuple[int, str, Any]]":
         """Return an iterator of (sample index, key, value)."""
@@ -33,7 +33,7 @@ class Rows:
     """Boxes or keypoints of a batch as one tensor of rows.
 
     Args:
-        annotations: Boxes or keypoints, all of them tensors.
+        annotations: Boxes or keypoints. All of them must be tensors.
     """
 
     def __init__(self, annotations: Annotations) -> None:
@@ -54,14 +54,14 @@ class Rows:
             return torch.cat([value.flatten(0, -2) for value in self._tensors.tensors])
 
     def split(
-        self, joined_rows: Tensor, frame: tuple[int, int], ending: Ending, format_name: str | None = None
+        self, joined_rows: Tensor, frame: tuple[int, int], conversions: TargetConversions, format_name: str | None = None
     ) -> Sequence[Tensor]:
         """Split rows by image, and restore the shape, dtype and class of the inputs. Integers become floating-point.
 
         Args:
             joined_rows: Rows of all images.
             frame: Height and width of the output images, in pixels.
-            ending: Conversions: torchvision's tensors become plain tensors if ``ending.is_pure``.
+            conversions: Conversions of the output. torchvision's tensors become plain tensors if ``conversions.is_pure``.
             format_name: Name of the output format of boxes; ``None`` for the format of the inputs.
         """
         shapes, entry = self._tensors.shapes, self._tensors.entry
@@ -69,33 +69,33 @@ class Rows:
             lengths = [shape[0] for shape in shapes]
             parts = split(joined_rows.view(sum(lengths), *entry), lengths)
         else:
-            rows = split(joined_rows, self.counts)
-            parts = [part.view(shape) for part, shape in zip(rows, shapes, strict=True)]
+            rows_per_image = split(joined_rows, self.counts)
+            parts = [rows.view(shape) for rows, shape in zip(rows_per_image, shapes, strict=True)]
         values = self._tensors.tensors
         if len(self._tensors.dtypes) > 1:
             parts = [part.to(floating_dtype(value.dtype)) for part, value in zip(parts, values, strict=True)]
-        if self._tensors.types <= {Tensor} or (ending.is_pure and all(map(type_name, values))):
+        if self._tensors.types <= {Tensor} or (conversions.is_pure and all(map(type_name, values))):
             return parts
         return [
-            like(part, value, canvas_size=frame, **format_attribute(vars(value), format_name))
+            with_class_of(part, value, canvas_size=frame, **format_attribute(vars(value), format_name))
             for part, value in zip(parts, values, strict=True)
         ]
 
     def packed(
-        self, rows: Tensor, frame: tuple[int, int], ending: Ending, format_name: str | None = None
+        self, rows: Tensor, frame: tuple[int, int], conversions: TargetConversions, format_name: str | None = None
     ) -> tuple[PackedColumn, Tensor]:
-        """Return rows in one tensor, and the packed column that describes them. Arguments as of ``split``."""
+        """Return (packed column that describes the rows, rows in one tensor). Arguments as of ``split``."""
         column = self._tensors
         assert isinstance(column, FlatColumn)
         flat = rows.view(column.joined.shape)
-        if column.packed.tensor_type is Tensor or ending.is_pure:
+        if column.packed.tensor_type is Tensor or conversions.is_pure:
             return column.packed.plain(), flat
         attributes = [{**values, "canvas_size": frame, **format_attribute(values, format_name)} for values in column.attributes]
         return column.packed._replace(attributes=attributes), flat
 
 
 def annotations_of(columns_by_key: Mapping[str, Column], *keys: str) -> Annotations:
-    """Return the values under ``keys``: the keys of boxes, or the key of keypoints."""
+    """Return the values of all dicts under ``keys``: the keys of boxes, or the key of keypoints."""
     key_columns = [(key, columns_by_key[key]) for key in keys if key in columns_by_key]
     if len(key_columns) == 1:
         ((key, column),) = key_columns

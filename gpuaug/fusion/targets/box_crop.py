@@ -46,7 +46,7 @@ def crop_by_boxes(
 
     Args:
         plan: Plan that contains the crop.
-        crop: Position of the crop in the plan.
+        crop: The crop and its pass.
         table: Parameter table of the plan, (B, columns). Not modified.
         target_dicts: Input that holds the boxes.
         previous: Matrices that map pixels of the input images to pixels of the images at the start of the plan, (B, 3, 3);
@@ -59,9 +59,9 @@ def crop_by_boxes(
     Cost:
         About twenty launches, in addition to the launches of ``BoxCropOp.windows``.
     """
-    # The resize that follows the crop has six columns: scale, start and count per axis, so far for the whole image. The columns
-    # after ``plan.width`` hold: matrices before and after the crop, draws of the crop, and -1 per axis for a flip between crop
-    # and resize.
+    # The resize that follows the crop has six columns: scale, start and count per axis. In ``table`` the window is the image.
+    # The columns from ``plan.width`` on are: matrix before the crop, matrix after the crop, draws of the crop, and one number
+    # per axis, which is -1 if a flip is between crop and resize.
     column = crop.pass_.first_column + crop.pass_.columns.warp
     scale = table[:, column : column + 4 : 3]
     sides = table[:, column + 2 : column + 6 : 3]
@@ -75,7 +75,7 @@ def crop_by_boxes(
     if any(minimum):
         is_valid = is_valid & _is_large(boxes, start[owners], (start + count)[owners], minimum)
     target_dicts.valid_after_crop = is_valid
-    # Nearest-neighbour interpolation depends on the last digit of the scale, so it is computed by a single division.
+    # The scale is computed by a single division, because nearest-neighbour interpolation depends on its last digit.
     out_sides = (sides / scale).round()
     flipped_start = torch.where(flip_signs < 0, sides - start - count, start)
     warp = torch.stack((count / out_sides, flipped_start, count), 2).flatten(1)

@@ -2,7 +2,7 @@
 
 The frame axis is merged with the batch axis before the passes, and restored after the passes.
 
-Annotations of a clip may be given per clip or per frame. A *target dict* holds the annotations of one clip or frame.
+Annotations may be per clip or per frame. A *target dict* holds the annotations of one clip or frame.
 """
 
 from collections.abc import Sequence
@@ -24,25 +24,25 @@ class ClipInputs:
     """Convert the inputs of one call from clips to frames and back. Inputs of a call on images are not changed.
 
     Args:
-        form: Layout of clips that the pipeline accepts.
+        clip_form: Layout of clips that the pipeline accepts.
         images: Images or clips of the call, as the user passed them.
 
     Raises:
         ArgumentError: If the pipeline accepts clips only, and ``images`` are images.
     """
 
-    def __init__(self, form: ClipForm, images: Any) -> None:
-        self.form = form
+    def __init__(self, clip_form: ClipForm, images: Any) -> None:
+        self.clip_form = clip_form
         self.is_single = type_name(images) == "Video" and images.ndim == 4
         """True for a single clip (T, C, H, W), without a batch axis."""
-        self.frames = form.frames_of(images[None] if self.is_single else images)
+        self.frames = clip_form.frames_of(images[None] if self.is_single else images)
         """Number of frames per input clip; 0 for images."""
         self._out_frames = self.frames
         """Number of frames per output clip."""
         self._frame_indices: Sequence[int] = range(self.frames)
-        """Indices of the input frames that the output clips consist of, in order."""
+        """Index of the input frame per output frame."""
         self._list_types: dict[int, type] = {}
-        """Inputs that hold one list of target dicts per clip: index of the input → type of the list."""
+        """Type of the lists, by index of the input, for inputs that hold one list of target dicts per clip."""
 
     def has_frames(self, key: str, value: Any) -> bool:
         """Return whether an input has a frame axis."""
@@ -67,17 +67,17 @@ class ClipInputs:
             return value
         if key == "input":
             plain = value.as_subclass(Tensor)
-            return self.form.images(plain[None] if self.is_single else plain)
+            return self.clip_form.images(plain[None] if self.is_single else plain)
         if key == "mask":
-            return self.form.images(value) if value.ndim == 5 else value.flatten(0, 1)
-        return value.flatten(0, 1) if self.form.draws_per_frame else value.flatten(1, 2)
+            return self.clip_form.images(value) if value.ndim == 5 else value.flatten(0, 1)
+        return value.flatten(0, 1) if self.clip_form.draws_per_frame else value.flatten(1, 2)
 
     def unflatten(self, key: str, result: Any, value: Any) -> Any:
         """Restore the frame axis in the result of an input. ``value``: the input as the user passed it."""
         if not self.has_frames(key, value):
             return result
         if key == "input" or (key == "mask" and value.ndim == 5):
-            return self.form.clips(result, self._out_frames)
+            return self.clip_form.clips(result, self._out_frames)
         if key == "mask":
             return result.unflatten(0, (-1, self._out_frames))
         return result.reshape(len(value), -1, value.shape[2], *result.shape[2:])
@@ -116,9 +116,9 @@ class ClipInputs:
             values[index] = list_type(list_type(dicts[start + frame] for frame in self._frame_indices) for start in starts)
 
     def select_frames(self, indices: Array | None, values: list[Any], keys: Sequence[str], inputs: Sequence[Any]) -> None:
-        """Select masks, boxes and keypoints of the frames that a pipeline selects, in place in ``values``.
+        """Select masks, boxes and keypoints of the frames that a plan selects, in place in ``values``.
 
-        The images are selected by the kernels.
+        The kernels select the images.
 
         Args:
             indices: Indices of the selected frames; ``None`` for all frames.

@@ -30,7 +30,7 @@ BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
 
 
 def checked_keys(data_keys: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the data keys of a call as a tuple, after a check of their types.
+    """Check the types of the data keys of a call, and return the keys as a tuple.
 
     Raises:
         ArgumentTypeError: If ``data_keys`` is not a sequence of names.
@@ -54,7 +54,7 @@ def name_of(key: Any) -> str:
     try:
         data_key = DataKey.get(key)
     except Exception as error:
-        names = sorted({*_GPUAUG_KEYS, *(_NAMES.get(known, known.name.lower()) for known in DataKey)})
+        names = sorted({*_GPUAUG_KEYS, *(_NAMES.get(data_key, data_key.name.lower()) for data_key in DataKey)})
         raise ArgumentError(
             f"data_keys must be among {', '.join(names)}, got {shown(key)}. Use Kornia's names, 'targets' for target dicts, "
             "'tv_tensors' for torchvision's tensors, or 'valid' beside boxes."
@@ -63,7 +63,7 @@ def name_of(key: Any) -> str:
 
 
 def _advice_for_samples(key: str, value: Any) -> str:
-    """Return the advice of the error for an input that must be one tensor for the whole batch, and is not."""
+    """Return the advice of the error for an input that is not one tensor for the whole batch."""
     if key == "input":
         return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass a batch of tensors."
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
@@ -143,7 +143,7 @@ def check_valid(keys: Sequence[str], values: Sequence[Any]) -> None:
     """Check the input ``valid``. ``keys``: data key of each of ``values``.
 
     Raises:
-        ArgumentError: If it is not one bool per box, or if there is not exactly one tensor of boxes.
+        ArgumentError: If ``valid`` is not one bool per box, or if there is not exactly one tensor of boxes.
     """
     if "valid" not in keys:
         return

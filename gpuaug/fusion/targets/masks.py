@@ -1,7 +1,9 @@
 """Lists of instance masks, any number per image, which the passes transform as one tensor.
 
 A *pass* is one kernel that reads and writes all images or masks; a *plan* is a list of passes. The *parameter table* holds one
-row of numbers per sample, from which the passes read the parameters of the ops.
+row of numbers per sample, from which the passes read the parameters of the ops. The *owner* of a mask is the index of its
+sample. A *stack* is a tensor (n, H, W) with all masks of one image. A *span* is (start, height, width) of the masks of one
+sample in a flat tensor.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.ops.base import Array, Size
-from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
 from gpuaug.fusion.program.plan import Canvases, Plan
 
 _EMPTY: Array = np.empty(0, np.int64)
@@ -28,7 +30,7 @@ _EMPTY: Array = np.empty(0, np.int64)
 class MaskList:
     """Instance masks of a batch, any number per image.
 
-    Call ``take``, then ``run`` for each plan, then ``results`` or ``packed``.
+    Call ``set_device_arrays``, then ``run`` for each plan, then ``results`` or ``packed``.
 
     Args:
         masks: Tensors (n, H, W) or (H, W), all of one dtype: at most one tensor per image, with all its masks.
@@ -60,11 +62,11 @@ class MaskList:
         self._are_stacks = stacks is masks
         """True if all tensors in ``masks`` are (n, H, W)."""
         self._owners: Tensor | None = None
-        """Sample index of each mask, on the device."""
+        """Owner of each mask, on the device."""
         self._layout: MaskLayout | None = None
-        """Position in memory of masks that differ in size; ``None`` if all masks have one size."""
+        """Owners and spans of masks that differ in size; ``None`` if all masks have one size."""
         self.spans = _EMPTY
-        """(start, height, width) of the masks of each sample in ``_values``, flat, (3 · B,). Empty if images have one size."""
+        """Span of each sample in ``_values``, in one array (3 · B,). Empty if images have one size."""
         self._values: Tensor
         """Masks in their current state: (number of masks, 1, H, W), or flat if they differ in size."""
         if not size.ragged:
@@ -84,10 +86,10 @@ class MaskList:
                 firsts = [0, *accumulate(stack.numel() for stack in stacks[:-1])]
         self.spans = _spans(firsts, samples, counts, sides)
 
-    def take(self, owners: Tensor, spans: Tensor) -> None:
+    def set_device_arrays(self, owners: Tensor, spans: Tensor) -> None:
         """Set the device copies of ``owners_of(samples, counts)``, (number of masks,), and of ``spans``.
 
-        The caller makes the copies, together with the copies of other arrays.
+        The caller copies these arrays together with others.
         """
         self._owners = owners
         self._layout = MaskLayout(owners, spans.view(-1, 3)) if len(spans) else None
@@ -98,11 +100,11 @@ class MaskList:
         Args:
             plan: Plan for the images.
             table: Parameter table of the plan, (B, columns).
-            canvases: Result of ``Plan.canvases``: sizes of the outputs of each pass.
+            canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
 
         Cost:
-            One launch per pass, and some for erasing. One more copies the row of the parameter table for each mask, unless
-            the plan has a single pass and images differ in size.
+            One launch per pass, some launches for erasing, and one that copies the row of the parameter table for each mask.
+            Without the last one if the plan has a single pass and images differ in size.
         """
         assert self._owners is not None
         rows: Tensor | None = None
@@ -116,27 +118,29 @@ class MaskList:
             rows = table.index_select(0, self._owners) if rows is None else rows
             self._values = dispatch.run_mask(pass_, self._values, rows, canvas=canvas)
 
-    def results(self, ending: Ending = NO_CONVERSIONS) -> Sequence[Tensor]:
-        """Return the transformed masks, with number of axes, class and dtype as in ``masks``, or as ``ending`` says."""
+    def results(self, conversions: TargetConversions = NO_CONVERSIONS) -> Sequence[Tensor]:
+        """Return the transformed masks, with the axes, class and dtype of the inputs unless ``conversions`` change them."""
         values = self._values[:, 0]
-        stacks = split(values if ending.masks is None else values.to(ending.masks), self.counts)
-        if self._are_stacks and (ending.is_pure or are_plain(self._masks)):
+        stacks = split(values if conversions.masks is None else values.to(conversions.masks), self.counts)
+        if self._are_stacks and (conversions.is_pure or are_plain(self._masks)):
             return stacks
         shaped = (part if mask.ndim == 3 else part[0] for part, mask in zip(stacks, self._masks, strict=True))
-        return [part if ending.is_pure else like(part, mask) for part, mask in zip(shaped, self._masks, strict=True)]
+        return [
+            part if conversions.is_pure else with_class_of(part, mask) for part, mask in zip(shaped, self._masks, strict=True)
+        ]
 
-    def packed(self, ending: Ending = NO_CONVERSIONS) -> tuple[PackedColumn, Tensor]:
-        """Return the results in one tensor, and the column that describes them, for packed target dicts."""
+    def packed(self, conversions: TargetConversions = NO_CONVERSIONS) -> tuple[PackedColumn, Tensor]:
+        """Return (packed column that describes the results, results in one tensor), for packed target dicts."""
         values = self._values[:, 0]
-        values = values if ending.masks is None else values.to(ending.masks)
+        values = values if conversions.masks is None else values.to(conversions.masks)
         mask = self._masks[0]
-        is_typed = type(mask) is not Tensor and not ending.is_pure
+        is_typed = type(mask) is not Tensor and not conversions.is_pure
         attributes = shared_attributes(list(map(vars, self._masks))) if is_typed else [{}]
         return PackedColumn("masks", self.samples, self.counts, None, type(mask) if is_typed else Tensor, attributes), values
 
 
 def owners_of(samples: Sequence[int], counts: Sequence[int]) -> Array:
-    """Sample index of each mask or box. ``counts``: number of masks or boxes of each sample in ``samples``."""
+    """Return the owner of each mask or box. ``counts``: number of masks or boxes of each sample in ``samples``."""
     return np.repeat(np.asarray(samples, np.int64), counts) if samples else _EMPTY
 
 
@@ -154,7 +158,7 @@ def to_device(arrays: Sequence[Array], device: torch.device) -> tuple[Tensor, ..
     return torch.split_with_sizes(pinned.to(device, non_blocking=True), lengths)
 
 
-def like(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
+def with_class_of(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
     """Return ``result`` as an instance of the class of ``source``, with the attributes of ``source``.
 
     ``changes``: other values for attributes. Attributes that ``source`` does not have are ignored.
@@ -168,10 +172,7 @@ def like(result: Tensor, source: Tensor, **changes: Any) -> Tensor:
 
 
 def _with_offsets(stacks: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
-    """Return a flat tensor, and the offset of each of ``stacks`` from that tensor in memory, in elements.
-
-    The flat tensor is the first of ``stacks`` that is not empty.
-    """
+    """Return (flat view of the first stack that is not empty, offset of each stack in memory from it, in elements)."""
     base = next((stack for stack in stacks if stack.numel()), stacks[0])
     start = base.data_ptr()
     size = base.itemsize
@@ -192,7 +193,7 @@ def _per_clip(stacks: Sequence[Tensor], samples: Sequence[int], frames: int) -> 
 
 
 def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int], sides: Sequence[tuple[int, int]]) -> Array:
-    """Return (start, height, width) of the masks of each image, flat, (3 · B,), as ``MaskLayout`` takes them.
+    """Return the span of each image, as ``MaskLayout`` takes it, in one array (3 · B,).
 
     Args:
         firsts: Offset of the first mask of each tensor, in elements.
@@ -213,7 +214,7 @@ def _spans(firsts: Sequence[int], samples: Sequence[int], counts: Sequence[int],
 def _checked_masks(
     masks: Sequence[Any], samples: Sequence[int], sides: Sequence[tuple[int, int]], device: torch.device
 ) -> tuple[Sequence[Tensor], list[int]]:
-    """Check masks. Return them as tensors (n, H, W), and n of each tensor. If all are (n, H, W), return ``masks`` itself."""
+    """Check masks, and return (stacks, n of each stack). The stacks are ``masks`` itself if all masks are (n, H, W)."""
     if are_tensors(masks) and len(dtypes(masks)) < 2 and devices(masks) <= {device}:
         mask_shapes = shapes(masks)
         if all(len(shape) == 3 and shape[1:] == sides[sample] for shape, sample in zip(mask_shapes, samples, strict=True)):

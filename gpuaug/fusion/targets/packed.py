@@ -15,8 +15,8 @@ _TARGET_KEYS = frozenset({"boxes", "bbox", "keypoints", "masks", "valid"})
 def can_stay_packed(packed: PackedTargets, *, typed: bool) -> bool:
     """Return whether ``TargetDicts`` can transform packed target dicts without unpacking them.
 
-    All tensors that must be transformed have to be packed, under the keys in ``_TARGET_KEYS``: boxes under one key, masks as
-    (n, H, W).
+    For this, all tensors that must be transformed have to be packed under keys in ``_TARGET_KEYS``, boxes under only one key,
+    and masks as (n, H, W).
 
     Args:
         packed: Target dicts.

@@ -2,7 +2,7 @@
 
 A *target dict* holds the annotations of one image: ``{"boxes": …, "labels": …, "valid": …}``. A *column* is the values of all
 dicts under one key. Target dicts are *packed* if each column is stored as one tensor. Removal is the only operation on target
-dicts for which the host waits for the device: the device knows how many boxes are valid.
+dicts for which the host waits for the device, because only the device knows how many boxes are valid.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import PackedColumn, PackedTargets, PendingRows
 from gpuaug.core.torchvision_types import type_name, type_name_of
 from gpuaug.fusion.ops.base import Array
-from gpuaug.fusion.targets.masks import like, to_device
+from gpuaug.fusion.targets.masks import to_device, with_class_of
 
 PER_BOX = frozenset(
     {
@@ -42,7 +42,7 @@ The keys are listed because lengths are ambiguous: in an image with two boxes, `
 """
 
 MOST_JOINED = 256
-"""Largest number of values per box for which the tensors of a column are concatenated, to index them in one launch."""
+"""Maximum of values per box with which the tensors of a column are concatenated, so that one launch indexes all of them."""
 
 
 def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[Any]:
@@ -130,7 +130,7 @@ def _tensor_columns(columns_by_key: Mapping[Any, Column]) -> dict[Any, TensorCol
 def _lengths_per_box(
     columns_by_key: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], counts: Sequence[int]
 ) -> dict[Any, set[int]]:
-    """Return the keys whose values have as many entries as the dict has boxes, in all dicts.
+    """Find the keys whose values have as many entries as the dict has boxes, in all dicts.
 
     Args:
         columns_by_key: Columns of the dicts.
@@ -138,7 +138,7 @@ def _lengths_per_box(
         counts: Number of boxes of each dict.
 
     Returns:
-        Numbers of entries that occur, by key.
+        Distinct numbers of entries, by key.
     """
     lengths: dict[Any, set[int]] = {}
     for name, (samples, values) in columns_by_key.items():
@@ -158,7 +158,7 @@ def _lengths_per_box(
 
 
 def _is_typed(value: Any) -> bool:
-    """Return whether the class of a value implies one entry per box. ``Mask`` does not: it may also be one map per image."""
+    """Return whether the class of a value implies one entry per box. ``Mask`` does not: it may be a map of the image."""
     name = type_name(value)
     return name == "BoundingBoxes" or (name == "KeyPoints" and value.ndim > 2)
 
@@ -168,10 +168,10 @@ def _check_not_per_box(name: str, counts: set[int]) -> None:
 
     Args:
         name: Key whose values have as many entries as their dicts have boxes.
-        counts: Numbers of entries that occur.
+        counts: Distinct numbers of entries.
 
     Raises:
-        ArgumentError: If several numbers of entries occur: agreement in several images is hardly a coincidence.
+        ArgumentError: If there are several numbers of entries, because equal lengths are then hardly a coincidence.
     """
     if len(counts) > 1:
         raise ArgumentError(
@@ -193,7 +193,7 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
     keys = padded_keys & per_box
     records = [
         {
-            name: like(value[sample], value) if isinstance(value, Tensor) else value[sample]
+            name: with_class_of(value[sample], value) if isinstance(value, Tensor) else value[sample]
             for name, value in targets.items()
             if isinstance(value, Tensor | list | tuple)
             and (not isinstance(value, Tensor) or value.ndim)
@@ -219,8 +219,8 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
         check: Whether to raise an error for an unknown key that appears to hold one entry per box.
 
     Returns:
-        Packed target dicts whose numbers of boxes the host reads later. ``None`` if the host needs the numbers at once, or if
-        the targets have to be unpacked to find an error.
+        Packed target dicts whose numbers of boxes the host reads later. ``None`` if the dicts must be unpacked, because the
+        host needs the numbers at once, or to find an error.
     """
     valid = targets.column("valid")
     if valid is None or valid.dtypes != {torch.bool} or valid.entry:
@@ -275,7 +275,7 @@ class _ValidIndices:
     """Indices of the valid boxes of each target dict.
 
     Args:
-        valid: Mask of the valid boxes of each dict, (n,) bool.
+        valid: Column of the masks of the valid boxes, (n,) bool per dict.
 
     Cost:
         One synchronization for all masks, instead of one ``nonzero()`` per mask.
@@ -290,20 +290,20 @@ class _ValidIndices:
         """Indices of the valid boxes among the boxes of all dicts."""
         self._bounds = np.searchsorted(self._indices, self._starts)
         self._device_indices: dict[Any, tuple[Tensor, list[int]]] = {}
-        """Cache of ``of_joined``."""
+        """Cache of ``of_records``."""
 
-    def of(self, record: int) -> Array:
+    def of_record(self, record: int) -> Array:
         """Return the indices of the valid boxes of one dict, on the host. ``record``: index of the dict."""
         start, end = self._bounds[record : record + 2]
         indices: Array = self._indices[start:end] - self._starts[record]
         return indices
 
-    def of_joined(self, records: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
-        """Return the indices of the valid boxes among the boxes of some dicts, on the device, and their number per dict.
+    def of_records(self, records: Sequence[int], device: torch.device) -> tuple[Tensor, list[int]]:
+        """Return (indices of the valid boxes in the concatenated boxes of some dicts, numbers of valid boxes per dict).
 
         Args:
             records: Indices of the dicts.
-            device: Device.
+            device: Device of the indices.
         """
         key = (tuple(records), device)
         if key not in self._device_indices:
@@ -312,12 +312,12 @@ class _ValidIndices:
         return self._device_indices[key]
 
     def _copy_to_device(self, records: Sequence[int], device: torch.device) -> Tensor:
-        """Return the indices that ``of_joined`` caches."""
+        """Return the indices that ``of_records`` caches."""
         if len(records) == len(self.counts) and self._valid.joined.device == device:
-            # Computed again on the device, because that is faster than a copy from the host.
+            # Computed a second time, on the device, which is faster than a copy from the host.
             return torch.nonzero_static(self._valid.joined, size=len(self._indices)).view(-1)
         starts = np.cumsum([0, *(self.counts[record] for record in records[:-1])])
-        indices = [self.of(record) + start for record, start in zip(records, starts, strict=True)]
+        indices = [self.of_record(record) + start for record, start in zip(records, starts, strict=True)]
         return to_device([np.concatenate(indices)], device)[0]
 
 
@@ -336,16 +336,16 @@ def _store_valid(
         for group, group_tensors in _groups_of_one_shape(samples, values, column):
             parts = _valid_entries(group, group_tensors, valid_indices)
             if not are_plain(group.values):
-                parts = [like(part, value) for part, value in zip(parts, group.values, strict=True)]
+                parts = [with_class_of(part, value) for part, value in zip(parts, group.values, strict=True)]
             for sample, part in zip(group.samples, parts, strict=True):
                 records[sample][name] = part
         if column is not None:
             continue
         for sample, value in zip(samples, values, strict=True):
             if isinstance(value, np.ndarray):
-                records[sample][name] = value[valid_indices.of(sample)]
+                records[sample][name] = value[valid_indices.of_record(sample)]
             elif isinstance(value, list | tuple):
-                records[sample][name] = type(value)(value[index] for index in valid_indices.of(sample))
+                records[sample][name] = type(value)(value[index] for index in valid_indices.of_record(sample))
 
 
 def _groups_of_one_shape(
@@ -375,15 +375,15 @@ def _valid_entries(group: Column, tensors: TensorColumn, valid_indices: _ValidIn
         is_small = values[0].shape[1:].numel() <= MOST_JOINED
         joined = tensors.joined if is_small else lying_together(values)
     if joined is not None:
-        index, counts = valid_indices.of_joined(samples, device)
+        index, counts = valid_indices.of_records(samples, device)
         return split(joined.index_select(0, index), counts)
-    indices = to_device([valid_indices.of(sample) for sample in samples], device)
+    indices = to_device([valid_indices.of_record(sample) for sample in samples], device)
     with plainly():
         return [value.index_select(0, index) for value, index in zip(values, indices, strict=True)]
 
 
 def _check_has_valid(record: Any, suffix: str) -> None:
-    """Raise an error if a target dict has no ``valid``. ``suffix`` of its name in the message, such as " of sample 3"."""
+    """Raise an error if a target dict has no ``valid``. ``suffix``: position for the message, such as " of sample 3"."""
     if not isinstance(record, Mapping):
         raise ArgumentTypeError(
             f"targets{suffix} must be a dict, got {type(record).__name__}. Pass the target dicts that gpuaug.fuse returned."
@@ -398,7 +398,7 @@ def _check_has_valid(record: Any, suffix: str) -> None:
 def _checked_valid(
     columns_by_key: Mapping[Any, Column], tensors: Mapping[Any, TensorColumn], samples: Sequence[int]
 ) -> TensorColumn:
-    """Check the column of ``valid``, which all dicts have, and return it. ``samples``: index of each dict, for the error."""
+    """Check and return the column of ``valid``, which all dicts have. ``samples``: index of each dict, for the error."""
     column = tensors.get("valid")
     if column is None or column.dtypes != {torch.bool} or set(map(len, column.shapes)) != {1}:
         for sample, value in zip(samples, columns_by_key["valid"].values if samples else (), strict=True):
@@ -407,7 +407,7 @@ def _checked_valid(
 
 
 def _check_flags(valid: Any, axes: int, suffix: str) -> None:
-    """Raise an error if ``valid`` is not bool with ``axes`` axes. ``suffix`` of its name in the message."""
+    """Raise an error if ``valid`` is not bool with ``axes`` axes. ``suffix``: as of ``_check_has_valid``."""
     if not isinstance(valid, Tensor) or valid.dtype != torch.bool or valid.ndim != axes:
         got = f"{valid.dtype} {tuple(valid.shape)}" if isinstance(valid, Tensor) else type(valid).__name__
         raise ArgumentError(

@@ -19,8 +19,8 @@ from gpuaug.core.torchvision_types import HOLDS_NOTHING, type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import BoxFormat, BoxMapping, floating_dtype
-from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
-from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
+from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.targets.annotations import Annotations, Rows, annotations_of, packed_annotations_of
 from gpuaug.fusion.targets.data_keys import check_canvas
 from gpuaug.fusion.targets.masks import MaskList, owners_of, sides_of, to_device
@@ -46,11 +46,11 @@ class TargetDicts:
     Args:
         records: One mapping per image, or ``PackedTargets`` for which ``can_stay_packed`` returns true.
         size: Size of the images.
-        places: ``Ragged.places``, (B, 3) int64 (offset, height, width), of images or of the first frame of each clip, if they
-            differ in size; else ``None``.
+        image_layouts: ``Ragged.places``, (B, 3) int64 (offset, height, width), of images or of the first frame per clip;
+            ``None`` if images have one size.
         device: Device of the images.
         boxes: Format of plain tensors under the key ``boxes``. Under ``bbox`` boxes have COCO's format: corner, width, height.
-        ending: Conversions of the output, and size of the smallest valid box.
+        conversions: Conversions of the output, and size of the smallest valid box.
         frames: Number of consecutive mappings that are transformed equally: the frames of a clip, or 1 for images.
 
     Raises:
@@ -63,19 +63,19 @@ class TargetDicts:
         self,
         records: Any,
         size: Size,
-        places: Tensor | None,
+        image_layouts: Tensor | None,
         device: torch.device,
-        boxes: BoxForm,
-        ending: Ending = NO_CONVERSIONS,
+        boxes: BoxFormatName,
+        conversions: TargetConversions = NO_CONVERSIONS,
         frames: int = 1,
     ) -> None:
-        self._ending = ending
+        self._conversions = conversions
         self._frames = frames
         self._packed = records if isinstance(records, PackedTargets) else None
         self._records: Sequence[Mapping[str, Any]] = records if self._packed is None else self._packed.layout.records
         _check_sequence(self._records, size.batch)
         self._size, self._device = size, device
-        self._source = (size.height, size.width) if places is None else places
+        self._source = (size.height, size.width) if image_layouts is None else image_layouts
         columns_by_key = columns(records) if self._packed is None else {}
         boxes_column = packed_annotations_of(self._packed, "boxes", "bbox") or annotations_of(columns_by_key, "boxes", "bbox")
         points_column = packed_annotations_of(self._packed, "keypoints") or annotations_of(columns_by_key, "keypoints")
@@ -87,7 +87,7 @@ class TargetDicts:
             _check_canvases(annotations, size, sides)
         self._boxes, self._points = Rows(boxes_column), Rows(points_column)
         self._valid = _checked_flags(columns_by_key.get("valid"), self._boxes, device)
-        """Value of ``valid`` of each image that has it, unless the dicts are packed."""
+        """Values under the key ``valid`` by index of the image; empty if the dicts are packed."""
         masks = columns_by_key.get("masks") if self._packed is None else self._packed.values("masks")
         self.masks = MaskList(masks.values, list(masks.samples), size, device, sides, frames) if masks else None
         """Masks of all images; ``None`` if there are none."""
@@ -106,7 +106,10 @@ class TargetDicts:
         return bool(self._boxes.samples or self._points.samples)
 
     def _owners_on_device(self) -> tuple[Tensor, Tensor]:
-        """Return the owner of each box and of each keypoint, on the device. Also set the owners of masks, to save a copy."""
+        """Return the owner of each box and of each keypoint, on the device.
+
+        The same copy to the device also sets the owners of masks.
+        """
         rows, points, masks = self._boxes, self._points, self.masks
         arrays = [
             owners_of(rows.samples, rows.counts) // self._frames,
@@ -115,18 +118,18 @@ class TargetDicts:
         if masks is None:
             box_owners, point_owners = to_device(arrays, self._device)
             return box_owners, point_owners
-        # Usually every object has a box and a mask, so that both have the same owners.
+        # Usually every object has a box and a mask, so that boxes and masks have the same owners.
         are_equal = masks.samples == rows.samples and masks.counts == rows.counts
         arrays += [masks.spans] if are_equal else [masks.spans, owners_of(masks.samples, masks.counts) // self._frames]
         box_owners, point_owners, spans, *mask_owners = to_device(arrays, self._device)
-        masks.take(box_owners if are_equal else mask_owners[0], spans)
+        masks.set_device_arrays(box_owners if are_equal else mask_owners[0], spans)
         return box_owners, point_owners
 
     def boxes_at(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         """Transform all boxes by ``matrix``, (B, 3, 3) float32, which maps input to output pixel centres.
 
         Returns:
-            (boxes, (n, 4) XYXY float32, NaN for boxes that are not valid; owners, (n,)).
+            (boxes, (n, 4) XYXY float32, with NaN for boxes that are not valid; owners, (n,)).
         """
         if not self._boxes.samples:
             return matrix.new_empty(0, 4), self._box_owners
@@ -136,7 +139,7 @@ class TargetDicts:
         return corners if valid is None else corners.masked_fill(~valid[:, None], torch.nan), self._box_owners
 
     def results(self, matrix: Tensor, out: tuple[int, int]) -> Any:
-        """Return the dicts with boxes, keypoints and masks replaced by their transformed versions.
+        """Return the dicts with transformed boxes, keypoints and masks.
 
         Args:
             matrix: Matrices that map input to output pixel centres, (B, 3, 3) float32.
@@ -145,7 +148,7 @@ class TargetDicts:
         Cost:
             Two launches for boxes, and two for keypoints, for any number of images.
         """
-        box_format = self._format if self._ending.boxes is None else TARGET_DICT_FORMATS[self._ending.boxes]
+        box_format = self._format if self._conversions.boxes is None else TARGET_DICT_FORMATS[self._conversions.boxes]
         boxes = self._transformed_boxes(matrix, out, box_format) if self._boxes.samples else None
         points = None
         if self._points.samples:
@@ -158,19 +161,19 @@ class TargetDicts:
         changes: list[dict[str, Any]] = [record.copy() if type(record) is dict else {} for record in self._records]
         if boxes is not None:
             rows = self._boxes
-            box_parts = rows.split(boxes[0], out, self._ending, self._ending.boxes)
+            box_parts = rows.split(boxes[0], out, self._conversions, self._conversions.boxes)
             valid_parts = split(boxes[1], rows.counts)
             for sample, key, part, valid_part in zip(rows.samples, rows.keys, box_parts, valid_parts, strict=True):
                 change = changes[sample]
                 change[key] = part
                 change["valid"] = valid_part
         if points is not None:
-            for sample, part in zip(self._points.samples, self._points.split(points, out, self._ending), strict=True):
+            for sample, part in zip(self._points.samples, self._points.split(points, out, self._conversions), strict=True):
                 changes[sample]["keypoints"] = part
         if self.masks is not None:
-            for sample, part in zip(self.masks.samples, self.masks.results(self._ending), strict=True):
+            for sample, part in zip(self.masks.samples, self.masks.results(self._conversions), strict=True):
                 changes[sample]["masks"] = part
-        if self._ending.is_pure:
+        if self._conversions.is_pure:
             for record, change in zip(self._records, changes, strict=True):
                 for name, value in (change if type(record) is dict else {**record, **change}).items():
                     if type(value) not in HOLDS_NOTHING and type_name(value):
@@ -193,8 +196,8 @@ class TargetDicts:
         if self.valid_after_crop is not None:
             result = result * self.valid_after_crop[:, None]
             valid = valid & self.valid_after_crop
-        if self._ending.min_size > 1 or self._ending.min_area > 1:
-            valid = valid & _is_large(result, box_format, out, self._ending)
+        if self._conversions.min_size > 1 or self._conversions.min_area > 1:
+            valid = valid & _is_large(result, box_format, out, self._conversions)
         return result, valid
 
     def _packed_results(
@@ -211,13 +214,13 @@ class TargetDicts:
         changes: dict[Any, tuple[PackedColumn, Tensor]] = {}
         if boxes is not None:
             rows = self._boxes
-            changes[rows.keys[0]] = rows.packed(boxes[0], out, self._ending, self._ending.boxes)
+            changes[rows.keys[0]] = rows.packed(boxes[0], out, self._conversions, self._conversions.boxes)
             changes["valid"] = PackedColumn("valid", rows.samples, rows.counts, None, Tensor, [{}]), boxes[1]
         if points is not None:
-            changes["keypoints"] = self._points.packed(points, out, self._ending)
+            changes["keypoints"] = self._points.packed(points, out, self._conversions)
         if self.masks is not None:
-            changes["masks"] = self.masks.packed(self._ending)
-        if self._ending.is_pure:
+            changes["masks"] = self.masks.packed(self._conversions)
+        if self._conversions.is_pure:
             for column, flat in zip(packed.layout.packed, packed.flat, strict=True):
                 if column.tensor_type is not Tensor and column.name not in changes:
                     changes[column.name] = column.plain(), flat
@@ -241,12 +244,12 @@ class TargetDicts:
         )
 
 
-def _is_large(boxes: Tensor, box_format: BoxFormat, frame: tuple[int, int], ending: Ending) -> Tensor:
+def _is_large(boxes: Tensor, box_format: BoxFormat, frame: tuple[int, int], conversions: TargetConversions) -> Tensor:
     """Return the mask of the boxes that are large enough to be valid, (n,). ``frame``: height and width of the images."""
     widths, heights = (boxes[:, 2:] - boxes[:, :2] if box_format.layout == "corners" else boxes[:, 2:]).unbind(1)
     if box_format.share:
         widths, heights = widths * frame[1], heights * frame[0]
-    return (torch.minimum(widths, heights) >= ending.min_size) & (widths * heights >= ending.min_area)
+    return (torch.minimum(widths, heights) >= conversions.min_size) & (widths * heights >= conversions.min_area)
 
 
 def _check_sequence(records: Any, batch: int) -> None:
@@ -274,9 +277,10 @@ def _are_on(tensors: TensorColumn, device: torch.device) -> bool:
 
 
 def _checked_format(annotations: Annotations, device: torch.device, default: str) -> BoxFormat:
-    """Check boxes, and return their format, which all must share.
+    """Check boxes, and return the format, which all boxes must share.
 
-    The format is an attribute of torchvision's boxes. Other boxes have COCO's format under the key ``bbox``, else ``default``.
+    torchvision's boxes have an attribute with the format. Other boxes have COCO's format under the key ``bbox``, else
+    ``default``.
     """
     if not annotations.samples:
         return TARGET_DICT_FORMATS[default]
@@ -284,7 +288,7 @@ def _checked_format(annotations: Annotations, device: torch.device, default: str
         attributes = {} if annotations.tensors.types == {Tensor} else annotations.tensors.attributes[0]
         return TARGET_DICT_FORMATS[_format_name(annotations.samples[0], annotations.keys[0], attributes, default)]
     box_format: BoxFormat | None = None
-    first = last = -1  # samples: the first with boxes, and the preceding one
+    first = last = -1  # index of the first sample with boxes, and of the preceding sample
     for sample, key, value in annotations.items():
         _check_tensor(sample, key, value, device)
         name = _format_name(sample, key, vars(value), default)
@@ -392,7 +396,7 @@ def _torchvision_format(attributes: Mapping[str, Any], sample: int) -> str | Non
 
 
 def _checked_flags(column: Column | None, boxes: Rows, device: torch.device) -> dict[int, Tensor]:
-    """Check ``valid`` of the dicts that have boxes, and return it by sample index."""
+    """Check the values under the key ``valid`` of the dicts that have boxes, and return the values by sample index."""
     if column is None:
         return {}
     flags = dict(zip(*column, strict=True))

@@ -2,7 +2,8 @@
 
 A *data key* says what an input holds, such as ``"input"`` for images. A *plan* is a list of *passes*, that is, kernels that
 read and write all images. The *parameter table* holds one row of numbers per sample, from which the passes read the parameters
-of the ops. A *target dict* holds the annotations of one image, such as ``{"boxes": …}``. *Ragged* images differ in size.
+of the ops. A *target dict* holds the annotations of one image, such as ``{"boxes": …}``; target dicts are *packed* if the
+values of all images under one key are one tensor. *Ragged* images differ in size. A *mix* blends images of a batch.
 """
 
 from collections.abc import Sequence
@@ -35,14 +36,14 @@ from gpuaug.fusion.ops.boxes import (
 )
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp, SoftLabels
-from gpuaug.fusion.ops.torchvision.ending import NO_CONVERSIONS, Ending
-from gpuaug.fusion.options import BoxForm
+from gpuaug.fusion.ops.torchvision.target_conversions import NO_CONVERSIONS, TargetConversions
+from gpuaug.fusion.options import BoxFormatName
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, target_dicts_for_crop
 from gpuaug.fusion.targets.clips import ClipInputs
 from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, check_no_map, check_valid, name_of
-from gpuaug.fusion.targets.masks import MaskList, like, owners_of, to_device
+from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device, with_class_of
 from gpuaug.fusion.targets.packed import can_stay_packed
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 from gpuaug.fusion.targets.typed import TypedTargets, has_targets_under_other_keys
@@ -59,8 +60,8 @@ class Targets:
             that are not padding, ``tv_tensors`` for containers of torchvision's tensors.
         extra_args: ``extra_args`` of Kornia's container, which may set the resampling of masks.
         boxes: Format of boxes in target dicts.
-        ending: Conversions of the output, and size of the smallest valid box.
-        form: Layout of clips that the pipeline accepts.
+        conversions: Conversions of the output, and size of the smallest valid box.
+        clip_form: Layout of clips that the pipeline accepts.
 
     Raises:
         ArgumentTypeError: If an input does not have the type that its key requires.
@@ -73,14 +74,14 @@ class Targets:
         inputs: Sequence[Any],
         keys: Sequence[Any],
         extra_args: Any,
-        boxes: BoxForm = "xyxy",
-        ending: Ending = NO_CONVERSIONS,
-        form: ClipForm = ClipForm(),  # noqa: B008
+        boxes: BoxFormatName = "xyxy",
+        conversions: TargetConversions = NO_CONVERSIONS,
+        clip_form: ClipForm = ClipForm(),  # noqa: B008
     ) -> None:
-        self._ending = ending
+        self._conversions = conversions
         self.keys = [name_of(key) for key in keys]
         self.passed_keys = self.keys
-        """Data keys of the inputs as the user passed them. ``keys`` continues with the keys of the tensors in ``_typed``."""
+        """Data keys of the inputs as the user passed them. ``keys`` also has a key for each of the targets in ``_typed``."""
         if len(inputs) != len(self.keys):
             raise ArgumentError(
                 f"data_keys must name each input, got {len(self.keys)} for {len(inputs)} inputs. "
@@ -91,17 +92,17 @@ class Targets:
         for key, value in zip(self.keys, inputs, strict=True):
             check(key, value)
         images = inputs[self.keys.index("input")]
-        self._clips = ClipInputs(form, images)
+        self._clips = ClipInputs(clip_form, images)
         inputs = [self._packed_or_unpacked(index, value) for index, value in enumerate(inputs)]
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched or self._clips.is_single else images
         self.device: torch.device = images.device
-        self.size = form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
+        self.size = clip_form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
         self.dtype = dtype_of(images)
-        self.places = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
-        """(offset, height, width) of ragged images, or of the first frame of each clip, (B, 3) int64; else ``None``."""
+        self.image_layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
+        """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._typed: dict[int, TypedTargets] = {}
-        """Targets recognized by class, such as ``tv_tensors.Mask``: index of the input that contains them → targets."""
+        """Targets recognized by class, such as ``tv_tensors.Mask``, by index of the input that contains them."""
         inputs = [self._clips.flatten_dicts(key, *item) for key, item in zip(self.keys, enumerate(inputs), strict=True)]
         inputs = self._with_typed_targets(inputs)
         self._inputs = inputs
@@ -110,11 +111,11 @@ class Targets:
         inputs = [self._clips.flatten(key, value) for key, value in zip(self.keys, inputs, strict=True)]
         images = inputs[self.keys.index("input")]
         self._added_axes: list[int | None] = []
-        """Axis that was added to each input, because the input has one axis less than a batch; ``None`` for no axis."""
+        """Index of the axis that was added to each input that lacks one (``_missing_axis``); ``None`` for other inputs."""
         self._soft_labels: SoftLabels | None = None
         """Conversion of labels to class probabilities; ``None`` to leave labels as they are."""
         self._converting_mix: MixOp | None = None
-        """Mix that converts the labels; ``None`` if they are converted at once."""
+        """Mix during which the labels are converted; ``None`` if they are converted before all passes."""
         self.values: list[Any] = []
         """Inputs in their current state, between the passes."""
         self.has_masks = False
@@ -144,10 +145,7 @@ class Targets:
             raise ArgumentError("extra_args must resample masks by nearest-neighbour, got another mode. Leave extra_args out.")
 
     def _packed_or_unpacked(self, index: int, value: Any) -> Any:
-        """Return an input. Packed target dicts are unpacked unless ``TargetDicts`` accepts them.
-
-        Packed means that the values of all images under one key are one tensor.
-        """
+        """Return an input, with packed target dicts unpacked unless ``TargetDicts`` accepts them packed."""
         if not isinstance(value, PackedTargets):
             return value
         key = self.keys[index]
@@ -157,10 +155,7 @@ class Targets:
         return value
 
     def _with_typed_targets(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the inputs, followed by the targets in them that are recognized by class.
-
-        The data keys of these targets are added to ``keys``.
-        """
+        """Return the inputs, then the targets in them that are recognized by class, whose data keys are added to ``keys``."""
         all_inputs = list(inputs)
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if key == "tv_tensors" or (key == "targets" and has_targets_under_other_keys(value)):
@@ -171,7 +166,7 @@ class Targets:
         return all_inputs
 
     def _without_typed_targets(self, values: list[Any]) -> list[Any]:
-        """Return the results in the order in which the user passed the inputs: the reverse of ``_with_typed_targets``."""
+        """Invert ``_with_typed_targets``: return one result per input, with the targets put back into their containers."""
         start = len(self.passed_keys)
         results = values[:start]
         for index, typed in self._typed.items():
@@ -182,19 +177,19 @@ class Targets:
         return results
 
     def _check_size(self, key: str, value: Any) -> None:
-        """Raise an error if images differ in size from the first images, because all inputs share the random parameters."""
+        """Check that further images have the size of the first images, because all inputs share the random parameters."""
         if key != "input":
             return
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
-        form = self._clips.form
-        size = form.size(value.shape) if isinstance(value, Tensor) and form.frames_of(value) else size_of(value)
+        clip_form = self._clips.clip_form
+        size = clip_form.size(value.shape) if isinstance(value, Tensor) and clip_form.frames_of(value) else size_of(value)
         if size != self.size:
             raise ArgumentError(
                 f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Use a separate "
                 "stage for images of each size."
             )
 
-    def _converted_input(self, key: str, value: Any, boxes: BoxForm) -> Any:
+    def _converted_input(self, key: str, value: Any, boxes: BoxFormatName) -> Any:
         """Return target dicts as ``TargetDicts``, lists of masks as ``MaskList``, and other inputs unchanged."""
         if key == "targets":
             size = self.size
@@ -202,10 +197,10 @@ class Targets:
             return TargetDicts(
                 value,
                 size.per_frame() if per_frame else size,
-                self.places,
+                self.image_layouts,
                 self.device,
                 boxes,
-                self._ending,
+                self._conversions,
                 size.frames if per_frame else 1,
             )
         if key == "mask" and isinstance(value, list | tuple):
@@ -215,7 +210,7 @@ class Targets:
                     "image."
                 )
             masks = MaskList(value, range(len(value)), self.size, self.device)
-            masks.take(*to_device([owners_of(masks.samples, masks.counts), masks.spans], self.device))
+            masks.set_device_arrays(*to_device([owners_of(masks.samples, masks.counts), masks.spans], self.device))
             return masks
         return value
 
@@ -268,16 +263,17 @@ class Targets:
             ArgumentTypeError: If labels are not a tensor.
             DeviceError: If labels are not on the device of the images.
         """
-        others = [key for key in self.keys if key not in op.supported_keys]
-        if others:
+        unsupported_keys = [key for key in self.keys if key not in op.supported_keys]
+        if unsupported_keys:
             raise ArgumentError(
                 f"data_keys must be among {', '.join(op.supported_keys)} where {op.name} mixes images, got "
-                f"{', '.join(others)}. Mixing is not supported beside these: mix in the dataset, or leave the mix out."
+                f"{', '.join(unsupported_keys)}. Mixing is not supported beside these: mix in the dataset, or leave the mix "
+                "out."
             )
         self._check_labels()
 
     def convert_labels(self, soft_labels: SoftLabels, mixes: Sequence[MixOp]) -> None:
-        """Convert labels to class probabilities: at once, or when the first of ``mixes`` runs.
+        """Convert labels to class probabilities: at once without ``mixes``, otherwise when the first mix runs.
 
         Raises:
             ArgumentError: If labels are neither class indices nor class probabilities.
@@ -325,7 +321,7 @@ class Targets:
         Args:
             plan: Plan for images of the current size.
             table: Parameter table of the plan, (B, columns).
-            canvases: Result of ``Plan.canvases``: sizes of the outputs of each pass.
+            canvases: Result of ``Plan.canvases``: size of the output of each pass but the last, if images differ in size.
             dtype: dtype of the output images.
             memory_format: Memory format of the output images.
         """
@@ -358,7 +354,7 @@ class Targets:
     def run_eager(
         self,
         op: EagerOp,
-        drawn: OpDraws,
+        draws: OpDraws,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
@@ -366,15 +362,15 @@ class Targets:
 
         Args:
             op: The module.
-            drawn: Draws of the module.
+            draws: Draws of the module.
             dtype: dtype of the output images; ``None`` for the dtype that the module returns.
             memory_format: Memory format of the output images.
 
         Raises:
-            ArgumentError: If the module may move pixels, and its library cannot transform an input accordingly.
+            ArgumentError: If the module may move pixels, and its library cannot move the pixels or boxes of an input equally.
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
-        images_only = op.moves_nothing or op.package == "torchvision"  # modules of torchvision get the images only
+        images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
         unsupported = [
             key
             for key, value in zip(self.keys, self.values, strict=True)
@@ -392,7 +388,7 @@ class Targets:
         ]
         if not images_only:
             self._apply_matrix()
-        results = op.run([self.values[index] for index in indices], [self.keys[index] for index in indices], drawn, self.device)
+        results = op.run([self.values[index] for index in indices], [self.keys[index] for index in indices], draws, self.device)
         for index, value in zip(indices, results, strict=True):
             if self.keys[index] == "input":
                 # Two calls, because to(dtype, memory_format) does not change the strides of a tensor that has the dtype.
@@ -400,7 +396,7 @@ class Targets:
             self.values[index] = value
 
     def _apply_matrix(self) -> None:
-        """Transform boxes and keypoints by the matrices of the preceding plans, before Kornia transforms them further."""
+        """Transform boxes and keypoints by the matrices of the preceding plans, because Kornia transforms them next."""
         for index, box_format in enumerate(self._formats):
             if box_format is None:
                 continue
@@ -442,7 +438,7 @@ class Targets:
         for index, (key, axis, source) in enumerate(zip(self.keys, self._added_axes, self._inputs, strict=True)):
             result = values[index]
             if isinstance(result, MaskList):
-                result = type(source)(result.results(self._ending))
+                result = type(source)(result.results(self._conversions))
             # As in Kornia, boxes and keypoints keep the shape of the input. Several views need the batch axis.
             elif axis is not None and (views == 1 or axis) and (keepdim or key in KORNIA_FORMATS or key == "valid"):
                 result = result.squeeze(axis)
@@ -455,14 +451,14 @@ class Targets:
         return values[0] if len(values) == 1 else values
 
     def _output(self, key: str, result: Any, source: Any) -> Any:
-        """Return a result with the class of the input, and masks with the output dtype. ``source``: the input.
+        """Restore torchvision's class of images and masks, and convert masks to the output dtype.
 
-        Only torchvision's classes, and only for images and masks.
+        Other results are returned unchanged. ``source``: the input.
         """
         if key not in ("input", "mask") or not isinstance(result, Tensor):
             return result
-        result = result if key == "input" or self._ending.masks is None else result.to(self._ending.masks)
-        return like(result, source) if type_name(source) and not self._ending.is_pure else result
+        result = result if key == "input" or self._conversions.masks is None else result.to(self._conversions.masks)
+        return with_class_of(result, source) if type_name(source) and not self._conversions.is_pure else result
 
     def _transform_boxes(self, values: list[Any]) -> None:
         """Transform boxes, keypoints and target dicts by the matrices of the passes, in place in ``values``."""

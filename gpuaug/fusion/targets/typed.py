@@ -1,7 +1,7 @@
 """Targets recognized by class: torchvision's ``Mask``, ``BoundingBoxes`` and ``KeyPoints`` in any container.
 
-A *target dict* holds the annotations of one image under fixed keys, such as ``{"boxes": …, "masks": …}``. Targets in other
-containers are passed on in target dicts, and their results are put into a copy of the container.
+A *target dict* holds the annotations of one image under fixed keys, such as ``{"boxes": …, "masks": …}``. ``TargetDicts``
+transforms them. Targets in other containers are put into new target dicts, and the results into a copy of the container.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.columns import Column, columns
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.torchvision_types import HOLDS_NOTHING, TARGET_TYPES, holds_targets, type_name
-from gpuaug.fusion.targets.masks import like
+from gpuaug.fusion.targets.masks import with_class_of
 
 _Path = tuple[Any, ...]
 """Path of a tensor in a container: keys, field names and indices. The index of the image is left out."""
@@ -65,9 +65,9 @@ class TypedTargets:
         self._skipped = _TARGET_DICT_KEYS if in_dicts else frozenset()
         """Keys whose values are left to ``TargetDicts``."""
         self._columns: dict[_Path, _Column] = {}
-        """Boxes, keypoints and instance masks that are passed on in target dicts."""
+        """Boxes, keypoints and instance masks that are put into target dicts."""
         self._maps: dict[_Path, Tensor] = {}
-        """Segmentation maps of all images, (B, …), that are passed on as inputs with the data key ``mask``."""
+        """Segmentation maps of all images, (B, …), that become inputs with the data key ``mask``."""
         self._container = container
         self._flat_columns = _flat_columns(container, batch, self._skipped)
         """Tensors of all images by key, if the container is a list of dicts of tensors; ``None`` for other containers.
@@ -82,11 +82,11 @@ class TypedTargets:
         """(data key, value) of each input."""
 
     def results(self, results: Sequence[Any], dicts: Sequence[Any] | None = None) -> Any:
-        """Return the container with its masks, boxes and keypoints replaced by their transformed versions.
+        """Return a copy of the container with transformed masks, boxes and keypoints.
 
         Args:
             results: Results of ``inputs``, in the same order.
-            dicts: Copy of the container in which ``TargetDicts`` has transformed its values; ``None`` for the container.
+            dicts: Copy of the container in which ``TargetDicts`` has transformed its values; ``None`` if there is none.
         """
         maps = dict(zip(self._maps, results, strict=False))
         records = results[len(maps) :]
@@ -104,7 +104,7 @@ class TypedTargets:
                 return record[column.key], record.get("valid") if self._has_valid(path, container) else None
             parts = [record[column.key] for record in records[list_index]]
             result = (torch.cat if column.key == "boxes" else torch.stack)([part.as_subclass(Tensor) for part in parts])
-            return like(result, parts[0]), None
+            return with_class_of(result, parts[0]), None
 
         result = self._mapped(self._container, put)
         if dicts is None:
@@ -128,7 +128,7 @@ class TypedTargets:
                     self._columns[name,].valid[sample] = self._container[sample]["valid"]
 
     def _put_flat(self, columns_by_key: Mapping[str, Column], records: Sequence[Any], dicts: Sequence[Any]) -> Any:
-        """Return ``dicts`` with the tensors in ``columns_by_key`` replaced by their transformed versions.
+        """Return copies of ``dicts`` with transformed tensors in place of those in ``columns_by_key``.
 
         Args:
             columns_by_key: Tensors of all images by key.
@@ -150,7 +150,7 @@ class TypedTargets:
         )
 
     def _with_valid(self, name: str, samples: Sequence[int]) -> Sequence[int]:
-        """Return the images in whose dicts ``valid`` refers to the boxes under ``name``. Call when ``_columns`` is complete."""
+        """Return the indices of the dicts in which ``valid`` refers to the boxes under ``name``. Reads all ``_columns``."""
         if self._columns[name,].key != "boxes":
             return ()
         if not self._skipped and sum(column.key == "boxes" for column in self._columns.values()) == 1:
@@ -158,9 +158,9 @@ class TypedTargets:
         return [sample for sample in samples if self._has_valid((name,), self._container[sample])]
 
     def _list_indices(self) -> dict[_Path, int]:
-        """Return the index of the list of target dicts that each column is passed on in.
+        """Return the index of the list of target dicts of each column.
 
-        Several columns may have the same key, and a target dict holds one value per key, so several lists may be needed.
+        A target dict holds one value per key, so columns with the same key are in different lists.
         """
         counts = dict.fromkeys(TARGET_TYPES.values(), 0)
         list_indices = {}
@@ -231,7 +231,7 @@ class TypedTargets:
         return visit(tensor, path, sample, container)
 
     def _collect(self, tensor: Tensor, path: _Path, sample: int | None, container: Any) -> tuple[Tensor, None]:
-        """Add a tensor to ``_maps`` or ``_columns``. A function for ``_mapped``, which returns the tensor unchanged."""
+        """Add a tensor to ``_maps`` or ``_columns``. A ``visit`` function for ``_mapped``, which keeps the tensor unchanged."""
         key = TARGET_TYPES[type_name(tensor)]
         if sample is None and key == "masks":
             self._maps[path] = tensor
@@ -249,11 +249,11 @@ class TypedTargets:
             )
         column.is_batched = True
         parts = tensor.split(1) if key == "boxes" else tensor.unbind()
-        column.tensors.update((index, like(part, tensor)) for index, part in enumerate(parts))
+        column.tensors.update((index, with_class_of(part, tensor)) for index, part in enumerate(parts))
         return tensor, None
 
     def _has_valid(self, path: _Path, container: Any) -> bool:
-        """Return whether ``valid`` in ``container`` refers to the boxes at ``path``, that is, to the first boxes in it."""
+        """Return whether ``valid`` in ``container`` refers to the boxes at ``path``: only to the first boxes in a mapping."""
         if not isinstance(container, Mapping):
             return False
         names = [name for name, value in container.items() if type_name(value) == "BoundingBoxes"]
@@ -305,7 +305,7 @@ def concatenated_typed_views(views: Sequence[Any], batch: int) -> Any:
     """
     first = views[0]
     if isinstance(first, Tensor):
-        return like(torch.cat(tuple(views)), first) if type_name(first) in TARGET_TYPES else first
+        return with_class_of(torch.cat(tuple(views)), first) if type_name(first) in TARGET_TYPES else first
     if not holds_targets(first):
         return first
     if _is_sequence(first) and len(first) == batch:

@@ -1,4 +1,7 @@
-"""Outputs of several views of a batch, apart from ``targets.py`` because they belong to no single call on inputs."""
+"""Outputs of several *views*, that is, random augmentations of the same images.
+
+Not in ``targets.py``, because the class ``Targets`` holds the inputs and outputs of one view.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.fusion.targets.masks import like
+from gpuaug.fusion.targets.masks import with_class_of
 from gpuaug.fusion.targets.typed import concatenated_typed_views
 
 
@@ -33,13 +36,13 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
             "return one size, or add a resize after them."
         )
     if len(keys) == 1:
-        return like(torch.cat(tuple(views)), views[0])
+        return with_class_of(torch.cat(tuple(views)), views[0])
     results: list[Any] = []
     for key, parts in zip(keys, zip(*views, strict=True), strict=True):
         if key == "tv_tensors":
             results.append(concatenated_typed_views(parts, len(images[0])))
         elif isinstance(parts[0], Tensor):
-            results.append(like(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
+            results.append(with_class_of(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
         else:
             results.append(type(parts[0])(element for part in parts for element in part))
     return results

@@ -243,7 +243,7 @@ def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
 def test_labels_kernel_compiles_for_a_gpu(dtype, mixed, monkeypatch):
     made = {}
     monkeypatch.setattr(mix, "labels_kernel", CompileOnly(mix.labels_kernel, made))
-    monkeypatch.setattr(mix, "_launch", mix._launch.__wrapped__)
+    monkeypatch.setattr(mix, "_labels_launch", mix._labels_launch.__wrapped__)
     rows = torch.zeros(4, 9) if mixed else None
     mix.soft_labels(SoftLabels(1000, 0.1), torch.zeros(4).to(dtype), rows)
     if dtype.is_floating_point:

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from gpuaug.fusion.backends.triton import backend, pixel_math
 
-TILES = {(*tile, 128) for tile in (*backend.TILES.values(), backend.COLOUR_TILE)} | {(1, backend.ANTIALIASED_TILE[1], 32)}
+TILES = {(*tile, 128) for tile in (*backend.TILES.values(), backend.MEAN_TILE)} | {(1, backend.ANTIALIASED_TILE[1], 32)}
 """Height and width of each tile that is made at once, and the threads of its block."""
 
 

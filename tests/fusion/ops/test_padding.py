@@ -39,8 +39,8 @@ def within_the_image(monkeypatch):
         return planes(self, x, y)
 
     def checked_places(self, x, y):
-        width = self._row // self._pixel
-        height = self._plane[:, 0] // width
+        width = self._line_stride // self._pixel_stride
+        height = self._channel_stride[:, 0] // width
         assert all((at >= 0).all() and (at < side).all() for at, side in ((x, width), (y, height)))
         return places(self, x, y)
 

@@ -301,7 +301,7 @@ def sample_by_sample(augment, images, draws):
         for layer in draws._drawn[0]["layers"]:
             for entry in [entry for entry in layer if entry.mask[index]]:
                 member = choice.children[entry.child].members[entry.position]
-                params = member.op.params(entry.drawn, entry.size)
+                params = member.op.params(entry.draws, entry.size)
                 own = {key: values[index : index + 1] for key, values in params.items()}
                 image = member.operation(image, params={**own, "forward_input_shape": torch.tensor(image.shape)})
         done.append(image)

@@ -60,5 +60,5 @@ def test_passes_that_can_leave_no_sample_have_no_ways(name):
 
 def test_passes_that_do_the_same_have_the_same_columns():
     passes, _, _ = passes_and_rows([v2.RandomHorizontalFlip(), v2.RandAugment(2), TO_FLOAT])
-    kinds = [(type(step.front), step.program, step.route_column) for step in passes[1:]]
+    kinds = [(type(step.front), step.point_program, step.route_column) for step in passes[1:]]
     assert kinds[:2] == kinds[3:5], "a warp with a jitter, and sharpness, for each of two picks"

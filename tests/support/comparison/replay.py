@@ -63,5 +63,5 @@ def programs(augment, shape, seeds):
                 start = segment.stop
                 for step in segment.plan.passes if segment.plan else ():
                     kind = getattr(step.front, "kind", type(step.front).__name__)
-                    found.add((kind, getattr(step, "columns", None), step.program, step.route_column))
+                    found.add((kind, getattr(step, "columns", None), step.point_program, step.route_column))
     return found

@@ -43,4 +43,4 @@ def rows_of(modules):
 
 def take_numbers(listed):
     """What a list of masks needs on the device before it is moved."""
-    listed.take(*to_device([owners_of(listed.samples, listed.counts), listed.spans], torch.device("cpu")))
+    listed.set_device_arrays(*to_device([owners_of(listed.samples, listed.counts), listed.spans], torch.device("cpu")))

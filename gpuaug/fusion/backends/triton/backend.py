@@ -37,11 +37,17 @@ from gpuaug.fusion.backends.triton.mix import mix
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.color_jitter import BEFORE_CONTRAST, CONTRAST, FROM_CONTRAST
 from gpuaug.fusion.program.gather import Gather, IndexMaps
-from gpuaug.fusion.program.intermediates import UINT16_UNIT, gives_unit_range, may_round, program_with_flags, types_written
+from gpuaug.fusion.program.intermediates import (
+    UINT16_UNIT,
+    gives_unit_range,
+    may_round,
+    point_program_with_flags,
+    types_written,
+)
 from gpuaug.fusion.program.plan import Canvases, GatherPass, OpPass, Plan
 
-# Values of kernel constants, by option: type of the interpolation, antialiasing filter, layout of ragged images, largest value
-# of integer images, padding mode of an index map.
+# Values of constants of the kernels, by the value of an option: type of the interpolation, antialiasing filter, layout of
+# ragged images, dtype of the images, padding mode of an index map.
 _INTERPOLATIONS = {"": 0, "resample": 1, "affine": 2, "perspective": 3}
 _FILTERS = {"": 0, "triangle": 1, "cubic": 2}
 _RAGGED_LAYOUTS = {"": 0, "chw": 1, "hwc": 2, "windows": 3}
@@ -51,8 +57,8 @@ _PADDING_MODES = {"": 1, "constant": 2, "reflect": 3, "replicate": 4}
 TILES = {"": (4, 256), "resample": (4, 256), "affine": (4, 64), "perspective": (4, 64)}
 """(height, width) of the tile of a thread block, by type of the interpolation. Threads of a warp lie along x."""
 
-COLOUR_TILE = (32, 32)
-"""(height, width) of a tile in a pass that needs a mean. A larger tile gives fewer blocks, and so fewer sums to add."""
+MEAN_TILE = (32, 32)
+"""(height, width) of a tile in a pass that needs a mean. Larger tiles have fewer blocks, and thereby fewer sums to add."""
 
 ANTIALIASED_TILE = (8, 64)
 """(height, width) of a tile in an antialiased resize. A block is one warp, which computes one line after another."""
@@ -131,6 +137,7 @@ def _run_passes(
     memory_format: torch.memory_format,
     canvases: Canvases,
 ) -> Tensor:
+    """Launch all passes. ``dtypes``: dtype of the images that each pass writes. Other arguments as in ``run``."""
     source = images
     last_index = len(plan.passes) - 1
     buffers: Tensor | None = None
@@ -156,7 +163,7 @@ def _run_passes(
 
 
 def gather(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> None:
-    """Launch a gather pass into ``out``. For a contrast, launch the sums of grey for its mean before."""
+    """Launch a gather pass into ``out``, for a contrast after a launch that sums the grey values for its mean."""
     launches = cached_launch(pass_, images, table, out, _gather_launches)
     source, image_layouts = (images.data, images.places) if isinstance(images, Ragged) else (images, table)
     if launches.grey_sums is None:
@@ -187,6 +194,7 @@ class _GatherLaunches:
 
 
 def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, out: Tensor) -> _GatherLaunches:
+    """Prepare the launches of a gather pass."""
     front = pass_.front
     batch, channels, height, width = out.shape
     layout, strides, shortest_side = _source_layout(images)
@@ -195,10 +203,10 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     images_per_view = batch // pass_.out.images_per_sample * pass_.source.images_per_sample
     rgb = channels == 3
     in_unit_range = gives_unit_range(front, dtype_of(images))
-    tile = ANTIALIASED_TILE if front.filter else COLOUR_TILE if pass_.needs_mean else TILES[front.interpolation]
+    tile = ANTIALIASED_TILE if front.filter else MEAN_TILE if pass_.needs_mean else TILES[front.interpolation]
     warps = 1 if front.filter else 4
     tiles_across, tiles_down = _tile_counts(height, width, tile)
-    pairs_aligned = out.shape[3] % 2 == 0  # lines and samples then begin at multiples of 32 bits
+    pairs_aligned = out.shape[3] % 2 == 0  # lines and samples of 16-bit values then begin at multiples of 32 bits
     constants = {
         "RAGGED_LAYOUT": _RAGGED_LAYOUTS[layout],
         "VIEWS_AND_FRAMES": (
@@ -216,8 +224,8 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
         "ANTIALIAS": (_FILTERS[front.filter], _MAX_VALUES.get(dtype_of(images), 1) if front.clamps else 0),
         "WORDS": out.stride(1) == 1 and rgb and out.dtype.is_floating_point and out.dtype.itemsize == 2 and pairs_aligned,
         "OUT_W": out.stride(3),
-        "PROGRAM": program_with_flags(pass_, in_unit_range=in_unit_range),
-        "OP_COUNT": len(pass_.program),
+        "PROGRAM": point_program_with_flags(pass_, in_unit_range=in_unit_range),
+        "OP_COUNT": len(pass_.point_program),
         "CHANNELS": channels,
         "MAX_VALUE": _MAX_VALUES.get(dtype_of(images), 0),
         "EXACT_DIVISION": front.exact_division,
@@ -247,7 +255,7 @@ def _gather_launches(pass_: GatherPass, images: Tensor | Ragged, table: Tensor, 
     code, mask_column, flags = constants["PROGRAM"][contrast_index]
     sum_program = (*constants["PROGRAM"][:contrast_index], (code, mask_column, flags & ~CONTRAST | BEFORE_CONTRAST))
     contrast_program = ((code, mask_column, flags | FROM_CONTRAST), *constants["PROGRAM"][contrast_index + 1 :])
-    # Saved pixels are rounded to 16 bits per value, so only an output with 16 bits allows it. In a pass between two buffers,
+    # Pixels are saved with 16 bits per value, so they are saved only for an output with 16 bits. In a pass between two buffers,
     # ``contrast_kernel`` would not know which samples the pass skips.
     in_two_buffers = pass_.route_column >= 0 and out.dtype == UINT16_UNIT
     rounds = may_round(pass_, dtype_of(images), out.dtype) and not in_two_buffers and not pass_.out.ragged
@@ -287,7 +295,7 @@ _SIZES_AS_ARGUMENTS: dict[str, Any] = {"SOURCE_STRIDES": (0, 0), "WIDTH": 0, "PI
 
 
 def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
-    """Return (layout of a ragged batch or ``""``, strides of (B, C, H, W) or 0 if images differ in them, shortest side)."""
+    """Return (layout of a ragged batch or ``""``, strides of (B, C, H, W), shortest side). A stride that differs is 0."""
     if isinstance(images, Tensor):
         return "", images.stride(), min(images.shape[2:])
     shapes = images.shapes
@@ -296,7 +304,7 @@ def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
 
 
 def _size_constants(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, full_tiles: bool) -> dict[str, Any]:
-    """Return the constants for strides and sizes: their values for the size of the first images of such a pass, else zeros.
+    """Return the constants for strides and sizes: compiled in for the first size of images of such a pass, else zeros.
 
     Compiled-in sizes save a third of the instructions. Images of all other sizes share a second compilation.
     """
@@ -359,14 +367,17 @@ def run_mask(
 
 @dataclass(frozen=True, slots=True)
 class _MaskLaunch:
-    """Launch of a gather of masks, the bits of its fills (before and after the interpolation), and its tile."""
+    """Launch of a gather of masks, and its arguments that do not depend on the batch."""
 
     fills: tuple[int, int]
+    """Bits of the fill of the index maps (before, after) the interpolation."""
     tile: tuple[int, int]
+    """(height, width) of a tile."""
     launch: Launch
 
 
 def _mask_launch(pass_: GatherPass, masks: Tensor, *, is_ragged: bool, frames: int = 1) -> _MaskLaunch:
+    """Prepare the launch of a gather of masks. ``frames``: number of masks per row of the table, without ``is_ragged``."""
     front = pass_.front
     fill_before, fill_after = (mask_fill(maps, masks.dtype) for maps in (front.before, front.after))
     tile = TILES[front.interpolation]
@@ -411,7 +422,7 @@ def _gather_constants(pass_: GatherPass) -> dict[str, Any]:
         "INTERPOLATION": _INTERPOLATIONS[front.interpolation],
         "HALF_PIXEL": front.half_pixel_centers,
         "NEAREST": front.nearest,
-        "ZEROS": front.zeros,
+        "ZEROS": front.zero_outside,
         "MAP_AFTER": (_padding_mode(front.after), max(columns.after, 0), max(columns.after_fill, 0)),
         "WARP_COLUMN": max(columns.warp, 0),
         "WARP_FILL_COLUMN": columns.warp_fill,
@@ -421,6 +432,7 @@ def _gather_constants(pass_: GatherPass) -> dict[str, Any]:
 
 
 def _padding_mode(maps: IndexMaps) -> int:
+    """Return the constant for the padding mode of index maps; 0 without index maps."""
     return _PADDING_MODES[maps.edge] if maps.ops else 0
 
 

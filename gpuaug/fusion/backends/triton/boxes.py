@@ -16,7 +16,7 @@ from gpuaug.fusion.ops.boxes import BoxMapping
 BLOCK = 128
 """Boxes per thread block."""
 
-# By layout of a box (``gpuaug.fusion.ops.boxes.Layout``): value of the kernel's constants, and numbers per box.
+# Value of the kernel's constants, and number of numbers per box, by ``gpuaug.fusion.ops.boxes.BoxLayout``.
 _LAYOUTS = {"vertices": 0, "corners": 1, "sides": 2, "centre": 3, "points": 4}
 _NUMBERS_PER_BOX = {"vertices": 8, "corners": 4, "sides": 4, "centre": 4}
 
@@ -65,7 +65,7 @@ def map_point(x, y, matrix, in_bounds, DOUBLE: tl.constexpr):
 def is_visible(first, last, length, EDGES: tl.constexpr):
     """Return whether [first, last] overlaps an image side of ``length`` pixels by at least one pixel.
 
-    ``EDGES``: ``last`` is the end of the last pixel, not its centre.
+    ``EDGES``: whether coordinates refer to pixel edges, so that ``last`` is the end of the last pixel, not its centre.
     """
     end = last if EDGES else last + 1
     return minimum(maximum(end, 0.0), length) - minimum(maximum(first, 0.0), length) >= 1

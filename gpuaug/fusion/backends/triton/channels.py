@@ -69,6 +69,7 @@ def combine_channels(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: 
 
 
 def _channels_launch(pass_: OpPass[FrontOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of ``combine_channels``."""
     batch, _, height, width = source.shape
     constants, _ = output_constants(pass_, source, out)
     constants |= {"RGB": False, "TO_GREY": isinstance(pass_.front, Grayscale), "TILE": TILE, "ROUTE_COLUMN": pass_.route_column}

@@ -1,6 +1,6 @@
-"""Triton kernel of a contrast around the mean grey of an image, after ``gather_kernel`` in ``gather.py``.
+"""Triton kernel of a contrast around the mean grey of an image, launched after ``gather_kernel`` (``gather.py``).
 
-``gather_kernel`` has stored the pixels before the contrast, in 16 bits per value, and the sums of their grey per thread block.
+``gather_kernel`` has stored the pixels before the contrast, in 16 bits per value, and the sum of their grey per thread block.
 """
 
 import triton
@@ -43,7 +43,7 @@ def contrast_kernel(
     pixels = PIXELS if PIXELS > 0 else height * width
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if WORDS:
-        # Two neighbouring pixels per thread, which are three words. By default, a thread would get eight.
+        # Two neighbouring pixels per thread, which are three words. With one axis, Triton would assign eight to a thread.
         index = tl.program_id(0) * BLOCK + 2 * tl.arange(0, BLOCK // 2)[:, None] + tl.arange(0, 2)[None, :]
     address = saved_pixels + sample.to(tl.int64) * (3 * pixels) + index
     in_bounds = index < pixels

@@ -16,7 +16,7 @@ from gpuaug.fusion.program.plan import GatherPass
 BLOCK = 32
 """Samples per block, which is one warp."""
 
-_INCREMENT, _FIRST, _SECOND = (
+_INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = (
     tl.constexpr(SPLITMIX_INCREMENT),
     tl.constexpr(SPLITMIX_MULTIPLIER_1),
     tl.constexpr(SPLITMIX_MULTIPLIER_2),
@@ -26,8 +26,8 @@ _INCREMENT, _FIRST, _SECOND = (
 @triton.jit
 def splitmix64_mix(words):
     """Return the output of the random number generator SplitMix64 for a state."""
-    words = (words ^ (words >> 30)) * _FIRST
-    words = (words ^ (words >> 27)) * _SECOND
+    words = (words ^ (words >> 30)) * _MULTIPLIER_1
+    words = (words ^ (words >> 27)) * _MULTIPLIER_2
     return words ^ (words >> 31)
 
 
@@ -83,10 +83,10 @@ def crops_kernel(
     LOG_ASPECT_RANGE: tl.constexpr, MIN_RATIO: tl.constexpr, MAX_RATIO: tl.constexpr, CENTRED: tl.constexpr,
     LAYOUT_COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the windows of ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` into the rows, bit for bit.
+    """Write the same windows into the rows as ``gpuaug.fusion.ops.resize.ResizedCrop.draw_parameters`` draws, bit for bit.
 
-    ``image_layouts``: offset, height and width of each ragged image, in rows of ``LAYOUT_COLUMNS`` numbers. Every view of the
-    batch has one sample per image.
+    ``image_layouts``: offset, height and width of each ragged image, in rows of ``LAYOUT_COLUMNS`` numbers. Samples are in the
+    order of the views, with one sample per image and view.
 
     Constants:
         CROP_CANDIDATES: Number of candidate windows per sample. The first candidate that fits into the image is used.
@@ -96,8 +96,8 @@ def crops_kernel(
             without boxes and keypoints.
         MATRIX_AFTER_COLUMN: First column of the matrix of the ops after the crop, which the kernel reads.
         WIDTH, HEIGHT, HALF_PIXEL: Output size, and whether the resize has half-pixel centres.
-        MIN_AREA, AREA_RANGE, MIN_LOG_ASPECT, LOG_ASPECT_RANGE: Lower bound and range of the window's share of the area of the
-            image, and of the logarithm of its aspect ratio.
+        MIN_AREA, AREA_RANGE: Lower bound and range of the window's share of the area of the image.
+        MIN_LOG_ASPECT, LOG_ASPECT_RANGE: Lower bound and range of the logarithm of sqrt(width / height) of the window.
         MIN_RATIO, MAX_RATIO: Bounds of the aspect ratio if no candidate fits. CENTRED: whether the window is then centred.
 
     Grid: (blocks of samples, 1, 1).
@@ -108,7 +108,7 @@ def crops_kernel(
     layout = image_layouts + (sample % images).to(tl.int64) * LAYOUT_COLUMNS
     height = tl.load(layout + 1, mask=in_bounds, other=1)
     width = tl.load(layout + 2, mask=in_bounds, other=1)
-    length = tl.sqrt_rn((height * width).to(tl.float32))
+    image_side = tl.sqrt_rn((height * width).to(tl.float32))
     height = height.to(tl.float32)
     width = width.to(tl.float32)
     # Window if no candidate fits: the image, or as much of it as the ratios allow.
@@ -118,16 +118,16 @@ def crops_kernel(
     crop_width = tl.maximum(crop_width, 1)
     crop_height = tl.maximum(crop_height, 1)
     area = tl.load(row + UNIFORMS_COLUMN, mask=in_bounds, other=0)
-    shape = tl.load(row + UNIFORMS_COLUMN + 1, mask=in_bounds, other=0)
+    aspect = tl.load(row + UNIFORMS_COLUMN + 1, mask=in_bounds, other=0)
     x = tl.load(row + UNIFORMS_COLUMN + 2, mask=in_bounds, other=0)
     y = tl.load(row + UNIFORMS_COLUMN + 3, mask=in_bounds, other=0)
-    state = splitmix64_mix((bits24_of(area) << 24) | bits24_of(shape)) ^ ((bits24_of(x) << 24) | bits24_of(y))
+    state = splitmix64_mix((bits24_of(area) << 24) | bits24_of(aspect)) ^ ((bits24_of(x) << 24) | bits24_of(y))
     lacks_window = width > 0
     for _ in tl.static_range(CROP_CANDIDATES):
-        side = tl.sqrt_rn(area * AREA_RANGE + MIN_AREA) * length
-        root = tl.exp((shape * LOG_ASPECT_RANGE + MIN_LOG_ASPECT).to(tl.float64)).to(tl.float32)
-        candidate_width = half_to_even(side * root).to(tl.float32)
-        candidate_height = half_to_even(tl.div_rn(side, root)).to(tl.float32)
+        side = tl.sqrt_rn(area * AREA_RANGE + MIN_AREA) * image_side
+        ratio_root = tl.exp((aspect * LOG_ASPECT_RANGE + MIN_LOG_ASPECT).to(tl.float64)).to(tl.float32)
+        candidate_width = half_to_even(side * ratio_root).to(tl.float32)
+        candidate_height = half_to_even(tl.div_rn(side, ratio_root)).to(tl.float32)
         fits = (
             lacks_window
             & (candidate_width > 0)
@@ -141,7 +141,7 @@ def crops_kernel(
         state += _INCREMENT
         random_bits = splitmix64_mix(state)
         area = uniform_of(random_bits >> 40)
-        shape = uniform_of(random_bits & 0xFFFFFF)
+        aspect = uniform_of(random_bits & 0xFFFFFF)
     x = tl.floor(x * (width + 1 - crop_width))
     y = tl.floor(y * (height + 1 - crop_height))
     if CENTRED:
@@ -189,6 +189,7 @@ def write_crop_windows(
 def _launch(
     pass_: GatherPass, crop: ResizedCrop, columns: DeviceCropColumns, samples: int, images: int, layout_columns: int
 ) -> Launch:
+    """Prepare the launch of ``write_crop_windows``."""
     out = crop.out(pass_.source)
     constants: dict[str, Any] = {
         "CROP_CANDIDATES": CROP_CANDIDATES,
@@ -211,5 +212,5 @@ def _launch(
         "BLOCK": BLOCK,
     }
     grid = (triton.cdiv(samples, BLOCK), 1, 1)
-    # Not fused: products that are not rounded before a sum could give another window than on the host.
+    # Products and sums are not fused: a product that is not rounded before the sum could give another window than on the host.
     return Launch(crops_kernel, grid, (samples, images, columns.width), constants, warps=1, fp_fusion=False)

@@ -3,9 +3,10 @@
 One thread block computes a tile of one sample, from reading to storing. Properties of the pipeline are compile-time constants.
 Sizes of batches and images are not, so that the last batch of an epoch, or images of another size, compile nothing.
 
-An *index map* is an integer map of pixels, such as a flip, a crop or padding. A *line* is a row of pixels; ``row`` is the
-address of the sample's row in the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements,
-of the axes batch, channel, line and x. ``RGB``: whether a block computes three channels; otherwise ``r`` is channel ``plane``.
+An *index map* is an integer map of pixels, such as a flip, a crop or padding. The *taps* of an output pixel are the source
+pixels that it is interpolated from. A *line* is a row of pixels; ``row`` is the address of the sample's row in the parameter
+table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the axes batch, channel, line and x.
+``RGB``: whether a block computes three channels; otherwise ``r`` is channel ``plane``.
 """
 
 import triton
@@ -48,7 +49,7 @@ STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
 
 @triton.jit
 def load_fill(fill, plane, RGB: tl.constexpr):
-    """Load one fill value per channel, the first at address ``fill``; without ``RGB``, the value of ``plane`` three times."""
+    """Load one fill value per channel, from address ``fill`` on. Without ``RGB``, return the value of ``plane`` three times."""
     r = tl.load(fill + plane)
     if RGB:
         return r, tl.load(fill + 1), tl.load(fill + 2)
@@ -57,18 +58,18 @@ def load_fill(fill, plane, RGB: tl.constexpr):
 
 @triton.jit
 def to_unit_range(r, g, b, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr):
-    """Divide integers up to ``MAX_VALUE``, 255 or 65535, by it. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
+    """Divide integers by ``MAX_VALUE``, 255 or 65535. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
     if MAX_VALUE == 65535:
         return share_of_65535(r * (1 / 65536)), share_of_65535(g * (1 / 65536)), share_of_65535(b * (1 / 65536))
     if EXACT_DIVISION:
-        # Skipped samples must not change.
+        # Pixels that are only copied must not change.
         return byte_share(r), byte_share(g), byte_share(b)
     return r * (1 / 255), g * (1 / 255), b * (1 / 255)
 
 
 @triton.jit
 def fill_padding(r, g, b, inside, fill, plane, RGB: tl.constexpr):
-    """Return the pixels where ``inside`` is true, and elsewhere the fill values, the first at address ``fill``."""
+    """Return the pixels where ``inside`` is true, and elsewhere the fill values, from address ``fill`` on."""
     fill_r, fill_g, fill_b = load_fill(fill, plane, RGB)
     return tl.where(inside, r, fill_r), tl.where(inside, g, fill_g), tl.where(inside, b, fill_b)
 
@@ -192,11 +193,11 @@ def finish_tile(
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile, which begins at (``left``, ``top``), and store the pixels in ``out``.
 
-    With ``SUMS_GREY``, the list of ops ends before the contrast, whose mean is not known yet: return the grey of each pixel,
-    and store the pixels only with ``SAVE_PIXELS``, in ``saved_pixels``.
+    With ``SUMS_GREY``, the list of ops ends before the contrast, whose mean is not known yet. Then return the grey of each
+    pixel, and store the pixels in ``saved_pixels`` with ``SAVE_PIXELS``, otherwise nowhere.
 
-    With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: saved pixels as two values of one
-    channel per word, output pixels as three words per pair.
+    With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: output pixels as three words per
+    pair, saved pixels as two values of one channel per word.
     """
     in_bounds = (x < width) & (y < height)
     if FULL_TILES:
@@ -204,12 +205,12 @@ def finish_tile(
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
     grey = tl.zeros(in_bounds.shape, tl.float32)
     if SUMS_GREY:
-        # The last op is the color jitter that the contrast is part of. The flags of the jitter select the weights of grey.
+        # The last op is the color jitter that contains the contrast. The flags of the jitter select the weights of grey.
         grey = tl.where(in_bounds, grey_of(r, g, b, PROGRAM[OP_COUNT - 1][2]) if RGB else r, 0.0)
         if SAVE_PIXELS:
             line = WIDTH if WIDTH > 0 else width
             pixels = PIXELS if PIXELS > 0 else height * width
-            if WORDS:  # x, y and the mask of pairs
+            if WORDS:  # from here on, x, y and the mask are those of pairs
                 x, y = tile_pixels(left // 2, top, TILE_H, TILE_W // 2, False)
                 in_bounds = (x == x) if FULL_TILES else (2 * x < width) & (y < height)
                 line = line // 2
@@ -241,7 +242,7 @@ def finish_tile(
     return grey
 
 
-# If Triton knew the alignment of ``saved_pixels``, it would assign several pixels of a line to a thread, which slows reads.
+# Not specialised on alignment, because Triton would then assign several pixels of a line to a thread, which slows reads.
 @triton.jit(
     do_not_specialize=[*SIZES, *STRIDES],
     do_not_specialize_on_alignment=["source", "image_layouts", "out", "rows", "block_sums", "saved_pixels"],
@@ -268,9 +269,9 @@ def gather_kernel(
         RAGGED_LAYOUT: 0 if all images have one size. Otherwise ``image_layouts`` (``Ragged.places``) has the offset, height,
             width and, for 3, row pitch of each image. 1: channels are planes; 2: the channels of a pixel are adjacent; 3: they
             are adjacent, and only a window of each image is in memory.
-        VIEWS_AND_FRAMES: (Whether there are more samples than ``images``, because each image is the source of one sample per
-            view; output images per row of the table, the frames of a clip; first column of the indices of the selected frames,
-            or -1; frames per source clip).
+        VIEWS_AND_FRAMES: (Whether there are several views, so that each image is the source of several samples; output images
+            per row of the table, that is, frames per output clip; first column of the indices of the selected frames, or -1;
+            frames per source clip).
         SOURCE_STRIDES, WIDTH, PIXELS: Strides (of channels, of lines) of the source, and width and number of pixels of the
             output, if they are compiled in; else 0.
         TILE: (height, width) of a tile. FULL_TILES: whether tiles cover the output exactly.
@@ -279,7 +280,7 @@ def gather_kernel(
         EXACT_DIVISION: Whether the quotients of bytes by 255 are rounded correctly.
         INTERPOLATION, HALF_PIXEL, NEAREST: Type of the interpolation (0, none; 1, resize; 2, affine; 3, perspective), and its
             options.
-        ADJACENT_TAPS: Whether both taps along x are adjacent, and read through one address (``first_neighbour``).
+        ADJACENT_TAPS: Whether the four taps are adjacent in the source, and read through one address (``first_neighbour``).
         ZEROS: Whether pixels outside the image are 0 in a warp.
         WARP_COLUMN, WARP_FILL_COLUMN: First column of the interpolation, and of the fill of a warp, or -1.
         MAP_BEFORE, MAP_AFTER: Index map before and after the interpolation: (padding mode of ``map_index`` or 0 without a map,

@@ -1,6 +1,7 @@
 """Launches of Triton kernels that take little host time, and constants that several kernels have.
 
-A pass is one reading and writing of all images. Its *front* is the op that is not pointwise, with a kernel of its own.
+A pass is one reading and writing of all images. Its *front* is its first op, if that op is not pointwise and has a separate
+kernel. Triton compiles one *form* of a kernel for each set of constants and dtypes of tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +32,10 @@ more, glibc first merges all freed small blocks, which takes 0.1 ms after a trai
 """
 
 _pending: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_pending", default=None)
-"""Compilations that ``compile_in_parallel`` runs at its end, by form of the launch; ``None`` outside of it."""
+"""Compilations that ``compile_in_parallel`` runs at its end, by form; ``None`` outside of ``compile_in_parallel``."""
 
 _compiled_forms: set[Any] = set()
-"""Forms of launches, (kernel, device, constants, dtypes), whose kernel is in Triton's cache."""
+"""Forms that are compiled already, as (kernel, device, constants, dtypes)."""
 
 
 class _CompiledKernel(NamedTuple):
@@ -52,10 +53,10 @@ class _CompiledKernel(NamedTuple):
 class Launch:
     """Reusable launch of one kernel, for all tensors with the same dtypes, shapes and strides.
 
-    At each call of ``kernel[grid]``, Triton determines from the value of every argument which compiled form of the kernel to
-    run, and prepares metadata for launch hooks (profilers). The kernels of this package are specialised on their constants
-    only, so the form that the first launch compiles serves all launches, which call Triton's launcher directly. They pass
-    addresses, because for a tensor the launcher queries the driver.
+    At each call of ``kernel[grid]``, Triton determines from the value of every argument which form of the kernel to run, and
+    prepares metadata for launch hooks (profilers). The kernels of this package are specialised on their constants only, so the
+    form that the first launch compiles serves all launches. Later launches call Triton's launcher directly, with addresses in
+    place of tensors, because for a tensor the launcher queries the driver.
 
     Args:
         kernel: A ``triton.jit`` function of tensors, then integers, then constants; at most ``MOST_ARGUMENTS`` in all.
@@ -63,7 +64,7 @@ class Launch:
         integers: Integer arguments after the tensors, in the order of the kernel's signature.
         constants: The constants by name.
         warps: Warps in a block.
-        fp_fusion: Whether a product and a sum may be one instruction that rounds once, which ``byte_share`` relies on.
+        fp_fusion: Whether a product and a sum may be one instruction that rounds once. ``byte_share`` relies on this.
         registers: Maximum number of registers per thread, to bound the registers of a block. Default: the compiler chooses.
     """
 
@@ -84,7 +85,7 @@ class Launch:
         self._grid = grid
         self._integers = tuple(integers)
         self._constants = constants
-        # Always passed, since the compiler's default differs between versions.
+        # Both are always passed, because the compiler's default of enable_fp_fusion differs between versions.
         self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fp_fusion}
         if registers is not None:
             self._options["maxnreg"] = registers
@@ -101,7 +102,7 @@ class Launch:
             integers: Integer arguments of this call. Default: the integers of the constructor.
 
         Cost:
-            No synchronisation; the first launch of a form compiles it.
+            No synchronisation. The first launch of a form compiles the kernel.
         """
         device = tensors[0].get_device()
         compiled = self._compiled.get(device)
@@ -124,12 +125,13 @@ class Launch:
             jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, arguments))
 
     def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
+        """Compile a form. ``compiler``: ``kernel[grid]``, which also launches, or ``kernel.warmup``, which does not."""
         with on_device(tensors[0].device):
             kernel = compiler(*tensors, *integers, **self._constants, **self._options)
             if kernel is not None:  # the interpreter compiles nothing
                 names = self._kernel.arg_names[len(tensors) + len(integers) :]
                 constants = tuple(self._constants[name] for name in names)
-                # ``run`` is read first: reading it loads the kernel, which sets ``function``.
+                # ``run`` is read before ``function``, because this loads the kernel, which sets ``function``.
                 compiled = _CompiledKernel(
                     kernel.run, kernel.function, kernel.packed_metadata, constants, (*self._integers, *constants)
                 )
@@ -141,8 +143,8 @@ class Launch:
 def compile_in_parallel() -> Iterator[None]:
     """Return a context manager in which launches of new forms do not run, and at whose end their kernels are compiled.
 
-    They are compiled in threads: four fifths of the compile time do not hold the interpreter lock. A nested context leaves its
-    compilations to the outer context.
+    Threads compile the kernels in parallel: four fifths of the compile time do not hold the interpreter lock. A nested context
+    leaves its compilations to the outer context.
     """
     if _pending.get() is not None:
         yield
@@ -216,7 +218,7 @@ def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tup
     # If the channels of a pixel are adjacent, a block of three planes stores whole pixels.
     channels = source.shape[1]
     rgb = channels == 3 and (out.stride(1) == 1 or any(op.rgb_only for op in pass_.point_ops))
-    constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.program, "OP_COUNT": len(pass_.program), "RGB": rgb}
+    constants = {"OUT_W": out.stride(3), "PROGRAM": pass_.point_program, "OP_COUNT": len(pass_.point_program), "RGB": rgb}
     return source_constants(pass_, source) | constants, 1 if rgb else channels
 
 

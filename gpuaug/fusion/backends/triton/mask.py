@@ -19,7 +19,7 @@ def mask_kernel(
     ZEROS: tl.constexpr, MAP_AFTER: tl.constexpr, WARP_COLUMN: tl.constexpr, MAP_BEFORE: tl.constexpr,
     OUT_SIZE_COLUMN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gather the nearest pixel of masks, bit for bit.
+    """Copy the nearest pixel of masks to each output pixel, bit for bit.
 
     ``before_fill``, ``after_fill``: bits of the fill of the index maps before and after the interpolation.
 

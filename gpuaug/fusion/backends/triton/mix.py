@@ -33,7 +33,10 @@ def load_unit_pixel(pointer, in_bounds, BYTES: tl.constexpr):
 
 @triton.jit
 def mix_with_partner(pixel, pointer, in_bounds, inside, weight, BYTES: tl.constexpr):
-    """Mix one channel with the partner's at ``pointer``: its pixel if ``inside``, else a mean in which it has ``weight``."""
+    """Mix one channel of ``pixel`` with the partner's, at ``pointer``.
+
+    The result is the partner's value where ``inside`` is true, and elsewhere a mean in which the partner has ``weight``.
+    """
     partner = load_unit_pixel(pointer, tl.where(weight != 0, in_bounds, inside), BYTES)
     # With a weight of 0, pixels remain unchanged, bit for bit.
     return tl.where(inside, partner, tl.where(weight != 0, pixel * (1 - weight) + partner * weight, pixel))
@@ -89,6 +92,7 @@ def mix(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> None
 
 
 def _mix_launch(pass_: OpPass[MixOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of ``mix``."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     integers = (height, width, rows.stride(0), *source.stride()[:3], *out.stride()[:3])
@@ -150,7 +154,7 @@ def labels_kernel(
 
 
 def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor:
-    """Return class probabilities, as ``gpuaug.fusion.ops.mix.SoftLabels.of`` does, in one launch on the current stream.
+    """Return class probabilities, as ``gpuaug.fusion.ops.mix.SoftLabels.convert`` does, in one launch on the current stream.
 
     Shape:
         - labels: (B,) or (B, K), any strides
@@ -161,14 +165,17 @@ def soft_labels(soft: SoftLabels, labels: Tensor, rows: Tensor | None) -> Tensor
     out = torch.empty((batch, soft.classes), dtype=soft.type_of(labels), device=labels.device)
     if labels.dtype == torch.bool:
         labels = labels.view(torch.uint8)
-    launch = _launch(soft, labels.dtype, batch, labels.stride(), None if rows is None else rows.stride(0))
+    launch = _labels_launch(soft, labels.dtype, batch, labels.stride(), None if rows is None else rows.stride(0))
     with on_device(labels.device):
         launch((labels, labels if rows is None else rows, out))
     return out
 
 
 @functools.lru_cache(maxsize=64)
-def _launch(soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int, ...], row_stride: int | None) -> Launch:
+def _labels_launch(
+    soft: SoftLabels, dtype: torch.dtype, batch: int, strides: tuple[int, ...], row_stride: int | None
+) -> Launch:
+    """Prepare the launch of ``soft_labels``. ``dtype``, ``strides``: of the labels; ``row_stride``: ``None`` without a mix."""
     dense = len(strides) == 2
     block = min(triton.next_power_of_2(soft.classes), MOST_CLASSES)
     constants: dict[str, Any] = {

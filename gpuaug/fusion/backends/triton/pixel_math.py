@@ -12,7 +12,7 @@ import triton.language as tl
 from gpuaug.fusion.ops import channel as channels
 from gpuaug.fusion.ops import color_jitter, filters, positional
 
-CLEAN = tl.constexpr(color_jitter.NO_NAN)
+NO_NAN = tl.constexpr(color_jitter.NO_NAN)
 COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 """False in Triton's interpreter, which supports no inline assembly and does not fuse products with sums."""
 
@@ -32,8 +32,8 @@ LEVELS = tl.constexpr(filters.LEVELS)
 def tile_pixels(left, top, TILE_H: tl.constexpr, TILE_W: tl.constexpr, PAIRED: tl.constexpr):
     """Return the coordinates (x, y) of a tile's pixels, (TILE_H · TILE_W,) each, line by line.
 
-    Both arrays have one axis, along which the threads of a warp lie. Of two axes, versions of Triton would choose different
-    ones, and neighbouring threads must have neighbouring x. ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x. One
+    Both arrays have one axis, so that neighbouring threads of a warp have neighbouring x. With two axes, the axis along which
+    the threads lie would depend on the version of Triton. ``PAIRED``: of N pixels, i and i + N / 2 are neighbours in x, and one
     thread computes both in a block of at most N / 2 threads.
     """
     index = tl.arange(0, TILE_H * TILE_W)
@@ -65,7 +65,7 @@ def words_of_16_bits(values):
 
 @triton.jit
 def from_16_bits(bits):
-    """Invert ``as_16_bits``. Multiples of 1/255 are restored bit for bit."""
+    """Convert uint16, in units of 1/65535, to values in [0, 1]. Multiples of 1/255 are restored bit for bit."""
     above = (bits.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True)  # 2²³ and the bits
     return share_of_65535(above * (1 / 65536) - 128.0)
 
@@ -94,10 +94,10 @@ def to_output_type(value, TYPE: tl.constexpr):
 
 @triton.jit
 def to_centred(bits):
-    """Map 8 or 16 bits to float16 in [-1, 1). float16 is most exact around 0, which is middle grey; black is -1."""
+    """Map uint8 or uint16 to float16 in [-1, 1), with black at -1: float16 is most precise around 0, which is middle grey."""
     half: tl.constexpr = 2 ** (bits.dtype.primitive_bitwidth - 1)
     if COMPILED and half > 128:
-        # Two values per instruction. Declared impure, because the compiler would repeat the conversion in each warp.
+        # Two values per instruction. Declared impure, so that the compiler does not repeat the conversion in each warp.
         asm: tl.constexpr = """{ .reg .b32 a, b; .reg .f32 c, d; prmt.b32 a, $1, 0x4B00, 0x5410; prmt.b32 b, $1, 0x4B00, 0x5432;
         mov.b32 c, a; mov.b32 d, b; fma.rn.f32 c, c, 0f38000000, 0fC3808000; fma.rn.f32 d, d, 0f38000000, 0fC3808000;
         cvt.rn.f16x2.f32 $0, d, c; }"""
@@ -168,7 +168,7 @@ def to_level(value, FACTOR: tl.constexpr, OFFSET: tl.constexpr):
 def equalize_table(counts, pixels, KEEPS_VALUES: tl.constexpr):
     """Return the equalized value per byte level, (LEVELS,) float32, from the number of pixels per level, (LEVELS,) int32.
 
-    ``KEEPS_VALUES``: if the channel must not change, return -1 for all levels.
+    With ``KEEPS_VALUES``, return -1 for all levels of a channel that cannot be equalized: such a channel must not change.
     """
     levels = tl.arange(0, LEVELS)
     last_level = tl.max(tl.where(counts > 0, levels, 0), 0)
@@ -204,9 +204,9 @@ def nearest_tiles(index, length, TILE_COUNT: tl.constexpr):
 def clamped_sum(value, factor, base, FLAGS: tl.constexpr):
     """Return value · factor + base, clamped to [0, 1].
 
-    If ``FLAGS`` contains ``CLEAN``, no pixel is NaN, and one instruction is enough.
+    If ``FLAGS`` contains ``NO_NAN``, one instruction is enough.
     """
-    if COMPILED and CLEAN & FLAGS:
+    if COMPILED and NO_NAN & FLAGS:
         return tl.inline_asm_elementwise(
             "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [value, factor, base], tl.float32, True, 1
         )
@@ -215,7 +215,7 @@ def clamped_sum(value, factor, base, FLAGS: tl.constexpr):
 
 @triton.jit
 def clamped_sums(r, g, b, factor, base, FLAGS: tl.constexpr):
-    """Apply ``unit_sum`` to three channels."""
+    """Apply ``clamped_sum`` to three channels."""
     return clamped_sum(r, factor, base, FLAGS), clamped_sum(g, factor, base, FLAGS), clamped_sum(b, factor, base, FLAGS)
 
 
@@ -229,7 +229,7 @@ def grey_of(r, g, b, FLAGS: tl.constexpr):
 @triton.jit
 def gaussian_exponent(sigma):
     """Return -1 / (2 sigma²), the factor of a squared distance in the exponent of a Gaussian."""
-    # If sigma² underflows, the bound gives all weight to the centre.
+    # The lower bound is for a sigma² that underflows: all weight is then at the centre.
     return -tl.div_rn(tl.full((), 1.0, tl.float32), tl.maximum(2 * sigma * sigma, 1.2e-38))
 
 
@@ -251,7 +251,7 @@ def gaussian_weights(distance, exponent, norm, TAPS: tl.constexpr):
 
 @triton.jit
 def largest_channel(r, g, b):
-    """Return the largest channel, or NaN if a channel is NaN, as in torch. Then all three output channels are NaN."""
+    """Return the largest channel, or NaN if a channel is NaN, so that all three output channels become NaN, as in torch."""
     return tl.maximum(tl.maximum(r, g, propagate_nan=tl.PropagateNan.ALL), b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -260,11 +260,11 @@ def scale_saturation(r, g, b, factor):
     """Multiply the saturation in HSV by ``factor``, and clamp it to [0, 1]."""
     maximum = largest_channel(r, g, b)
     minimum = tl.minimum(tl.minimum(r, g), b)
-    spread = maximum - minimum
-    saturation = spread / tl.where(maximum == 0, 1.0, maximum + 1e-8)
-    new_spread = maximum * clamp01(saturation * factor)
-    scale = new_spread / tl.where(spread == 0, 1.0, spread)
-    base = maximum - new_spread
+    chroma = maximum - minimum
+    saturation = chroma / tl.where(maximum == 0, 1.0, maximum + 1e-8)
+    new_chroma = maximum * clamp01(saturation * factor)
+    scale = new_chroma / tl.where(chroma == 0, 1.0, chroma)
+    base = maximum - new_chroma
     return (r - minimum) * scale + base, (g - minimum) * scale + base, (b - minimum) * scale + base
 
 
@@ -273,12 +273,17 @@ def scale_lightness(r, g, b, threshold, factor):
     """Multiply the lightness in HLS by ``factor`` where it is below ``threshold``."""
     maximum = largest_channel(r, g, b)
     minimum = tl.minimum(tl.minimum(r, g), b)
-    sum_of_both = maximum + minimum
-    light = sum_of_both * 0.5
-    largest_spread = tl.where(sum_of_both < 1, sum_of_both, 2 - sum_of_both)
-    new_light = tl.where(light < threshold, clamp01(light * factor), light)
-    scale = 2 * tl.minimum(new_light, 1 - new_light) / tl.where(largest_spread == 0, 1.0, largest_spread + 1e-8)
-    return new_light + (r - light) * scale, new_light + (g - light) * scale, new_light + (b - light) * scale
+    double_lightness = maximum + minimum
+    lightness = double_lightness * 0.5
+    largest_chroma = tl.where(double_lightness < 1, double_lightness, 2 - double_lightness)
+    new_lightness = tl.where(lightness < threshold, clamp01(lightness * factor), lightness)
+    new_largest_chroma = 2 * tl.minimum(new_lightness, 1 - new_lightness)
+    scale = new_largest_chroma / tl.where(largest_chroma == 0, 1.0, largest_chroma + 1e-8)
+    return (
+        new_lightness + (r - lightness) * scale,
+        new_lightness + (g - lightness) * scale,
+        new_lightness + (b - lightness) * scale,
+    )
 
 
 @triton.jit
@@ -293,9 +298,9 @@ def rotate_hue(r, g, b, turns):
     """Rotate the hue in HSV by ``turns`` full turns."""
     maximum = largest_channel(r, g, b)
     minimum = tl.minimum(tl.minimum(r, g), b)
-    spread = maximum - minimum
-    saturation = spread / tl.where(maximum == 0, 1.0, maximum + 1e-8)
-    inverse = 1.0 / tl.where(spread == 0, 1.0, spread)
+    chroma = maximum - minimum
+    saturation = chroma / tl.where(maximum == 0, 1.0, maximum + 1e-8)
+    inverse = 1.0 / tl.where(chroma == 0, 1.0, chroma)
     sector = tl.where(
         (r >= g) & (r >= b),
         (g - b) * inverse,
@@ -320,7 +325,7 @@ def rotate_hue(r, g, b, turns):
 def normalize(value, mean, std):
     """Return (value - mean) / std, as one fused product and sum per pixel.
 
-    The error is at most a unit in the last place of value, plus one of the mean, both divided by std.
+    The error is at most one unit in the last place of value and one unit in the last place of mean, both divided by std.
     """
     inverse = 1.0 / std
     return value * inverse - mean * inverse
@@ -334,12 +339,12 @@ def power(value, gamma):
 
 
 @triton.jit
-def posterize(value, quantum, offset):
-    """Round value · 255 + offset down to a byte, and the byte down to a multiple of ``quantum``."""
+def posterize(value, step, offset):
+    """Round value · 255 + offset down to a byte, and the byte down to a multiple of ``step``."""
     value = clamp01(value)
-    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(value * 255 + offset), quantum + 0.0 * value), 255.0 + 0.0 * value) * 255)
-    rounded = tl.where(quantum == 256, 0.0, tl.div_rn(levels * quantum, 255.0 + 0.0 * value))
-    return tl.where(quantum == 1, value, rounded)
+    levels = tl.floor(tl.div_rn(tl.div_rn(tl.floor(value * 255 + offset), step + 0.0 * value), 255.0 + 0.0 * value) * 255)
+    rounded = tl.where(step == 256, 0.0, tl.div_rn(levels * step, 255.0 + 0.0 * value))
+    return tl.where(step == 1, value, rounded)
 
 
 @triton.jit

@@ -2,15 +2,14 @@
 
 A *program* is a compile-time list of (code of the op, its first column in the row, flags), one entry per op, so that a kernel
 contains only the code of these ops. Parameters that differ between samples are loaded from the sample's row of the parameter
-table. Arithmetic is in ``pixel_math.py``. The torch form of an op is in its file in ``gpuaug.fusion.ops``, or in ``one_of.py``
-in ``gpuaug.fusion.policies``.
+table. Arithmetic is in ``pixel_math.py``. The method ``apply`` of an op computes the same in torch.
 """
 
 import triton
 import triton.language as tl
 
 from gpuaug.fusion.backends.triton.pixel_math import (
-    CLEAN,
+    NO_NAN,
     clamp01,
     clamped_sums,
     grey_of,
@@ -56,8 +55,7 @@ def adjust(r, g, b, row, mean, adjustment, IS_JITTER: tl.constexpr, FLAGS: tl.co
     """Apply one adjustment of a jitter: 0 brightness, 1 contrast, 2 saturation, 3 hue, 4 none.
 
     ``IS_JITTER``: adjust as Kornia's ``ColorJitter``, whose contrast scales differences from ``mean``; else as ``ColorJiggle``.
-    ``FLAGS``: bit n if the jitter may make adjustment n, ``CLEAN`` if no pixel is NaN, ``TORCHVISION_GREY`` for torchvision's
-    weights of grey.
+    ``FLAGS``: flags of ``color_jitter.py``: bit n if adjustment n is active, ``NO_NAN`` and ``TORCHVISION_GREY``.
     """
     if FLAGS & 1:
         if adjustment == 0:
@@ -110,17 +108,17 @@ def apply_op(
     green_index: tl.constexpr = 1 if RGB else 0
     blue_index: tl.constexpr = 2 if RGB else 0
     if CODE == BRIGHTNESS:
-        change = tl.load(row + 1)
+        addition = tl.load(row + 1)
         if tl.load(row + 2) != 0:
-            r, g, b = clamp01(clamp01(r) + change), clamp01(clamp01(g) + change), clamp01(clamp01(b) + change)
+            r, g, b = clamp01(clamp01(r) + addition), clamp01(clamp01(g) + addition), clamp01(clamp01(b) + addition)
         else:
-            r, g, b = r + change, g + change, b + change
+            r, g, b = r + addition, g + addition, b + addition
     elif CODE == CONTRAST:
-        change = tl.load(row + 1)
+        factor = tl.load(row + 1)
         if tl.load(row + 2) != 0:
-            r, g, b = clamp01(clamp01(r) * change), clamp01(clamp01(g) * change), clamp01(clamp01(b) * change)
+            r, g, b = clamp01(clamp01(r) * factor), clamp01(clamp01(g) * factor), clamp01(clamp01(b) * factor)
         else:
-            r, g, b = r * change, g * change, b * change
+            r, g, b = r * factor, g * factor, b * factor
     elif CODE == SATURATION:
         r, g, b = scale_saturation(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1))
         r, g, b = clamp01(r), clamp01(g), clamp01(b)
@@ -141,15 +139,15 @@ def apply_op(
         r, g, b = maximum - r, maximum - g, maximum - b
     elif CODE == SOLARIZE:
         threshold = tl.load(row + 1)
-        change = tl.load(row + 2)
-        r, g, b = clamp01(clamp01(r) + change), clamp01(clamp01(g) + change), clamp01(clamp01(b) + change)
+        addition = tl.load(row + 2)
+        r, g, b = clamp01(clamp01(r) + addition), clamp01(clamp01(g) + addition), clamp01(clamp01(b) + addition)
         r = tl.where(r < threshold, r, 1 - r)
         g = tl.where(g < threshold, g, 1 - g)
         b = tl.where(b < threshold, b, 1 - b)
     elif CODE == POSTERIZE:
-        quantum = tl.load(row + 1)
+        step = tl.load(row + 1)
         offset = tl.load(row + 2)
-        r, g, b = posterize(r, quantum, offset), posterize(g, quantum, offset), posterize(b, quantum, offset)
+        r, g, b = posterize(r, step, offset), posterize(g, step, offset), posterize(b, step, offset)
     elif CODE == SNOW:
         r, g, b = scale_lightness(clamp01(r), clamp01(g), clamp01(b), tl.load(row + 1), tl.load(row + 2))
         r, g, b = clamp01(r), clamp01(g), clamp01(b)
@@ -164,7 +162,7 @@ def apply_op(
         noise_mean = tl.load(row + 1)
         deviation = tl.load(row + 2)
         seed = tl.load(row + 3).to(tl.int32) * 65536 + tl.load(row + 4).to(tl.int32)
-        # The flags are the number of frames of a clip. Each frame has a separate field of noise.
+        # The flags are the number of frames of a clip. Each frame has another noise field.
         field = (tl.load(row + 5).to(tl.int32) + sample % FLAGS) % FIELDS
         r += noise_mean + deviation * normal(x, y, plane, field, width, seed)
         if RGB:
@@ -186,7 +184,7 @@ def apply_op(
             g = g * tl.load(stds + green_index) + tl.load(means + green_index)
             b = b * tl.load(stds + blue_index) + tl.load(means + blue_index)
     elif CODE == JITTER or CODE == JIGGLE:
-        if not CLEAN & FLAGS:
+        if not NO_NAN & FLAGS:
             r, g, b = clamp01(r), clamp01(g), clamp01(b)
         from_contrast = 0  # becomes 1 at the contrast
         # A loop, because four copies would not fit into the instruction cache.
@@ -194,7 +192,7 @@ def apply_op(
             adjustment = tl.load(row + 5 + position).to(tl.int32)
             if (BEFORE_CONTRAST | FROM_CONTRAST) & FLAGS:
                 from_contrast = tl.where(adjustment == 1, 1, from_contrast)
-                # Skip the adjustments of the other of both kernels, before or from the contrast on.
+                # Skip the adjustments that the other kernel runs: one kernel runs those before the contrast, one the rest.
                 other_kernel = 1 if BEFORE_CONTRAST & FLAGS else 0
                 adjustment = tl.where(from_contrast == other_kernel, 4, adjustment)
             r, g, b = adjust(r, g, b, row, mean, adjustment, CODE == JITTER, FLAGS)

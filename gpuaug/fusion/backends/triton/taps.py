@@ -1,25 +1,27 @@
 """Device functions that read the source of a gather, the op of a pass that moves pixels.
 
-They compute the source coordinates of an output pixel, and read the source pixels around them, its *taps*. Values r, g and b
-are three channels with ``RGB``; without, one channel three times. A *line* is a row of pixels; ``row`` is the address of the
-sample's row in the parameter table. The *window* of a resize is the part of the source that it reads; the window of a warp is
-the whole source. An *index map* is an integer map of pixels, such as a flip, a crop or padding.
+They compute the source coordinates of an output pixel, and read the source pixels around these coordinates, the *taps* of the
+output pixel. Values r, g and b are three channels with ``RGB``; without, one channel three times. A *line* is a row of pixels;
+``row`` is the address of the sample's row in the parameter table. The *window* of a resize is the part of the source that the
+resize reads; the window of a warp is the whole source. An *index map* is an integer map of pixels, such as a flip, a crop or
+padding.
 
-``MAX_VALUE``: 255 for bytes, 65535 for 16-bit values, which the functions return as integers; 0 for values in [0, 1].
+``MAX_VALUE``: 255 for bytes and 65535 for 16-bit values, which are returned as floats in [0, ``MAX_VALUE``]; 0 for values in
+[0, 1].
 """
 
 import triton
 import triton.language as tl
 
-from gpuaug.fusion.backends.triton.pixel_math import CLEAN, as_float, clamped_sum
+from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_sum
 
 
 @triton.jit
 def select_buffers(route, source, source_b, out, out_b, samples):
     """Return whether a pass skips the sample, and the buffers that the sample is read from and written to.
 
-    Both buffers are adjacent in memory. ``route``: address of the sample's buffer route, which is 0 to skip the sample, else
-    1 + source buffer + 2 · output buffer. ``samples``: number of samples per buffer.
+    There are two buffers, 0 and 1, which are adjacent in memory. ``route``: address of the sample's buffer route, which is 0
+    to skip the sample, else 1 + source buffer + 2 · output buffer. ``samples``: number of samples per buffer.
     """
     route = tl.load(route).to(tl.int32) - 1
     source += (route & 1).to(tl.int64) * samples * source_b
@@ -60,7 +62,7 @@ def map_index(index, map_columns, AXIS: tl.constexpr, PADDING: tl.constexpr):
 
 @triton.jit
 def tap_axis(index, start, count, map_columns, AXIS: tl.constexpr, ZEROS: tl.constexpr, PADDING: tl.constexpr):
-    """Return the source index of a tap along one axis, whether it is in the window, and whether it is outside constant padding.
+    """Return (source index of a tap along one axis, whether it is in the window, whether it is not in constant padding).
 
     ``start``, ``count``: first pixel and number of pixels of the window. ``ZEROS``: pixels outside the window are 0.
     ``map_columns``, ``PADDING``: index map before the interpolation (``map_index``); ``PADDING`` is 0 without a map.
@@ -141,14 +143,14 @@ def source_coordinates(x, y, columns, INTERPOLATION: tl.constexpr, HALF_PIXEL: t
 def first_neighbour(coordinate, start, count, HALF_PIXEL: tl.constexpr):
     """Return the first of the two pixels next to a coordinate along one axis, and the weight of the second.
 
-    Both pixels are read through one address, so both lie in the window: at the end of the window, they are its last two
-    pixels. If the window has one pixel, they are this pixel and its neighbour in the image, which has weight 0.
+    Both pixels are read through one address, so both must lie in the image. At the end of the window they are its last two
+    pixels. For a window of one pixel, they are this pixel and a neighbour in the image, which has weight 0.
     """
     if HALF_PIXEL:
         coordinate = tl.minimum(tl.maximum(coordinate, 0.0), (count - 1).to(tl.float32))
     first = tl.minimum(tl.floor(coordinate).to(tl.int32), tl.maximum(count - 2, -start))
     # Clamped, because rounding may move the last coordinate beyond the window.
-    return first, clamped_sum(coordinate, 1.0, -first.to(tl.float32), CLEAN)
+    return first, clamped_sum(coordinate, 1.0, -first.to(tl.float32), NO_NAN)
 
 
 @triton.jit
@@ -209,7 +211,7 @@ def lerp(first, second, weight, MAX_VALUE: tl.constexpr):
 def filter_weight(distance, FILTER: tl.constexpr):
     """Return the antialiasing weight of a pixel at a distance from the output pixel, in pixels of the smaller image.
 
-    ``FILTER``: 1, triangle; 2, cubic. It is also the radius of the filter.
+    ``FILTER``: 1, triangle; 2, cubic. The number is also the radius of the filter.
     """
     distance = tl.abs(distance)
     if FILTER == 1:
@@ -221,7 +223,7 @@ def filter_weight(distance, FILTER: tl.constexpr):
 
 @triton.jit
 def support_range(coordinate, scale, count, FILTER: tl.constexpr):
-    """Return (first, end, factor): the source pixels with a nonzero weight, per output pixel, and the scale of distances.
+    """Return (first, end, factor) per output pixel. Only source pixels in [first, end) have a nonzero weight.
 
     ``factor`` converts distances in source pixels to distances for ``filter_weight``.
     """
@@ -233,10 +235,10 @@ def support_range(coordinate, scale, count, FILTER: tl.constexpr):
 
 @triton.jit
 def padded_range(coordinate, scale, count, FILTER: tl.constexpr):
-    """Return a range of source pixels that has the same length for all output pixels, and lies in the window.
+    """Return a range of source pixels in the window that contains all pixels with a nonzero weight, per output pixel.
 
-    It contains all source pixels with a nonzero weight. Returned are its first index, the scaled distance of this index
-    from the output pixel, the scaled distance between neighbours, and the length.
+    All ranges have one length. Returned are (first index, distance of the first index from the output pixel for
+    ``filter_weight``, such distance between neighbours, length).
     """
     first, _, shrink = support_range(coordinate, scale, count, FILTER)
     length = tl.minimum(tl.ceil(2 * FILTER * tl.maximum(scale, 1.0)).to(tl.int32), count)
@@ -249,7 +251,7 @@ def weight_sum(coordinate, scale, count, FILTER: tl.constexpr):
     """Return the sum of the weights of all pixels, per output pixel, along one axis."""
     _, distance, shrink, length = padded_range(coordinate, scale, count, FILTER)
     sum_of_weights = coordinate * 0.0
-    # No range: the interpreter does not support ranges up to a loaded number.
+    # Not a for loop, because the interpreter does not support ranges up to a loaded number.
     tap = 0
     while tap < length:
         sum_of_weights += filter_weight(tap * shrink + distance, FILTER)
@@ -267,9 +269,9 @@ def add_weighted(total, weight, value, MAX_VALUE: tl.constexpr):
 
 @triton.jit
 def negative_zeros(like):
-    """Return -0.0 in the shape of ``like``. Sums start from it, because -0.0 + x is x bit for bit, which 0.0 + -0.0 is not.
+    """Return -0.0 in the shape of ``like``, as the start of sums: -0.0 + x is x bit for bit, but 0.0 + -0.0 is 0.0.
 
-    Computed, because Triton replaces a constant -0 by 0.
+    It is computed, because Triton replaces a constant -0.0 by 0.0.
     """
     return tl.zeros(like.shape, tl.float32) * -1.0
 
@@ -317,10 +319,12 @@ def antialiased_line(
 ):  # fmt: skip
     """Return the weighted means for the pixels of output line ``y``, (W,) per channel, and the state for the next line.
 
-    If a triangle shrinks the image, each source line has weights in two output lines. So the sums of a source line along x are
-    computed once, and added to both output lines. ``state``: (output line that it is for or -1, next source line, sum of
-    weights, sums of r, g and b). ``resize_x``: source coordinates of the columns, scale, window, and inverse sums of weights.
-    ``resize_y``: scale and window. ``CLAMP``: largest value of the result, or 0 not to clamp it.
+    If a triangle filter shrinks the image, each source line has weights in two output lines. So the sums of a source line along
+    x are computed once, and added to both output lines.
+
+    ``state``: (output line of the state or -1, next source line, sum of weights, sums of r, g and b). ``resize_x``: source
+    coordinates of the columns, scale, window, and inverse sums of weights. ``resize_y``: scale and window. ``CLAMP``: largest
+    value of the result; 0 for no clamping.
     """
     state_line, line, total, r, g, b = state
     source_x, scale_x, start_x, count_x, inverse_x = resize_x
@@ -362,7 +366,7 @@ def antialiased_line(
     inverse = inverse_x * tl.div_rn(1.0, total)
     r, g, b = r * inverse, g * inverse, b * inverse
     if CLAMP > 0:
-        # A cubic may exceed the range of its input.
+        # A cubic filter may exceed the range of its input.
         largest: tl.constexpr = CLAMP * 1.0
         r = tl.minimum(tl.maximum(r, 0.0), largest)
         g = tl.minimum(tl.maximum(g, 0.0), largest)

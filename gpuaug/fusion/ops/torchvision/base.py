@@ -20,7 +20,7 @@ Call = tuple[str, dict[str, Any]]
 """Call that repeats an op on one image: (name of a function in ``torchvision.transforms.v2.functional``, keyword arguments)."""
 
 Units = torch.dtype
-"""dtype of a transform's input images, whose value range fill values and thresholds refer to, such as 0 to 255 for uint8."""
+"""dtype of a transform's input images. Fill values and thresholds refer to its value range, such as 0 to 255 for uint8."""
 
 _PIL_MODES = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Names of Pillow's resampling modes, in the order of their integer codes."""
@@ -35,12 +35,12 @@ class TorchvisionOp(Op):
     Args:
         name: Name of the transform in its container, such as ``RandomHorizontalFlip_1``.
         transform: Transform of the user. It is not modified, moved or called.
-        units: dtype of the transform's input images, whose value range the settings refer to.
+        units: dtype of the transform's input images, whose value range fill values and thresholds refer to.
     """
 
     package = "torchvision"
     unfused_dtypes: ClassVar[tuple[torch.dtype, ...]] = ()
-    """dtypes of images for which torchvision runs the transform, because it then computes other results than for uint8."""
+    """dtypes of images for which torchvision runs the transform, because torchvision's results differ from those for uint8."""
     image_dtype: torch.dtype = torch.float32
     """dtype that images would have at this position of the pipeline without gpuaug."""
 
@@ -63,11 +63,11 @@ class TorchvisionOp(Op):
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         return f"torchvision computes it differently for {self.units}" if self.units in self.unfused_dtypes else None
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls that repeat the op on one image.
 
         Args:
-            drawn: Draws of the batch.
+            draws: Draws of the batch.
             sample: Index of the image, in the apply mask.
             size: Size of the input images of the batch.
         """
@@ -91,7 +91,7 @@ class TorchvisionOp(Op):
 
 
 def size_rounded_down(size: Size, height: Any, width: Any) -> Size:
-    """Return ``size`` with other sides, numbers or arrays (B,), rounded down to whole pixels."""
+    """Return ``size`` with ``height`` and ``width``, numbers or arrays (B,), rounded down to whole pixels."""
     sides = (np.asarray(side).astype(np.int64) for side in (height, width))
     return size.to(*(side if side.ndim else int(side) for side in sides))
 
@@ -109,7 +109,7 @@ def image_fill(fill: Any) -> float | list[float]:
 
 
 def mask_fill(fill: Any) -> float:
-    """Fill value of segmentation masks. 0 if ``fill`` has one number per channel, which is for images only."""
+    """Fill value of segmentation masks. 0 if ``fill`` has one number per channel, which applies to images only."""
     fill = _fill_of(fill, tv_tensors.Mask, "others")
     return float(fill) if isinstance(fill, int | float) else 0.0
 

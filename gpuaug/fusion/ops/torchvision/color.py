@@ -1,7 +1,7 @@
 """torchvision's pointwise color transforms: jitter, grayscale, invert, solarize, posterize, channel order, normalize.
 
 A transform is *lowered* to an op, or run by torchvision. The ops inherit their arithmetic from the ops of Kornia's modules. A
-*row* holds an op's parameters for one sample, in float32; column 0 is the apply mask, 1 to apply the op.
+*row* holds an op's parameters for one sample, in float32. Column 0 is the apply mask: 1 to apply the op.
 """
 
 from dataclasses import replace
@@ -53,20 +53,20 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         """Draw ``"factors"``, (4, B), and ``"order"``, (B, 4) indices of adjustments."""
         return {"factors": sampler.within_bounds(self._low, self._high), "order": sampler.uniform(4).T.argsort(axis=1)}
 
-    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index``, as a batch of one: its factors and its order of the adjustments."""
-        return {**super().sample_draws(drawn, index), "order": drawn["order"][index : index + 1]}
+        return {**super().sample_draws(draws, index), "order": draws["order"][index : index + 1]}
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_brightness``, ``adjust_contrast``, ``adjust_saturation`` and ``adjust_hue``, in the sample's order."""
-        return self._adjustments(drawn, sample)
+        return self._adjustments(draws, sample)
 
-    def _adjustments(self, drawn: OpDraws, sample: int) -> list[Call]:
+    def _adjustments(self, draws: OpDraws, sample: int) -> list[Call]:
         """Functional calls of the adjustments that run for one sample, in order."""
-        order = [index for index in drawn["order"][sample].tolist() if index != color_jitter.OMITTED and self._active[index]]
+        order = [index for index in draws["order"][sample].tolist() if index != color_jitter.OMITTED and self._active[index]]
         names = [_ADJUSTMENTS[index] for index in order]
         return [
-            (f"adjust_{name}", {f"{name}_factor": float(drawn["factors"][index, sample])})
+            (f"adjust_{name}", {f"{name}_factor": float(draws["factors"][index, sample])})
             for index, name in zip(order, names, strict=True)
         ]
 
@@ -74,14 +74,14 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
 class PhotometricDistort(ColorJitter):
     """``v2.RandomPhotometricDistort``: brightness, contrast, saturation and hue, each with probability ``p``.
 
-    Contrast comes before saturation and hue, or after them. The channels are permuted last, also with probability ``p``.
+    Contrast comes before or after saturation and hue, at random. The channels are permuted last, also with probability ``p``.
     """
 
     width = 12
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         super().__init__(name, transform, units)
-        # In torchvision p is the probability of each adjustment, not the probability of the whole transform.
+        # In torchvision p is the probability of each adjustment and of the permutation, not of the whole transform.
         self._adjustment_p = self.p
         self.p = 1.0
 
@@ -97,9 +97,9 @@ class PhotometricDistort(ColorJitter):
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the parameters. The apply mask is False for samples that drew neither an adjustment nor a permutation."""
-        drawn = super().draw(sampler, size)
-        changes = (drawn["order"] != color_jitter.OMITTED).any(1) | (drawn["channels"] != np.arange(size.channels)).any(1)
-        return {**drawn, "apply_mask": drawn["apply_mask"] & changes}
+        draws = super().draw(sampler, size)
+        changes = (draws["order"] != color_jitter.OMITTED).any(1) | (draws["channels"] != np.arange(size.channels)).any(1)
+        return {**draws, "apply_mask": draws["apply_mask"] & changes}
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw the adjustments and the permutation of the channels.
@@ -115,39 +115,40 @@ class PhotometricDistort(ColorJitter):
         channels = np.where(runs[4][:, None], sampler.uniform(size.channels).T.argsort(axis=1), np.arange(size.channels))
         return {"factors": factors, "order": order, "channels": channels}
 
-    def sample_draws(self, drawn: OpDraws, index: int) -> OpDraws:
+    def sample_draws(self, draws: OpDraws, index: int) -> OpDraws:
         """Draws of sample ``index`` as a batch of one."""
-        return {**super().sample_draws(drawn, index), "channels": drawn["channels"][index : index + 1]}
+        return {**super().sample_draws(draws, index), "channels": draws["channels"][index : index + 1]}
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Factors of the adjustments that run, in order, and indices of the source channels."""
-        factors = {name: factor for _, arguments in self._adjustments(drawn, sample) for name, factor in arguments.items()}
-        return factors | {f"channels_{index}": float(channel) for index, channel in enumerate(drawn["channels"][sample])}
+        factors = {name: factor for _, arguments in self._adjustments(draws, sample) for name, factor in arguments.items()}
+        return factors | {f"channels_{index}": float(channel) for index, channel in enumerate(draws["channels"][sample])}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write factors, order and source channels."""
-        out[:, 1:5] = drawn["factors"].T
-        out[:, 5:9] = drawn["order"]
-        out[:, 9:12] = drawn["channels"]
+        out[:, 1:5] = draws["factors"].T
+        out[:, 5:9] = draws["order"]
+        out[:, 9:12] = draws["channels"]
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Run the adjustments, then permute the channels."""
         jittered = super().apply(images, rows)
         return channel.permute_channels(jittered, rows[:, 9:12]) if images.shape[1] == 3 else jittered
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Calls of the adjustments that run, in order, and ``permute_channels``."""
-        return [*self._adjustments(drawn, sample), ("permute_channels", {"permutation": drawn["channels"][sample].tolist()})]
+        return [*self._adjustments(draws, sample), ("permute_channels", {"permutation": draws["channels"][sample].tolist()})]
 
 
 class Grayscale(TorchvisionOp, channel.Grayscale):
     """``v2.RandomGrayscale``, and ``v2.Grayscale`` with three output channels.
 
-    A ``v2.Grayscale`` with one output channel is run by torchvision. Its op only computes the output size.
+    A ``v2.Grayscale`` with one output channel is run by torchvision. The op then only computes the output size.
     """
 
     @property
     def _returns_one_channel(self) -> bool:
+        """True for a ``v2.Grayscale`` with one output channel."""
         return isinstance(self.module, v2.Grayscale) and self.module.num_output_channels == 1
 
     @property
@@ -172,11 +173,11 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         """Require 1 or 3 channels. Images of one channel are unchanged."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the weights of the channels."""
         out[:, 1:] = (channel.TORCHVISION_RED, *channel.GREY[1:]) if size.channels == 3 else 1
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``rgb_to_grayscale`` with ``num_output_channels``."""
         return [("rgb_to_grayscale", {"num_output_channels": size.channels})]
 
@@ -190,7 +191,7 @@ class Invert(TorchvisionOp, color.Invert):
         super().__init__(name, transform, units)
         self.settings = {"max_val": 1.0}
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``invert`` without arguments."""
         return [("invert", {})]
 
@@ -219,12 +220,12 @@ class Solarize(TorchvisionOp, color.Solarize):
         """Return no draws: the threshold is a setting."""
         return {}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the addition."""
         out[:, 1] = self._threshold
         out[:, 2] = 0
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``solarize`` with ``threshold`` in the units of the input images."""
         return [("solarize", {"threshold": self.module.threshold})]
 
@@ -248,12 +249,12 @@ class Posterize(TorchvisionOp, color.Posterize):
         """Return no draws: the number of bits is a setting."""
         return {}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the step between two levels, and 0.5, with which values are rounded to the nearest byte."""
         out[:, 1] = 2.0 ** (8 - self.module.bits)  # type: ignore[operator]
         out[:, 2] = 0.5
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``posterize`` with ``bits``."""
         return [("posterize", {"bits": self.module.bits})]
 
@@ -261,9 +262,9 @@ class Posterize(TorchvisionOp, color.Posterize):
 class ChannelPermutation(TorchvisionOp, channel.ChannelShuffle):
     """``v2.RandomChannelPermutation``."""
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``permute_channels`` with the indices of the source channels."""
-        return [("permute_channels", {"permutation": drawn["channels"][sample].tolist()})]
+        return [("permute_channels", {"permutation": draws["channels"][sample].tolist()})]
 
 
 class Normalize(TorchvisionOp, channel.Normalize):
@@ -278,23 +279,23 @@ class Normalize(TorchvisionOp, channel.Normalize):
         return {} if channels == 1 else super().per_channel(channels)
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if mean and std have several values for images of one channel, which torchvision broadcasts; else ``None``.
+        """Reason if mean or std has several values for images of one channel; else ``None``.
 
-        The output then has more channels than the input, which is not possible in a fused pass.
+        torchvision broadcasts such images to several channels, but a fused pass cannot change the number of channels.
         """
         counts = {len(self.mean), len(self.std)} - {1, size.channels}
         return f"holds {max(counts)} values for {size.channels} channels" if counts else None
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``normalize`` with ``mean`` and ``std``."""
         transform: Any = self.module
         return [("normalize", {"mean": transform.mean, "std": transform.std})]
 
 
 def float_threshold(threshold: Any) -> Any:
-    """Return a threshold that separates byte values that have small rounding errors.
+    """Return a threshold that separates byte levels like ``threshold``, also if pixels have rounding errors.
 
-    It is ``threshold``, rounded to float32 as in torchvision, then rounded up to a whole byte, minus 0.5.
+    The result is ``threshold``, rounded to float32 as in torchvision, then rounded up to an integer, minus 0.5.
     """
     return np.ceil(np.float32(threshold)) - 0.5
 

@@ -27,13 +27,13 @@ from gpuaug.fusion.ops.torchvision.base import (
 )
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
-"""Padding mode of the op for each ``padding_mode`` of torchvision. Symmetric padding is not lowered."""
+"""Padding mode of the op for each ``padding_mode`` of torchvision. Other modes are not lowered."""
 
 
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
     """``v2.RandomHorizontalFlip``."""
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``horizontal_flip`` without arguments."""
         return [("horizontal_flip", {})]
 
@@ -41,7 +41,7 @@ class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
 class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
     """``v2.RandomVerticalFlip``."""
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``vertical_flip`` without arguments."""
         return [("vertical_flip", {})]
 
@@ -60,13 +60,13 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
         indices: Array = torch.linspace(0, count - 1, self.count, dtype=torch.float32, device="cpu").long().numpy()
         return indices
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``uniform_temporal_subsample`` with ``num_samples``."""
         return [("uniform_temporal_subsample", {"num_samples": self.count})]
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
-    """``v2.CenterCrop``: margins of half a pixel are rounded to even. Images smaller than the crop are padded with 0."""
+    """``v2.CenterCrop``. A margin that is not whole is rounded to even. Images smaller than the crop are padded with 0."""
 
     edge = "constant"
 
@@ -82,7 +82,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         """(first column, first row) of the crop in the image; negative if the image is padded on the left or top."""
         return _margin(size.width, self._width), _margin(size.height, self._height)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``center_crop`` with ``output_size``."""
         return [("center_crop", {"output_size": list(self.module.size)})]  # type: ignore[arg-type]
 
@@ -100,7 +100,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
     def __init__(self, name: str, transform: Any, units: Units, mode: str = "") -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._pads = True
-        """False if the settings of the transform ask for no padding."""
+        """Whether the transform pads, according to its settings."""
         self._mode = mode or transform.padding_mode
         self.fill = self.unit_fill(transform.fill, truncates=True) if self._mode == "constant" else 0.0
 
@@ -151,7 +151,7 @@ class Pad(_PaddingOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
 
-        torchvision raises an error for some padding. Samples that skip the op must have the same size.
+        torchvision raises an error for some padding. Samples that skip the op must have the size of the others.
         """
         return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
@@ -160,21 +160,21 @@ class Pad(_PaddingOp):
         left, right, top, bottom = self._padding(size)
         return size.to(size.height + top + bottom, size.width + left + right)
 
-    def _start(self, drawn: OpDraws, size: Size) -> tuple[Any, Any]:
+    def _start(self, draws: OpDraws, size: Size) -> tuple[Any, Any]:
         """(first column, first row) of the image in the padded image."""
         left, _, top, _ = self._padding(size)
-        return crop.applied_shift(self, drawn, left, top)
+        return crop.applied_shift(self, draws, left, top)
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the padding on the left and above."""
-        left, top = self._start(drawn, size)
+        left, top = self._start(draws, size)
         return IndexMap(AxisMap(offset=-length_of(left)), AxisMap(offset=-length_of(top)))
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrix, input to output pixels."""
-        return crop.translations(size, *self._start(drawn, size))
+        return crop.translations(size, *self._start(draws, size))
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``pad`` with its arguments."""
         return [self.pad_call(size, sample)]
 
@@ -196,7 +196,7 @@ class RandomCrop(_PaddingOp, crop.Crop):
     def _padding(self, size: Size) -> Sequence[Any]:
         """Padding in pixels (left, right, above, below).
 
-        With ``pad_if_needed``, torchvision adds the number of missing pixels on both sides, not half of it on each side.
+        With ``pad_if_needed``, torchvision adds the number of missing pixels on each side, not half of the number.
         """
         transform: Any = self.module
         left, right, top, bottom = transform.padding or (0, 0, 0, 0)
@@ -209,23 +209,23 @@ class RandomCrop(_PaddingOp, crop.Crop):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be cropped in a fused pass, or ``None``.
 
-        torchvision raises an error for a crop that is larger than the canvas. Samples that skip the op must have the same size.
+        torchvision raises an error if the crop exceeds the canvas. Samples that skip the op must have the size of the others.
         """
         canvas = self._canvas(size)
         if np.any(self._height > canvas.height) or np.any(self._width > canvas.width):
             return f"crops {self._height}x{self._width} out of {canvas.height}x{canvas.width}"
         return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``pad``, unless the padding is 0, and ``crop`` with the window in pixels."""
         name, arguments = self.pad_call(size, sample)
         pad_calls = [(name, arguments)] if any(arguments["padding"]) else []
-        window = {"top": int(drawn["y"][sample]), "left": int(drawn["x"][sample])}
+        window = {"top": int(draws["y"][sample]), "left": int(draws["x"][sample])}
         return [*pad_calls, ("crop", {**window, "height": self._height, "width": self._width})]
 
 
 class PadIfSmaller(Pad):
-    """``PadIfSmaller`` of torchvision's references: pads on the right and below, to sides of at least ``size`` pixels."""
+    """``PadIfSmaller`` of torchvision's reference scripts: pads right and below to sides of at least ``size`` pixels."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _PaddingOp.__init__(self, name, transform, units, "constant")
@@ -240,9 +240,9 @@ class PadIfSmaller(Pad):
 
 
 class FixedSizeCrop(RandomCrop):
-    """``FixedSizeCrop`` of torchvision's references: a random crop, or padding on the right and below, per axis.
+    """``FixedSizeCrop`` of torchvision's reference scripts: per axis a random crop, or padding on the right or below.
 
-    Both axes share one random number. The padding of masks is 0.
+    Both axes share one random number. Masks are padded with 0.
     """
 
     mask_fill = 0.0
@@ -259,7 +259,7 @@ class FixedSizeCrop(RandomCrop):
         return 0, np.maximum(self._width - size.width, 0), 0, np.maximum(self._height - size.height, 0)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the first column ``"x"`` and row ``"y"``, (B,): one random fraction of the pixels that the crop leaves out."""
+        """Draw the first column ``"x"`` and row ``"y"`` of the crop, (B,) each, from one uniform number per sample."""
         fraction = sampler.uniform()
         canvas = self._canvas(size)
         return {
@@ -288,9 +288,9 @@ class ZoomOut(TorchvisionOp, IndexOp):
         """Side of the canvas / side of the image, from uniform numbers in [0, 1)."""
         return uniform * np.float32(self._max_scale - self._min_scale) + np.float32(self._min_scale)
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Size of the drawn canvas; the input size for samples that skip the op."""
-        return _scaled(size, np.where(drawn["apply_mask"], drawn["scale"], np.float32(1)))
+        return _scaled(size, np.where(draws["apply_mask"], draws["scale"], np.float32(1)))
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Input size, and size of the largest canvas."""
@@ -307,26 +307,26 @@ class ZoomOut(TorchvisionOp, IndexOp):
             "y": np.floor((canvas.height - size.height).astype(np.float32) * uniform_y),
         }
 
-    def _start(self, drawn: OpDraws) -> tuple[Array, Array]:
+    def _start(self, draws: OpDraws) -> tuple[Array, Array]:
         """Offset of the image on the canvas in pixels, (x, y); 0 for samples that skip the op."""
-        return np.where(drawn["apply_mask"], drawn["x"], 0.0), np.where(drawn["apply_mask"], drawn["y"], 0.0)
+        return np.where(draws["apply_mask"], draws["x"], 0.0), np.where(draws["apply_mask"], draws["y"], 0.0)
 
-    def map(self, drawn: OpDraws, size: Size) -> IndexMap:
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the offset of the image on the canvas."""
-        x, y = self._start(drawn)
+        x, y = self._start(draws)
         return IndexMap(AxisMap(offset=-x), AxisMap(offset=-y))
 
-    def matrix(self, drawn: OpDraws, size: Size) -> Array:
+    def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrix, input to output pixels."""
         matrix = np.tile(np.eye(3), (size.batch, 1, 1))
-        matrix[:, 0, 2], matrix[:, 1, 2] = self._start(drawn)
+        matrix[:, 0, 2], matrix[:, 1, 2] = self._start(draws)
         return matrix
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``pad`` with ``padding`` in pixels and ``fill``."""
         image_size = size.sample(sample)
-        canvas = self.out_drawn(self.sample_draws(drawn, sample), image_size).sample(0)
-        left, top = int(drawn["x"][sample]), int(drawn["y"][sample])
+        canvas = self.out_drawn(self.sample_draws(draws, sample), image_size).sample(0)
+        left, top = int(draws["x"][sample]), int(draws["y"][sample])
         padding = [left, top, canvas.width - image_size.width - left, canvas.height - image_size.height - top]
         return [("pad", {"padding": padding, "fill": image_fill(self.module.fill)})]
 
@@ -336,7 +336,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
 
 def _margin(length: Any, crop_length: int) -> Any:
-    """Number of pixels before a centred crop of ``crop_length`` of ``length`` pixels; negative to pad."""
+    """Number of pixels before a centred crop of ``crop_length`` out of ``length`` pixels. A negative number is padding."""
     return np.where(length < crop_length, -((crop_length - length) // 2), np.rint((length - crop_length) / 2))[()]
 
 

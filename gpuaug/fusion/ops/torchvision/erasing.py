@@ -1,4 +1,4 @@
-"""torchvision's ``v2.RandomErasing``, which is lowered to the op ``Erasing``, or run by torchvision."""
+"""torchvision's ``v2.RandomErasing``, which is *lowered* to the op ``Erasing``, or run by torchvision."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
 from gpuaug.fusion.pixels import LARGEST
 
 CANDIDATES = 10
-"""Number of candidate rectangles per sample. The first that is smaller than the image is used; without one, none."""
+"""Number of candidate rectangles per sample. The first that is smaller than the image is erased; without one, none."""
 
 
 class Erasing(TorchvisionOp, positional.Erasing):
@@ -75,10 +75,10 @@ class Erasing(TorchvisionOp, positional.Erasing):
         ).astype(np.float32)
         return np.rint(np.sqrt(pixels * ratio)), np.rint(np.sqrt(pixels / ratio))
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``erase`` with the rectangle in pixels and the value; no call if nothing is erased."""
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """``erase`` with the rectangle in pixels and the fill value; no call if nothing is erased."""
         names = {"i": "ys", "j": "xs", "h": "heights", "w": "widths"}
-        rectangle = {argument: int(drawn[name][sample]) for argument, name in names.items()}
+        rectangle = {argument: int(draws[name][sample]) for argument, name in names.items()}
         if not rectangle["h"] or not rectangle["w"]:
             return []
         return [("erase", {**rectangle, "v": host_tensor(self.module.value, np.float32)[:, None, None]})]

@@ -27,10 +27,10 @@ class Blur(TorchvisionOp, filters.BlurOp):
         self.kernel_size = int(height), int(width)
         self._bounds = float(transform.sigma[0]), float(transform.sigma[1])
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``gaussian_blur`` with ``kernel_size`` and ``sigma``."""
         transform: Any = self.module
-        sigma = float(drawn["sigma"][sample])
+        sigma = float(draws["sigma"][sample])
         return [("gaussian_blur", {"kernel_size": list(transform.kernel_size), "sigma": [sigma, sigma]})]
 
 
@@ -50,11 +50,11 @@ class Sharpness(TorchvisionOp, filters.SharpnessOp):
         """Return no draws: the factor is a setting."""
         return {}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
         out[:, 1] = self.module.sharpness_factor  # type: ignore[assignment]
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_sharpness`` with ``sharpness_factor``."""
         return [("adjust_sharpness", {"sharpness_factor": self.module.sharpness_factor})]
 
@@ -70,17 +70,17 @@ class SharpnessJitter(Sharpness):
         """Draw the sharpness factor per sample, (B,)."""
         return {"sharpness_factor": sampler.within(*self._factor_bounds)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
-        out[:, 1] = drawn["sharpness_factor"]
+        out[:, 1] = draws["sharpness_factor"]
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_sharpness`` with ``sharpness_factor``."""
-        return [("adjust_sharpness", {"sharpness_factor": float(drawn["sharpness_factor"][sample])})]
+        return [("adjust_sharpness", {"sharpness_factor": float(draws["sharpness_factor"][sample])})]
 
 
 class Equalize(TorchvisionOp, filters.Equalize):
-    """``v2.RandomEqualize``. Values of uint8 images are rounded to the nearest level, floats converted as in torchvision."""
+    """``v2.RandomEqualize``. Values of uint8 images are rounded to the nearest level, those of floats as in torchvision."""
 
     keeps_values = False
     unfused_dtypes = (torch.uint16, torch.int16)
@@ -89,7 +89,7 @@ class Equalize(TorchvisionOp, filters.Equalize):
         TorchvisionOp.__init__(self, name, transform, units)
         self.to_levels = (255.0, 0.5 + filters.LEVEL_TOLERANCE) if units == torch.uint8 else (255.999, 0.0)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``equalize`` without arguments."""
         return [("equalize", {})]
 
@@ -109,7 +109,7 @@ class Autocontrast(TorchvisionOp, filters.AutoContrast):
         """Require 1 or 3 channels, as torchvision does."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``autocontrast`` without arguments."""
         return [("autocontrast", {})]
 

@@ -1,8 +1,8 @@
 """torchvision's ``v2.RandomIoUCrop``: crops a window that overlaps a box by at least a random minimum.
 
-The host draws a seed per sample. From the seed the device generates many random windows, the *trials*, and takes the first that
-is valid for the boxes of the image. Trials are divided into *rounds*. Each round has a minimum overlap, its *option*; an option
-of 1 or more means that the image is not cropped.
+The host draws a seed per sample. From the seed the device generates many random windows, the *trials*, and uses the first one
+that is valid for the boxes of the image. Trials are divided into *rounds*. Each round has a minimum overlap, its *option*. With
+an option of 1 or more, the image is not cropped.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         self._trial_count = int(transform.trials)
         self._min_scale = float(transform.min_scale)
         self._scale_range = float(transform.max_scale) - float(transform.min_scale)
-        # Above 0, because an empty window, whose ratio is 0 or NaN, must not be valid.
+        # Above 0, so that an empty window, whose ratio is 0 or NaN, is not valid.
         self._min_ratio = max(float(transform.min_aspect_ratio), 2**-24)
         self._max_ratio = float(transform.max_aspect_ratio)
 
@@ -60,7 +60,7 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         options[-1] = 1
         return {"numbers": np.concatenate((uniform[:_SEED_LENGTH], options)).T}
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Not supported, because the crop depends on the boxes.
 
         Raises:
@@ -112,8 +112,8 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         """Uniform numbers for the sides and for the offsets of all trials, (B, 2, rounds · trials) each, from SplitMix64."""
         seeds = (numbers[:, :_SEED_LENGTH] * 2**24).long()
         count = ROUNDS * self._trial_count
-        steps = torch.arange(1, 2 * count + 1, device=numbers.device) * _as_int64(SPLITMIX_INCREMENT)
-        bits = _splitmix64_mix((seeds[:, :1] << 24 | seeds[:, 1:]) + steps)
+        increments = torch.arange(1, 2 * count + 1, device=numbers.device) * _as_int64(SPLITMIX_INCREMENT)
+        bits = _splitmix64_mix((seeds[:, :1] << 24 | seeds[:, 1:]) + increments)
         halves = torch.stack((bits >> 40 & 0xFFFFFF, bits & 0xFFFFFF), 1).float().mul_(2**-24)
         return halves[..., :count], halves[..., count:]
 

@@ -1,6 +1,7 @@
 """torchvision's ``v2.MixUp`` and ``v2.CutMix``, which mix each sample with its *partner*, the preceding sample of the batch.
 
-One weight, or one rectangle, is drawn per batch. ``ops/mix.py`` describes the columns of the parameters.
+One weight, or one rectangle, is drawn per batch. A *row* holds the parameters of one sample; ``ops/mix.py`` describes its
+columns, such as *lam*, the partner's weight in the mixed label.
 """
 
 from typing import Any
@@ -25,10 +26,10 @@ class TorchvisionMix(MixOp):
     package = "torchvision"
 
     def _read(self, module: Any) -> None:
-        """Do nothing: transforms do not have the settings that all modules of Kornia have."""
+        """Do nothing, because transforms do not have the settings that all modules of Kornia have."""
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Draw the parameters of the batch. ``"partner"`` is the preceding sample; the last sample for the first."""
+        """Draw the parameters of the batch. ``"partner"`` is the preceding sample; for the first sample the last."""
         return {"partner": np.roll(np.arange(size.batch), 1), **self.draw_lam(sampler.shared_by_samples(), size)}
 
     def labels(self, labels: Tensor, rows: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class TorchvisionMix(MixOp):
                 f"class must be class probabilities, ({len(rows)}, K), where {self.name} has no num_classes, got "
                 f"{tuple(labels.shape)}. {way_out}"
             )
-        return SoftLabels(labels.shape[1]).of(labels, rows)
+        return SoftLabels(labels.shape[1]).convert(labels, rows)
 
 
 class _Mix(TorchvisionMix):
@@ -69,9 +70,9 @@ class MixUp(_Mix):
         """Draw ``"lam"``, the weight of the sample."""
         return {"lam": sampler.beta(self._alpha)}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the partner's weight, for the image and for the label."""
-        out[:, mix.LAM] = out[:, mix.WEIGHT] = 1 - drawn["lam"]
+        out[:, mix.LAM] = out[:, mix.WEIGHT] = 1 - draws["lam"]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""
@@ -100,10 +101,10 @@ class CutMix(_Mix):
         lam = 1.0 - (right - left) * (bottom - top) / (size.width * size.height)
         return {"box": np.stack((left, top, right, bottom), -1), "lam_adjusted": lam}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle, and lam: the fraction of the image inside the rectangle."""
-        out[:, mix.LAM] = 1.0 - drawn["lam_adjusted"]
-        out[:, mix.RECTANGLE] = drawn["box"]
+        out[:, mix.LAM] = 1.0 - draws["lam_adjusted"]
+        out[:, mix.RECTANGLE] = draws["box"]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""

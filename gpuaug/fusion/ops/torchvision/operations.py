@@ -1,6 +1,7 @@
 """Operations of torchvision's policies, ``v2.RandAugment``, ``v2.TrivialAugmentWide`` and ``v2.AutoAugment``, as ops.
 
-The policy (``policies/torchvision.py``) draws the magnitudes, ``"magnitude"``, (B,) float64, in place of the ops.
+The strength of an operation is its *magnitude*. The ops do not draw: the policy (``policies/torchvision.py``) draws
+``"magnitude"``, (B,) float64, for its operations. The *units* of an op are the dtype of its input images.
 """
 
 from collections.abc import Callable
@@ -24,28 +25,28 @@ class AffineOperation(warp.Affine):
         transform = v2.RandomAffine(0, interpolation=policy.interpolation, fill=policy.fill, center=centre)
         super().__init__(name, transform, units)
 
-    def _affine_draws(self, drawn: OpDraws) -> OpDraws:
-        """Draws as of ``v2.RandomAffine``: shears in degrees, shifts in whole pixels, rounded towards zero.
+    def _affine_draws(self, draws: OpDraws) -> OpDraws:
+        """Draws under the names of ``warp.Affine``: shears in degrees, shifts in whole pixels, rounded towards zero.
 
-        Parameters that the operation does not use are scalars, to save the sines and cosines of arrays.
+        Parameters that the operation does not use are scalars, so that no sines and cosines of arrays are computed.
         """
-        magnitude = drawn["magnitude"]
-        draws: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
-        draws["scale"] = np.float64(1)
+        magnitude = draws["magnitude"]
+        affine_draws: OpDraws = dict.fromkeys(("angle", "shift_x", "shift_y", "shear_x", "shear_y"), np.float64(0))
+        affine_draws["scale"] = np.float64(1)
         axis = self.name[-1].lower()
         if self.name.startswith("Shear"):
-            draws[f"shear_{axis}"] = np.degrees(np.arctan(magnitude))
+            affine_draws[f"shear_{axis}"] = np.degrees(np.arctan(magnitude))
         else:
-            draws[f"shift_{axis}"] = np.trunc(magnitude)
-        return draws
+            affine_draws[f"shift_{axis}"] = np.trunc(magnitude)
+        return affine_draws
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        return super()._forward(self._affine_draws(drawn), size)
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        return super()._forward_matrices(self._affine_draws(draws), size)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``affine`` with ``shear`` in degrees, or with ``translate`` in pixels."""
-        draws = self._affine_draws(drawn)
-        return super().calls({name: np.broadcast_to(draws[name], size.batch) for name in draws}, sample, size)
+        affine_draws = self._affine_draws(draws)
+        return super().calls({name: np.broadcast_to(affine_draws[name], size.batch) for name in affine_draws}, sample, size)
 
 
 class Rotate(warp.Rotation):
@@ -54,12 +55,12 @@ class Rotate(warp.Rotation):
     def __init__(self, name: str, policy: Any, units: Units) -> None:
         super().__init__(name, v2.RandomRotation(0, interpolation=policy.interpolation, fill=policy.fill), units)
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        return super()._forward({"angle": drawn["magnitude"]}, size)
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        return super()._forward_matrices({"angle": draws["magnitude"]}, size)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``rotate`` with ``angle`` in degrees."""
-        return super().calls({"angle": drawn["magnitude"]}, sample, size)
+        return super().calls({"angle": draws["magnitude"]}, sample, size)
 
 
 ADJUSTMENT_INDEX = {"Brightness": 0, "Contrast": 1, "Color": 2}
@@ -80,20 +81,20 @@ class Adjustment(color.ColorJitter):
         """Index of the adjustment in ``v2.ColorJitter``: 0 brightness, 1 contrast, 2 saturation."""
         return ADJUSTMENT_INDEX[self.name]
 
-    def numbers(self, drawn: OpDraws, sample: int) -> dict[str, float]:
+    def numbers(self, draws: OpDraws, sample: int) -> dict[str, float]:
         """Magnitude of one sample."""
-        return {"magnitude": float(drawn["magnitude"][sample])}
+        return {"magnitude": float(draws["magnitude"][sample])}
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the factor of brightness, contrast and saturation, and an order that contains one of them."""
-        factor = 1 + drawn["magnitude"]
-        for column, values in enumerate((factor, factor, factor, 0, drawn["adjustment"], OMITTED, OMITTED, OMITTED), 1):
+        factor = 1 + draws["magnitude"]
+        for column, values in enumerate((factor, factor, factor, 0, draws["adjustment"], OMITTED, OMITTED, OMITTED), 1):
             out[:, column] = values
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_brightness``, ``adjust_contrast`` or ``adjust_saturation`` with its factor."""
         name = ("brightness", "contrast", "saturation")[ADJUSTMENT_INDEX[self.name]]
-        return [(f"adjust_{name}", {f"{name}_factor": 1 + float(drawn["magnitude"][sample])})]
+        return [(f"adjust_{name}", {f"{name}_factor": 1 + float(draws["magnitude"][sample])})]
 
     def describe(self) -> str:
         """Short description for ``explain()``: the names of all three operations."""
@@ -103,26 +104,26 @@ class Adjustment(color.ColorJitter):
 class Sharpness(filters.Sharpness):
     """Sharpness, with the factor 1 + magnitude."""
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the sharpness factor."""
-        out[:, 1] = 1 + drawn["magnitude"]
+        out[:, 1] = 1 + draws["magnitude"]
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``adjust_sharpness`` with ``sharpness_factor``."""
-        return [("adjust_sharpness", {"sharpness_factor": 1 + float(drawn["magnitude"][sample])})]
+        return [("adjust_sharpness", {"sharpness_factor": 1 + float(draws["magnitude"][sample])})]
 
 
 class Posterize(color.Posterize):
     """Posterize. The magnitude is the number of bits per value that are not set to 0."""
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the step between two output levels, and 0.5, with which values are rounded to the nearest byte."""
-        out[:, 1] = np.exp2(8 - drawn["magnitude"])
+        out[:, 1] = np.exp2(8 - draws["magnitude"])
         out[:, 2] = 0.5
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``posterize`` with ``bits``."""
-        return [("posterize", {"bits": int(drawn["magnitude"][sample])})]
+        return [("posterize", {"bits": int(draws["magnitude"][sample])})]
 
 
 class Solarize(color.Solarize):
@@ -131,14 +132,14 @@ class Solarize(color.Solarize):
     def __init__(self, name: str, policy: nn.Module, units: Units) -> None:
         TorchvisionOp.__init__(self, name, policy, units)
 
-    def write(self, drawn: OpDraws, size: Size, out: Array) -> None:
+    def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the addition."""
-        out[:, 1] = color.float_threshold(255 * drawn["magnitude"]) / 255
+        out[:, 1] = color.float_threshold(255 * draws["magnitude"]) / 255
         out[:, 2] = 0
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``solarize`` with ``threshold`` in [0, 255]."""
-        return [("solarize", {"threshold": 255 * float(drawn["magnitude"][sample])})]
+        return [("solarize", {"threshold": 255 * float(draws["magnitude"][sample])})]
 
 
 OPERATIONS: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {

@@ -47,7 +47,7 @@ class _Resampling(TorchvisionOp, ResampleOp):
 
 
 class ResizedCrop(_Resampling, resize.ResizedCrop):
-    """``v2.RandomResizedCrop``. If none of ten random windows fits, the largest central crop within ``ratio`` is used."""
+    """``v2.RandomResizedCrop``. If none of ten random windows fits into the image, the largest centred crop is used."""
 
     centred = True
 
@@ -65,10 +65,10 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         """Reason if samples that skip the op would have another size, or ``None``."""
         return unsupported_skip(self, size=size)
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resized_crop`` with the window in pixels and ``size``."""
         names = {"top": "y", "left": "x", "height": "height", "width": "width"}
-        window = {argument: int(drawn[name][sample]) for argument, name in names.items()}
+        window = {argument: int(draws[name][sample]) for argument, name in names.items()}
         return [("resized_crop", {**window, "size": [self._height, self._width], **self._options()})]
 
 
@@ -80,21 +80,21 @@ class _WholeResize(_Resampling, resize.Resize):
         self.mask_half_pixel_centers = self.nearest
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if the output may be empty, or samples that skip the op would have another size; else ``None``."""
+        """Reason if the output may have no pixels, or samples that skip the op would have another size; else ``None``."""
         if any(np.any(np.less(side, 1)) for out in self.out_bounds(size) for side in (out.height, out.width)):
             return "comes out without pixels"
         return unsupported_skip(self, size=size)
 
 
 class Resize(_WholeResize):
-    """``v2.Resize``: to (height, width), or the shorter side to a length, or the longer side to at most ``max_size``."""
+    """``v2.Resize`` to (height, width), to a length of the shorter side, or to a length ``max_size`` of the longer side."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _WholeResize.__init__(self, name, transform, units)
         self.settings = {"size": transform.size if transform.size is not None else f"at most {transform.max_size}"}
 
     def out_applied(self, size: Size) -> Size:
-        """Output size: (height, width) if set; else with the aspect ratio of the input, rounded down to whole pixels."""
+        """Output size: (height, width) if they are set; otherwise with the input's aspect ratio, rounded down to pixels."""
         transform: Any = self.module
         target = [transform.size] if isinstance(transform.size, int) else transform.size  # a subclass may set a number
         max_size = transform.max_size
@@ -105,7 +105,7 @@ class Resize(_WholeResize):
         short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
         return _sides(size, max_size * short / long, np.full_like(long, max_size))
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with ``size``, ``max_size``, ``interpolation`` and ``antialias``."""
         transform: Any = self.module
         return [("resize", {"size": transform.size, "max_size": transform.max_size, **self._options()})]
@@ -119,16 +119,16 @@ class _RandomSizeResize(_WholeResize):
     """Key of the drawn number in the draws."""
 
     def _number(self, uniform: Any) -> Any:
-        """Map uniform numbers in [0, 1) to drawn numbers. Must be monotonically increasing."""
+        """Map uniform numbers in [0, 1) to drawn numbers. The map must be monotonically increasing (``out_bounds``)."""
         raise NotImplementedError
 
     def _out(self, number: Any, size: Size) -> Size:
         """Output size for the drawn number of each sample, or for one number."""
         raise NotImplementedError
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Drawn size of each sample; the input size for samples that skip the op."""
-        return self.where_applied(drawn, self._out(drawn[self.draw_name], size), size)
+        return self.where_applied(draws, self._out(draws[self.draw_name], size), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest drawn number."""
@@ -138,9 +138,9 @@ class _RandomSizeResize(_WholeResize):
         """Draw one number per sample, (B,)."""
         return {self.draw_name: self._number(sampler.uniform())}
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with the drawn ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.sample_draws(drawn, sample), size.sample(sample)).sample(0)
+        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
         return [("resize", {"size": [out.height, out.width], **self._options()})]
 
 
@@ -165,7 +165,7 @@ class RandomResize(_RandomSizeResize):
 
 
 class RandomShortestSize(_RandomSizeResize):
-    """``v2.RandomShortestSize``: resizes the shorter side to an element of ``min_size``, the longer to ``max_size`` at most."""
+    """``v2.RandomShortestSize``: resizes the shorter side to an element of ``min_size``, the longer to at most ``max_size``."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         _RandomSizeResize.__init__(self, name, transform, units)
@@ -214,7 +214,7 @@ def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> 
     Args:
         size: Size of the input images.
         shorter: Length of the shorter side in pixels, a number or an array (B,).
-        max_size: Largest length of the longer side in pixels; the shorter side is reduced accordingly. ``None`` for no limit.
+        max_size: Maximum length of the longer side in pixels, with the shorter side in proportion. ``None`` for no limit.
     """
     short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
     longer = (shorter * long / short).astype(np.int64)

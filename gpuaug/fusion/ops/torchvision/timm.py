@@ -29,7 +29,7 @@ class ResizeKeepRatio(resize._WholeResize):
         self.settings = {"size": f"{'x'.join(map(str, transform.size))}, in proportion"}
 
     def _resized(self, size: Size, factors: Sequence[Any]) -> Size:
-        """Output size, with (height, width) multiplied by ``factors``, numbers or arrays (B,)."""
+        """Output size of a resize that keeps the ratio, with (height, width) multiplied by ``factors``, numbers or (B,)."""
         transform: Any = self.module
         ratios = [side / target for side, target in zip((size.height, size.width), transform.size, strict=True)]
         ratio = np.maximum(*ratios) * transform.longest + np.minimum(*ratios) * (1.0 - transform.longest)
@@ -40,15 +40,15 @@ class ResizeKeepRatio(resize._WholeResize):
         """Output size, with the aspect ratio of the input."""
         return self._resized(size, (1.0, 1.0))
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with ``size``, ``interpolation`` and ``antialias``."""
-        out = self.out_drawn(self.sample_draws(drawn, sample), size.sample(sample)).sample(0)
+        out = self.out_drawn(self.sample_draws(draws, sample), size.sample(sample)).sample(0)
         options = {"interpolation": self.module.interpolation, "antialias": True}
         return [("resize", {"size": [out.height, out.width], **options})]
 
 
 class OpenClipResizeKeepRatio(ResizeKeepRatio):
-    """open_clip's ``ResizeKeepRatio``. With random scales or ratios, whose distributions are not timm's, it is not lowered."""
+    """open_clip's ``ResizeKeepRatio``. Not lowered with random scales or ratios, because their distributions are not timm's."""
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         ResizeKeepRatio.__init__(self, name, transform, units)
@@ -70,9 +70,9 @@ class RandomResizeKeepRatio(ResizeKeepRatio):
         ratio_root = np.sqrt(aspects)
         return scale / ratio_root, scale * ratio_root
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Output sizes for the drawn factors; the input size for samples that skip the op."""
-        return self.where_applied(drawn, self._resized(size, (drawn["scale_height"], drawn["scale_width"])), size)
+        return self.where_applied(draws, self._resized(size, (draws["scale_height"], draws["scale_width"])), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Output sizes for the smallest and the largest scale, each with the smallest and the largest aspect ratio."""
@@ -118,7 +118,7 @@ class CenterCropOrPad(crop.RandomCrop):
         return columns // 2, (columns + 1) // 2, rows // 2, (rows + 1) // 2
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
-        """Compute the first column ``"x"`` and row ``"y"`` of the central crop, (B,). Halves are rounded to even."""
+        """Compute the first column ``"x"`` and row ``"y"`` of the centred crop, (B,) each. Halves are rounded to even."""
         canvas = self._canvas(size)
         margins = (canvas.width - self._width, canvas.height - self._height)
         left, top = (np.broadcast_to(np.rint(np.asarray(margin) / 2.0), size.batch).astype(np.float32) for margin in margins)

@@ -1,7 +1,7 @@
 """torchvision's rotation, affine and perspective transforms: draws and matrices.
 
 A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op. A *frame* is the area of
-the output image.
+the output image. *Forward* matrices map input pixels to output pixels.
 
 Matrices map coordinates of pixel centres, in which the first pixel has x = 0. In torchvision the ``center`` of a rotation and
 the points of a perspective transform are coordinates of pixel edges, in which the first pixel extends from x = 0 to x = 1.
@@ -76,18 +76,18 @@ class Rotation(_Warp):
         return "expand=True with a center" if self._expands and self.module.center is not None else super().unsupported()
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if samples that skip the op would have another size, which ``expand`` changes; else ``None``."""
+        """Reason if samples that skip the op would have another size, because of ``expand``; else ``None``."""
         return unsupported_skip(self, size=size) if self._expands else None
 
     def out_applied(self, size: Size) -> Size:
-        """Size of the frame, for one angle."""
+        """Size of the frame. Only for a rotation by one angle, or without ``expand``."""
         return _rotated_frame(size, self._degrees[0]) if self._expands else size
 
-    def out_drawn(self, drawn: OpDraws, size: Size) -> Size:
+    def out_drawn(self, draws: OpDraws, size: Size) -> Size:
         """Size of the frame for the drawn angle of each sample; the input size for samples that skip the op."""
         if not self.draws_size:
             return self.out(size)
-        return self.where_applied(drawn, _rotated_frame(size, drawn["angle"]), size)
+        return self.where_applied(draws, _rotated_frame(size, draws["angle"]), size)
 
     def out_bounds(self, size: Size) -> tuple[Size, ...]:
         """Sizes of the frames at the smallest and the largest angle and at multiples of 90 degrees between them.
@@ -106,19 +106,19 @@ class Rotation(_Warp):
         """Draw an angle per sample, in degrees, (B,)."""
         return {"angle": sampler.within(*self._degrees)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        radians = np.deg2rad(drawn["angle"].astype(np.float64))
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        radians = np.deg2rad(draws["angle"].astype(np.float64))
         cosine, sine = np.cos(radians), np.sin(radians)
         matrix = warp.about_centre(cosine, sine, -sine, cosine, size, self._centre)
         if self._expands:
-            frame = _rotated_frame(size, drawn["angle"])
+            frame = _rotated_frame(size, draws["angle"])
             matrix[:, 0, 2] += (frame.width - size.width) / 2
             matrix[:, 1, 2] += (frame.height - size.height) / 2
         return matrix
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``rotate`` with ``angle`` in degrees, ``expand`` and ``center``."""
-        angle = float(drawn["angle"][sample])
+        angle = float(draws["angle"][sample])
         transform = self.module
         return [("rotate", {"angle": angle, "expand": self._expands, "center": transform.center, **self._options()})]
 
@@ -134,30 +134,30 @@ class Affine(_Warp):
         """Draw angle and shears in degrees, a scale factor, and shifts in whole pixels, (B,) each."""
         transform: Any = self.module
         zeros = np.zeros(sampler.samples, np.float32)
-        drawn = {"angle": _within(sampler, transform.degrees), "shift_x": zeros, "shift_y": zeros}
+        draws = {"angle": _within(sampler, transform.degrees), "shift_x": zeros, "shift_y": zeros}
         if transform.translate is not None:
             for name, fraction, side in zip("xy", transform.translate, (size.width, size.height), strict=True):
-                drawn[f"shift_{name}"] = np.rint(sampler.within(-1.0, 1.0) * np.float32(fraction * side))
+                draws[f"shift_{name}"] = np.rint(sampler.within(-1.0, 1.0) * np.float32(fraction * side))
         shear = (0.0, 0.0, 0.0, 0.0) if transform.shear is None else (*transform.shear, 0.0, 0.0)[:4]
-        drawn["scale"] = _within(sampler, transform.scale or (1.0, 1.0))
-        drawn["shear_x"], drawn["shear_y"] = _within(sampler, shear[:2]), _within(sampler, shear[2:])
-        return drawn
+        draws["scale"] = _within(sampler, transform.scale or (1.0, 1.0))
+        draws["shear_x"], draws["shear_y"] = _within(sampler, shear[:2]), _within(sampler, shear[2:])
+        return draws
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        angle, shear_x, shear_y = (np.deg2rad(drawn[name].astype(np.float64)) for name in ("angle", "shear_x", "shear_y"))
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        angle, shear_x, shear_y = (np.deg2rad(draws[name].astype(np.float64)) for name in ("angle", "shear_x", "shear_y"))
         a, c = np.cos(angle - shear_y) / np.cos(shear_y), np.sin(angle - shear_y) / np.cos(shear_y)
         b = -a * np.tan(shear_x) - np.sin(angle)
         d = np.cos(angle) - c * np.tan(shear_x)
-        scale = drawn["scale"]
+        scale = draws["scale"]
         matrix = warp.about_centre(scale * a, scale * b, scale * c, scale * d, size, self._centre)
-        matrix[:, 0, 2] += drawn["shift_x"]
-        matrix[:, 1, 2] += drawn["shift_y"]
+        matrix[:, 0, 2] += draws["shift_x"]
+        matrix[:, 1, 2] += draws["shift_y"]
         return matrix
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``affine`` with ``angle`` and ``shear`` in degrees, ``translate`` in pixels and ``scale``."""
-        scalars = {name: float(drawn[name][sample]) for name in ("angle", "scale")}
-        shift, shear = ([float(drawn[f"{name}_{axis}"][sample]) for axis in "xy"] for name in ("shift", "shear"))
+        scalars = {name: float(draws[name][sample]) for name in ("angle", "scale")}
+        shift, shear = ([float(draws[f"{name}_{axis}"][sample]) for axis in "xy"] for name in ("shift", "shear"))
         translate = [int(pixels) for pixels in shift]
         return [
             ("affine", {**scalars, "translate": translate, "shear": shear, "center": self.module.center, **self._options()})
@@ -171,7 +171,7 @@ class Affine(_Warp):
 class Perspective(_Warp):
     """``v2.RandomPerspective``, which moves the corners of the image inwards by whole pixels."""
 
-    kind = "perspective"
+    matrix_type = "perspective"
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
@@ -191,9 +191,9 @@ class Perspective(_Warp):
         # Corners on the right or bottom move left or up from the last pixel, the others right or down from the first.
         return {"end_points": np.where(is_right_or_bottom, last - distance, distance).astype(np.float32)}
 
-    def _forward(self, drawn: OpDraws, size: Size) -> Array:
-        """Matrices that map input to output pixel centres. torchvision takes the corners for coordinates of pixel edges."""
-        matrix = warp.from_unit_square(drawn["end_points"].astype(np.float64))
+    def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
+        """Forward matrices of pixel centres, from corners that torchvision takes for coordinates of pixel edges."""
+        matrix = warp.from_unit_square(draws["end_points"].astype(np.float64))
         matrix[:, :, :2] /= (warp.sides_of(size) - 1)[..., None, :]
         to_edges, to_centres = np.eye(3), np.eye(3)
         to_edges[:2, 2] = 0.5
@@ -201,11 +201,11 @@ class Perspective(_Warp):
         matrices: Array = to_centres @ matrix @ to_edges
         return matrices
 
-    def calls(self, drawn: OpDraws, sample: int, size: Size) -> list[Call]:
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``perspective`` with ``startpoints`` and ``endpoints`` in pixels."""
         right, bottom = (int(side) - 1 for side in warp.sides_of(size.sample(sample)))
         start = [[0, 0], [right, 0], [right, bottom], [0, bottom]]
-        ends = drawn["end_points"][sample].astype(int).tolist()
+        ends = draws["end_points"][sample].astype(int).tolist()
         return [("perspective", {"startpoints": start, "endpoints": ends, **self._options()})]
 
     def describe(self) -> str:
@@ -227,7 +227,7 @@ def _rotated_frame(size: Size, angle: Any) -> Size:
 
 
 def _pixels(half_frame: Any, half_side: Any) -> Any:
-    """Side of the frame in pixels, from half the side of the frame and half the side of the image.
+    """Side of the frame in whole pixels, from half of its side before rounding and half the side of the image.
 
     As in torchvision, both ends of the frame are truncated to multiples of 1e-4 pixels.
     """

@@ -24,7 +24,7 @@ from gpuaug.fusion.backends.triton.launch import Launch
 def shrink_blocks():
     """Make blocks small, so that small images have several. The interpreter takes its time for each, and for a blur's rows."""
     backend.TILES = dict.fromkeys(backend.TILES, (16, 32))
-    backend.COLOUR_TILE = (16, 32)
+    backend.MEAN_TILE = (16, 32)
     backend.CONTRAST_BLOCK = 256
     tiles.ALONG = small_blur.ALONG = 8
     tiles.TILES = small_blur.TILES = 2

@@ -51,7 +51,7 @@ def failures(*, every):
         rows = rows_of_a_mix() if mixed else None
         with mock.patch.object(label_kernels, "MOST_CLASSES", 32 if classes == 70 else 1024):
             got = label_kernels.soft_labels(soft, labels, rows)
-        expected = soft.of(labels, rows)
+        expected = soft.convert(labels, rows)
         tolerance = 1e-3 if got.dtype == torch.float16 else 0 if rows is None and labels.ndim == 1 else 1e-6
         if got.dtype != expected.dtype or not torch.allclose(got, expected, atol=tolerance, rtol=0):
             yield f"{classes} classes, smoothing {smoothing}, mixed: {mixed}, {form}"

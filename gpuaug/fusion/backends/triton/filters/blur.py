@@ -1,7 +1,7 @@
 """Triton kernels of large Gaussian blurs, and ``blur``, which launches blurs of all sizes.
 
-A large blur runs in two launches, one per axis, or, for bfloat16 output, in one launch of a block per strip of the image. The
-tiles of thread blocks are in ``tiles.py``.
+A large blur runs in two launches, one per axis, or, for bfloat16 output, in one launch with a thread block per *strip*, that
+is, ``STRIP`` lines of the image. ``tiles.py`` describes the tiles of thread blocks.
 """
 
 from typing import Any
@@ -73,7 +73,7 @@ def blur_columns_kernel(
     TAPS: tl.constexpr, BORDER: tl.constexpr, SOURCE_W: tl.constexpr, FRAMES: tl.constexpr, BYTES: tl.constexpr,
     CHANNELS: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr, ROUTE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """Blur along y into planes of (W, H): like this blur, ``blur_rows_kernel`` then works along an axis that is not contiguous.
+    """Blur along y into transposed planes, (W, H), so that ``blur_rows_kernel`` also works along a non-contiguous axis.
 
     Grid: (blocks per image, samples, channels).
     """
@@ -158,8 +158,9 @@ def blur_strips_kernel(
 ):  # fmt: skip
     """Blur images in [0, 1] along both axes, by products of float16 matrices of pixels and weights.
 
-    A block moves along a strip by ``REACH`` columns per iteration. It blurs the next ``REACH`` columns along y, with the lines
-    above and below the strip, and then the ``REACH`` columns before them along x, for which it needs the columns on both sides.
+    A block moves along a strip by ``REACH`` columns per iteration. It blurs the next ``REACH`` columns along y, for which it
+    reads the lines above and below the strip, too. Then it blurs the preceding ``REACH`` columns along x, for which it needs
+    the columns on both sides.
 
     ``STRIP``: height of a strip. ``ALIGNED``: whether lines begin and end at aligned addresses. ``WORDS``: see ``store_tile``.
 
@@ -189,14 +190,14 @@ def blur_strips_kernel(
         green_pointer = pointer + (source_c if RGB else 0)
         blue_pointer = green_pointer + (source_c if RGB else 0)
         scale: tl.constexpr = 0.5 + 0.5 / (2**source.dtype.element_ty.primitive_bitwidth - 1)
-        # Three separate tensors: with one tensor, the compiler does not infer that the loop rotates them.
+        # Three separate tensors per channel: with one tensor, the compiler would not infer that the loop rotates its parts.
         previous_r = tl.zeros((STRIP, REACH), tl.float16)
         current_r = tl.zeros((STRIP, REACH), tl.float16)
         next_r = tl.zeros((STRIP, REACH), tl.float16)
         previous_g, current_g, next_g = previous_r, current_r, next_r
         previous_b, current_b, next_b = previous_r, current_r, next_r
         for first in range(-3 * REACH, width, REACH):
-            # The next columns are read before finished ones are stored, so that the reads overlap the arithmetic.
+            # The next columns are read before the finished columns are stored, so that the reads overlap the arithmetic.
             x = first + 2 * REACH + index[:, None]
             aligned_inside = (first >= -2 * REACH) & (first + 3 * REACH <= width)
             if ALIGNED:
@@ -308,6 +309,7 @@ def _blur_launches(
 
 
 def _strips_launch(pass_: OpPass[BlurOp], source: Tensor, rows: Tensor, out: Tensor, blur_constants: dict[str, Any]) -> Launch:
+    """Prepare the launch of ``blur_strips_kernel``."""
     batch, _, height, width = source.shape
     constants, planes = output_constants(pass_, source, out)
     constants |= {**blur_constants, "STRIP": STRIP, "REACH": REACH, "ROUTE_COLUMN": pass_.route_column}

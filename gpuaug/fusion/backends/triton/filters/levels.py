@@ -1,7 +1,8 @@
 """Triton kernels of equalize, CLAHE and auto contrast, and their launches. The tiles of thread blocks are in ``tiles.py``.
 
-The ops run in two launches: the first computes a table per channel (equalize), per tile of a channel (CLAHE), or the minimum
-and maximum of a channel (auto contrast); the second maps the pixels. A *level* is a byte, 0 to 255.
+The ops run in two launches. The first computes a *table* per channel: for equalize the new value per level, for CLAHE such
+values per tile of the channel, for auto contrast minimum and maximum. The second launch maps the pixels by the tables. A
+*level* is a byte, 0 to 255.
 """
 
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.filters import AutoContrast, Clahe, Equalize, EqualizeOrContrast, LevelsOp
 from gpuaug.fusion.program.plan import OpPass
 
-EQUALIZE, FLAT = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.CONSTANT_RANGE)
+EQUALIZE, CONSTANT_RANGE = tl.constexpr(filters.EQUALIZE), tl.constexpr(filters.CONSTANT_RANGE)
 
 BLOCK = 2048
 """Pixels that a thread block of ``table_kernel`` reads at once."""
@@ -76,7 +77,7 @@ def table_kernel(
     """Compute the table of a channel (equalize), or its minimum and maximum (auto contrast).
 
     Constants:
-        PICKS_OP: Whether the op differs by sample: equalize if its row begins with ``EQUALIZE``, else auto contrast.
+        PICKS_OP: Whether the op differs by sample: equalize if the first column of the row is ``EQUALIZE``, else auto contrast.
         ENTRIES: Number of elements of a table; ``LEVELS`` for equalize.
         SPLITS: Number of blocks per channel. If greater than 1, each block writes the int32 pixel counts per level of its split
             of the channel, or its minimum and maximum, and ``levels_kernel`` combines them.
@@ -103,9 +104,9 @@ def table_kernel(
         pointer += split * lines * source_h
         height = tl.maximum(tl.minimum(height - split * lines, lines), 0)
     pixels = height * width
-    picked = tl.load(rows + sample // FRAMES * row_stride)
-    if picked != 0:
-        if picked == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
+    applied_op = tl.load(rows + sample // FRAMES * row_stride)
+    if applied_op != 0:
+        if applied_op == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
             entries = count_levels(
                 pointer, 0, 0, height, width, height, width, source_h, SOURCE_W, BYTES, FACTOR, OFFSET, False, BLOCK
             )
@@ -175,7 +176,7 @@ def map_by_table(
 ):
     """Map the pixels of a channel through its table.
 
-    With several ``SPLITS``, the table is computed from the sum of their pixel counts. ``pixels``: number of pixels.
+    With several ``SPLITS``, compute the table from the sum of the pixel counts of all splits. ``pixels``: number of pixels.
     """
     clamped = clamp01(value)
     level = to_level(clamped, FACTOR, OFFSET)
@@ -196,7 +197,7 @@ def map_by_table(
 def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl.constexpr, SPLITS: tl.constexpr):
     """Map the pixels of a channel from [minimum, maximum] to [0, 1].
 
-    ``EPSILON`` is added to the divisor. If minimum and maximum are equal, pixels become 0, or do not change if it is 0.
+    ``EPSILON`` is added to the divisor. The pixels of a constant channel become 0, or do not change if ``EPSILON`` is 0.
     """
     table = table.to(tl.pointer_type(tl.float32))
     minimum = tl.load(table)
@@ -204,13 +205,13 @@ def stretch(value, table, ENTRIES: tl.constexpr, EPSILON: tl.constexpr, CLIP: tl
     for split in tl.static_range(1, SPLITS):
         minimum = tl.minimum(minimum, tl.load(table + split * ENTRIES), propagate_nan=tl.PropagateNan.ALL)
         maximum = tl.maximum(maximum, tl.load(table + split * ENTRIES + 1))
-    is_flat = (minimum == maximum) | (maximum - minimum <= FLAT)
+    is_constant = (minimum == maximum) | (maximum - minimum <= CONSTANT_RANGE)
     if EPSILON == 0:
-        minimum = tl.where(is_flat, 0.0, minimum)
-        maximum = tl.where(is_flat, 1.0, maximum)
+        minimum = tl.where(is_constant, 0.0, minimum)
+        maximum = tl.where(is_constant, 1.0, maximum)
     result = tl.div_rn(value - minimum, (maximum - minimum + EPSILON) + 0.0 * value)
     if EPSILON > 0:
-        result = tl.where(is_flat, 0.0, result)
+        result = tl.where(is_constant, 0.0, result)
     if CLIP:
         result = clamp01(result)
     return result
@@ -242,12 +243,12 @@ def levels_kernel(
     pointer = source + sample.to(tl.int64) * source_b + plane * source_c
     pixel = pointer + tl.minimum(y, height - 1) * source_h + x * SOURCE_W
     r, g, b = load_exact_pixels(pixel, x < width, source_c, BYTES, RGB)
-    picked = tl.load(row)
-    if picked != 0:
+    applied_op = tl.load(row)
+    if applied_op != 0:
         for channel in range(3 if RGB else 1):
             table = tables + (sample.to(tl.int64) * CHANNELS + plane + channel) * (SPLITS * ENTRIES)
             value = tl.where(channel == 0, r, tl.where(channel == 1, g, b)) if RGB else r
-            if picked == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
+            if applied_op == EQUALIZE if PICKS_OP else ENTRIES == LEVELS:
                 value = map_by_table(value, table, height * width, FACTOR, OFFSET, KEEPS_VALUES, SPLITS)
             else:
                 value = round_to_levels(value, FACTOR, OFFSET) if ROUNDS else value
@@ -322,7 +323,9 @@ class _LevelsLaunches(NamedTuple):
     """Both launches of a pass, and the shape of its tables."""
 
     tables: Launch
+    """Launch that computes the tables."""
     pixels: Launch
+    """Launch that maps the pixels."""
     entries: int
     """Number of table elements per channel, over all splits or tiles."""
     dtype: torch.dtype
@@ -342,11 +345,12 @@ def map_levels(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tenso
 
 
 def _levels_launches(pass_: OpPass[LevelsOp], source: Tensor, rows: Tensor, out: Tensor) -> _LevelsLaunches:
+    """Prepare both launches of ``map_levels``."""
     op = pass_.front
     batch, channels, height, width = source.shape
     common = source_constants(pass_, source)
     integers = (height, width, rows.stride(0), *source.stride()[:3])
-    # A byte is its own level, however the op rounds values in [0, 1].
+    # Bytes are levels already, so they need no setting of the op.
     factor, offset = (255.0, 0.5) if common["BYTES"] else op.to_levels
     settings: dict[str, Any] = {"FACTOR": factor, "OFFSET": offset}
     if isinstance(op, Clahe):

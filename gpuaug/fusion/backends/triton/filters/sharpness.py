@@ -1,4 +1,4 @@
-"""Triton kernel of sharpness, and its launch. Tiles: ``tiles.py``."""
+"""Triton kernel of sharpness, and its launch. ``tiles.py`` describes the tiles of thread blocks."""
 
 import triton
 import triton.language as tl
@@ -28,7 +28,7 @@ def sharpen_tile(
     pointer, first_y, x, height, width, stride_y, factor,
     SOURCE_W: tl.constexpr, BYTES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """Sharpen a tile of one plane, (ACROSS, ALONG), starting at line ``first_y``: mix it with its 3x3 blur, by ``factor``.
+    """Sharpen a tile of one plane, (ACROSS, ALONG), starting at line ``first_y``: blend it with its 3x3 blur, by ``factor``.
 
     ``x``: (ACROSS, 1) columns. ``stride_y``: elements between lines. Border pixels of the image are not blurred.
     """
@@ -101,4 +101,5 @@ def sharpen(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tenso
 
 
 def _sharpness_launch(pass_: OpPass[SharpnessOp], source: Tensor, rows: Tensor, out: Tensor) -> Launch:
+    """Prepare the launch of ``sharpen``."""
     return storing_launch(sharpness_kernel, pass_, source, rows, out, {})

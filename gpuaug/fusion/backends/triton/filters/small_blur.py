@@ -1,4 +1,4 @@
-"""Triton kernel of small Gaussian blurs, along both axes at once, and its launch. The tiles are in ``tiles.py``."""
+"""Triton kernel of small Gaussian blurs, along both axes at once, and its launch. ``tiles.py`` describes the tiles."""
 
 from typing import Any
 
@@ -28,10 +28,10 @@ from gpuaug.fusion.ops.filters import BlurOp
 from gpuaug.fusion.program.plan import OpPass
 
 GROUP = 4
-"""Number of neighbours along x that a thread loads at once and blurs together, if they lie at aligned addresses.
+"""Number of neighbours along x, a *group*, that a thread loads at once and blurs together, if groups have aligned addresses.
 
 Pixels that several neighbours depend on are then loaded from the first-level cache less often. With more than four neighbours,
-fewer threads run at once, because each needs more registers.
+fewer threads would run at once, because a thread would need more registers.
 """
 
 GROUP_ALONG, GROUP_LINES = 4, 2
@@ -98,7 +98,7 @@ def blur_tile(
             )  # fmt: skip
             total = add_lines(total, lines, start, exponent_y, norm_y, TAPS_Y, ALONG)
     else:
-        # Not unrolled: few tiles are at the border, and unrolling would double the compile time.
+        # Not unrolled, because few tiles are at the border, and unrolling would double the compile time.
         for start in range(0, ALONG + TAPS_Y - 1, LINES):
             lines = lines_along_x(
                 pointer, first_y + (start - TAPS_Y // 2), x, height, width, stride_y, exponent_x, norm_x,

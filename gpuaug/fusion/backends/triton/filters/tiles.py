@@ -2,7 +2,7 @@
 
 A *tile* is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
 thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line to all outputs that
-depend on it, with weights that are equal in all threads: one multiplication per tap, and no shuffle. Loops over lines are
+depend on the line, with weights that are equal in all threads: one multiplication per tap, and no shuffle. Loops over lines are
 unrolled, so that the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along
 the first axis, values are read and stored through one axis (``flatten``).
 
@@ -32,7 +32,10 @@ ACROSS = 32
 """Outputs of a tile along the other axis: a multiple of the threads in a warp."""
 
 TILES = 8
-"""Maximum number of tiles, and of warps, per block in a pass that skips samples; a power of two. Fewer blocks are then idle."""
+"""Maximum number of tiles, and of warps, per block in a pass that skips samples; a power of two.
+
+With several tiles per block, the pass has fewer blocks of skipped samples, which only start and end.
+"""
 
 LINES = tl.constexpr(8)
 """Lines per load. Triton's compile time grows with the number of loads, and faster with the code per load."""
@@ -69,7 +72,7 @@ def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.con
 
 @triton.jit
 def border_index(index, size, BORDER: tl.constexpr):
-    """Return the index of the source pixel for any index; with a constant border, of some pixel that the caller masks."""
+    """Return the index of the source pixel for any index. With a constant border, the caller masks pixels outside the image."""
     if BORDER == 1:
         index = tl.abs(index)
         index = size - 1 - tl.abs(size - 1 - index)
@@ -131,13 +134,13 @@ def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl
     """Return the outputs ``total``, (ACROSS, ALONG), plus ``lines``, (ACROSS, N), weighted by a Gaussian.
 
     A line is added only to the outputs that depend on it, because a weight of 0 would not remove NaN. ``start``: index of the
-    first of the lines; line 0 is the first that the tile depends on. ``exponent``, ``norm``: results of ``gaussian_exponent``
-    and ``gaussian_norm``.
+    first of the lines, counted from the first line that the tile depends on. ``exponent``, ``norm``: results of
+    ``gaussian_exponent`` and ``gaussian_norm``.
     """
     count: tl.constexpr = lines.shape[1]
     bits = lines.to(tl.int32, bitcast=True)
     for index in tl.static_range(count):
-        # Selects one line, as a sum of its bits and zeros. It compiles to no instruction, because a thread has all lines.
+        # Selects one line, as a sum of its bits and zeros. This compiles to no instruction, because a thread has all lines.
         line = tl.sum(tl.where(tl.arange(0, count)[None, :] == index, bits, 0), axis=1, keep_dims=True)
         tap = start + index - tl.arange(0, ALONG)[None, :]
         distance = (tap - TAPS // 2).to(tl.float32)
@@ -149,7 +152,7 @@ def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl
 
 @triton.jit
 def load_exact(pointer, BYTES: tl.constexpr, in_bounds=None):
-    """Load one channel in [0, 1], with bytes divided by 255 as torch does, bit for bit, for samples that must not change.
+    """Load one channel in [0, 1], with bytes divided by 255 bit for bit as in torch.
 
     The result is undefined where ``in_bounds`` is false.
     """
@@ -164,8 +167,8 @@ def count_levels(
 ):  # fmt: skip
     """Return the number of pixels per byte level in a rectangle of one channel, (LEVELS,) int32.
 
-    ``top``, ``left``, ``down``, ``across``: position, height and width of the rectangle. ``REFLECTS``: it may extend beyond the
-    image, which is reflected there. ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
+    ``top``, ``left``, ``down``, ``across``: position, height and width of the rectangle. ``REFLECTS``: the rectangle may extend
+    beyond the image, which is reflected there. ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
     """
     pixels = down * across
     counts = tl.zeros((LEVELS,), tl.int32)
@@ -193,8 +196,8 @@ def load_exact_tile(pointer, in_bounds, BYTES: tl.constexpr):
 def load_exact_pixels(pointer, in_bounds, source_c, BYTES: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
     """Load (r, g, b) of a tile by ``load_exact``; without ``RGB``, one channel three times.
 
-    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image.
-    With clamped column indices in place of a mask, the compiler could not infer that addresses are contiguous.
+    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image,
+    because with clamped column indices the compiler could not infer that addresses are contiguous.
     """
     r = load_exact(pointer, BYTES, in_bounds) if X_LAST else load_exact_tile(pointer, in_bounds, BYTES)
     g = r
@@ -211,7 +214,7 @@ def load_exact_pixels(pointer, in_bounds, source_c, BYTES: tl.constexpr, RGB: tl
 def with_channel(value, channel, r, g, b, RGB: tl.constexpr):
     """Return (r, g, b) with ``value`` as channel ``channel``; without ``RGB``, ``value`` three times.
 
-    With it, a kernel computes channels in a loop at run time. Three copies of the code take nine times as long to compile.
+    For kernels that compute channels in a loop at run time. Three copies of the code would take nine times as long to compile.
     """
     if RGB:
         return tl.where(channel == 0, value, r), tl.where(channel == 1, value, g), tl.where(channel == 2, value, b)

@@ -1,7 +1,7 @@
-"""Conversions of targets, which a fused pipeline applies once, at its end.
+"""Conversions of targets, which are applied once, at the end of a fused pipeline.
 
-*Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels. The conversions are
-those of torchvision's transforms. This module does not import torchvision, so that pipelines of Kornia need not either.
+*Targets* are annotations that are transformed together with the images: masks, boxes, keypoints, labels. Only transforms of
+torchvision have such conversions. This module does not import torchvision, because pipelines of Kornia run without torchvision.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """Conversions of targets at the end of a pipeline, collected from transforms at any position in it."""
+class TargetConversions:
+    """Conversions of targets at the end of a pipeline, collected from transforms at any position."""
 
     boxes: str | None = None
     """Output format of boxes, a value of ``fuse(…, boxes=…)``; ``None`` for the input format."""
@@ -24,9 +24,9 @@ class Ending:
     min_area: float = 1.0
     """Smallest area of a valid box, in pixels."""
 
-    def then(self, other: "Ending") -> "Ending":
-        """Combine these conversions with conversions from a later transform, ``other``."""
-        return Ending(
+    def then(self, other: "TargetConversions") -> "TargetConversions":
+        """Return these conversions followed by those of a later transform, ``other``."""
+        return TargetConversions(
             other.boxes or self.boxes,
             other.masks or self.masks,
             self.is_pure or other.is_pure,
@@ -35,4 +35,4 @@ class Ending:
         )
 
 
-NO_CONVERSIONS = Ending()
+NO_CONVERSIONS = TargetConversions()
