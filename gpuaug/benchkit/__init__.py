@@ -1,1 +1,1 @@
-"""Measurement tools and the three uses of ``gpuaug bench``. Requires ``pip install 'gpuaug[bench]'``."""
+"""``gpuaug bench``: timed windows, and the three uses that it compares. Requires ``pip install 'gpuaug[bench]'``."""

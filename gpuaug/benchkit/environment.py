@@ -13,7 +13,7 @@ import torch
 import gpuaug
 from gpuaug.core.machine import allowed_cores
 
-# Key in the result → name of the field of nvidia-smi.
+# Key in the result → field name of nvidia-smi.
 _GPU_FIELDS = {
     "driver": "driver_version",
     "clock_sm_mhz": "clocks.sm",
@@ -29,7 +29,7 @@ _GPU_FIELDS = {
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe the machine, the versions and the commit. Unknown entries are ``None``.
 
-    Call it before measuring: afterwards the load average and the clocks are affected by the benchmark.
+    Call before measuring: the benchmark changes the load average and the clocks.
     """
     return {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -19,7 +19,7 @@ from gpuaug.core.machine import allowed_cores
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _JITTER = (0.4, 0.4, 0.4, 0.1)
-_PREFETCH = 2  # DataLoader's default, a constant because the number of discarded steps depends on it
+_PREFETCH = 2  # prefetch_factor of DataLoaders, their default; Setup.discard depends on it
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Setup:
 
     Args:
         device: Device of the training step.
-        images: An ``ImageFolder``. Each loop sets a transform on a copy of it.
+        images: An ``ImageFolder``. Each loop uses a copy with another transform.
         batch_size: Images per step.
         workers: Worker processes of each DataLoader.
         source_px: Side of the square uint8 images that the device loops receive.
@@ -58,9 +58,10 @@ class Setup:
 
     @property
     def discard(self) -> int:
-        """Number of steps to discard at the start of a timed window: they use up batches that queued since the last window.
+        """Number of steps to discard at the start of a timed window, twice the length of the workers' queue.
 
-        Twice the queue length: the queued batches, and as many batches again while workers of other loops refill their queues.
+        The first half uses up the batches that were queued during other loops' windows. During the second half, the workers of
+        other loops fill their queues.
         """
         return 2 * max(1, self.workers) * _PREFETCH + 2
 
@@ -69,7 +70,7 @@ class Setup:
         return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
 
     def settings(self) -> dict[str, Any]:
-        """Settings for a result file, with the number of images instead of the dataset."""
+        """Return the settings for a result file, with the number of images instead of the dataset."""
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         del settings["device"]
         counts = {"images": len(self.images), "classes": len(self.images.classes)}
@@ -77,7 +78,7 @@ class Setup:
 
 
 def setup_for(device: torch.device, images: Any, *, batch_size: int | None, workers: int | None) -> Setup:
-    """Setup for a benchmark of a few minutes: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
+    """Return the setup for a benchmark of a few minutes: ResNet-50 at 224 px on a GPU, ResNet-18 at 64 px on a CPU."""
     is_gpu = device.type in ("cuda", "xpu")
     cores = allowed_cores()
     return Setup(
@@ -96,8 +97,8 @@ def setup_for(device: torch.device, images: Any, *, batch_size: int | None, work
 def reserved_cores(setup: Setup) -> Iterator[None]:
     """Context manager that reserves cores for the workers when training on a CPU, by reducing torch's threads.
 
-    With as many torch threads as cores, each of the many parallel regions of a step waits for the end of a worker's time slice.
-    Measured on two cores, one of them busy: a step took 1.6 s instead of 0.1 s.
+    With as many torch threads as cores, each parallel region of a step waits for the end of a worker's time slice: on two
+    cores, one of them busy, a step took 1.6 s instead of 0.1 s.
     """
     saved_threads = torch.get_num_threads()
     if setup.device.type == "cpu":
@@ -109,13 +110,13 @@ def reserved_cores(setup: Setup) -> Iterator[None]:
 
 
 def uint8_images(setup: Setup) -> Any:
-    """Transform in the workers if the device augments: to a uint8 tensor, resized and cropped to a square."""
+    """Return the transform of workers for loops that augment on the device: to a uint8 tensor of a square crop."""
     side = setup.source_px
     return v2.Compose([v2.PILToTensor(), v2.Resize(side, antialias=True), v2.CenterCrop(side)])
 
 
 def cpu_augmentation(setup: Setup) -> Any:
-    """Augmentation in the workers, of the whole decoded image."""
+    """Return the augmentation in the workers, of the whole decoded image."""
     return v2.Compose(
         [
             v2.PILToTensor(),
@@ -129,7 +130,7 @@ def cpu_augmentation(setup: Setup) -> Any:
 
 
 def kornia_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
-    """Augmentation on the device by Kornia, from uint8 images to normalised float32 images."""
+    """Return the augmentation on the device by Kornia, from uint8 images to normalised float32 images."""
     pipeline = _pipeline(setup).to(setup.device)
 
     def augment(images: Tensor) -> Tensor:
@@ -140,11 +141,11 @@ def kornia_augmentation(setup: Setup) -> Callable[[Tensor], Tensor]:
 
 
 def fused_augmentation(setup: Setup, *, ragged: bool = False) -> Callable[[Tensor], Tensor]:
-    """Augmentation on the device by the fused pipeline, from uint8 images to normalised images of the model's dtype and layout.
+    """Return the augmentation on the device by ``gpuaug.fuse``, to normalised images of the model's dtype and memory format.
 
     Args:
         setup: Settings of the run.
-        ragged: Whether images are uncropped images of any size. Crops are then antialiased, because they are shrunk more.
+        ragged: Whether the input is whole images of any size. The larger crops of whole images are resized with antialiasing.
     """
     dtype = torch.bfloat16 if setup.half else torch.float32
     layout = setup.memory_format
@@ -161,22 +162,22 @@ def _pipeline(setup: Setup) -> Any:
 
 
 def images_with(setup: Setup, transform: Any) -> Any:
-    """Copy of the dataset with another transform, without listing the folder again."""
+    """Return a copy of the dataset with another transform, without listing the folder again."""
     images = copy(setup.images)
     images.transform = transform
     return images
 
 
 def batches(setup: Setup, transform: Any) -> DataLoader[Any]:
-    """Endless batches, in the same order for every loop.
+    """Return a loader of endless batches, in the same order for every loop.
 
-    Endless, because the queues of the workers run empty at the end of an epoch, which would slow down some windows only.
+    With epochs, the workers' queues would be empty at the end of an epoch, which would slow down only some windows.
     """
     return _endless(setup, images_with(setup, transform))
 
 
 def encoded_batches(setup: Setup) -> DataLoader[Any]:
-    """Endless batches of the same files, not decoded, for a ``DecodeStage``."""
+    """Return a loader of endless batches of the same files, not decoded, for a ``DecodeStage``."""
     files = images_with(setup, None)
     files.loader = gpuaug.read_encoded
     return _endless(setup, files, gpuaug.collate_encoded)
@@ -203,21 +204,21 @@ def to_device(setup: Setup, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def classifier_step(setup: Setup) -> Callable[[Tensor, Tensor], None]:
-    """Training step of the classifier on normalised images."""
+    """Return the training step of the classifier on normalised images."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(setup.model, weights=None, num_classes=len(setup.images.classes))
     return _step(setup, model.to(setup.device, memory_format=setup.memory_format))
 
 
 def head_step(setup: Setup, features: int) -> Callable[[Tensor, Tensor], None]:
-    """Training step of a two-layer head on the features of an encoder."""
+    """Return the training step of a two-layer head on the features of an encoder."""
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(features, 1024), nn.GELU(), nn.Linear(1024, len(setup.images.classes)))
     return _step(setup, head.to(setup.device))
 
 
 def frozen_encoder(setup: Setup) -> tuple[nn.Module, int]:
-    """(classifier without its last layer, frozen; number of its output features)."""
+    """Return (frozen classifier without its last layer, number of output features)."""
     torch.manual_seed(0)
     encoder: Any = torchvision.models.get_model(setup.model, weights=None)
     features = int(encoder.fc.in_features)

@@ -11,12 +11,12 @@ from typing import Any
 
 from gpuaug import ArgumentError
 
-# Version of the files. Increase it when they change, so that an older cache is not used.
+# Version of the files. Increase the version when the files change, so that an older cache is not used.
 VERSION = 1
 CROPS_PER_PHOTOGRAPH = 32
-_SIDE_PX = (300, 500)
+_SIDE_PX = (300, 500)  # smallest and largest side of a crop
 
-# Each photograph is a class. Drawings, masks and charts are left out, because they compress differently from photographs.
+# Each photograph is a class. Without drawings, masks and charts, which compress differently from photographs.
 PHOTOGRAPHS = (
     "astronaut.png",
     "brick.png",
@@ -34,7 +34,7 @@ PHOTOGRAPHS = (
 
 
 def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
-    """Images under ``root`` as a ``torchvision.datasets.ImageFolder``.
+    """Return the images under ``root`` as a ``torchvision.datasets.ImageFolder``.
 
     Args:
         root: A folder of class folders.
@@ -59,9 +59,7 @@ def class_folders(root: str | os.PathLike[str], transform: Any) -> Any:
 
 
 def photographs() -> Path:
-    """Folder of class folders with the built-in photographs, written on the first call.
-
-    It is under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
+    """Return the folder of class folders with the photographs. The first call writes the folder (see ``cached_folder``).
 
     Raises:
         ArgumentError: If the installed scikit-image contains none of the photographs.
@@ -70,11 +68,11 @@ def photographs() -> Path:
 
 
 def cached_folder(name: str, build: Callable[[Path], None]) -> Path:
-    """Folder of files that are written once and cached under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``.
+    """Return a folder under ``$XDG_CACHE_HOME/gpuaug``, or ``~/.cache/gpuaug``. The first call writes its files.
 
     Args:
         name: Name of the folder.
-        build: Function that writes the files into an empty folder, its argument.
+        build: Function that writes the files. Its argument is an empty folder.
     """
     cache = _cache_folder()
     folder = cache / name

@@ -1,4 +1,4 @@
-"""Schema of benchmark results, the same for every suite: functions that create, check, write and show results."""
+"""Results of benchmark suites, of one schema: functions that create, check, write and show results."""
 
 import json
 import math
@@ -30,15 +30,17 @@ def result(
     device: torch.device,
     environment: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Result of a suite: its rows with settings, hardware, versions and commit.
+    """Return the result of a suite: rows, settings, hardware, versions and commit.
 
     Args:
         suite: Name of the suite.
         rows: Results of ``Row.record``, or dicts with a ``name`` and numbers whose keys end with a unit, such as ``host_ms``.
         settings: Settings of the suite: sizes, workers, whether batches were page-locked.
         device: Device of the measurement.
-        environment: Result of ``environment(device)`` before the measurement. Default: read now. The result adds
-            ``plain_torch``: the reason why ``gpuaug.fuse`` ran without Triton, or ``None``.
+        environment: Result of ``gpuaug.benchkit.environment.environment`` before the measurement. Default: read now.
+
+    Returns:
+        The result. ``plain_torch`` in its environment is the reason why ``gpuaug.fuse`` ran without Triton, or ``None``.
     """
     before = read_environment(device) if environment is None else environment
     return {
@@ -55,7 +57,7 @@ def write(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(_finite(result), sort_keys=True, indent=2, allow_nan=False) + "\n"
-    # Written to another file and renamed, so that an interruption does not destroy the old result.
+    # Written to another file, which then replaces the old result, so that an interruption does not destroy the old result.
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -85,7 +87,7 @@ def check(result: dict[str, Any]) -> None:
 
 
 def table(rows: list[dict[str, Any]], title: str) -> "Table":
-    """Table for rich, with a section per value of ``case``. Fits into a terminal of 80 columns."""
+    """Return a table for rich, with a section per value of ``case``. It fits into a terminal of 80 columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,7 @@
-"""Three uses of ``gpuaug`` as loops to compare: training a classifier, a frozen encoder, augmentation alone."""
+"""Three uses of ``gpuaug``, each as loops to compare: training a classifier, a head on a frozen encoder, augmentation alone.
+
+A *variant* is one of the compared loops. In every *round* each variant runs for one timed window.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,25 +21,27 @@ from gpuaug.core.devices import plain_torch_reason
 _GPUAUG_PREFIXES = ("StreamedLoader", "gpuaug.")
 _STEP_ALONE = "step alone, batch resident"
 _RATIO_TOLERANCE = 0.03
-"""Largest difference between a row's ratio within rounds and the ratio of its rates without a comment in the verdict."""
+"""Difference between a row's ratio within rounds and the ratio of its rates above which the verdict has a comment."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """Variants that are measured in the same rounds, with the baseline of their ratios."""
+    """Variants that are measured in the same rounds."""
 
     case: str
+    """Title of the use, an entry of each row."""
     baseline: str
+    """Name of the variant to which ratios refer."""
     variants: list[Variant]
 
 
 def three_uses(setup: Setup) -> list[Use]:
-    """Uses that ``gpuaug bench`` measures, in the order of its table."""
+    """Return the uses that ``gpuaug bench`` measures, in the order of its table."""
     return [classifier(setup), frozen_encoder(setup), augmentation(setup)]
 
 
 def classifier(setup: Setup) -> Use:
-    """Training of a classifier on photographs, augmented in the workers, in the loop, or in a ``StreamedLoader``."""
+    """Compare training of a classifier on photographs, augmented in workers, in the loop, or in a ``StreamedLoader``."""
 
     def in_workers() -> Iterator[int]:
         step = loops.classifier_step(setup)
@@ -86,7 +91,7 @@ def classifier(setup: Setup) -> Use:
 
 
 def frozen_encoder(setup: Setup) -> Use:
-    """Training of a head on the features of a frozen encoder, which is called in the loop or is a ``FeatureStage``."""
+    """Compare training of a head on a frozen encoder, which is called in the loop or is a ``FeatureStage``."""
 
     def serial() -> Iterator[int]:
         encoder, width = loops.frozen_encoder(setup)
@@ -123,7 +128,7 @@ def frozen_encoder(setup: Setup) -> Use:
 
 
 def augmentation(setup: Setup) -> Use:
-    """Augmentation alone, of a batch that is on the device. To compare another augmenter, add an entry to ``augmenters``."""
+    """Compare augmentation alone, of a batch that is on the device. For another variant, add an entry to ``augmenters``."""
     augmenters: dict[str, Callable[[Setup], Callable[[Tensor], Tensor]]] = {
         "Kornia, eager": loops.kornia_augmentation,
         "gpuaug.fuse": loops.fused_augmentation,
@@ -143,7 +148,7 @@ def augmentation(setup: Setup) -> Use:
 
 
 def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[str]:
-    """Sentences about the rows: a comparison of the fastest loops with and without gpuaug, and advice.
+    """Yield sentences about the rows: a comparison of the fastest loops with and without gpuaug, and advice.
 
     Args:
         rows: Records of ``Row.record`` with a ``case``.
@@ -168,7 +173,7 @@ def verdict(rows: Sequence[dict[str, Any]], device: torch.device) -> Iterator[st
 
 
 def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a sentence about one use, if it has rows with gpuaug and rows without gpuaug."""
+    """Yield a sentence about one use, if the use has rows with gpuaug and rows without gpuaug."""
     with_gpuaug = [row for row in rows if row["name"].startswith(_GPUAUG_PREFIXES)]
     without = [row for row in rows if row not in with_gpuaug and row["name"] != _STEP_ALONE]
     if not (with_gpuaug and without):
@@ -196,7 +201,7 @@ def _comparison(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _speed_changed(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether a row's ratio within rounds differs from the ratio of its rates by more than ``_RATIO_TOLERANCE``."""
+    """Return whether a row's ratio within rounds differs from the ratio of its rates by more than ``_RATIO_TOLERANCE``."""
     base = next((row for row in rows if row.get("ratio_low") == row.get("ratio_high") == 1), None)
     return base is not None and any(
         abs(row["ratio"] - row["steps_per_s"] / base["steps_per_s"]) > _RATIO_TOLERANCE for row in rows
@@ -221,7 +226,7 @@ def _streamed(
 
 def _resident_batch(setup: Setup) -> tuple[Tensor, Tensor]:
     dataset = loops.images_with(setup, loops.uint8_images(setup))
-    # Indices are spread over the dataset, because neighbours have the same class.
+    # Samples from the whole dataset, because neighbours have the same class.
     samples = [dataset[index * len(dataset) // setup.batch_size % len(dataset)] for index in range(setup.batch_size)]
     images = torch.stack([image for image, _ in samples])
     return loops.to_device(setup, (images, torch.tensor([label for _, label in samples])))

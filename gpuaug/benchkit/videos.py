@@ -8,7 +8,7 @@ import numpy as np
 from gpuaug.benchkit.photos import cached_folder
 
 VERSION = 1
-"""Version of the files. Increase it when they change, so that an older cache is not used."""
+"""Version of the files. Increase the version when the files change, so that an older cache is not used."""
 
 STEPS = {"falling": (-2, 0), "rising": (2, 0), "sideways": (0, 2), "still": (0, 0)}
 """Displacement (down, right) of the texture per frame in pixels, per class.
@@ -18,7 +18,7 @@ No class is the mirror image of another class.
 
 
 def moving_textures() -> Path:
-    """Folder of class folders with the built-in videos, written on the first call and cached, like ``photographs``."""
+    """Return the folder of class folders with the videos. The first call writes the folder (see ``cached_folder``)."""
     return cached_folder(f"videos-{VERSION}", write)
 
 
@@ -63,7 +63,7 @@ def encode(path: str | os.PathLike[str], pictures: list[np.ndarray], *, rate: in
 
 
 def _texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """(H, W, 3) uint8 noise of two scales."""
+    """Return (H, W, 3) uint8 noise of two scales."""
     coarse = sum(
         np.kron(rng.standard_normal((height // scale + 1, width // scale + 1, 3)), np.ones((scale, scale, 1)))[:height, :width]
         for scale in (8, 24)

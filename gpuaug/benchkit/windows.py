@@ -1,4 +1,7 @@
-"""Timed windows over endless training loops, interleaved so that drift of the machine's speed affects all loops equally."""
+"""Timed windows over endless training loops.
+
+Windows are measured in *rounds* of one window per loop, so that drift of the machine's speed affects all loops equally.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,10 +21,10 @@ class Variant:
 
     Args:
         name: Name of the row.
-        steps: Function that returns an endless iterator. Each ``next`` runs one training step and returns its number of images;
-            the host may run ahead of the device.
-        discard: Number of steps at the start of each window that are not counted: at least the number of batches that queue up
-            while other variants run, so that a full queue does not count as throughput.
+        steps: Function that returns an endless iterator. Each ``next`` runs one training step, without waiting for the device,
+            and returns its number of images.
+        discard: Number of steps at the start of each window that are not counted: at least the number of batches that workers
+            load while other variants run.
         notes: Function that returns further entries for the row's record. Called after all measurements.
     """
 
@@ -38,26 +41,31 @@ class Window:
     steps: int
     images: int
     seconds: float
-    """Time until the device had finished all steps."""
+    """Time until the device has finished all steps."""
     host_seconds: float
-    """Time until the last step returned on the host."""
+    """Time until the host has queued all steps."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over the windows of one variant. Ratios are computed within rounds, under the same load of the machine."""
+    """Medians over the windows of one variant. A ratio is the variant's rate divided by the baseline's in the same round."""
 
     name: str
     steps_per_s: float
     images_per_s: float
     host_ms: float
+    """Time of the host per step."""
     ratio: float | None
+    """Median of the ratios; ``None`` without a baseline."""
     ratio_low: float | None
+    """Smallest ratio."""
     ratio_high: float | None
+    """Largest ratio."""
     rounds: list[float]
+    """Steps per second in each round."""
 
     def record(self, **labels: Any) -> dict[str, Any]:
-        """Row as a dict for a result file, with further ``labels`` such as ``case`` and ``batch_size``."""
+        """Return the row as a dict for a result file, with further ``labels`` such as ``case`` and ``batch_size``."""
         return labels | asdict(self)
 
 
@@ -71,10 +79,9 @@ def interleave(
     progress: Callable[[str], None] | None = None,
     settle: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Window]]:
-    """Measure ``variants`` in rounds of one window each, every other round in reverse order.
+    """Measure ``variants`` in rounds of one window per variant, every other round in reverse order.
 
-    The device is synchronised only at the beginning and end of a window: synchronising in each step would prevent the overlap
-    that is measured.
+    The device is synchronised only at the beginning and end of a window: synchronising in each step would prevent overlap.
 
     Args:
         variants: Variants to compare. A variant's iterator is created once and stays open, with its workers and CUDA graphs.
@@ -83,7 +90,7 @@ def interleave(
         repeats: Number of rounds.
         warmup: Number of steps of each variant before the first round, in addition to ``discard``.
         progress: Called with the name of a variant after its warm-up and after each of its windows.
-        settle: Called before each window. It waits until the workers of the previous variant have filled their queues.
+        settle: Called before each window, to wait until workers of the previous variant have filled their queues.
 
     Returns:
         Name → windows in the order of the rounds.
@@ -120,7 +127,7 @@ def interleave(
 
 
 def summarise(windows: dict[str, list[Window]], *, baseline: str | None) -> list[Row]:
-    """Turn windows into rows, in their order.
+    """Return one row per variant, in the order of ``windows``.
 
     Args:
         windows: Result of ``interleave``.
@@ -207,5 +214,5 @@ def _window(open_variant: _OpenVariant, device: torch.device, seconds: float) ->
 
 
 def _rates(windows: list[Window]) -> list[float]:
-    """Steps per second of each window."""
+    """Return the steps per second of each window."""
     return [window.steps / window.seconds for window in windows]

@@ -1,8 +1,8 @@
 """Functions on batches: nested tuples, lists, named tuples, mappings and dataclasses.
 
-A *leaf* is an object that is not a container, or that has a ``to`` method. A container with changed leaves is rebuilt with its
-own type. A container in which no leaf changed is returned as the same object. So containers that cannot be rebuilt cause no
-error unless a leaf in them changes.
+A *leaf* is an object that is not a container, or that has a ``to`` method. A container in which a leaf changes is rebuilt as an
+object of the same class. A container in which no leaf changes is returned itself, so a container that cannot be rebuilt causes
+an error only if a leaf in it changes.
 """
 
 import copy
@@ -36,8 +36,8 @@ def moves_itself(value: object) -> bool:
     return not isinstance(value, _NEVER_MOVES_ITSELF) and callable(getattr(value, "to", None))
 
 
-def members(value: Any) -> list[Any]:
-    """Return the values of a mapping with a ``to`` method, or the attributes of any other object with a ``to`` method."""
+def inner_values(value: Any) -> list[Any]:
+    """Return the values inside a leaf with a ``to`` method: of a mapping its values, of other objects their attributes."""
     return list(value.values() if isinstance(value, Mapping) else getattr(value, "__dict__", {}).values())
 
 
@@ -66,11 +66,11 @@ def by_key(container: Any) -> bool:
 
 
 def objects_to_keep(values: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the objects to keep alive while a stage reads ``values``. Not containers, whose members a stage may replace."""
+    """Yield the objects to keep alive while a stage reads ``values``: the leaves, because a stage may change containers."""
     for leaf in leaves(values):
         yield leaf
         if type(leaf) not in _LEAVES and moves_itself(leaf):
-            yield members(leaf)
+            yield inner_values(leaf)
 
 
 def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
@@ -108,10 +108,10 @@ def map_leaves(function: Callable[[Any], Any], batch: Batch) -> Batch:
 
 
 def map_members(function: Callable[[Any], Any], is_selected: Callable[[Any], bool], batch: Batch) -> Batch:
-    """Apply ``function`` to the members, leaves and containers, for which ``is_selected`` returns true.
+    """Apply ``function`` to the leaves and containers for which ``is_selected`` returns true.
 
     Args:
-        function: Called with each selected member, or with ``batch`` itself if it is selected.
+        function: Called with each selected leaf or container. Its result replaces the argument.
         is_selected: Predicate. The members of a selected container are not visited.
         batch: Any nesting of containers.
 
@@ -279,8 +279,8 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
     cls = type(container)
     try:
         if isinstance(container, MutableMapping):
-            # Copied, because values besides the items may not be arguments of the constructor: a defaultdict's factory,
-            # attributes.
+            # Copied, because the constructor may not accept what the mapping holds besides its items, such as attributes or the
+            # factory of a defaultdict.
             clone = _shallow_copy(container)
             for key, value in values.items():  # not update(), which ModelOutput of Transformers does not allow
                 clone[key] = value

@@ -1,4 +1,4 @@
-"""Columns of a list of dicts, such as target dicts: the tensors of one key, their properties, and their concatenation.
+"""Columns of a list of dicts. A *column* is the values of one key, such as the boxes of all images of a batch.
 
 The functions process a whole column per call, because a batch has hundreds of tensors and a Python call per tensor takes 1 µs
 or more.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-plainly = torch._C.DisableTorchFunctionSubclass
+as_plain_tensors = torch._C.DisableTorchFunctionSubclass
 """Context manager in which functions treat tensors of subclasses, such as torchvision's, as plain tensors."""
 
 # Attribute getters of the base class, which are faster than the getters of torchvision's subclasses.
@@ -29,7 +29,7 @@ _EXCEPTIONS = (
     Tensor.is_neg,
     Tensor.is_conj,
 )
-"""Predicates of tensors that lose information if only their values are copied: one of the predicates is true."""
+"""Predicates. A tensor for which one of them is true loses information if only its values are copied."""
 
 
 class Column(NamedTuple):
@@ -41,7 +41,7 @@ class Column(NamedTuple):
 
 
 def columns(records: Sequence[Mapping[Any, Any]]) -> dict[Any, Column]:
-    """Return key → column, in the order of the first dict that has the key."""
+    """Return key → column. Keys are in the order of their first occurrence."""
     names = tuple(records[0]) if records else ()
     if all(tuple(record) == names for record in records):
         samples = range(len(records))
@@ -70,11 +70,11 @@ def are_plain(values: Sequence[Any]) -> bool:
 
 def shapes(tensors: Sequence[Tensor]) -> list[torch.Size]:
     """Return the shape of each tensor."""
-    with plainly():
+    with as_plain_tensors():
         return list(map(_shape, tensors))
 
 
-def shape_behind_first(shapes: Sequence[torch.Size]) -> torch.Size | None:
+def common_row_shape(shapes: Sequence[torch.Size]) -> torch.Size | None:
     """Return ``shape[1:]`` if it is the same for all shapes; else, or if a tensor has no axes, ``None``."""
     axes = set(map(len, shapes))
     if len(axes) != 1 or 0 in axes:
@@ -86,19 +86,19 @@ def shape_behind_first(shapes: Sequence[torch.Size]) -> torch.Size | None:
 
 def dtypes(tensors: Sequence[Tensor]) -> set[torch.dtype]:
     """Return the set of the tensors' dtypes."""
-    with plainly():
+    with as_plain_tensors():
         return set(map(_dtype, tensors))
 
 
 def devices(tensors: Sequence[Tensor]) -> set[torch.device]:
     """Return the set of the tensors' devices."""
-    with plainly():
+    with as_plain_tensors():
         return set(map(_device, tensors))
 
 
 def are_dense(tensors: Sequence[Tensor], device: torch.device) -> bool:
-    """Return whether all tensors are contiguous, on ``device``, of one dtype, and lose nothing if their values are copied."""
-    with plainly():
+    """Return whether all tensors are contiguous, on ``device``, of one dtype, and fully described by their values."""
+    with as_plain_tensors():
         return (
             len(dtypes(tensors)) == 1
             and devices(tensors) == {device}
@@ -110,21 +110,21 @@ def are_dense(tensors: Sequence[Tensor], device: torch.device) -> bool:
 
 def largest_bytes(tensors: Sequence[Tensor]) -> int:
     """Return the size in bytes of the largest tensor."""
-    with plainly():
+    with as_plain_tensors():
         largest: int = max(map(_nbytes, tensors))
     return largest
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Return the concatenation of the tensors along the first axis, as a plain tensor."""
-    with plainly():
+    with as_plain_tensors():
         return torch.cat(tuple(tensors))
 
 
 def split(values: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
-    """Split ``values`` into tensors of ``counts`` rows.
+    """Split ``values`` into tensors of ``counts`` rows, which share the memory of ``values``.
 
-    The tensors share the memory of ``values``. If ``values`` needs no gradients, each tensor has its own version counter.
+    If ``values`` requires no gradient, each tensor has a separate version counter.
     """
     if values.requires_grad:
         return values.split_with_sizes(counts)
@@ -150,7 +150,7 @@ class TensorColumn:
 
     @cached_property
     def attributes(self) -> list[dict[str, Any]]:
-        """Attributes of each tensor, such as the format of torchvision's boxes; or a list of one dict if all are equal."""
+        """Attributes of each tensor, such as the format of torchvision's boxes. A list of one dict if all are equal."""
         return list(map(vars, self.tensors))
 
     @cached_property
@@ -171,7 +171,7 @@ class TensorColumn:
     @cached_property
     def entry(self) -> torch.Size | None:
         """Shape of one row: ``shape[1:]`` if it is the same for all tensors; else ``None``."""
-        return shape_behind_first(self.shapes)
+        return common_row_shape(self.shapes)
 
     @cached_property
     def joined(self) -> Tensor:
@@ -179,13 +179,13 @@ class TensorColumn:
         return joined(self.tensors)
 
 
-def lying_together(tensors: Sequence[Tensor]) -> Tensor | None:
+def adjacent_view(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return ``joined(tensors)`` as a view of their memory, if they are adjacent in memory and in order; else ``None``.
 
     Args:
         tensors: Tensors of one dtype and device, whose shapes may differ in the first axis.
     """
-    with plainly():
+    with as_plain_tensors():
         if not all(map(Tensor.is_contiguous, tensors)):
             return None
         non_empty = [tensor for tensor in tensors if tensor.numel()]

@@ -1,4 +1,4 @@
-"""Devices: the device of an argument, the current GPU, and the GPUs on which Triton cannot run."""
+"""Devices: conversion of the argument ``device``, the current GPU, and the GPUs on which Triton cannot run."""
 
 from typing import Any
 
@@ -23,15 +23,15 @@ def resolve(device: torch.device | str | int | None) -> torch.device:
         ArgumentError: If ``device`` is not a device.
         DeviceError: If this machine does not have the device.
     """
-    return with_index(requested(device))
+    return with_index(as_device(device))
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return ``device``; if it is ``cuda`` without an index, with the index of the calling thread's current GPU."""
+    """Return ``device``. For ``cuda`` without an index, add the index of the calling thread's current GPU."""
     return torch.device("cuda", cuda.current_device()) if device.type == "cuda" and device.index is None else device
 
 
-def requested(device: torch.device | str | int | None) -> torch.device:
+def as_device(device: torch.device | str | int | None) -> torch.device:
     """Return ``device`` as a ``torch.device``, without an index if ``device`` has none. Creates no CUDA context.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Batches of undecoded images or clips: image files, or packets of videos, in one flat buffer, with their header fields."""
+"""Batches of undecoded images or clips: image files, or packets of videos, in one flat buffer, and fields of their headers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gpuaug.core.errors import whole_number
 
 
 class Format(IntEnum):
-    """Format of an encoded image. JPEGs are divided by the decoders that accept them."""
+    """Format of an encoded image. JPEGs have several formats, because decoders accept different JPEGs."""
 
     UNREADABLE = 0
     """Cannot be decoded. ``Headers.problems`` has the reason."""
@@ -38,8 +38,8 @@ HEADER = np.dtype(
     [
         ("start", np.int64),  # offset of the file in the buffer, in bytes
         ("length", np.int64),  # length of the file in bytes
-        ("height", np.int32),  # height in the file, in pixels, before rotation by the orientation
-        ("width", np.int32),  # width in the file
+        ("height", np.int32),  # height of the image in pixels, before rotation by the EXIF orientation
+        ("width", np.int32),  # width of the image in pixels, before rotation
         ("channels", np.uint8),  # components of a JPEG, bands of another image (a palette is one)
         ("stored_channels", np.uint8),  # channels if decoded with channels=None, where palettes and CMYK become RGB
         ("format", np.uint8),  # value of the Format
@@ -73,7 +73,8 @@ class Headers:
 class Encoded:
     """A batch of encoded images: the files, concatenated.
 
-    ``gpuaug.collate_encoded`` returns it; ``gpuaug.DecodeStage`` decodes it to a ``Ragged``. ``len()`` is the number of images.
+    ``gpuaug.collate_encoded`` returns an ``Encoded``; ``gpuaug.DecodeStage`` decodes it to a ``Ragged``. ``len()`` is the
+    number of images.
 
     Shape:
         - data: (bytes,) uint8, on the host
@@ -130,8 +131,8 @@ CLIP = np.dtype(
         ("codec", "S16"),  # FFmpeg's name of the codec, such as h264
         ("library", "S24"),  # FFmpeg's name of the decoder, such as libdav1d
         ("pixels", "S16"),  # FFmpeg's name of the pixel format, such as yuv420p
-        ("height", np.int32),  # height of a frame in the file, in pixels, before rotation by the orientation
-        ("width", np.int32),  # width of a frame in the file
+        ("height", np.int32),  # height of a frame in pixels, before rotation by the orientation
+        ("width", np.int32),  # width of a frame in pixels, before rotation
         ("matrix", np.uint8),  # number of the colour matrix in H.273; 2 if the file has none
         ("full_range", np.bool_),  # whether black is 0, not 16
         ("interlaced", np.bool_),
@@ -181,8 +182,8 @@ class ClipHeaders(Headers):
 class EncodedClips(Encoded):
     """A batch of undecoded clips: the packets of their videos, concatenated.
 
-    ``gpuaug.collate_encoded`` returns it for clips of ``gpuaug.read_clip``; ``gpuaug.DecodeStage`` decodes it to frames.
-    ``len()`` is the number of clips.
+    ``gpuaug.collate_encoded`` returns an ``EncodedClips`` for clips of ``gpuaug.read_clip``; ``gpuaug.DecodeStage`` decodes it
+    to frames. ``len()`` is the number of clips.
 
     Shape:
         - data: (bytes,) uint8, on the host

@@ -35,12 +35,12 @@ class ArgumentTypeError(GpuAugError, TypeError):
 
 
 def add_note(error: BaseException, note: str, *, replaces: str | None = None) -> None:
-    """Add a note to an error of any class. Does nothing if the class does not allow it, as for a frozen dataclass.
+    """Add a note to an error. Does nothing for an error without settable attributes, such as a frozen dataclass.
 
     Args:
         error: Error. The same object may be raised several times.
         note: Text of the note.
-        replaces: Beginning of older notes to remove. Default: ``note``, so that it is not added twice.
+        replaces: Beginning of older notes to remove. Default: ``note``, so that a note is not added twice.
     """
     with contextlib.suppress(Exception):  # a note that cannot be added must not hide the error
         notes = vars(error).setdefault("__notes__", [])
@@ -48,7 +48,7 @@ def add_note(error: BaseException, note: str, *, replaces: str | None = None) ->
 
 
 def shown(value: object) -> str:
-    """Return a value as text on one line, for an error message: the shape of a tensor or array, else ``repr``, shortened."""
+    """Return one line of text for an error message: the shape of a tensor or array, else the ``repr``, shortened."""
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
@@ -124,7 +124,7 @@ class SelectionError(GpuAugError, LookupError):
 
 
 class DeviceError(GpuAugError, RuntimeError):
-    """A device cannot be used: it is missing, a tensor or module is on another one, or Triton is required and cannot run."""
+    """A device cannot be used: it is missing, a tensor or module is on another device, or Triton is required and cannot run."""
 
 
 class DecodeError(GpuAugError, ValueError):
@@ -136,4 +136,4 @@ class IteratorEndedError(GpuAugError, RuntimeError):
 
 
 class GpuAugWarning(UserWarning):
-    """A setup works, but is slower than the user will expect, or behaves differently."""
+    """A setup works, but is slower than the user may expect, or behaves differently."""

@@ -1,7 +1,7 @@
 """Figure class of ``show`` and of timelines.
 
-This module imports matplotlib, which may not be installed. Import the module within ``plotting.drawing``, which raises the
-error for it.
+Import this module only within ``plotting.drawing``: the module imports matplotlib, which may not be installed, and ``drawing``
+then raises an error with advice.
 """
 
 from io import BytesIO

@@ -2,9 +2,9 @@
 
 The seed for one stage and one batch is called *key*: an integer that depends on seed, epoch, rank, batch and stage.
 
-The generators of Python and NumPy are Mersenne Twisters. To save, seed and restore them with functions of Python and NumPy
-would take 200 µs, longer than many stages. So NumPy's generator is replaced by a private generator, and the state of Python's
-generator is read and written in memory.
+The generators of Python and NumPy are Mersenne Twisters: the state is 624 words and the index of the next word. Saving, seeding
+and restoring them with functions of Python and NumPy would take 200 µs, longer than many stages. So NumPy's generator is
+replaced by a private generator, and the state of Python's generator is read and written in memory.
 """
 
 import _random
@@ -79,8 +79,8 @@ class NumpyGenerator:
         self._private = np.random.MT19937(0)
         address = self._private.ctypes.state_address  # address of the words, followed by the index of the next word
         self._state = _memory(address, TWISTER + 1)
-        # Replaces the bit generator while get_state and set_state are called, which then read and write only the normally
-        # distributed number that NumPy has cached.
+        # NumPy caches one normally distributed number. With this object in place of the bit generator, get_state and set_state
+        # read and write only the cached number.
         self._cached_normal: Any = SimpleNamespace(state={})
 
     def save_and_seed(self, key: int) -> None:
@@ -129,7 +129,7 @@ class _CudaGenerator:
 
 
 class _ModuleGenerator:
-    """Global generator of an accelerator other than CUDA. Its state is copied to save it."""
+    """Global generator of an accelerator other than CUDA. Saving it copies its state."""
 
     def __init__(self, device: torch.device) -> None:
         self._device_module: Any = torch.get_device_module(device)

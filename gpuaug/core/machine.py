@@ -12,7 +12,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 def allowed_cores() -> int:
     """Return the number of cores that this process may use, at least 1.
 
-    It is the number of cores in the process's affinity, or the CPU quota of its container, rounded down, if that is smaller.
+    The smaller of the number of cores in the process's affinity and the CPU quota of its container, rounded down.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _cgroups("cpu"):
@@ -45,14 +45,14 @@ def local_ranks() -> int:
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """Yield the folders with limits of a controller: of the control group of this process, and of all groups above it."""
+    """Yield the folders of this process's control group and of all groups above it, which hold the limits of ``controller``."""
     lines = (line.split(":", 2) for line in _text(Path("/proc/self/cgroup")).splitlines())
     for _, controllers, path in (parts for parts in lines if len(parts) == 3):
         names = controllers.split(",")
         if controllers and controller not in names:
             continue
         root = CGROUP_ROOT if not controllers else CGROUP_ROOT / controller
-        # In a container the path may be a path of the host that is not mounted. Then the root has the limits of the container.
+        # In a container, ``path`` may exist on the host only. Then the root folder has the limits of the container.
         folder = root / path.lstrip("/")
         yield from (folder, *folder.parents)[: len(folder.relative_to(root).parts) + 1]
 

@@ -1,7 +1,8 @@
 """Target dicts, packed into one tensor per key for the transfer from a worker to the device, and for fused stages.
 
 A *target dict* has the annotations of one image, such as ``{"boxes": …, "labels": …}``. A *column* is the values of one key in
-a list of target dicts.
+a list of target dicts. A column is *packed* if its tensors are concatenated along the first axis into one *flat* tensor. Rows
+are *pending* if a stage has queued their removal on the device, and the host does not know yet how many rows remain.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,10 @@ from gpuaug.core.columns import (
     Column,
     TensorColumn,
     are_dense,
+    as_plain_tensors,
     columns,
+    common_row_shape,
     largest_bytes,
-    plainly,
-    shape_behind_first,
     shapes,
     split,
 )
@@ -39,7 +40,7 @@ Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor | None]
 
 
 class PackedColumn(NamedTuple):
-    """Description of a column whose tensors are concatenated."""
+    """Description of a packed column, without its data."""
 
     name: Any
     """Key of the column in the dicts."""
@@ -130,9 +131,8 @@ class PendingRows:
     """Removal of rows that is queued on the device. The host does not know yet how many rows remain.
 
     Args:
-        names: Keys of the columns whose rows are removed. In the flat tensor of such a column, the remaining rows come first;
-        the
-            rows after them are undefined.
+        names: Keys of the columns whose rows are removed. The flat tensor of such a column has the remaining rows first, and
+            undefined rows after them.
         keep_mask: (n,) host tensor, true for each row that remains, in the order before the removal. The device may not have
             written the mask yet.
     """
@@ -151,9 +151,10 @@ class PendingRows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PackedTargets:
-    """A list of dicts of tensors, packed for the transfer from a worker to the device: one tensor per key.
+    """A list of target dicts, packed: one tensor per key.
 
-    The loader copies ``flat`` and ``others`` to the device; ``layout`` stays on the host. Stages and users get the dicts.
+    The loader copies ``flat`` and ``others`` to the device; ``layout`` stays on the host. Fused stages read packed targets;
+    other stages and the user get dicts.
     """
 
     flat: tuple[Tensor, ...]
@@ -163,7 +164,7 @@ class PackedTargets:
     layout: TargetsLayout
     """Structure of the dicts."""
     pending: PendingRows | None = None
-    """Removal of rows that ``settled`` completes; ``None`` if no rows are being removed."""
+    """Pending removal of rows, which ``settled`` completes; ``None`` if no rows are pending."""
 
     @property
     def types(self) -> set[type]:
@@ -198,10 +199,7 @@ class PackedTargets:
         return replace(self, flat=tuple(flat for _, flat in new), layout=new_layout, pending=pending)
 
     def settled(self) -> Self:
-        """Return packed targets without the rows that ``pending`` removes.
-
-        The device must have completed the work that was queued when ``pending`` was set.
-        """
+        """Return packed targets without the pending rows. Call after the device has written ``pending.keep_mask``."""
         if self.pending is None:
             return self
         columns = {}
@@ -229,7 +227,7 @@ class PackedTargets:
 
 
 class _PackPlan:
-    """Columns of a list of dicts that can be packed. It is a leaf of the batch, in place of the list, until the list is packed.
+    """Columns of a list of dicts that can be packed. Replaces the list as a leaf of the batch until the columns are packed.
 
     Args:
         dicts: List or tuple of dicts.
@@ -261,7 +259,7 @@ class _PackPlan:
 
     def ids(self) -> list[int]:
         """Return the ``id`` of each tensor that is not empty. A dataset may use one empty tensor for several samples."""
-        with plainly():
+        with as_plain_tensors():
             return [id(tensor) for _, values in self._columns for tensor in values if Tensor.numel(tensor)]
 
     def packed(self, allocate: Allocate) -> PackedTargets:
@@ -316,12 +314,12 @@ def unpack_targets(batch: Batch) -> Batch:
 
 
 def settle_targets(batch: Batch) -> Batch:
-    """Replace each ``PackedTargets`` of a batch by its result of ``settled``."""
+    """Remove pending rows from each ``PackedTargets`` of a batch. The device must have written their masks."""
     return batches.map_members(PackedTargets.settled, is_packed, batch)
 
 
 def has_pending_targets(batch: Batch) -> bool:
-    """Return whether a ``PackedTargets`` of a batch has pending rows. ``settle_targets`` must then wait for the device."""
+    """Return whether a ``PackedTargets`` of a batch has pending rows. Then wait for the device before ``settle_targets``."""
     has_pending = False
 
     def check(targets: PackedTargets) -> PackedTargets:
@@ -358,7 +356,7 @@ def _packed_column(name: Any, samples: Sequence[int], tensors: Sequence[Tensor])
     tensor_shapes = shapes(tensors)
     cls = type(tensors[0])
     attributes = [{}] if cls is Tensor else shared_attributes([vars(tensor) for tensor in tensors])
-    if shape_behind_first(tensor_shapes) is not None:
+    if common_row_shape(tensor_shapes) is not None:
         return PackedColumn(name, samples, [shape[0] for shape in tensor_shapes], None, cls, attributes)
     return PackedColumn(name, samples, [shape.numel() for shape in tensor_shapes], tensor_shapes, cls, attributes)
 
@@ -371,7 +369,7 @@ def shared_attributes(attributes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _concatenate(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allocate) -> Tensor:
     """Concatenate the tensors of a column in memory from ``allocate``."""
-    with plainly():
+    with as_plain_tensors():
         inner = () if column.shapes is not None else tensors[0].shape[1:]
         out = allocate((sum(column.lengths), *inner), tensors[0].dtype)
         parts = tuple(tensors) if column.shapes is None else tuple(tensor.flatten() for tensor in tensors)
@@ -379,7 +377,7 @@ def _concatenate(column: PackedColumn, tensors: Sequence[Tensor], allocate: Allo
 
 
 def _are_dicts(value: Any) -> bool:
-    """Return whether ``value`` is a list or tuple of dicts, which is not empty."""
+    """Return whether ``value`` is a non-empty list or tuple of dicts."""
     return type(value) in (list, tuple) and set(map(type, value)) == {dict}
 
 

@@ -18,7 +18,7 @@ def drawing(what: str, otherwise: str = "", style: Mapping[str, Any] | None = No
 
     Args:
         what: Name of the drawing, for the error message.
-        otherwise: Text that continues the advice to install matplotlib in the error message, such as ``", or pass …"``.
+        otherwise: Alternative to the advice "Run pip install matplotlib", such as ``", or pass …"``. Appended to the advice.
         style: Settings of matplotlib that differ from its defaults.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Images of different sizes in one flat buffer."""
+"""Images of different sizes in one flat buffer. The images may be *windows*: the parts that a stage reads of larger images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MOST_SIDE = 2**24
 """Exclusive limit of a side in pixels. Pixel indices are float32, which is exact up to here."""
 
 MOST_WARPED = 2**20
-"""Inclusive limit of a side in pixels for warps. Coordinates beyond this limit are clamped to it, also in the kernels."""
+"""Inclusive limit of a side in pixels for warps. Larger coordinates are clamped to the limit, also in the kernels."""
 
 MOST_ELEMENTS = 2**31
 """Exclusive limit of the number of values of an image, or of a ragged batch. Kernels index values in 32 bits."""
@@ -37,7 +37,7 @@ class Shapes:
             size. 0: the images are not frames of clips.
     """
 
-    __slots__ = ("channels", "frames", "held", "layout", "least", "sizes", "windows")
+    __slots__ = ("channels", "frames", "layout", "num_elements", "shortest_side", "sizes", "windows")
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Shapes:
         frames: int = 0,
     ) -> None:
         self.sizes, self.channels, self.layout, self.windows, self.frames = sizes, channels, layout, windows, frames
-        # Computed in the constructor, so that they are computed in the worker process, and not on the training thread.
-        self.least = int(np.min(sizes)) if sizes.size else 1
+        # Computed in the constructor, because a worker process calls it, and the training thread reads the attributes.
+        self.shortest_side = int(np.min(sizes)) if sizes.size else 1
         """Shortest side of all images, in pixels."""
-        self.held = int((sizes if windows is None else windows[:, 2:]).prod(1).sum()) * channels
+        self.num_elements = int((sizes if windows is None else windows[:, 2:]).prod(1).sum()) * channels
         """Number of elements in the buffer."""
 
     @property
@@ -72,16 +72,18 @@ class Windows(NamedTuple):
     out: tuple[int, int]
     """Height and width to which the stage resizes the windows."""
     may_downsample: bool = True
-    """Whether images may be downsampled when they are decoded: the stage returns one view, and transforms no targets in pixel
-    coordinates, such as boxes."""
+    """Whether images may be downsampled when they are decoded.
+
+    True if the stage returns one view, and transforms no targets in pixel coordinates, such as boxes.
+    """
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Ragged:
     """A batch of images of different sizes in one flat buffer.
 
-    ``gpuaug.collate_ragged`` returns it; a stage of ``gpuaug.fuse(…, ragged=True)`` accepts it. ``len()`` is the number of
-    images, an index returns one image (C, h, w) as a view, and iteration yields all images. A loader copies ``data`` and
+    ``gpuaug.collate_ragged`` returns a ``Ragged``; a stage of ``gpuaug.fuse(…, ragged=True)`` accepts one. ``len()`` is the
+    number of images. An index returns one image (C, h, w) as a view; iteration yields all images. A loader copies ``data`` and
     ``places`` to the device; ``shapes`` stays on the host.
 
     If ``shapes.frames`` is T, the batch holds B · T frames of B clips. The frames of a clip have one size; clips may differ in
@@ -92,9 +94,9 @@ class Ragged:
 
     Shape:
         - data: (elements,) uint8, uint16 or int16
-        - places: (B, 3) int64, per image: offset of its first element in ``data``, height and width. If ``data`` holds windows,
-          (B, 4) int64: offset that the first element of the whole image would have, height and width of the image, and width of
-          the window
+        - places: (B, 3) int64, per image: offset of its first element in ``data``, height and width. With windows (B, 4)
+          int64: offset in ``data`` that the first element of the whole image would have, height and width of the whole image,
+          and width of the window
         - shapes: heights, widths, channels and layout of the images, on the host
 
     Examples:

@@ -1,15 +1,15 @@
-"""Random numbers that depend on the position (seed, epoch, rank, batch index, stage) and not on earlier draws.
+"""Random numbers that depend on the position (seed, epoch, rank, batch index) and the stage, and not on earlier draws.
 
-A stage may be any callable, and a callable may draw from the global generators of torch, Python and NumPy. So for the duration
-of a stage, these generators are set to a state that is derived from the position, and restored afterwards. If a pipeline is
-called twice within one stage, the second call continues the sequence of random numbers, so the two calls differ.
+A stage may be any callable, which may draw from the global generators of torch, Python and NumPy. So for the duration of a
+stage, these generators are set to a state that is derived from the position and the stage, and restored afterwards. If a
+pipeline is called twice within one stage, the second call continues the sequence of random numbers, so the two calls differ.
 
-A pipeline of ``gpuaug.fuse`` draws from generators of its own. It takes one seed per call (``next_seed``), and can compute
-random numbers of later batches from the seeds of their calls (``following_seeds``).
+A pipeline of ``gpuaug.fuse`` draws from its own generators. It takes one seed per call (``next_seed``), and can compute random
+numbers of later batches from the seeds of their calls (``following_seeds``).
 
 The global generators belong to the process, not to a thread. So only one thread at a time can be in a stage
-(``GeneratorLock``), and functions of this module that draw from these generators wait until no thread is in a stage. If another
-thread of the user draws during a stage, this is not detected.
+(``GeneratorLock``), and functions of this module that draw from these generators wait until no thread is in a stage. Draws of
+the user's other threads during a stage are not detected.
 """
 
 import functools
@@ -32,7 +32,7 @@ from gpuaug.core.generators import TWISTER, KeyedWords, NumpyGenerator, PythonGe
 STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 """Seconds to wait for another thread's stage: before a stage, before a draw outside of stages, and before a fork.
 
-A stage that takes longer is either compiling or deadlocked with the waiting thread.
+A stage that takes longer is either compiling, or waits for the thread that waits for it.
 """
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ class GeneratorLock:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._fork_state = threading.local()
-        """``is_held``: whether the thread that forks holds the lock because of the fork."""
-        self.blocks: list[Generators] = []
+        """Attribute ``is_held``: whether ``_before_fork`` has acquired the lock on this thread."""
+        self.contexts: list[Generators] = []
         """``Generators`` contexts that the holding thread has entered, outermost first."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
@@ -73,12 +73,12 @@ class GeneratorLock:
         try:
             self._lock.release()
         except RuntimeError:
-            return  # this process was forked within the context, and has a new lock
+            return  # the process was forked within the context, and this process has a new lock
 
     @property
-    def in_a_block(self) -> bool:
+    def in_context(self) -> bool:
         """Whether the calling thread is within a ``Generators`` context."""
-        return bool(self.blocks) and self._lock._is_owned()  # type: ignore[attr-defined]
+        return bool(self.contexts) and self._lock._is_owned()  # type: ignore[attr-defined]
 
     def recover(self) -> None:
         """Exit contexts that stayed open because an interrupt arrived at the first line of their ``__exit__``.
@@ -88,9 +88,9 @@ class GeneratorLock:
         _local.calls = None
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             return
-        while self.blocks:
-            self.blocks[-1].restore()
-            self.blocks.pop()
+        while self.contexts:
+            self.contexts[-1].restore()
+            self.contexts.pop()
         while self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock.release()
 
@@ -109,8 +109,8 @@ class GeneratorLock:
         finally:
             self._lock.release()
 
-    # A process that is forked while another thread is in a stage would use the states of the stage as the user's states. If the
-    # stage was drawing, the lock of a generator would stay locked forever. So a fork waits for the end of the stage.
+    # A fork waits for the end of another thread's stage. Otherwise the generators of the forked process would stay in the state
+    # of the stage, and if the stage was drawing, the lock inside a generator would stay locked forever.
 
     def _before_fork(self) -> None:
         self._fork_state.is_held = self._lock.acquire(timeout=FORK_WAIT_S)
@@ -122,18 +122,18 @@ class GeneratorLock:
             self._lock.release()
 
     def _after_fork_in_child(self) -> None:
-        # A new lock even if the forking thread holds the old one, as a loader does when it starts workers: no worker releases
-        # it.
+        # A new lock also if the forking thread holds the old one, as when a loader starts workers: no worker would release the
+        # old lock.
         self._lock = threading.RLock()
         if not getattr(self._fork_state, "is_held", False):
-            self.blocks = []  # the thread that entered them does not exist in the forked process
+            self.contexts = []  # the thread that entered them does not exist in the forked process
 
 
 generator_lock = GeneratorLock()
 
 
 class Position(NamedTuple):
-    """Position of a batch in a run. It determines the batch's random numbers."""
+    """Position of a batch in a run. Together with the name of a stage, it determines the random numbers of the stage."""
 
     seed: int
     epoch: int
@@ -154,7 +154,7 @@ class Position(NamedTuple):
         return _key(*self, stage)
 
 
-# Cached, because a stage that draws for later batches computes a key in advance, and again for the batch itself.
+# Cached, because a stage that draws for later batches computes the key of a batch in advance, and once more at the batch.
 @functools.lru_cache(maxsize=1024)
 def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
     position = struct.pack("<QQqQ", seed % 2**64, epoch % 2**64, rank, batch)
@@ -162,7 +162,7 @@ def _key(seed: int, epoch: int, rank: int, batch: int, stage: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-class Calls:
+class CallSeeds:
     """Seeds for the calls of pipelines within one stage at one position, one seed per call.
 
     Within ``with calls: …``, ``next_seed`` returns these seeds. A stage that draws only from these seeds needs no
@@ -177,7 +177,7 @@ class Calls:
         self._position = position
         self._stage = stage
         self._calls = 0
-        self._outer: Calls | None = None
+        self._outer: CallSeeds | None = None
 
     def __enter__(self) -> None:
         self._outer = getattr(_local, "calls", None)
@@ -192,7 +192,7 @@ class Calls:
         return self._position.key(f"{self._stage}/{self._calls}")
 
     def following(self, count: int) -> list[int]:
-        """Return the seeds of the current call in the next ``count`` batches."""
+        """Return the seeds that the same call has in the next ``count`` batches."""
         current = self._position
         name = f"{self._stage}/{self._calls}"
         return [_key(*current[:3], current.batch + 1 + index, name) for index in range(count)]
@@ -202,8 +202,11 @@ _local = threading.local()
 
 
 def next_seed() -> int:
-    """Return the seed for one call, in [0, 2⁶³). Within a stage it depends on the position, else torch's generator draws it."""
-    calls: Calls | None = getattr(_local, "calls", None)
+    """Return the seed for one call of a pipeline, in [0, 2⁶³).
+
+    Within a stage, the seed depends on the position and the stage. Outside of stages, torch's global generator draws it.
+    """
+    calls: CallSeeds | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.next()
     cell: torch.Tensor | None = getattr(_local, "cell", None)
@@ -216,10 +219,10 @@ def next_seed() -> int:
 
 def following_seeds(count: int) -> list[int]:
     """Return the next ``count`` results of ``next_seed``, if no other random numbers are drawn. Advances no generator."""
-    calls: Calls | None = getattr(_local, "calls", None)
+    calls: CallSeeds | None = getattr(_local, "calls", None)
     if calls is not None:
         return calls.following(count)
-    # Drawn from a copy, because another thread may draw from the global generator before it could be restored.
+    # Drawn from a copy of the global generator. Another thread could draw before the original was restored.
     copy: torch.Generator | None = getattr(_local, "copy", None)
     if copy is None:
         copy = _local.copy = torch.Generator("cpu")
@@ -229,7 +232,7 @@ def following_seeds(count: int) -> list[int]:
 
 
 def seeds_of_views(seed: int, views: int) -> list[int]:
-    """Return the seeds of the views (random augmentations of one batch) of one call. The first is ``seed``."""
+    """Return one seed per view (random augmentation) of a batch. The first is ``seed``, the seed of the call."""
     return [(seed + index * _GOLDEN) % _SEEDS for index in range(views)]
 
 
@@ -248,9 +251,9 @@ def default_rank() -> int:
 
 
 class _HostState:
-    """State of torch's CPU generator that depends on all 63 bits of a key. ``manual_seed`` uses only 32 bits.
+    """State of torch's CPU generator for a key of 63 bits, all of which it depends on. ``manual_seed`` uses only 32 bits.
 
-    ``torch.initial_seed()`` returns the key.
+    While the state is set, ``torch.initial_seed()`` returns the key.
     """
 
     def __init__(self) -> None:
@@ -273,7 +276,7 @@ class Generators:
     """Global generators of torch (of the host and of one device), Python and NumPy, seeded for the duration of a stage.
 
     Within ``with generators.keyed(key): …`` all draws depend on ``key``. Afterwards the generators have the states from before.
-    If another thread is within such a context, entering waits for its end. Contexts may be nested.
+    Entering waits while another thread is within such a context. Contexts may be nested.
 
     Args:
         device: Device whose generator is seeded in addition to the host's.
@@ -292,7 +295,7 @@ class Generators:
         if libraries:
             self._others += [PythonGenerator(), NumpyGenerator()]
         self._key = 0
-        self._outer: Calls | None = None
+        self._outer: CallSeeds | None = None
         self._saved: torch.Tensor | None = None
         """State of torch's CPU generator before the context; ``None`` outside of the context."""
 
@@ -303,7 +306,7 @@ class Generators:
 
     def __enter__(self) -> None:
         generator_lock.__enter__()
-        generator_lock.blocks.append(self)
+        generator_lock.contexts.append(self)
         try:
             self._outer = getattr(_local, "calls", None)
             self._saved = torch.default_generator.get_state()
@@ -322,7 +325,7 @@ class Generators:
             self.restore()  # an interrupt may have arrived at the first line of the first call
             raise
         finally:
-            generator_lock.blocks.pop()
+            generator_lock.contexts.pop()
             generator_lock.__exit__()
 
     def restore(self) -> None:

@@ -1,7 +1,7 @@
 """Settings of torch that a program may change: autocast, the default device and the default dtype.
 
-They do not change the results of gpuaug, whose code passes ``device`` and ``dtype`` when it creates tensors. This module is for
-calls of other libraries, whose code may not pass them.
+gpuaug passes ``device`` and ``dtype`` whenever it creates a tensor, so the settings do not change its results. This module
+protects calls of other libraries, which may not pass both.
 """
 
 from collections.abc import Iterator

@@ -1,31 +1,29 @@
 """Lanes: named CUDA streams, the order of work between them, and the order in which memory is reused.
 
 This is the only file that names ``torch.cuda.Stream`` and ``torch.cuda.Event``. A *lane* is a stream with a name. An *event*
-marks a point in the work of a stream. The *consumer* is the stream that trains. On a device other than CUDA (a CPU, MPS, XPU)
-everything runs in line, and waits do nothing.
+marks a point in the work of a stream. The *consumer* is the stream that trains. A batch is *handed over* when ``next()``
+returns it. On a device other than CUDA (a CPU, MPS, XPU) all work runs *in line*, on the calling thread, and waits do nothing.
 
 **Order of work.** Every batch passes the lanes in the same order: copy, then each stage. The lane of a stage waits for the
 event of the lane before it, and the consumer waits for the event of the last lane. A lane waits only for work on the same
-batch, never for work on a later batch. Consecutive stages that only read members which none of them writes run side by side;
-the lane of the last of them then waits for all of them.
+batch, never for work on a later batch. Consecutive stages may run side by side if none of them writes what another reads. The
+lane of the last of these stages then waits for the other lanes.
 
 **Order of reuse.** When a tensor is freed, PyTorch's caching allocator returns its block at once to the stream that allocated
-it, even if another stream is still reading the block. So before a lane allocates memory again, it must wait for every reader of
+the block, even if another stream is still reading it. So before a lane allocates memory again, it must wait for every reader of
 tensors that were freed. All work on a batch follows its copy, so waits on the copy lane are enough for all lanes. Before batch
-``n`` is copied, the copy lane waits
+``n`` is copied, the copy lane waits for
 
-1. for the last stage of batch ``n - 2``, after which the intermediate tensors of that batch are freed, and 2. for the work that
-is queued on each stream on which a batch was handed over: tensors that the user has freed since were read there.
-   This includes tensors inside objects that have their own ``to`` method.
+1. the last stage of batch ``n - 2``, after which the intermediate tensors of that batch are freed;
+2. all work queued on each stream on which a batch was handed over. This work may read tensors that the user has freed.
 
-``record_stream`` is not used for these tensors. It must be called for each tensor, and it frees memory only after the host has
-queried an event. So it reserves more memory the further the host runs ahead, by an amount that changes from run to run (``bench
-run lifetimes`` measures both). It is used for memory that gpuaug did not allocate: tensors that the wrapped loader returned on
-the device.
+``record_stream`` is not used for these tensors: it must be called for each tensor, and frees memory only after the host has
+queried an event. So it reserves more memory the further the host runs ahead (``bench run lifetimes`` measures both).
+``record_stream`` is used only for tensors that the wrapped loader returned on the device, whose memory gpuaug did not allocate.
 
-Rule 2 does not cover a batch that is read on a stream on which ``next()`` was never called, nor a batch that is given to
-another *thread* which queues work on it and frees it while ``next()`` is running. As for any tensor that is used on another
-stream or thread, the user must call ``record_stream`` in these cases.
+Rule 2 does not cover a batch that is read on a stream on which ``next()`` was never called. Nor does it cover a batch that
+another *thread* reads and frees while ``next()`` is running. In both cases the user must call ``record_stream``, as for any
+tensor that is used on several streams or threads.
 """
 
 import functools
@@ -44,10 +42,10 @@ from torch import cuda
 
 from gpuaug.core.devices import current_device
 
-INTERMEDIATES_KEPT = 2
-"""Number of batches whose intermediate tensors are kept.
+MAX_INTERMEDIATES = 2
+"""Maximum number of batches whose intermediate tensors are kept.
 
-With one, the copy of a batch would wait for the stages of the last batch.
+With 1, the copy of a batch would wait for the stages of the batch before it.
 """
 
 
@@ -81,14 +79,14 @@ class Lane:
         self.name = name
         self.stream = stream
         self.switch = _switch_to(stream)
-        self.number = int(stream.cuda_stream)
+        self.handle = int(stream.cuda_stream)
         """Handle of the stream, for C libraries."""
 
     def __repr__(self) -> str:
         return f"Lane({self.name!r})"
 
     def make_current(self) -> None:
-        """Queue later launches of this thread on this lane, until ``Lanes.launching`` ends."""
+        """Make this lane the calling thread's current stream, until the context of ``Lanes.launching`` ends."""
         self.switch()
 
     def record_event(self, *, timed: bool = False, spin: bool = False) -> Event:
@@ -96,19 +94,19 @@ class Lane:
 
         Args:
             timed: Whether the event stores the time, for ``ms_between``.
-            spin: Whether ``synchronize`` keeps its core busy while it waits, which reduces the latency.
+            spin: Whether ``synchronize`` polls instead of blocking the thread. Polling reduces the latency.
         """
-        # By default the event is blocking: a thread that waits for it leaves its core to the loader's workers.
+        # By default the event is blocking: its ``synchronize`` leaves the core to the loader's workers.
         event = _CudaEvent(blocking=not spin, enable_timing=timed)
         event.record(self.stream)
         return event  # type: ignore[no-any-return]
 
     def wait(self, event: Event) -> None:
-        """Make work that is queued on this lane after this call start after ``event``. The host does not wait."""
+        """Make later work on this lane start after ``event``. The host does not wait."""
         event.wait(self.stream)  # type: ignore[attr-defined]
 
     def reads(self, tensor: Any) -> None:
-        """Prevent that memory which another stream allocated is reused before this lane has read ``tensor``."""
+        """Call ``record_stream``: the memory of ``tensor``, of another stream, is not reused before this lane has read it."""
         tensor.record_stream(self.stream)
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
@@ -126,7 +124,7 @@ class InLineLane(Lane):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.number = 0
+        self.handle = 0
 
     def make_current(self) -> None:
         """Do nothing."""
@@ -148,7 +146,7 @@ class InLineLane(Lane):
 
 
 class _PassedEvent:
-    """Event of work that has run already. ``at_s``: time of the event, by ``time.perf_counter``."""
+    """Event after work that has run already. ``at_s``: time of the event, from ``time.perf_counter``."""
 
     def __init__(self, at_s: float = 0.0) -> None:
         self.at_s = at_s
@@ -181,7 +179,7 @@ class _Streams:
     by_priority: defaultdict[int, list[cuda.Stream]] = field(default_factory=lambda: defaultdict(list))
     """Priority → streams, in the order in which they were created."""
     consumers: dict[int, Lane] = field(default_factory=dict)
-    """Handle → stream on which batches were handed over, as a lane."""
+    """Handle of each stream on which batches were handed over → the stream as a lane."""
     intermediates: deque[tuple[Any, Event]] = field(default_factory=deque)
     """(intermediate tensors of a batch, event of their last reader) per batch."""
 
@@ -193,10 +191,10 @@ _idle: defaultdict[torch.device, list[_Streams]] = defaultdict(list)
 class Lanes:
     """The lanes of one loader on one device, and the order in which their memory is reused.
 
-    PyTorch has a pool of 32 streams, and keeps a memory cache and workspaces of libraries for each stream. So a lane is created
-    once per name, and another loader reuses the streams after this object was deleted. It gets all of them, in the order in
-    which they were created (the copy stream first), and the streams on which batches were handed over, because a user may keep
-    a batch for longer than its loader. For the order of reuse, the two loaders are one loader whose stages have changed.
+    PyTorch has a pool of 32 streams, with a memory cache and workspaces of libraries for each stream. So a lane is created once
+    per name, and another loader reuses the streams after this object was deleted. The other loader gets all streams, in the
+    order of their creation (the copy stream first). It also gets the streams on which batches were handed over, because a user
+    may keep a batch for longer than its loader. For the order of reuse, the two loaders are one loader whose stages changed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -206,9 +204,9 @@ class Lanes:
         streams, idle = _Streams(), _idle[device]
         if not self.in_line:
             spare_forked_children()
-            with suppress(IndexError):  # the list is empty. Not tested before, because another thread may take the last entry
+            with suppress(IndexError):  # an empty list. No test before pop(): another thread could pop the last entry meanwhile
                 streams = idle.pop()
-            # When this object is deleted, no work is queued any more: every object that queues work on the lanes refers to it.
+            # Every object that queues work on the lanes refers to this object, so its deletion means that no more work follows.
             weakref.finalize(self, idle.append, streams).atexit = False
         self._streams = streams
         self._unused = {priority: deque(created) for priority, created in streams.by_priority.items()}
@@ -217,7 +215,7 @@ class Lanes:
         self.copy = self.lane("copy")
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
-        """Return the lane with a name, created on first use. The kernels of an ``urgent`` lane have priority."""
+        """Return the lane ``name``, created on first use. ``urgent``: its kernels run before those of other streams."""
         if name not in self._lanes:
             self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
         return self._lanes[name]
@@ -240,24 +238,24 @@ class Lanes:
     def launching(self, consumer: Lane) -> AbstractContextManager[Any]:
         """Return a context manager in which lanes can be made current. At its end ``consumer`` is current again.
 
-        The training thread would need several times as long for one ``with torch.cuda.stream(…)`` per lane.
+        One ``with torch.cuda.stream(…)`` per lane would take the training thread several times as long.
         """
         if self.in_line:
             return _NOTHING
         if current_device() == self._gpu:
-            return _Restored(consumer.switch)
-        return _Restored(consumer.switch, _switch_to(cuda.current_stream()))
+            return _Restoring(consumer.switch)
+        return _Restoring(consumer.switch, _switch_to(cuda.current_stream()))
 
     def current_stream(self) -> int:
         """Return the handle of the calling thread's current stream. Makes no CUDA call."""
         return current_stream(self._gpu)
 
-    def follow(self, number: int) -> Lane:
-        """Make the copy lane wait for the work queued on the stream with handle ``number``, and return that stream as a lane.
+    def follow(self, handle: int) -> Lane:
+        """Make the copy lane wait for the work queued on the stream ``handle``, and return the stream as a lane.
 
-        Used for batches that the wrapped loader returns on the device, whose tensors were written on that stream.
+        On this stream the wrapped loader has written tensors of a batch that it returned on the device.
         """
-        source = self.copy if self.in_line else Lane("source", cuda.ExternalStream(number, self.device))
+        source = self.copy if self.in_line else Lane("source", cuda.ExternalStream(handle, self.device))
         self.copy.wait(source.record_event())
         return source
 
@@ -265,16 +263,14 @@ class Lanes:
         """Make ``consumer`` wait for a batch's ``ready`` event. Call immediately before the batch is handed over."""
         consumer.wait(ready)
         if not self.in_line:
-            self._consumers[consumer.number] = consumer
+            self._consumers[consumer.handle] = consumer
 
     def wait_for_consumers(self, consumer: Lane, event: Event) -> None:
         """Rule 2: make the copy lane wait for the work that is queued on all streams on which batches were handed over.
 
-        Then the memory of a freed batch is not overwritten while it is read.
-
         Args:
             consumer: Current stream, as a lane.
-            event: Event that was recorded on ``consumer`` after the last work.
+            event: Event that was recorded on ``consumer`` after the training step.
         """
         self.copy.wait(event)
         for other in list(self._consumers.values()):
@@ -282,12 +278,12 @@ class Lanes:
                 self.copy.wait(other.record_event())
 
     def retire(self, values: Any, read_by: Event) -> None:
-        """Keep a batch's intermediate tensors until the copy lane waits for ``read_by``, the event of their last reader."""
+        """Keep a batch's intermediate tensors until the copy lane waits for ``read_by``, the event after their last reader."""
         if self.in_line:
-            return  # freed memory may be reused: its last reader has run, or is earlier in the only queue
+            return  # the tensors may be freed: their last reader has run, or is earlier in the device's only queue
         self._intermediates.append((values, read_by))
 
-    def reclaim(self, keep: int = INTERMEDIATES_KEPT - 1) -> None:
+    def reclaim(self, keep: int = MAX_INTERMEDIATES - 1) -> None:
         """Rule 1: make the copy lane wait for the last readers of intermediate tensors, and free these tensors.
 
         Args:
@@ -298,29 +294,25 @@ class Lanes:
             self.copy.wait(read_by)
             del values  # after the wait, because their memory may be reused at once
 
-    def settle(self) -> None:
-        """Make the copy lane wait for all lanes.
-
-        Call after an interrupt, which may have prevented that an event was recorded.
-        """
+    def wait_for_all_lanes(self) -> None:
+        """Make the copy lane wait for all lanes. Call after an interrupt: work may be queued without an event after it."""
         for lane in self._lanes.values():
             self.copy.wait(lane.record_event())
 
 
 @functools.cache
 def spare_forked_children() -> None:
-    """Prevent that forked processes collect garbage of this process.
+    """Keep forked processes from freeing objects of this process in a garbage collection.
 
-    The garbage may contain events and graphs. Destroying one of them aborts a process without access to the device, such as a
-    worker. So objects of the parent process are never freed in a forked process. This takes no memory, because the pages are
-    shared.
+    The objects may contain events and graphs. Destroying one of them aborts a process that cannot use the device, such as a
+    worker. The objects take no memory in a forked process, which shares the pages of its parent.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)
 
 
-class _Restored:
-    """Context manager that calls functions at its end. Each function makes one stream and its device current."""
+class _Restoring:
+    """Context manager that makes streams, and their devices, current at its end. ``switches``: one function per stream."""
 
     __slots__ = ("_switches",)
 

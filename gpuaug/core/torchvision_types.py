@@ -1,7 +1,7 @@
 """Recognition of torchvision's transforms and tensor classes by the name of their module, without importing torchvision.
 
-Torchvision's transforms are designed for one image. If they are called on a batch, most random transforms draw their parameters
-once, so that all images get the same crop.
+Torchvision's transforms are designed for one image. Called on a batch, most random transforms draw their parameters once, so
+all images get the same crop. *Targets* are annotations that are transformed along with their image, such as boxes.
 """
 
 import functools
@@ -39,7 +39,7 @@ _DRAWING_METHODS = ("make_params", "_get_params", "get_params")
 """Methods in which transforms draw their parameters: in v2, in older versions of v2, and in v1."""
 
 TARGET_TYPES = {"Mask": "masks", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}
-"""Torchvision's tensor class that is transformed along with the images → key in a target dict (annotations of an image)."""
+"""Torchvision's tensor class for targets → key in a target dict (the annotations of one image)."""
 
 HOLDS_NOTHING = frozenset({Tensor, int, float, bool, str, bytes, type(None)})
 """Types of values that neither are nor contain tensors of torchvision's classes."""
@@ -88,7 +88,7 @@ def difference(module: Any, base: type) -> str | None:
 
 
 def _overridden(cls: type, base: type) -> str | None:
-    """Return the name of an attribute of ``base`` that ``cls``, or another base class of ``cls``, overrides; or ``None``."""
+    """Return the name of an attribute of ``base`` that ``cls``, or a mixin of ``cls``, overrides; or ``None``."""
     order = cls.__mro__
     bases = base.__mro__[:-1]
     attributes = _attributes(base)
@@ -185,7 +185,7 @@ def all_parts(pipeline: Any) -> Iterator[Any]:
 def in_sequence(pipeline: Any) -> Iterator[Any]:
     """Yield the modules of a pipeline that run for every sample, in order.
 
-    A container that chooses among its children, and a module of a user's class, are yielded themselves, without their children.
+    A container that chooses among its children is yielded itself, as is a module of a user's class.
     """
     cls = library_class(pipeline)
     unmodified = cls is not None and difference(pipeline, cls) is None
@@ -199,14 +199,14 @@ def in_sequence(pipeline: Any) -> Iterator[Any]:
         yield pipeline
 
 
-def drawn_once(transform: Any) -> tuple[str, ...]:
+def names_drawing_once(transform: Any) -> tuple[str, ...]:
     """Return the names of torchvision's transforms in ``transform`` that draw once for all images of a batch.
 
-    Torchvision's containers, ``nn.Sequential`` and lists are searched. Other modules are not searched, because they may
-    correctly call a transform once per image. Noise is not listed, because it is drawn per pixel.
+    Torchvision's containers, ``nn.Sequential`` and lists are searched. Other modules are not, because they may call a transform
+    once per image. Noise transforms are not returned, because they draw per pixel.
     """
     if type(transform) in (list, tuple, nn.Sequential, nn.ModuleList):
-        return _drawn_once_in_children(transform)
+        return _names_drawing_once_in_children(transform)
     cls = torchvision_class(transform)
     if cls is None or _is_mix(transform) or _overrides_drawing(transform):
         return ()
@@ -217,7 +217,7 @@ def drawn_once(transform: Any) -> tuple[str, ...]:
     names = (type(transform).__name__,)
     if hasattr(transform, "transforms"):
         draws = name.startswith("Random") and not (name == "RandomApply" and p == 1)
-        return (names if draws else ()) + _drawn_once_in_children(transform)
+        return (names if draws else ()) + _names_drawing_once_in_children(transform)
     if name in _RANGE_ATTRIBUTES and len(set(getattr(transform, _RANGE_ATTRIBUTES[name], ()))) == 1:
         return ()
     # Flips and policies of v2 draw in their forward method, and define no method of _DRAWING_METHODS.
@@ -225,8 +225,8 @@ def drawn_once(transform: Any) -> tuple[str, ...]:
     return names if draws else ()
 
 
-def _drawn_once_in_children(container: Any) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for transform in children_of(container) for name in drawn_once(transform)))
+def _names_drawing_once_in_children(container: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for transform in children_of(container) for name in names_drawing_once(transform)))
 
 
 def _is_torchvisions(cls: type) -> bool:

@@ -204,13 +204,13 @@ class DecodeStage(Stage):
             advice = "Pass a member of a batch that gpuaug.collate_encoded returned."
             raise ArgumentTypeError(f"encoded must be a gpuaug.Encoded, got {shown(encoded)}. {advice}")
         lanes = Lanes(devices.resolve(device))
-        bound, memory = self.bind(self.kind, lanes), dict[str, Any]()
+        bound, iterator_state = self.bind(self.kind, lanes), dict[str, Any]()
         consumer = lanes.consumer()
         try:
             with lanes.launching(consumer):
                 lanes.copy.make_current()
                 lanes.wait_for_consumers(consumer, consumer.record_event())
-                batch, pending = bound.submit(encoded, memory, Position(0, 0, 0, 0), ())
+                batch, pending = bound.submit(encoded, iterator_state, Position(0, 0, 0, 0), ())
                 assert pending is not None
                 result: Ragged | Tensor = pending.collect(batch).to(lanes.device)
                 ready = lanes.copy.record_event()
@@ -219,7 +219,7 @@ class DecodeStage(Stage):
                 consumer.reads(tensor)  # the copy lane allocated it, and must not reuse its memory before it has been read
             return result
         finally:
-            bound.close(memory)
+            bound.close(iterator_state)
 
     def bind(self, name: str, lanes: Lanes) -> "BoundDecode":
         """Prepare to run on the lanes of one loader."""
@@ -229,7 +229,7 @@ class DecodeStage(Stage):
 class BoundDecode(BoundStage):
     """``DecodeStage`` on the lanes of one loader."""
 
-    ahead = 2
+    max_submitted = 2
     """Number of batches that may be decoding in addition to the ``depth`` batches whose stages are queued on the device."""
 
     def __init__(self, name: str, stage: DecodeStage, lanes: Lanes) -> None:
@@ -265,7 +265,7 @@ class BoundDecode(BoundStage):
         return self.stage.threads or cores - (cores + CORES_PER_SPARE_CORE // 2) // CORES_PER_SPARE_CORE
 
     def submit(
-        self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence[BoundStage]
+        self, batch: Batch, iterator_state: dict[str, Any], position: Position, stages: Sequence[BoundStage]
     ) -> tuple[Batch, "Decoding | None"]:
         """Start to decode the images of a batch, and replace each ``Encoded`` by a placeholder for the decoded images.
 
@@ -273,7 +273,7 @@ class BoundDecode(BoundStage):
 
         Args:
             batch: Host batch.
-            memory: Objects of one iterator, by name of the stage. The stage stores its threads there.
+            iterator_state: Objects of one iterator, by name of the stage. The stage stores its threads there.
             position: Seed, epoch, rank and index of the batch, on which the crops depend.
             stages: All stages of the loader, in order.
 
@@ -287,11 +287,11 @@ class BoundDecode(BoundStage):
                 f"on must name encoded images in the batch, got {_type_names(selected)}. Pass "
                 "collate_fn=gpuaug.collate_encoded to the DataLoader, or leave the DecodeStage out."
             )
-        if self.name not in memory:
-            memory[self.name] = Pools(self.threads)
+        if self.name not in iterator_state:
+            iterator_state[self.name] = Pools(self.threads)
         encoded = list(members.values())
         windows = [partial(self._windows, member, batch, position, stages) for member in encoded]
-        decoding = Decoding(self, encoded, windows, memory[self.name])
+        decoding = Decoding(self, encoded, windows, iterator_state[self.name])
         return decoding.with_placeholders(batch), decoding
 
     def _windows(
@@ -327,7 +327,7 @@ class BoundDecode(BoundStage):
         """Return the batch unchanged."""
         return batch
 
-    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> None:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> None:
         """Do nothing: the images are decoded already."""
 
     @property
@@ -340,10 +340,10 @@ class BoundDecode(BoundStage):
         """Device bytes of the decoded pixels of batches that are not freed yet, and of the decoders."""
         return self.decoder.device_bytes
 
-    def close(self, memory: dict[str, Any]) -> None:
+    def close(self, iterator_state: dict[str, Any]) -> None:
         """End the threads of an iterator."""
-        if self.name in memory:
-            memory.pop(self.name).close()
+        if self.name in iterator_state:
+            iterator_state.pop(self.name).close()
             self.decoder.settle()
 
 

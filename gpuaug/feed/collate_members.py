@@ -1,7 +1,8 @@
 """Common part of ``collate_ragged`` and ``collate_encoded``: collation member by member, and memory for packed images.
 
-A *member* is a value of a sample: a key of a dict, an element of a tuple. The images of a member are *packed*: written into one
-flat buffer. In a worker with a *ring* (memory that is shared with the main process), the buffer is in a *slot* of the ring.
+A *member* is a value of a sample: the value of a dict's key, an element of a tuple. The images of a member are *packed*:
+written into one flat buffer. In a worker with a *ring* (memory that is shared with the main process), the buffer is in a *slot*
+of the ring. A *target* has the annotations of one image.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,10 @@ AllocateStrided = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tens
 """Function of (shape, strides, dtype) that returns an uninitialised tensor, or ``None`` if its memory is full."""
 
 _PLAIN = {int, float, str, bytes, Tensor}
-"""Types of values that are never targets (see ``_is_target``), so that this is not checked."""
+"""Types of values that are never targets. ``_is_target`` is not called for them."""
 
 _allocate: ContextVar[AllocateStrided | None] = ContextVar("gpuaug_allocate", default=None)
+"""Allocator of ``allocate_tensor``; ``None``: torch's allocator."""
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def allocate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return tensor
     if get_worker_info() is None:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    # In shared memory, as default_collate does it, so that sending the batch does not copy it.
+    # In shared memory, as in default_collate, so that the tensor is not copied when the batch is sent.
     storage = torch.UntypedStorage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, stride)  # type: ignore[call-overload, no-any-return]
 
@@ -57,10 +59,10 @@ class MemberCollate:
     """Collate function that packs the image members of samples and collates the other members.
 
     Args:
-        are_images: Function of (values of a member, one per sample; path of the member within a sample), which returns whether
-            the values are images to be packed. The path is empty if the samples themselves are the values.
-        pack: Function of the same arguments that returns the packed images.
-        refuse: Function of (value, position of the value as text) that raises the error about a value that should be an image.
+        are_images: Function of (values, path) that returns whether the values are images to be packed. ``values``: of one
+            member, one per sample. ``path``: path of the member within a sample, empty if the samples themselves are images.
+        pack: Function of (values, path) that returns the packed images.
+        refuse: Function of (value, position of the value as text) that raises the error about a value that is not an image.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class MemberCollate:
         first = samples[0]
         columns = {name: (path + _member_path(first, name), column) for name, column in _columns(samples, path).items()}
         packers = {name: self._packer(column, member_path) for name, (member_path, column) in columns.items()}
-        if not any(packers.values()):  # raise the error about the member that is most like an image
+        if not any(packers.values()):  # no member has images. The error is about the member that is most like an image
             member_path, value = max(
                 ((member_path, column[0]) for member_path, column in columns.values()),
                 key=lambda path_and_value: _image_likeness(path_and_value[1]),
@@ -117,26 +119,26 @@ class MemberCollate:
         return batches.replace(first, collated)
 
     def _packer(self, values: Sequence[Any], path: str) -> Callable[[Sequence[Any], str], Any] | None:
-        """Return the function that packs a member, which is an image or a list of views; ``None`` for other members."""
+        """Return the function that packs the images, or lists of images, of a member; ``None`` for other members."""
         if self._are_images(values, path):
             return self._pack
         first = values[0]
         if not isinstance(first, tuple | list):
             return None
         for index in range(len(first)):
-            view = [value[index] for value in values if isinstance(value, tuple | list) and index < len(value)]
-            if self._are_images(view, f"{path}[{index}]"):
+            elements = [value[index] for value in values if isinstance(value, tuple | list) and index < len(value)]
+            if self._are_images(elements, f"{path}[{index}]"):
                 return self._by_member
         return None
 
 
 def position_text(sample: int, path: str) -> str:
-    """Position of a value for an error message: ``sample 3 at ['image']``."""
+    """Return the position of a value for an error message: ``sample 3 at ['image']``."""
     return f"sample {sample} at {path}" if path else f"sample {sample}"
 
 
 def _image_likeness(value: Any) -> int:
-    """Return how much a value is like an image: 2 for an array, 1 for another object such as text, 0 for a number."""
+    """Return 2 for an array or tensor with two or more axes, 0 for a number or another tensor, 1 for any other object."""
     return 2 if getattr(value, "ndim", 0) >= 2 else int(not isinstance(value, int | float | np.generic | Tensor))
 
 
@@ -149,7 +151,7 @@ def _columns(samples: Sequence[Any], path: str) -> dict[Any, list[Any]]:
     first = samples[0]
     names = batches.member_names(first)
     if type(first) is tuple and all(type(sample) is tuple and len(sample) == len(first) for sample in samples):
-        return dict(enumerate(map(list, zip(*samples, strict=True))))  # fast path for tuples: a fifth of the time
+        return dict(enumerate(map(list, zip(*samples, strict=True))))  # fast path for tuples: takes a fifth of the time
     for number, sample in enumerate(samples):
         sample_names = batches.member_names(sample) if batches.is_container(sample) else []
         if sample_names != names and not (isinstance(first, Mapping) and set(names) <= set(sample_names)):
@@ -179,10 +181,10 @@ def _collate(values: Sequence[Any], path: str) -> Any:
 
 
 def _is_target(value: Any) -> bool:
-    """Whether ``value`` is the target of one image.
+    """Return whether ``value`` is the target of one image.
 
-    Targets are torchvision's masks, boxes and keypoints; all mappings, because the mapping of an image without annotations may
-    have other keys; and other containers, unless they hold numbers and text only. An empty container is a target.
+    Targets are torchvision's masks, boxes and keypoints, all mappings, and other containers that are empty or hold more than
+    numbers and text. Mappings are not collated, because the mapping of an image without annotations may have other keys.
     """
     if not batches.is_container(value):
         return type_name(value) in ("Mask", "BoundingBoxes", "KeyPoints")

@@ -22,22 +22,22 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: L
     Images are PIL images, uint8 arrays (H, W, C) or (H, W), and uint8 tensors (C, H, W), including torchvision's
     ``tv_tensors.Image``. Clips are uint8 arrays (T, H, W, C), and uint8 tensors (T, C, H, W), including ``tv_tensors.Video``;
     all clips of a member have the same T. A sample is an image or clip, or a tuple, list, mapping, named tuple or dataclass
-    with one or more of them, also in a list or tuple of views. The other members are collated by torch's ``default_collate``,
-    except targets: if a member is a mapping, or a list or tuple that holds more than numbers and text, the batch has a list
-    with this member of each sample.
+    with one or more images or clips, also in a list or tuple of views. Other members are collated by torch's
+    ``default_collate``, except targets: for a member that is a mapping, or a list or tuple that holds more than numbers and
+    text, the batch has a list of the samples' values.
 
     Args:
         samples: Samples of the same structure. The first sample determines which members are images or clips.
         convert: Whether to convert images with another number of channels: grey is repeated, an alpha channel is dropped,
             PIL converts palettes and CMYK, and colour is converted to grey by ITU-R 601.
-        channels: Number of channels of every image: 3, or 1 for grey. ``None``: the number of channels and the dtype of the
-            first image, which may then also be uint16 or int16; they must be the same for all images of a batch.
+        channels: Number of channels of every image: 3, or 1 for grey. ``None``: all images of a batch must have the number of
+            channels and the dtype of the first image. The dtype may then also be uint16 or int16.
 
     Returns:
-        A batch of the samples' structure, as of ``default_collate`` (a list for a tuple), with a ``Ragged`` for each member of
+        A batch with the structure that ``default_collate`` returns (a list for a tuple), and a ``Ragged`` for each member of
         images or clips. Clips are packed as B · T images with ``shapes.frames`` = T. The layout is ``"chw"`` if the first value
-        is a tensor, else ``"hwc"``. In a worker of a ``StreamedLoader`` the images may be in a slot, memory that is overwritten
-        after the batch was copied to the GPU. So return the batch from the collate function, and keep no reference to it.
+        is a tensor, else ``"hwc"``. In a worker of a ``StreamedLoader``, the memory of the images may be overwritten after the
+        batch was copied to the GPU. So a collate function that calls this one must keep no reference to the images.
 
     Raises:
         ArgumentTypeError: If an image is not uint8 (or uint16 or int16 with ``channels=None``), or if a value that should be an
@@ -46,9 +46,9 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: L
             if a batch has 2**31 values or more; if clips of a batch differ in their number of frames.
 
     Cost:
-        On the host, one copy of each image into the buffer; two of a PIL image, since PIL stores a pixel in four bytes. In a
-        worker of a ``StreamedLoader`` the GPU reads this buffer, so there is no other copy. An image of another layout than the
-        first, or with reversed channels, takes a few tenths of a millisecond more.
+        On the host, one copy of each image; two of a PIL image, since PIL stores a pixel in four bytes. In a worker of a
+        ``StreamedLoader`` the GPU reads the result of this copy. An image with another layout than the first, or with reversed
+        channels, takes a few tenths of a millisecond more.
 
     Examples:
         >>> small, large = torch.zeros(3, 2, 2, dtype=torch.uint8), torch.ones(3, 4, 5, dtype=torch.uint8)
@@ -131,5 +131,5 @@ def _copy(pixels: NDArray[Any], target: NDArray[Any]) -> None:
     if pixels.strides[1:] == target.strides[1:]:  # whole rows
         target[:] = pixels
         return
-    for channel in range(target.shape[2]):  # by channel, NumPy's inner loop runs along a row, not over three values: 4x as fast
+    for channel in range(target.shape[2]):  # NumPy's inner loop then runs along a row, not over three values: 4x as fast
         target[..., channel] = pixels[..., channel]

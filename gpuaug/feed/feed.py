@@ -1,14 +1,14 @@
 """``Feed``: source of a loader's batches, which arrive in *slots* of a *ring*, or as the wrapped loader returns them.
 
-The ring is shared, page-locked memory, and is divided into slots for one batch each. Worker processes of a ``DataLoader`` write
-their batches into slots: a copy of the user's loader is iterated, whose collate function is a ``SlotCollate``. A loader that
-stores its state in itself cannot be copied. Its own ``collate_fn`` is replaced, only while its workers start.
+The ring is shared, page-locked memory, divided into slots for one batch each. Worker processes of a ``DataLoader`` write their
+batches into slots: the feed iterates a copy of the user's loader with a ``SlotCollate`` as ``collate_fn``. A loader that stores
+its state in itself cannot be copied. Its ``collate_fn`` is replaced while its workers start, and then restored.
 
 Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
 does not wait for the driver to copy from pageable memory.
 
-While workers start, the loader also has a ``worker_init_fn`` that makes a worker send an error in place of a batch that it
-cannot send.
+While workers start, the loader's ``worker_init_fn`` is replaced, too (``gpuaug.feed.unsent``): a worker then sends an error in
+place of a batch that it cannot send.
 """
 
 import copy
@@ -34,9 +34,9 @@ from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
 from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
-from gpuaug.feed.ring import Ring, default_budget_bytes, why_not_here
+from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
 from gpuaug.feed.ring_collate import SlotCollate, describe_or_free_slot
-from gpuaug.feed.ring_memory import MAX_GENERATIONS, Described, Slot, can_be_placed
+from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
 from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
 from gpuaug.feed.unsent import sending_errors
 from gpuaug.feed.wrapped_loader import Begin, IteratorAndReader, begin_after, end_workers, has_persistent_workers, iterated_as
@@ -50,11 +50,11 @@ class Feed:
 
     Args:
         loader: The wrapped loader.
-        feed: The user's argument.
+        feed: The user's argument ``feed`` of ``StreamedLoader``.
         feed_bytes: Limit of the bytes of all slots, or ``None`` for the default.
         device: Device that batches are copied to.
-        begin_with: Wrapper of the function that begins an iteration. Called as ``begin_with(begin, loader)`` instead of
-            ``begin(loader)``.
+        begin_with: Function that is called as ``begin_with(begin, loader)`` instead of ``begin(loader)``, where ``begin``
+            begins an iteration. ``None``: ``begin`` is called.
 
     Raises:
         ArgumentError: If ``feed`` has an invalid value, or is ``"ring"`` and batches of the source cannot be written into
@@ -73,11 +73,11 @@ class Feed:
         self._loader = loader
         self._device = device
         self._page_locks = device.type == "cuda"
-        self._forced = feed == "ring"
-        self._budget = default_budget_bytes() if feed_bytes is None else feed_bytes
+        self._requires_ring = feed == "ring"
+        self._budget_bytes = default_budget_bytes() if feed_bytes is None else feed_bytes
         self._begin_with = begin_with
         self.workers = _workers_of(loader)
-        self.reason = "as asked" if feed == "plain" else _reason_without_slots(loader, device, forced=feed == "ring")
+        self.reason = "as asked" if feed == "plain" else _reason_without_slots(loader, device, requires_ring=feed == "ring")
         """Reason why batches travel without slots; an empty string if they use slots."""
         if feed == "ring" and self.reason:
             raise ArgumentError(f"feed must be 'auto' or 'plain' here, got 'ring', but {self.reason}. Leave feed out.")
@@ -95,9 +95,10 @@ class Feed:
         """The last iteration that used the ring."""
         self._last_has_ended: threading.Event | None = None
         """Event that is set when the thread and the workers of the last iteration have ended."""
-        # On CUDA, off until ``prepare`` has checked by a CUDA call that the first batch is not page-locked.
+        # On CUDA, staging is off until ``prepare`` has found that the first batch is not page-locked.
         self._staging = _Staging(on=not self._page_locks)
         self._checked_pinning = False
+        """Whether ``prepare`` has checked if the first batch of a source without workers is page-locked."""
 
     def __repr__(self) -> str:
         if self.reason:
@@ -106,11 +107,11 @@ class Feed:
 
     @property
     def size(self) -> str:
-        """Number and size of the slots and their limit as text, for the loader's ``repr``; empty if there are no slots."""
+        """Text for the loader's ``repr``: number, size and limit of the slots; empty if batches use no slots."""
         if self.reason:
             return ""
         slots = self._ring.size if self._ring is not None else "no slots yet"
-        return f"{slots}, at most {self._budget / 1e6:.1f} MB"
+        return f"{slots}, at most {self._budget_bytes / 1e6:.1f} MB"
 
     @property
     def pinned_bytes(self) -> int:
@@ -133,8 +134,8 @@ class Feed:
         open_on = partial(self._open_on, resume, current_stream)
         workers = _workers_of(self._loader)
         if self._process != os.getpid():
-            # In a forked process, the ring and the workers belong to the parent. Garbage collection of the copy of the loader
-            # would end the workers.
+            # In a forked process, the ring and the workers belong to the parent. Freeing the copy of the loader would end the
+            # parent's workers.
             self._objects_of_parent = (self._objects_of_parent, self._loader_copy)
             self._process = os.getpid()
             self._loader_copy = self._ring = None
@@ -146,7 +147,7 @@ class Feed:
         last = self._last_iteration() if self._last_iteration is not None else None
         persistent = has_persistent_workers(self._loader)
         if not persistent and last is not None and last.is_open:
-            # The last iteration is using the slots. A second ring would double the memory.
+            # The last iteration is open and uses the slots. This one uses none: a second ring would double the memory.
             return open_on(self._loader)
         if not persistent and self._last_has_ended is not None and not self._last_has_ended.is_set():
             # The last iteration's thread is still inside the loader's next(), and its workers may write into the ring's slots.
@@ -154,39 +155,48 @@ class Feed:
         slots_per_worker = self._slots_per_worker(depth)
         if self._ring is not None and self._ring.slots_per_worker < slots_per_worker:  # ``depth`` was increased
             if persistent:
-                self._ring.widen(slots_per_worker)  # not a new ring, because running workers have mapped the memory of this one
+                self._ring.add_slots_per_worker(
+                    slots_per_worker
+                )  # not a new ring, because running workers have mapped the memory of this one
             else:
                 self._ring = None
         if self._ring is None:
             self._ring = self._new_ring(slots_per_worker)
         if self._ring is None:
             return open_on(self._loader)
-        self._ring.enlarge()
+        self._ring.add_larger_slots()
         if not workers:
-            self._ring.new_workers()
-            feed = open_on(self._loader, self._ring)
+            self._ring.free_slots_of_ended_workers()
+            iteration = open_on(self._loader, self._ring)
         elif _keeps_state(self._loader):
-            self._ring.new_workers()
+            self._ring.free_slots_of_ended_workers()
             with _collating_into(self._ring, self._loader):
-                feed = open_on(self._loader, self._ring)
+                iteration = open_on(self._loader, self._ring)
         else:
-            keeps_copy = persistent and self._loader_copy is not None
-            loader_copy: Any = self._loader_copy if keeps_copy else self._copy_of_loader(self._ring)
+            has_copy = persistent and self._loader_copy is not None
+            loader_copy: Any = self._loader_copy if has_copy else self._copy_of_loader(self._ring)
             if not persistent or loader_copy._iterator is None:
-                self._ring.new_workers()
+                self._ring.free_slots_of_ended_workers()
             self._loader_copy = loader_copy
-            feed = open_on(loader_copy, self._ring)
+            iteration = open_on(loader_copy, self._ring)
             if persistent:
                 # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
-                self._ring.drop_old()
-        self._last_iteration = weakref.ref(feed)
-        self._last_has_ended = getattr(feed, "has_ended", None)
-        return feed
+                self._ring.release_old_generations()
+        self._last_iteration = weakref.ref(iteration)
+        self._last_has_ended = getattr(iteration, "has_ended", None)
+        return iteration
 
     def _open_on(
         self, resume: Resume | None, current_stream: Callable[[], Any], loader: Any, ring: Ring | None = None
     ) -> FeedIterator:
-        """Begin an iteration over the wrapped loader or a copy of it, with or without a ring. Arguments: see ``open``."""
+        """Begin an iteration over the wrapped loader or a copy of it.
+
+        Args:
+            resume: See ``open``.
+            current_stream: See ``open``.
+            loader: The wrapped loader or its copy.
+            ring: Ring for the batches of this iteration; ``None``: batches arrive without slots.
+        """
         receive: Receive | None = None
         if ring is not None:
             receive = partial(_receive_from_worker if self.workers else partial(_stage, self._staging), ring, self._device)
@@ -211,14 +221,14 @@ class Feed:
         return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._loader_copy))
 
     def prepare(self, pulled: Pulled) -> None:
-        """Page-lock the slot of a batch if it is used for the first time. Call before the copy, on the training thread."""
+        """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread."""
         if not self._page_locks:
             return
         if pulled.slot is not None:
             pulled.slot.ring.register(pulled.slot)
         elif not self._staging.on and not self._checked_pinning and not self.workers:
             self._checked_pinning = True
-            self._staging.on = any(can_be_placed(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
+            self._staging.on = any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))
 
     def read_until(self, pulled: Pulled, event: Event) -> None:
         """Free the slot of a batch when ``event``, which was recorded after the copy of the batch, has passed."""
@@ -251,14 +261,14 @@ class Feed:
 
     def _slots_per_worker(self, depth: int) -> int:
         prefetch_factor = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0
-        # In addition to the batches that workers prefetch: batches that wait for the training thread or are being copied.
-        ahead = QUEUED + depth + 3 + (self._begin_with is not None)
-        return int(prefetch_factor + 1 + math.ceil(ahead / max(self.workers, 1)))
+        # Batches that wait for the training thread or are being copied, in addition to the batches that workers prefetch.
+        num_received = QUEUED + depth + 3 + (self._begin_with is not None)
+        return int(prefetch_factor + 1 + math.ceil(num_received / max(self.workers, 1)))
 
     def _new_ring(self, slots_per_worker: int) -> Ring | None:
         """Create a ring; ``None`` if its memory cannot be allocated."""
         try:
-            ring = Ring(max(self.workers, 1), slots_per_worker, self._budget)
+            ring = Ring(max(self.workers, 1), slots_per_worker, self._budget_bytes)
         except OSError as error:
             self._disable_ring(error)
             return None
@@ -266,17 +276,18 @@ class Feed:
         return ring
 
     def _disable_ring(self, error: OSError) -> None:
-        """Let batches travel without slots from now on, and warn.
+        """Let batches travel without slots from now on, and warn. ``error``: reason why the ring cannot be created.
 
         Raises:
             GpuAugError: Instead of the warning, if ``feed`` is ``"ring"``.
         """
-        why = f"{MAX_GENERATIONS * self._budget / 1e6:.1f} MB, {MAX_GENERATIONS} times feed_bytes, cannot be mapped ({error})"
+        mapped_bytes = MAX_GENERATIONS * self._budget_bytes
+        why = f"{mapped_bytes / 1e6:.1f} MB, {MAX_GENERATIONS} times feed_bytes, cannot be mapped ({error})"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             way_out = "Raise the limit of open files: ulimit -n."
         else:
             way_out = "Lower feed_bytes, or raise the limits of the process: ulimit -v and ulimit -f."
-        if self._forced:
+        if self._requires_ring:
             raise GpuAugError(f"The ring cannot be created, because {why}. {way_out}") from error
         self.reason = f"the memory of the ring cannot be allocated: {error}"
         warnings.warn(
@@ -294,49 +305,46 @@ class Feed:
 
 
 class _Staging:
-    """Whether batches of a source without workers are copied into slots.
-
-    An object, because the background thread reads it, too.
-    """
+    """Switch ``on``: whether batches of a source without workers are copied into slots. The background thread reads it."""
 
     def __init__(self, *, on: bool) -> None:
         self.on = on
 
 
-# The next two functions run on the background thread, which makes no CUDA calls. An iteration uses its ring until its end, even
-# if the loader creates another ring.
+# The next two functions run on the background thread, which makes no CUDA calls. They get the ring as an argument, because an
+# iteration uses its ring until its end, even if the feed creates another one.
 
 
 def _receive_from_worker(ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
-    """Return (batch, slot) for an object from a worker: a batch, for which the slot is ``None``, or a description of a slot."""
-    if type(batch) is not Described:
+    """Return (batch, slot) for an object from a worker: a ``BatchInSlot``, or a batch, for which the slot is ``None``."""
+    if type(batch) is not BatchInSlot:
         ring.make_room(batch)
         return batch, None
-    was_too_large = any(can_be_placed(leaf) for leaf in batches.leaves(batch.batch))
-    received, slot = ring.received(batch)
+    was_too_large = any(can_be_stored(leaf) for leaf in batches.leaves(batch.batch))
+    slot_batch, slot = ring.batch_and_slot(batch)
     if was_too_large:  # some tensors did not fit into the slot
-        ring.make_room(received)
-    return _for_device(device, received, slot)
+        ring.make_room(slot_batch)
+    return _for_device(device, slot_batch, slot)
 
 
 def _stage(staging: _Staging, ring: Ring, device: torch.device, batch: Batch) -> tuple[Batch, Slot | None]:
     """Return (batch, slot) for a batch of a source without workers, copied into a slot if a slot is free."""
-    writer = ring.memory.take(0) if staging.on and ring.make_room(batch) else None
+    writer = ring.memory.take_slot(0) if staging.on and ring.make_room(batch) else None
     if writer is None:
         return batch, None
     try:
-        described = describe_or_free_slot(batch, writer)
+        description = describe_or_free_slot(batch, writer)
     except BaseException:
         writer.free()
         raise
-    return _for_device(device, *ring.received(described)) if type(described) is Described else (batch, None)
+    return _for_device(device, *ring.batch_and_slot(description)) if type(description) is BatchInSlot else (batch, None)
 
 
 def _for_device(device: torch.device, batch: Batch, slot: Slot) -> tuple[Batch, Slot | None]:
-    """Return (batch, slot) for a device. For a GPU, the loader copies the tensors from the slot later."""
+    """Return (batch, slot). For a GPU, the loader copies the tensors from the slot later; for a CPU they are copied here."""
     if device.type == "cuda":
         return batch, slot
-    # For a CPU, tensors are copied now, because the user's tensors must not share the memory of the slot.
+    # Copied, because the user's tensors must not share the memory of the slot.
     return batches.map_leaves(batches.cached_by_id(_cloned), batch), slot
 
 
@@ -346,15 +354,15 @@ def _workers_of(loader: Any) -> int:
 
 
 def _cloned(leaf: Any) -> Any:
-    return leaf.clone() if can_be_placed(leaf) else leaf
+    return leaf.clone() if can_be_stored(leaf) else leaf
 
 
-def _reason_without_slots(loader: Any, device: torch.device, *, forced: bool) -> str:
-    """Return the reason why batches cannot travel in slots, or an empty string."""
-    unsupported = why_not_here()
+def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: bool) -> str:
+    """Return the reason why batches do not travel in slots, or an empty string. ``requires_ring``: ``feed`` is ``"ring"``."""
+    unsupported = unsupported_reason()
     if unsupported is not None:
         return unsupported
-    if device.type != "cuda" and not forced:
+    if device.type != "cuda" and not requires_ring:
         return f"the device is {device.type}"
     if device.type not in ("cuda", "cpu"):
         return f"the device is {device.type}"
@@ -374,7 +382,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, forced: bool) ->
 
 
 def _keeps_state(loader: Any) -> bool:
-    """Whether ``loader`` is torchdata's ``StatefulDataLoader``, which stores its iterator, and thereby its state, in itself."""
+    """Return whether ``loader`` is torchdata's ``StatefulDataLoader``, which stores its iterator and state in itself."""
     cls = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
     return cls is not None and isinstance(loader, cls) and iterated_as(loader, cls)
 

@@ -1,6 +1,6 @@
 """Images and clips in samples: checks and conversion of PIL images, arrays and tensors.
 
-Parameters named ``position`` are the position of a value in the samples as text, for error messages: ``sample 3 at ['image']``.
+A parameter ``position`` is the position of a value in the samples as text, for error messages: ``sample 3 at ['image']``.
 """
 
 import sys
@@ -27,16 +27,16 @@ _STORED_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I;16L", "I;16N")
 """Modes of PIL images that are packed without conversion if ``channels=None``."""
 
 _DEEP_MODES = ("I", "F")
-"""First letters of PIL's modes with more than 8 bits, such as ``I;16``. PIL would convert such images by clamping to 255."""
+"""First letters of PIL's modes with more than 8 bits, such as ``I;16``. PIL's conversion to 8 bits clamps values to 255."""
 
 _LUMA = (19595, 38470, 7471)
 """PIL's weights of ITU-R 601 in 16-bit fixed point, so that arrays are converted to the same grey as PIL images."""
 
 
 def is_image(value: Any, *, allow_16_bits: bool = False) -> bool:
-    """Whether ``value`` is an image: a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor (C, H, W).
+    """Return whether ``value`` is an image: a PIL image, a uint8 array (H, W[, C]) or a uint8 tensor (C, H, W).
 
-    Tensors of torchvision's other classes, such as masks, are not images.
+    Of torchvision's tensor classes, only ``tv_tensors.Image`` is an image.
 
     Args:
         value: A member of a sample.
@@ -50,7 +50,7 @@ def is_image(value: Any, *, allow_16_bits: bool = False) -> bool:
 
 
 def is_clip(value: Any, *, allow_16_bits: bool = False) -> bool:
-    """Whether ``value`` is a clip: a uint8 array (T, H, W, C), or a uint8 tensor or ``tv_tensors.Video`` (T, C, H, W).
+    """Return whether ``value`` is a clip: a uint8 array (T, H, W, C), or a uint8 tensor or ``tv_tensors.Video`` (T, C, H, W).
 
     Args:
         value: A member of a sample.
@@ -106,7 +106,7 @@ def as_stored(image: Any, like: NDArray[Any] | None, position: str) -> NDArray[A
     array = as_array(image) if _is_pil(image) else _channels_last(image, position)
     if array.dtype not in _UNCONVERTED_DTYPES or (_is_pil(image) and image.mode not in _STORED_MODES):
         raise ArgumentError(
-            f"Images must be grey or RGB, of 8 or 16 bits, with channels=None, got {_described(image)} in {position}. Return "
+            f"Images must be grey or RGB, of 8 or 16 bits, with channels=None, got {_image_text(image)} in {position}. Return "
             "image.convert('RGB') from the dataset."
         )
     if not array.size:
@@ -120,7 +120,7 @@ def as_stored(image: Any, like: NDArray[Any] | None, position: str) -> NDArray[A
 
 
 def refuse(value: Any, position: str) -> NoReturn:
-    """Raise the error about ``value``, which must be an image but is not.
+    """Raise the error about ``value``, which is not an image.
 
     Raises:
         ArgumentTypeError: If ``value`` is no array or tensor, or has another dtype than uint8.
@@ -138,7 +138,7 @@ def refuse(value: Any, position: str) -> NoReturn:
             _refuse_mixture(value, position)
         raise ArgumentError(
             "Images must be (H, W) or (H, W, C) in arrays and (C, H, W) in tensors, and clips (T, H, W, C) and (T, C, H, W), "
-            f"got {_described(value)} in {position}. For a grey tensor (H, W), return image[None]."
+            f"got {_image_text(value)} in {position}. For a grey tensor (H, W), return image[None]."
         )
     raise ArgumentTypeError(
         "Images must be PIL images, uint8 arrays (H, W, C) or uint8 tensors (C, H, W), "
@@ -193,7 +193,7 @@ def _pil_with_channels(image: Any, channels: Channels, *, convert: bool, positio
         _refuse_empty(image, position)
     if image.mode.startswith(_DEEP_MODES):
         raise ArgumentError(
-            f"Images must have 8 bits per channel, got {_described(image)} in {position}. "
+            f"Images must have 8 bits per channel, got {_image_text(image)} in {position}. "
             f"{_way_out_of_depth(image.mode in _STORED_MODES)}"
         )
     mode = _PIL_MODES[channels]
@@ -223,7 +223,7 @@ def _pixels(image: Any, position: str) -> NDArray[np.uint8]:
     if not 1 <= array.shape[2] <= 4:
         raise ArgumentError(
             "Images must have 1 to 4 channels, which come first in tensors and last in arrays, "
-            f"got {_described(image)} in {position}. Permute the axes: image.permute(2, 0, 1) of a tensor, "
+            f"got {_image_text(image)} in {position}. Permute the axes: image.permute(2, 0, 1) of a tensor, "
             "image.transpose(1, 2, 0) of an array. If the value is not an image, put it into a dict of targets."
         )
     return array
@@ -237,24 +237,24 @@ def _grey(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _refuse_mixture(value: Any, position: str) -> NoReturn:
     raise ArgumentError(
-        f"A member must be an image in all samples or a clip in all samples, got {_described(value)} in {position}. "
+        f"A member must be an image in all samples or a clip in all samples, got {_image_text(value)} in {position}. "
         "Return either images or clips from the dataset."
     )
 
 
 def _refuse_channels(image: Any, channels: Channels, position: str) -> NoReturn:
     raise ArgumentError(
-        f"Images must be {_CHANNEL_NAMES[channels]}, got {_described(image)} in {position}. "
+        f"Images must be {_CHANNEL_NAMES[channels]}, got {_image_text(image)} in {position}. "
         f"Return image.convert({_PIL_MODES[channels]!r}) from the dataset, or let the collate function convert such images: "
         "functools.partial(gpuaug.collate_ragged, convert=True). If the value is a mask, put it into a dict of targets."
     )
 
 
 def _refuse_empty(image: Any, position: str) -> NoReturn:
-    raise ArgumentError(f"Images must have pixels, got {_described(image)} in {position}. Leave the image out of the dataset.")
+    raise ArgumentError(f"Images must have pixels, got {_image_text(image)} in {position}. Leave the image out of the dataset.")
 
 
-def _described(image: Any) -> str:
+def _image_text(image: Any) -> str:
     """Return the mode and size, or the shape, of an image as text."""
     if _is_pil(image):
         return f"a PIL image of mode {image.mode!r} and size {image.size}"
@@ -273,12 +273,12 @@ def _dtype_fits(value: Tensor | NDArray[Any], *, allow_16_bits: bool) -> bool:
 
 
 def _is_other_tv_tensor(value: Tensor, name: str) -> bool:
-    """Whether ``value`` is of one of torchvision's tensor classes other than ``name``."""
+    """Return whether ``value`` is an instance of one of torchvision's tensor classes other than ``name``."""
     module = "torchvision.tv_tensors"
     return type(value) is not Tensor and _is_a(value, module, "TVTensor") and not _is_a(value, module, name)
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
-    """Whether ``value`` is an instance of class ``name`` of ``module``. False if the module has not been imported."""
+    """Return whether ``value`` is an instance of class ``name`` of ``module``. False if the module has not been imported."""
     cls = getattr(sys.modules.get(module), name, None)
     return cls is not None and isinstance(value, cls)

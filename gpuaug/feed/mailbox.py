@@ -1,4 +1,4 @@
-"""Queue between the thread that pulls batches and the training thread."""
+"""Queue between the *pulling* thread, which reads the wrapped loader, and the training thread."""
 
 import time
 from contextlib import suppress
@@ -7,13 +7,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 QUEUED = 2
-"""Maximum number of host batches that wait for the training thread, in addition to the batches in the queue of the workers."""
+"""Capacity of the queue: number of batches that may wait for the training thread, besides those in the workers' queue."""
 
 PAUSE = 0.5
-"""Fraction of a training step for which the pulling thread pauses, while another batch is ready, before it pulls a batch.
+"""Pause of the pulling thread before it pulls a batch, as a fraction of a training step. No pause if no other batch is ready.
 
 Only one thread executes Python at a time. A training step begins with launches from Python (the forward pass). From about the
-middle of the step, the training thread waits in C++ for the backward pass, and is not delayed by Python code of another thread.
+middle of the step, the training thread waits in C++ for the backward pass. Python code of another thread then causes no delay.
 """
 
 MAX_PAUSE_S = 0.05
@@ -29,33 +29,28 @@ class Pulled:
     error: BaseException | None = None
     """Error that ``next`` raised, to be raised on the training thread."""
     ended: bool = False
-    """Whether no further result follows."""
+    """Whether the iteration ends with this result."""
     stream: Any = None
-    """Handle of the CUDA stream that was current when the batch was pulled.
-
-    Tensors of the batch that are on the GPU were written on this stream.
-    """
+    """Handle of the CUDA stream on which the loader has written tensors of the batch that are on the GPU."""
     slot: Any = None
-    """``Slot`` (part of shared memory) that holds the batch's tensors, or ``None``.
-
-    Keep a reference to the slot until the tensors have been read.
-    """
+    """``Slot`` (part of shared memory) with the tensors of the batch, or ``None``. Deleting the ``Slot`` frees the memory."""
     state: Any = None
     """State of the wrapped loader after this batch, or at the end; ``None`` if the loader has no state."""
-    took_s: tuple[float, float] = (0.0, 0.0)
+    start_and_end_s: tuple[float, float] = (0.0, 0.0)
     """Start and end of the ``next`` call, by ``time.perf_counter``."""
 
 
 class Mailbox:
     """Bounded queue between the pulling thread and the training thread. Either thread can close it.
 
-    It consists of two queues that wait in C: a queue of items, and a queue of permits to put an item. A ``Condition`` would
-    wait in Python, and hold the interpreter's lock.
+    A mailbox has two queues that wait in C: of items, and of permits to put an item. A ``Condition`` would wait in Python, and
+    hold the interpreter's lock.
     """
 
     def __init__(self) -> None:
         self._pause_s = 0.0
         self._step_s = 0.0
+        """Duration of the last training step: time between the last two calls of ``refill``."""
         self._refilled_s = time.perf_counter()
         self._items: SimpleQueue[Pulled] = SimpleQueue()
         self._permits: SimpleQueue[None] = SimpleQueue()
@@ -67,7 +62,7 @@ class Mailbox:
         """Wait until an item may be put, and pause if another item is ready.
 
         Args:
-            pull_s: Seconds that the last item took to pull.
+            pull_s: Seconds that pulling the last item took. The pause is shorter by this time.
 
         Returns:
             ``False`` if the mailbox was closed.
@@ -98,7 +93,7 @@ class Mailbox:
         now_s = time.perf_counter()
         step_s = now_s - self._refilled_s
         self._refilled_s = now_s
-        # The shorter of the last two steps decides: a pause for one long step would outlast the ready batches of short steps.
+        # From the shorter of the last two steps: after one long step, a long pause would let short steps run out of batches.
         self._pause_s = min(PAUSE * min(step_s, self._step_s), MAX_PAUSE_S)
         self._step_s = step_s
         for _ in range(self._missing_permits):
@@ -114,7 +109,7 @@ class Mailbox:
     def _drain(self) -> None:
         """Drop all items, and add the end.
 
-        An error among the items would keep the pulling thread's frame alive by its traceback.
+        Errors are dropped, too: through its traceback, an error would keep the frame of the pulling thread alive.
         """
         with suppress(Empty):
             while True:

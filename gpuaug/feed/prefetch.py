@@ -1,10 +1,11 @@
-"""Thread that pulls batches from the wrapped loader, so that a ready batch never waits for the next one to be loaded.
+"""Iterations over the wrapped loader. A background thread *pulls* batches: calls ``next`` of the loader's iterator.
 
-``iter(loader)`` is called on the training thread, because it starts workers and draws their seed from the global generator.
-The pulling thread then only calls ``next``. It makes no CUDA calls of its own, so it does not break the user's graph captures.
+So a ready batch is handed over while the loader is still loading the next one. ``iter(loader)`` is called on the training
+thread, because it starts workers and draws their seed from the global generator. The pulling thread only calls ``next``, and
+makes no CUDA calls, so it does not break the user's graph captures.
 
-The two threads share the interpreter's lock. A training thread that launches kernels releases the lock at every launch, so
-Python code of the pulling thread delays the training thread. Therefore the pulling thread does little in Python, and its queues
+The two threads share the interpreter's lock. The training thread releases the lock at every launch of a kernel, and Python code
+of the pulling thread then delays the training thread. Therefore the pulling thread executes little Python code, and its queues
 wait in C.
 """
 
@@ -26,10 +27,10 @@ from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader, wake
 
 STOP_S = 7.0
-"""Seconds to wait, when a loop ends early, for a wrapped loader that is inside ``next``."""
+"""Maximum seconds to wait for the end of the wrapped loader's ``next`` when a loop ends early."""
 
 WAKE_S = 0.05
-"""Seconds between attempts to end the wait of a wrapped loader inside ``next``."""
+"""Seconds between attempts to make the wrapped loader's ``next`` return."""
 
 _TAKEN_OVER = (
     "This iterator ended, because a newer one took over its persistent workers. "
@@ -38,7 +39,7 @@ _TAKEN_OVER = (
 _CLOSED = "This iterator ended, because its loader was closed or loaded a state. Begin a new one: iter(loader)."
 
 Receive = Callable[[Any], tuple[Any, Any]]
-"""Function that turns an object from the wrapped loader into (batch, slot)."""
+"""Function that converts an object from the wrapped loader to (batch, slot). A slot is page-locked memory with the batch."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -50,7 +51,7 @@ class FeedIterator(ABC):
         loader: The wrapped loader, or a copy of it.
         iterator: Result of ``iter(loader)``.
         current_stream: Function that returns the handle of the calling thread's current stream.
-        state: Function that reads the state of the wrapped loader. Default: a function that reads it from ``iterator``.
+        read_state: Function that reads the state of the wrapped loader. Default: it reads the state of ``iterator``.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class FeedIterator(ABC):
         loader: Iterable[Any],
         iterator: Iterator[Any],
         current_stream: Callable[[], Any],
-        state: StateReader | None = None,
+        read_state: StateReader | None = None,
     ) -> None:
         self.loader = loader
         self.iterator = iterator
         self._current_stream = current_stream
-        self._state = state or state_reader(loader, iterator)
+        self._read_state = read_state or state_reader(loader, iterator)
         self._end_message: str | None = None
         """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
-        self.state_at_start: Any = self._state(False)
+        self.state_at_start: Any = self._read_state(False)
         """State of the wrapped loader before the first batch, if the loader has a state."""
 
     def get(self, *, block: bool) -> Pulled | None:
@@ -76,7 +77,7 @@ class FeedIterator(ABC):
             IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
         pulled = self._get(block) if self._end_message is None else None
-        if (error := self.ended_error()) is not None:  # another thread may have closed the iteration meanwhile
+        if (error := self.ended_error()) is not None:  # after _get(), during which another thread may close the iteration
             raise error
         return pulled
 
@@ -90,9 +91,9 @@ class FeedIterator(ABC):
         return self._end_message is None
 
     def refill(self) -> None:
-        """Let the thread pull one batch for each batch that was taken. Call only after the batch has been launched.
+        """Let the thread pull one batch for each batch that ``get`` has returned.
 
-        Pulling would compete with the launches for the interpreter's lock.
+        Call after the batches have been launched: pulling competes with launches for the interpreter's lock.
         """
 
     def take_over(self) -> None:
@@ -115,9 +116,10 @@ class ListFeedIterator(FeedIterator):
     def _get(self, block: bool) -> Pulled | None:
         began_s = time.perf_counter()
         for batch in self.iterator:
-            took_s = began_s, time.perf_counter()
-            return Pulled(batch, stream=self._current_stream(), state=self._state(False), took_s=took_s)
-        return Pulled(ended=True, state=self._state(True))
+            start_and_end_s = began_s, time.perf_counter()
+            stream = self._current_stream()
+            return Pulled(batch, stream=stream, state=self._read_state(False), start_and_end_s=start_and_end_s)
+        return Pulled(ended=True, state=self._read_state(True))
 
 
 class ThreadFeedIterator(FeedIterator):
@@ -128,14 +130,14 @@ class ThreadFeedIterator(FeedIterator):
         loader: Iterable[Any],
         iterator: Iterator[Any],
         current_stream: Callable[[], Any],
-        state: StateReader | None = None,
+        read_state: StateReader | None = None,
         receive: Receive | None = None,
     ) -> None:
-        super().__init__(loader, iterator, current_stream, state)
+        super().__init__(loader, iterator, current_stream, read_state)
         self._process = os.getpid()
         self._box = Mailbox()
-        pull = _make_pull(iterator, self._state, current_stream, receive or _without_slot)
-        target = _make_thread_target(_ThreadState(), pull, self._box)
+        pull = _make_pull(iterator, self._read_state, current_stream, receive or _without_slot)
+        target = _make_thread_target(_ThreadSettings(), pull, self._box)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         # The finaliser also runs when the interpreter ends, before modules that the thread uses are unloaded.
         self._stop = weakref.finalize(self, _stop, self._box, self._thread, iterator)
@@ -145,10 +147,10 @@ class ThreadFeedIterator(FeedIterator):
         self._thread.start()
 
     def take_over(self) -> None:
-        """End this iteration because a newer one takes over its workers. Waits until the loader returns from ``next``."""
+        """End this iteration because a newer one takes over its workers. Waits until the loader's ``next`` returns."""
         super().take_over()
         self._box.close()
-        self._thread.join()  # a loader must not be reset while it is being read
+        self._thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile
 
     def close(self) -> None:
         """End the thread and drop the wrapped loader's iterator, which ends its workers. Idempotent."""
@@ -164,7 +166,7 @@ class ThreadFeedIterator(FeedIterator):
             self.has_ended.set()
 
     def refill(self) -> None:
-        """Let the thread pull one batch for each batch that was taken."""
+        """Let the thread pull one batch for each batch that ``get`` has returned."""
         self._box.refill()
 
     def _get(self, block: bool) -> Pulled | None:
@@ -179,9 +181,8 @@ def open_feed_iterator(
 ) -> FeedIterator:
     """Begin an iteration over ``loader``.
 
-    If ``iter`` returns the same iterator every time, as for a generator or a ``DataLoader`` with persistent workers, only one
-    iteration can read it. As in ``DataLoader`` itself, the newer iteration takes over the iterator, and the older iteration
-    ends.
+    For a generator or a ``DataLoader`` with persistent workers, ``iter`` returns the same iterator every time. Only one
+    iteration can read this iterator: as in ``DataLoader`` itself, the newer iteration takes it over, and the older one ends.
 
     Args:
         loader: Any iterable of host batches.
@@ -193,32 +194,32 @@ def open_feed_iterator(
         Exception: Any error of ``begin``.
     """
     if has_persistent_workers(loader):
-        _take_over(feed for feed in _open if feed.loader is loader)
-    iterator, state = begin(loader)
-    _take_over(feed for feed in _open if feed.iterator is iterator)
+        _take_over(iteration for iteration in _open if iteration.loader is loader)
+    iterator, read_state = begin(loader)
+    _take_over(iteration for iteration in _open if iteration.iterator is iterator)
     if type(loader) in {list, tuple}:
-        return ListFeedIterator(loader, iterator, current_stream, state)
-    return ThreadFeedIterator(loader, iterator, current_stream, state, receive)
+        return ListFeedIterator(loader, iterator, current_stream, read_state)
+    return ThreadFeedIterator(loader, iterator, current_stream, read_state, receive)
 
 
 def close_iterations(loader: Any) -> None:
-    """End all iterations over ``loader``. Call before its workers end, after which ``next`` would wait forever."""
-    for feed in list(_open):
-        if feed.loader is loader:
-            feed.close()
+    """End all iterations over ``loader``. Call before the workers end: without workers, ``next`` would wait forever."""
+    for iteration in list(_open):
+        if iteration.loader is loader:
+            iteration.close()
 
 
 _open: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
-"""Iterations with a thread, of all loaders in this process, because two loaders may wrap the same ``DataLoader``."""
+"""Iterations with a thread, of all loaders in this process: two loaders may wrap the same ``DataLoader``."""
 
 
-def _take_over(feeds: Iterable[FeedIterator]) -> None:
-    """End iterations because a newer one takes over their iterator."""
-    for feed in list(feeds):
-        feed.take_over()
+def _take_over(iterations: Iterable[FeedIterator]) -> None:
+    """End iterations because a newer iteration takes over their iterator."""
+    for iteration in list(iterations):
+        iteration.take_over()
 
 
-class _ThreadState:
+class _ThreadSettings:
     """Per-thread settings of PyTorch, copied from the thread that creates this object."""
 
     def __init__(self) -> None:
@@ -231,7 +232,7 @@ class _ThreadState:
         self._default_device = default_device()
         self._cuda_device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
-    def adopt(self) -> None:
+    def apply(self) -> None:
         """Apply the settings to the calling thread, permanently."""
         torch.set_grad_enabled(self._grad)
         for device_type, (enabled, dtype) in self._autocast.items():
@@ -251,30 +252,34 @@ def _without_slot(batch: Any) -> tuple[Any, None]:
     return batch, None
 
 
-# The thread runs functions that hold no reference to the FeedIterator, which would otherwise live as long as its thread.
+# The functions of the thread hold no reference to the FeedIterator: a reference would keep it alive as long as the thread.
 
 
 def _make_pull(
-    iterator: Iterator[Any], state: StateReader, current_stream: Callable[[], Any], receive: Receive
+    iterator: Iterator[Any], read_state: StateReader, current_stream: Callable[[], Any], receive: Receive
 ) -> Callable[[], Pulled]:
+    """Return a function that calls ``next(iterator)`` and returns the result."""
+
     def pull() -> Pulled:
         began_s = time.perf_counter()
         try:
             loader_output = next(iterator)
         except StopIteration:
-            return Pulled(ended=True, state=state(True))
-        state_after = state(False)
+            return Pulled(ended=True, state=read_state(True))
+        state = read_state(False)
         batch, slot = receive(loader_output)
-        took_s = began_s, time.perf_counter()
-        return Pulled(batch, stream=current_stream(), slot=slot, state=state_after, took_s=took_s)
+        start_and_end_s = began_s, time.perf_counter()
+        return Pulled(batch, stream=current_stream(), slot=slot, state=state, start_and_end_s=start_and_end_s)
 
     return pull
 
 
-def _make_thread_target(settings: _ThreadState, pull: Callable[[], Pulled], box: Mailbox) -> Callable[[], None]:
+def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], box: Mailbox) -> Callable[[], None]:
+    """Return the function that the thread runs: it pulls batches into ``box`` until the end or until the box is closed."""
+
     def run() -> None:
         with settings.inference_mode():
-            settings.adopt()  # after entering inference mode, which changes the grad mode
+            settings.apply()  # after entering inference mode, which changes the grad mode
             ended = False
             pull_s = 0.0
             while not ended and box.wait_for_permit(pull_s):
@@ -283,21 +288,21 @@ def _make_thread_target(settings: _ThreadState, pull: Callable[[], Pulled], box:
                 except BaseException as error:  # raised on the training thread, by next()
                     item = Pulled(error=error, ended=True)
                 ended = item.ended
-                pull_s = item.took_s[1] - item.took_s[0]
+                pull_s = item.start_and_end_s[1] - item.start_and_end_s[0]
                 box.put(item)
-                del item  # otherwise the thread would keep a batch alive while it waits for the next permit
+                del item  # otherwise the variable would keep a batch alive during the wait for the next permit
 
     return run
 
 
 def _stop(box: Mailbox, thread: threading.Thread, iterator: Iterator[Any]) -> None:
-    """End the pulling thread. Waits at most ``STOP_S`` if the wrapped loader is inside ``next``."""
+    """End the pulling thread. Waits at most ``STOP_S`` for the end of the wrapped loader's ``next``."""
     box.close()
     # The garbage collector may call this function on the pulling thread, which cannot join itself.
-    tries = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1
-    for _ in range(tries):
+    attempts = 0 if thread is threading.current_thread() else int(STOP_S / WAKE_S) + 1
+    for _ in range(attempts):
         if thread.is_alive():
             wake(iterator)
             thread.join(WAKE_S)
-    if tries and thread.is_alive():
+    if attempts and thread.is_alive():
         _log.warning("The wrapped loader is still inside next() after %.0f s. Its thread ends when next() returns.", STOP_S)

@@ -1,10 +1,10 @@
-"""Loaders that Hugging Face Accelerate has prepared (``accelerator.prepare``), which wrap a ``DataLoader``.
+"""*Prepared* loaders: results of ``accelerator.prepare`` (Hugging Face Accelerate), which wrap a ``DataLoader``.
 
 Accelerate reads the position of training from attributes of the prepared loader: ``accumulate`` and ``gather_for_metrics`` read
-``end_of_dataloader``, and ``save_state`` saves ``dl_state_dict``. If the prepared loader were iterated, these attributes would
-be ahead of training, because batches are read ahead. Its ``iter`` also synchronises a generator among ranks, which a background
-thread must not do. So the ``DataLoader`` is iterated, and the attributes are set when a batch is handed over to the training
-loop.
+``end_of_dataloader``, and ``save_state`` saves ``dl_state_dict``. Iterating the prepared loader would set the attributes when a
+batch is read, which is ahead of training. It would also synchronise a generator among ranks, which a background thread must not
+do. So the wrapped ``DataLoader`` is iterated instead, and the attributes are set when a batch is *handed over*: returned to the
+training loop.
 """
 
 import sys
@@ -23,7 +23,7 @@ from gpuaug.feed.wrapped_loader import Begin, IteratorAndReader, StateReader, en
 
 
 class ReadState(NamedTuple):
-    """State after a batch was read. It is stored until the batch is handed over to the training loop."""
+    """State of the ``DataLoader`` after a batch was read, stored until the batch is handed over."""
 
     state: Any
     """State of the ``DataLoader`` after the batch."""
@@ -44,7 +44,7 @@ _POSITION_KEY = "gpuaug"
 
 
 class PreparedLoader:
-    """Access to a loader of Accelerate, and the work that this loader does when its ``DataLoader`` is iterated.
+    """Access to a prepared loader, and its work that iterating the wrapped ``DataLoader`` would omit.
 
     Args:
         loader: A ``DataLoaderShard``, or in a single process a ``DataLoaderDispatcher``.
@@ -69,11 +69,11 @@ class PreparedLoader:
 
     @property
     def skipped(self) -> tuple[int, int]:
-        """(batches that the sampler skips, batches that are read and dropped) at the beginning of an iteration."""
+        """Numbers of batches at the beginning of an iteration: (skipped by the sampler, read and dropped)."""
         return getattr(self.dataloader.batch_sampler, "skip_batches", 0), self._loader.skip_batches
 
     def prepare(self, epoch: int) -> None:
-        """Synchronise generators among ranks and set the epoch of samplers. Call before an iteration begins."""
+        """Synchronise generators among ranks, and set the epoch of samplers. Call before an iteration begins."""
         from accelerate.utils import synchronize_rng_states
 
         if getattr(self._loader, "rng_types", None) is not None:
@@ -129,24 +129,24 @@ class PreparedLoader:
 
 
 class _ReadAheadIterator(Iterator[Any]):
-    """Iterator that reads one batch ahead, so that it knows whether a batch is the last."""
+    """Iterator that reads one batch ahead, to find out whether a batch is the last."""
 
-    def __init__(self, iterator: Iterator[Any], state: StateReader) -> None:
+    def __init__(self, iterator: Iterator[Any], read_inner_state: StateReader) -> None:
         self._iterator = iterator
-        self._state = state
+        self._read_inner_state = read_inner_state
         self._next: tuple[Any, Any] | None = None
         """(batch, state after the batch) that was read ahead; ``None`` at the end."""
         self._error: BaseException | None = None
         """Error of reading ahead, to be raised by the next call of ``next``."""
         self._has_begun = self._has_ended = False
-        self._read_state = ReadState(state(False), is_last=False)
+        self._last_state = ReadState(read_inner_state(False), is_last=False)
         # ``end_workers`` and ``wake`` of ``wrapped_loader`` use these attributes of a DataLoader's iterator.
         self._shutdown_workers = partial(end_workers, iterator)
         self._data_queue = getattr(iterator, "_data_queue", None)
 
     def read_state(self, ended: bool) -> ReadState:
         """Return the state after the batch that ``next`` returned last, or at the end."""
-        return ReadState(self._state(True), is_last=True) if ended else self._read_state
+        return ReadState(self._read_inner_state(True), is_last=True) if ended else self._last_state
 
     def __next__(self) -> Any:
         if not self._has_begun:
@@ -163,7 +163,7 @@ class _ReadAheadIterator(Iterator[Any]):
             raise StopIteration
         batch, state = self._next
         self._read()
-        self._read_state = ReadState(state, self._has_ended)
+        self._last_state = ReadState(state, self._has_ended)
         return batch
 
     def _read(self) -> None:
@@ -171,21 +171,21 @@ class _ReadAheadIterator(Iterator[Any]):
         self._next = None
         try:
             batch = next(self._iterator)
-            self._next = batch, self._state(False)
+            self._next = batch, self._read_inner_state(False)
         except StopIteration:
             self._has_ended = True
-        except BaseException as error:  # raised by the next call of next(), after the current batch
+        except BaseException as error:  # raised by the following call of next(), after the current batch was returned
             self._error = error
 
 
 def as_prepared(loader: Any) -> PreparedLoader | None:
-    """Return access to ``loader`` if Accelerate has prepared it; else ``None``.
+    """Return a ``PreparedLoader`` if Accelerate has prepared ``loader``; else ``None``.
 
     Raises:
         ArgumentError: If ``loader`` communicates with other ranks for every batch.
     """
-    # The module is not imported: if there is such a loader, it has been imported. isinstance(loader, …) would fail, because
-    # ``__class__`` of Accelerate's loaders is the class of the wrapped DataLoader.
+    # Not imported here: a prepared loader exists only if accelerate.data_loader has been imported. Not isinstance(loader, …),
+    # because ``__class__`` of Accelerate's loaders is the class of the wrapped DataLoader.
     module = sys.modules.get("accelerate.data_loader")
     if module is None:
         return None
@@ -199,7 +199,7 @@ def as_prepared(loader: Any) -> PreparedLoader | None:
     return PreparedLoader(loader) if issubclass(type(loader), classes) else None
 
 
-def warn_if_never_stepped(loader: Any) -> None:
+def warn_if_not_prepared(loader: Any) -> None:
     """Warn if Accelerate accumulates gradients over ``loader`` without having prepared it.
 
     Warns:

@@ -1,9 +1,9 @@
-"""Resumption of an epoch at a later batch, without loading the batches before it, for lists and for a ``DataLoader`` by index.
+"""Resumption of an epoch at a later batch without loading earlier batches, for lists and for a ``DataLoader`` *by index*.
 
-The order of a ``DataLoader``'s epoch depends on its sampler and on the generators from which the sampler draws. So the states
-of these generators at the beginning of the epoch describe the epoch. To resume the epoch, the sampler is iterated again from
-these states, and the indices of the batches that the training loop already had are dropped. No sample is loaded for these
-indices.
+A ``DataLoader`` is by index if its dataset is map-style. The order of its epoch depends on the sampler and on the generators
+from which the sampler draws, so the states of these generators at the beginning of the epoch describe the epoch. To resume the
+epoch, the sampler is iterated again from these states, and the indices of the batches that were processed are dropped. No
+sample is loaded for dropped indices.
 """
 
 import re
@@ -30,7 +30,7 @@ class Resume(NamedTuple):
     batches: int
     """Number of batches to skip."""
     seed: int | None
-    """Seed for the generator from which the seeds of workers are drawn. ``None``: the generator is not seeded."""
+    """Seed for the generator from which the ``DataLoader`` draws the seeds of workers. ``None``: it is not seeded."""
     start: Mapping[str, Any] | None
     """State of the ``ResumableLoader`` at the beginning of the epoch. ``None``: the current state."""
     same_order: bool
@@ -43,14 +43,14 @@ def is_resumable(loader: Any) -> bool:
         return True
     if not isinstance(loader, DataLoader) or is_stateful(loader) or not iterated_as(loader, DataLoader):
         return False
-    # Not with in_order=False, where the batches that were handed over may not be the first of the epoch. Not with an iterator
-    # as sampler, which can be iterated only once.
+    # Not with in_order=False: the batches that were processed may not be the first of the epoch. Not if the sampler is an
+    # iterator, which can be iterated only once.
     by_index = not isinstance(loader.dataset, IterableDataset) and getattr(loader, "in_order", True)
     return by_index and not isinstance(_index_sampler(loader), Iterator)
 
 
 _ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor, "begun": torch.Tensor}
-"""Types of the values in a state's mappings, whose keys are strings. ``"begun"`` is optional."""
+"""Key of a mapping in a state → type of the mapping's values. ``"begun"`` is optional."""
 
 
 def is_state(state: Any) -> bool:
@@ -72,7 +72,7 @@ def _maps_names(entries: Any, value_type: Any) -> bool:
 
 
 class ResumableLoader:
-    """State of a loader whose epochs can begin at any batch, and the beginning of these epochs.
+    """Reader of a loader's state, which can begin the loader's epochs at any batch.
 
     Args:
         loader: The user's loader, for which ``is_resumable`` is true.
@@ -80,12 +80,12 @@ class ResumableLoader:
 
     def __init__(self, loader: Any) -> None:
         self._by_index = isinstance(loader, DataLoader)
-        # The loader itself is not stored, because it may hold an iterator that holds this object.
+        # The loader itself is not stored: it may refer to an iterator that refers to this object, a reference cycle.
         self._dataset: Any = loader.dataset if self._by_index else loader
         self.sampler: Any = _index_sampler(loader) if self._by_index else None
         """Batch sampler of the loader, or its sampler if it has no batch sampler."""
         names = [type(sampler).__name__ for sampler in (self.sampler, getattr(loader, "sampler", None))]
-        self._names = " of ".join(dict.fromkeys(names))
+        self._sampler_names = " of ".join(dict.fromkeys(names))
         paths = parts(loader) if self._by_index else {}
         self._parts_with_epoch = {
             path: part
@@ -93,7 +93,7 @@ class ResumableLoader:
             if callable(getattr(part, "set_epoch", None)) and as_int(getattr(part, "epoch", None)) is not None
         }
         self.generators: dict[str, torch.Generator] = {}
-        """Attribute path → generator of the sampler or of the seeds of workers, except torch's global generator."""
+        """Attribute path → generator of a sampler, or from which seeds of workers are drawn; without torch's global one."""
         for path, part in paths.items():
             generator: Any = getattr(part, "generator", None)
             others = (torch.default_generator, *self.generators.values())
@@ -115,13 +115,16 @@ class ResumableLoader:
             "samples": length,
             "batch_size": _plain(getattr(self.sampler, "batch_size", None)),
             "drop_last": _plain(getattr(self.sampler, "drop_last", None)),
-            "sampler": self._names,
+            "sampler": self._sampler_names,
             "generators": ", ".join(self.generators) or "none",
         }
 
     @property
     def epochs(self) -> dict[str, int | None]:
-        """Attribute path → epoch of each sampler that has one. Samplers that an assigned mapping lacks keep their epochs."""
+        """Attribute path → epoch, for each sampler with an epoch.
+
+        Assign a mapping to set epochs. Samplers that are not in the mapping keep their epochs.
+        """
         return {path: as_int(part.epoch) for path, part in self._parts_with_epoch.items()}
 
     @epochs.setter
@@ -192,7 +195,7 @@ class ResumableLoader:
         indices = _RecordingSampler(self, self.sampler, resume)
         states_before = states_of(indices.generators)
         try:
-            if resume is not None and resume.seed is not None:  # otherwise workers would draw the numbers of an earlier epoch
+            if resume is not None and resume.seed is not None:  # workers must not draw the numbers of an earlier epoch
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
             if resume is not None and resume.start is not None:
                 indices.states = resume.start["generators"]
@@ -211,18 +214,18 @@ class ResumableLoader:
                 set_states(indices.generators, states_before)
             raise
         if resume is not None and resume.start is not None:
-            # Generators that are in the saved state keep the states that they have after the order was drawn, as in the
-            # interrupted run. Other generators are restored.
+            # A generator in the saved state keeps the state after the draw of the order, as in the interrupted run. Other
+            # generators are restored.
             resumed = self.generators.keys() & resume.start["generators"].keys()
             set_states(indices.generators, {name: state for name, state in states_before.items() if name not in resumed})
             set_states(self.generators, resume.start.get("begun", {}))
         if not loader.num_workers:
-            indices.newest.note_begun()
+            indices.newest.store_states_after_order()
         return iterator, indices.newest
 
 
 class _RecordingSampler:
-    """Replacement for the sampler of a ``DataLoader``, which records the states of generators when it is iterated."""
+    """Replacement for the sampler of a ``DataLoader``. Its iterators record the states of generators."""
 
     def __init__(self, resumable: ResumableLoader, sampler: Any, resume: Resume | None) -> None:
         self.resumable = resumable
@@ -233,10 +236,7 @@ class _RecordingSampler:
         self.epochs: Mapping[str, int | None] = resumable.epochs
         """Epochs to set before the user's sampler is iterated, if an epoch is resumed."""
         self.refusal: GpuAugError | None = None
-        """Error to raise after the ``DataLoader`` has created its iterator.
-
-        If it were raised earlier, workers would not be ended.
-        """
+        """Error to raise after the ``DataLoader`` has created its iterator, whose workers can then be ended."""
         self._sampler = sampler
 
     def __len__(self) -> int:
@@ -253,7 +253,7 @@ class _RecordingSampler:
 
 
 class EpochIndices(Iterator[Any]):
-    """Iterator over the indices of one epoch, and the state at its beginning."""
+    """Iterator over the indices of one epoch, with the state at the beginning of the epoch."""
 
     def __init__(self, recording: _RecordingSampler) -> None:
         self._recording = recording
@@ -263,11 +263,14 @@ class EpochIndices(Iterator[Any]):
         self._order_is_drawn = _differ(self._before, states_of(recording.generators))
         """Whether the sampler has drawn the order already."""
         self._first: list[Any] = []
+        """First item of the sampler for this iteration, which ``begin`` has read; empty after it was returned."""
         self._error: Exception | None = None
+        """Error of the sampler in ``begin``, raised when the indices are read."""
         self._start: Mapping[str, Any] | None = None
+        """State at the beginning of the epoch; ``None`` before ``begin``."""
 
     def begin(self) -> None:
-        """Make the sampler draw the order, if it has not done so."""
+        """Make the sampler draw the order, and store the state at the beginning of the epoch. A second call does nothing."""
         if self._start is not None:
             return
         recording = self._recording
@@ -283,7 +286,7 @@ class EpochIndices(Iterator[Any]):
                 self._indices = recording.iterate()
             self._first = list(islice(self._indices, 1))
         except Exception as error:
-            self._error = error  # raised when the indices are read
+            self._error = error
         if torch.equal(before[_GLOBAL], torch.default_generator.get_state()):
             del before[_GLOBAL]
         checksum = zlib.crc32(_ADDRESS.sub("", repr(self._first)).encode())
@@ -300,16 +303,16 @@ class EpochIndices(Iterator[Any]):
         if resume.batches:
             self._first = list(islice(self._indices, resume.batches - 1, resume.batches))
 
-    def note_begun(self) -> None:
-        """Store the states of the generators after the beginning of the epoch, if iter(sampler) has drawn the order.
+    def store_states_after_order(self) -> None:
+        """Store the current states of the generators as ``"begun"``, if ``iter(sampler)`` has drawn the order.
 
-        In this case a ``DataLoader`` has drawn the seed of its workers after the order.
+        In this case the ``DataLoader`` has drawn the seed of its workers after the order, and the states include this draw.
         """
         if self._order_is_drawn:
             self._start = {**(self._start or {}), "begun": states_of(self._recording.resumable.generators)}
 
     def state(self, ended: bool) -> Mapping[str, Any]:
-        """State of the loader at the beginning of this epoch, or, if ``ended``, its current state."""
+        """Return the loader's state at the beginning of this epoch, or, if ``ended``, its current state."""
         resumable = self._recording.resumable
         return resumable.state(states_of(resumable.generators)) if ended else self._start or {}
 
@@ -325,7 +328,7 @@ _MAX_TEXT = 200  # maximum number of characters of a setting in a state
 
 
 def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
-    """Name → state of each generator."""
+    """Return name → state of each generator."""
     return {name: generator.get_state() for name, generator in generators.items()}
 
 
@@ -346,7 +349,7 @@ def _index_sampler(loader: Any) -> Any:
 
 
 def _attribute(name: str, parts: Iterable[Any]) -> int | None:
-    """Return the first whole number among the attributes ``name`` of some objects."""
+    """Return the first attribute ``name`` of ``parts`` that is a whole number; ``None`` without one."""
     values = (as_int(getattr(part, name, None)) for part in parts)
     return next((value for value in values if value is not None), None)
 

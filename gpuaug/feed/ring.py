@@ -1,20 +1,20 @@
 """The ring: slots of shared page-locked memory, into which workers write batches and from which the device reads them.
 
-A ``DataLoader`` allocates shared memory for each batch in the worker; its pin thread maps this memory and copies the batch once
-more. Nearly all of the time is spent in page faults. The ring is shared, mapped and page-locked once. A worker collates
+In a ``DataLoader``, the worker allocates shared memory for each batch, and the pin thread maps this memory and copies the batch
+once more. Nearly all of the time is spent in page faults. The ring is shared, mapped and page-locked once. A worker collates
 directly into a slot and sends a description of the batch. The loader's copy stream reads the slot. The slot is free when the
 event that was recorded after the copy has passed; the host queries the event without waiting.
 
-**Memory.** One anonymous file, reserved before the workers start. The file is sparse: it takes memory only where it was
-written. It needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. The file is divided into
-slots when the first batch has shown its size. For larger batches, larger slots are added after the existing slots: a new
-*generation*. The memory of older generations is returned to the system.
+**Memory.** One anonymous file, reserved before the workers start. The file is sparse: only its written pages take memory. It
+needs no ``/dev/shm``, and the system frees it when the last process that has it open ends. The file is divided into slots when
+the first batch arrives, whose size is the size of a slot. For a larger batch, larger slots are added after the existing slots.
+Slots that were added together are a *generation*. The memory of older generations is returned to the system.
 
 **Flags.** Each slot has a byte in this memory, which is 0 if the slot is free and 1 if it is in use. Every slot belongs to one
 worker. Only this worker sets the byte to 1, and only the process that reads the ring sets it to 0, so there is no lock that a
 killed worker could hold.
 
-A batch that is larger than a slot, or for which no slot is free, travels as it would without a ring.
+A batch that is larger than a slot, or for which no slot is free, is sent as it would be without a ring.
 """
 
 import logging
@@ -41,7 +41,7 @@ from gpuaug.feed.ring_memory import (
     DATA_OFFSET,
     MAX_GENERATIONS,
     MAX_SLOTS,
-    Described,
+    BatchInSlot,
     Memory,
     Slot,
     TensorInSlot,
@@ -52,10 +52,10 @@ from gpuaug.feed.ring_memory import (
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all CUDA contexts of this process
 _NOT_REGISTERED = 713  # cudaErrorHostMemoryNotRegistered
 GROWTH = 1.25
-"""Ratio of the slot size of a later generation to the size of the batch that was too large for older slots."""
+"""Size of the slots of a later generation, divided by the size of the batch that was too large for older slots."""
 
 POISON = False
-"""Whether freed slots are overwritten. Tests set it, so that a read that comes too late returns wrong values."""
+"""Whether freed slots are overwritten. Set by tests, so that a read of a freed slot returns wrong values."""
 
 Registered = dict[tuple[int, int], tuple[int, int]]
 """(generation, slot) → (offset, bytes) of each slot that may be page-locked."""
@@ -63,8 +63,8 @@ Registered = dict[tuple[int, int], tuple[int, int]]
 _page_locked: dict[int, tuple[int, Memory, Registered, deque[Event]]] = {}
 """Key of each memory that may be page-locked → arguments of ``_unregister``.
 
-The references keep the memory mapped until all of it is unregistered, which an interrupt may delay. Otherwise the process could
-map other pages at the same addresses, and CUDA would still copy from the pages that it has locked.
+The references keep the memory mapped until all slots are unregistered, which an interrupt may delay. Otherwise the process
+could map other pages at the same addresses, and CUDA would still copy from the pages that it has locked.
 """
 
 _log = logging.getLogger("gpuaug")
@@ -83,24 +83,26 @@ class Ring:
     """
 
     def __init__(self, workers: int, slots_per_worker: int, budget_bytes: int) -> None:
-        self.workers, self.slots_per_worker, self._budget = workers, slots_per_worker, budget_bytes
+        self.workers = workers
+        self.slots_per_worker = slots_per_worker
+        self._budget_bytes = budget_bytes
         for key, arguments in list(_page_locked.items()):
             if key not in rings:  # the ring was deleted, and ``_unregister`` was interrupted
                 _unregister(*arguments)
-        # Older generations may still be read while the newest is in use, so there is address space for all. Unwritten parts of
-        # it take no memory.
+        # Address space for all generations, because older ones may still be read while the newest is in use. Unwritten pages
+        # take no memory.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.slots_in_use: set[tuple[int, int]] = set()
         """(generation, slot) of each slot that holds a batch which this process has received."""
         rings[self.memory.key] = self
         self._process = os.getpid()
         self._registered: Registered = {}
-        # Events after the copies of slots, and the slots, in order. Two queues, because the finaliser of the ring needs the
-        # events, and must hold no slots, which hold the ring.
+        # Event after the copy from each slot, and the slot, in order. Two queues, because the finaliser of the ring needs the
+        # events, but must not refer to slots, which refer to the ring.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
         self._generation_lock = threading.Lock()  # the background thread adds larger slots, the training thread adds more slots
-        self._next_slot_bytes = 0  # size of the slots that ``enlarge`` adds; 0: none
+        self._next_slot_bytes = 0  # size of the slots that ``add_larger_slots`` adds; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
         self._to_unregister = self._process, self.memory, self._registered, self._events
@@ -114,23 +116,24 @@ class Ring:
 
     @property
     def size(self) -> str:
-        """Number and size of slots as text, for the loader's ``repr``."""
+        """Text for the loader's ``repr``: number and size of the slots of the newest generation."""
         _, _, slot_bytes, count = self.memory.newest_generation()
         return f"{count * self.workers} slots of {slot_bytes / 1e6:.1f} MB" if count else "no slots yet"
 
-    def received(self, described: Described) -> tuple[Batch, Slot]:
+    def batch_and_slot(self, description: BatchInSlot) -> tuple[Batch, Slot]:
         """Return (batch, slot) for a description from a worker. The tensors of the batch share the memory of the slot."""
-        slot = described.slot or Slot(self, *described.number)
+        slot = description.slot or Slot(self, *description.number)
 
         def tensor(leaf: Any) -> Any:
             return leaf.tensor(self.memory) if type(leaf) is TensorInSlot else leaf
 
-        return batches.map_leaves(batches.cached_by_id(tensor), described.batch), slot
+        return batches.map_leaves(batches.cached_by_id(tensor), description.batch), slot
 
     def make_room(self, batch: Batch) -> bool:
-        """Add slots that are large enough for ``batch``, which arrived without a slot.
+        """Add slots that are large enough for ``batch``, if they fit into the budget. Call for a batch without a slot.
 
-        Return whether slots of any size exist.
+        Returns:
+            Whether slots of any size exist.
         """
         needed_bytes = batch_bytes(batch)
         with self._generation_lock:
@@ -152,28 +155,31 @@ class Ring:
             return number > 0
 
     def _warn_of_size(self, slot_bytes: int) -> None:
-        """Warn once that batches are too large for one slot per worker."""
+        """Warn once that one slot per worker exceeds the budget."""
         if self._warned_of_size:
             return
         self._warned_of_size = True
         subject = "one slot takes" if self.workers == 1 else f"one slot for each of {self.workers} workers takes"
         warnings.warn(
             f"Batches of {slot_bytes / 1e6:.1f} MB travel without slots, which is slower, because {subject} "
-            f"{slot_bytes * self.workers} bytes and feed_bytes is {self._budget}. Raise feed_bytes of the StreamedLoader, or "
-            "lower batch_size or num_workers of the DataLoader.",
+            f"{slot_bytes * self.workers} bytes and feed_bytes is {self._budget_bytes}. Raise feed_bytes of the "
+            "StreamedLoader, or lower batch_size or num_workers of the DataLoader.",
             GpuAugWarning,
             stacklevel=2,
         )
 
-    def enlarge(self) -> None:
-        """Add larger slots that did not fit into the budget beside the older slots. Call before ``drop_old``."""
+    def add_larger_slots(self) -> None:
+        """Add the larger slots for which ``make_room`` found no memory beside older slots.
+
+        Call when an iteration begins, immediately before older slots are released.
+        """
         with self._generation_lock:
             slots = self._slots_within_budget(self._next_slot_bytes) if self._next_slot_bytes else 0
             if slots and self.memory.newest_generation()[0] < MAX_GENERATIONS:
                 self._add_generation(self._next_slot_bytes, slots)
             self._next_slot_bytes = 0
 
-    def widen(self, slots_per_worker: int) -> None:
+    def add_slots_per_worker(self, slots_per_worker: int) -> None:
         """Increase the number of slots per worker, within the budget. Running workers use the new slots at their next batch."""
         with self._generation_lock:
             self.slots_per_worker = slots_per_worker
@@ -192,11 +198,11 @@ class Ring:
 
     def _slots_within_budget(self, slot_bytes: int, older_bytes: int = 0) -> int:
         """Return the number of slots per worker that fit into the budget beside ``older_bytes`` of older slots."""
-        affordable = max(self._budget - older_bytes, 0) // (slot_bytes * self.workers)
+        affordable = max(self._budget_bytes - older_bytes, 0) // (slot_bytes * self.workers)
         return min(self.slots_per_worker, affordable, MAX_SLOTS // self.workers)
 
     def _add_generation(self, slot_bytes: int, slots_per_worker: int) -> None:
-        """Add a generation of slots. The caller holds the lock."""
+        """Add a generation of slots. Call with ``_generation_lock`` held."""
         number, old_start, old_bytes, old_count = self.memory.newest_generation()
         old_end = old_start + old_bytes * old_count * self.workers
         start = max(old_end, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -204,30 +210,30 @@ class Ring:
         header[1 + 3 * new : 4 + 3 * new] = start, slot_bytes, slots_per_worker
         header[0] = new  # last: workers read the number first
 
-    def new_workers(self) -> None:
-        """Free slots that workers which have ended were writing into. Call before new workers start."""
+    def free_slots_of_ended_workers(self) -> None:
+        """Free the slots into which ended workers were writing. Call before new workers start."""
         number, *_ = self.memory.newest_generation()
         for generation in range(1, number + 1):
             slots_per_worker = self.memory.generation(generation)[2]
             for slot in range(self.workers * slots_per_worker):
                 if (generation, slot) not in self.slots_in_use:
                     self.memory.map[self.memory.flag_at(generation, slot)] = 0
-        self.drop_old()
+        self.release_old_generations()
 
-    def drop_old(self) -> None:
+    def release_old_generations(self) -> None:
         """Return the memory of older generations to the system. Call when no worker writes into older slots any more."""
         for generation in range(1, self.memory.newest_generation()[0]):
             start, slot_bytes, slots_per_worker = self.memory.generation(generation)
             # A copy of the set, because the background thread may be adding entries.
             if slots_per_worker and not any(number == generation for number, _ in self.slots_in_use.copy()):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
-                old = [number for number in self._registered if number[0] == generation]
-                if _unregister_all(self.memory, self._registered, old):
+                old_slots = [number for number in self._registered if number[0] == generation]
+                if _unregister_all(self.memory, self._registered, old_slots):
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
                     self.memory.header[3 + 3 * generation] = 0
 
     def register(self, slot: Slot) -> None:
-        """Page-lock a slot when it is read for the first time. Call on a thread that may make CUDA calls.
+        """Page-lock a slot unless it is page-locked. Call before the slot is read, on a thread that may make CUDA calls.
 
         Cost:
             Once per slot, a millisecond for a few megabytes.
@@ -237,7 +243,7 @@ class Ring:
         generation, index = slot.number
         start, slot_bytes, _ = self.memory.generation(generation)
         offset = start + index * slot_bytes
-        # Recorded before the call, because a signal handler may raise KeyboardInterrupt or an error when the call returns.
+        # Stored before the CUDA call, because a signal handler may raise KeyboardInterrupt or an error when the call returns.
         _page_locked[self.memory.key] = self._to_unregister
         self._registered[slot.number] = offset, slot_bytes
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
@@ -264,12 +270,12 @@ class Ring:
         )
 
     def read_until(self, slot: Slot, event: Event) -> None:
-        """Keep a slot in use until ``event``, recorded after its last copy, has passed."""
-        self._slots.append(slot)  # before the event: after an interrupt in between, slots are freed late, not early
+        """Keep a slot in use until ``event``, which was recorded after the copy from the slot, has passed."""
+        self._slots.append(slot)  # before the event: an interrupt in between then makes slots be freed late, not early
         self._events.append(event)
 
     def free_read_slots(self) -> None:
-        """Drop slots whose copies have ended, which frees them (``Slot.__del__``). Does not wait."""
+        """Delete the ``Slot`` of each slot whose copy has ended, which frees the slot. Does not wait."""
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()
@@ -288,16 +294,16 @@ class Ring:
         self.memory.map[self.memory.flag_at(generation, index)] = 0
 
     def close(self) -> None:
-        """Wait for copies out of the ring, then unlock its memory. Idempotent."""
+        """Wait for copies from slots, then end page-locking. Idempotent."""
         _unregister(*self._to_unregister)
         self._slots.clear()
 
 
 def _unregister(process: int, memory: Memory, registered: Registered, events: deque[Event]) -> None:
-    """Unregister slots after they have been read. After an error or an interrupt, call again to continue."""
+    """End the page-locking of all slots, after copies from them. After an error or an interrupt, call again to continue."""
     if os.getpid() != process:
         return
-    # When the interpreter ends, the CUDA context may be gone already, and the registrations with it.
+    # Errors are suppressed: when the interpreter ends, the CUDA context may have ended, and page-locking with it.
     with suppress(Exception):
         while events:
             events[0].synchronize()
@@ -307,27 +313,27 @@ def _unregister(process: int, memory: Memory, registered: Registered, events: de
 
 
 def _unregister_all(memory: Memory, registered: Registered, slots: Sequence[tuple[int, int]]) -> bool:
-    """Unregister ``slots``. Return whether all of them are unregistered."""
+    """End the page-locking of ``slots``. Return whether none of them is page-locked any more."""
     for slot in slots:
         error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + registered[slot][0]))
         if error:
             _clear_error()
-        if error in (0, _NOT_REGISTERED):  # not registered: an earlier call that registers or unregisters was interrupted
+        if error in (0, _NOT_REGISTERED):  # _NOT_REGISTERED: after an interrupt of an earlier call
             del registered[slot]
     return not any(slot in registered for slot in slots)
 
 
 def _clear_error() -> None:
-    """Clear the error that CUDA stores after a failed call, and that the user's next launch would raise."""
+    """Clear the error that CUDA has stored after a failed call. Otherwise the user's next launch would raise it."""
     with suppress(Exception):
         torch.empty(1, device="cuda").fill_(1)
 
 
 def default_budget_bytes() -> int:
-    """Default of ``feed_bytes``: an eighth of this process's share of the memory, which torchrun's processes share evenly."""
+    """Return the default of ``feed_bytes``: an eighth of the memory, divided by the number of torchrun's processes."""
     return memory_share_bytes() // 8
 
 
-def why_not_here() -> str | None:
+def unsupported_reason() -> str | None:
     """Return the reason why this system does not support the ring, or ``None``."""
     return None if sys.platform == "linux" and hasattr(os, "memfd_create") else "the ring needs Linux"

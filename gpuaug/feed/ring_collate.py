@@ -1,4 +1,4 @@
-"""Collate function of workers that write into the ring: shared memory that is divided into slots, one per batch."""
+"""Collate function of workers that write into the *ring*: shared memory, divided into *slots* for one batch each."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.feed.collate_members import allocate_tensor, allocating_with
-from gpuaug.feed.ring_memory import Described, Memory, Writer, can_be_placed
+from gpuaug.feed.ring_memory import BatchInSlot, Memory, Writer, can_be_stored
 
 
 class SlotCollate:
     """Collate function that writes its result into the ring.
 
     Args:
-        collate_fn: The user's collate function. ``default_collate`` stacks samples directly into the slot; ``collate_ragged``
-            and ``collate_encoded`` pack images there, also if another function calls them; other tensors of the result are
-            copied there.
+        collate_fn: The user's collate function. ``default_collate`` stacks samples directly into the slot. ``collate_ragged``
+            and ``collate_encoded`` pack images directly into it, also if another function calls them. Other tensors of the
+            result are copied into it.
         memory: Memory of the ring.
     """
 
@@ -32,35 +32,35 @@ class SlotCollate:
     def __call__(self, samples: Any) -> Batch:
         """Return a description of the batch if a slot is free, else the result of the user's function."""
         worker = get_worker_info()
-        writer = self._memory.take(worker.id) if worker is not None else None
+        writer = self._memory.take_slot(worker.id) if worker is not None else None
         if writer is None:
             return pack_targets(self._collate_fn(samples), allocate_tensor)
         try:
             with allocating_with(writer.allocate):
                 batch = _stack_into_slot(samples, writer) if self._collate_fn is default_collate else self._collate_fn(samples)
             is_slot_written = writer.used
-            described = describe_or_free_slot(batch, writer)
+            description = describe_or_free_slot(batch, writer)
         except BaseException:
             writer.free()
             raise
-        if type(described) is not Described and is_slot_written:
-            # Collate again, without a slot: parts of the first result are in the slot, which has been freed.
+        if type(description) is not BatchInSlot and is_slot_written:
+            # Collate again, without a slot: tensors of the first result are in the slot, which has been freed.
             return self._collate_fn(samples)
-        return described
+        return description
 
 
 def describe_or_free_slot(batch: Batch, writer: Writer) -> Batch:
-    """Copy the tensors of a batch into the slot, and return the description of the batch.
+    """Copy the tensors of a batch into the slot, and return a ``BatchInSlot``.
 
     If no tensor can be copied, free the slot, and return ``batch`` unchanged.
     """
     try:
-        described = writer.describe(batch)
+        description = writer.describe(batch)
     except ArgumentTypeError:  # a container cannot be rebuilt; the loader raises the error when it copies the batch
-        described = batch
-    if type(described) is not Described:
+        description = batch
+    if type(description) is not BatchInSlot:
         writer.free()
-    return described
+    return description
 
 
 def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
@@ -68,7 +68,7 @@ def _stack_into_slot(samples: Any, writer: Writer) -> Batch:
 
     def stack(tensors: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
         first = tensors[0]
-        if all(can_be_placed(part) and part.shape == first.shape and part.dtype == first.dtype for part in tensors):
+        if all(can_be_stored(part) and part.shape == first.shape and part.dtype == first.dtype for part in tensors):
             shape = (len(tensors), *first.shape)
             out = writer.allocate(shape, torch.empty(shape, device="meta").stride(), first.dtype)
             if out is not None:

@@ -1,7 +1,7 @@
 """Shared memory of the ring: its layout, its slots, and the descriptions that workers send instead of batches.
 
-The memory consists of a header, one byte per slot, and the slots. A slot holds one batch of one worker. Slots that were added
-together, and have one size, are a *generation*. Workers use the newest generation.
+The memory consists of a header, one byte per slot (its *flag*), and the slots. A slot holds one batch of one worker. Slots that
+were added together, and have one size, are a *generation*. Workers use the newest generation.
 """
 
 import itertools
@@ -27,12 +27,13 @@ MAX_GENERATIONS, MAX_SLOTS = 8, 4096
 """Maximum number of generations, and of slots per generation."""
 
 FLAGS_OFFSET = 4096
-"""Size of the header in bytes, and offset of the bytes that store whether a slot is in use: one per slot of each generation."""
+"""Size of the header in bytes, and offset of the flags: one byte per slot of each generation, 1 if the slot is in use."""
 
 DATA_OFFSET = FLAGS_OFFSET + MAX_GENERATIONS * MAX_SLOTS
 """Offset of the first byte that a slot may use."""
 
 _keys = itertools.count()
+"""Keys of new memories."""
 
 
 class SlotOwner(Protocol):
@@ -67,13 +68,13 @@ class Memory:
         """Identifier of the memory in all processes that share it."""
         process = os.getpid()
         self.fd = os.memfd_create("gpuaug-ring") if fd is None else fd
-        # Not a method, because it runs after this object has been deleted, or when the interpreter ends.
+        # Not a method: the function runs after this object has been deleted, or when the interpreter ends.
         weakref.finalize(self, _close_in, process, self.fd)
         if fd is None:
             os.fchmod(self.fd, 0o600)  # otherwise other users could open the file through /proc
             os.ftruncate(self.fd, num_bytes)
         self.map = mmap.mmap(self.fd, num_bytes)
-        with torch.inference_mode(False):  # an inference tensor could not be written to outside of inference mode
+        with torch.inference_mode(False):  # otherwise the tensor could not be written to outside of inference mode
             self.bytes = torch.frombuffer(self.map, dtype=torch.uint8)
         # The number of the newest generation, then the three values of each generation that ``generation`` returns.
         self.header = self.bytes[:FLAGS_OFFSET].view(torch.int64).numpy()
@@ -83,7 +84,7 @@ class Memory:
         return _attach, (self.num_bytes, reduction.DupFd(self.fd), self.key)
 
     def flag_at(self, generation: int, slot: int) -> int:
-        """Return the offset of the byte that stores whether a slot is in use."""
+        """Return the offset of a slot's flag."""
         return FLAGS_OFFSET + (generation - 1) * MAX_SLOTS + slot
 
     def newest_generation(self) -> tuple[int, int, int, int]:
@@ -99,7 +100,7 @@ class Memory:
         start, slot_bytes, slots_per_worker = self.header[1 + 3 * number : 4 + 3 * number].tolist()
         return start, slot_bytes, slots_per_worker
 
-    def take(self, worker: int) -> "Writer | None":
+    def take_slot(self, worker: int) -> "Writer | None":
         """Mark a free slot of a worker as in use, and return its writer; ``None`` if no slot is free."""
         number, first_start, slot_bytes, slots_per_worker = self.newest_generation()
         for slot in range(worker * slots_per_worker, (worker + 1) * slots_per_worker):
@@ -112,7 +113,7 @@ class Memory:
 
 
 def _attach(num_bytes: int, descriptor: Any, key: int) -> Memory:
-    """Return a memory in a spawned worker."""
+    """Return the ``Memory`` for an existing file, in a spawned worker."""
     return Memory(num_bytes, descriptor.detach(), key)
 
 
@@ -123,7 +124,14 @@ def _close_in(process: int, fd: int) -> None:
 
 
 class TensorInSlot:
-    """Offset, shape, strides and dtype of a tensor in the ring. It replaces the tensor in a batch that a worker sends."""
+    """Description of a tensor in a slot, which replaces the tensor in a batch that a worker sends.
+
+    Args:
+        offset: Offset of the first element in the memory, in bytes.
+        shape: Shape of the tensor.
+        stride: Strides of the tensor, in elements.
+        dtype: dtype of the tensor.
+    """
 
     __slots__ = ("dtype", "offset", "shape", "stride")
 
@@ -134,13 +142,13 @@ class TensorInSlot:
         return TensorInSlot, (self.offset, self.shape, self.stride, self.dtype)
 
     def tensor(self, memory: Memory) -> Tensor:
-        """Return the tensor, which shares the storage of all of the ring."""
+        """Return the tensor as a view of ``memory.bytes``, whose storage is the whole memory."""
         count = _extent(self.shape, self.stride)
         flat = memory.bytes[self.offset : self.offset + count * self.dtype.itemsize].view(self.dtype)
         return flat.as_strided(self.shape, self.stride)
 
     def with_separate_storage(self, memory: Memory) -> Tensor:
-        """Return the tensor in a storage that covers only its values. Pickling the tensor copies its storage."""
+        """Return the tensor with a storage that covers only its values, because pickling a tensor copies its storage."""
         count = _extent(self.shape, self.stride)
         if not count:
             return torch.empty(self.shape, dtype=self.dtype)
@@ -171,7 +179,7 @@ class Writer:
 
     @property
     def used(self) -> bool:
-        """Whether memory of the slot has been allocated."""
+        """Whether a tensor has been allocated in the slot."""
         return self._next_offset > self._start
 
     def allocate(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
@@ -185,19 +193,19 @@ class Writer:
         self._tensors[id(tensor)] = tensor, leaf
         return tensor
 
-    def describe(self, batch: Batch) -> "Described | Batch":
-        """Copy the batch's tensors into the slot, and return the description; ``batch`` itself if the slot has no tensor."""
+    def describe(self, batch: Batch) -> "BatchInSlot | Batch":
+        """Copy the batch's tensors into the slot and return its description; ``batch`` itself if no tensor is in the slot."""
 
         def describe(leaf: Any) -> Any:
             if id(leaf) in self._tensors:
                 return self._tensors[id(leaf)][1]
-            return self._copy(leaf) if can_be_placed(leaf) else leaf
+            return self._copy(leaf) if can_be_stored(leaf) else leaf
 
         batch = pack_targets(batch, self._allocate_contiguous)
-        described = batches.map_leaves(batches.cached_by_id(describe), batch)
+        batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe), batch)
         if not self.used:
             return batch
-        return Described(self.memory.key, self.generation, self.slot, described)
+        return BatchInSlot(self.memory.key, self.generation, self.slot, batch_of_descriptions)
 
     def _allocate_contiguous(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         return self.allocate(shape, torch.empty(shape, device="meta").stride(), dtype)
@@ -216,7 +224,7 @@ class Writer:
         self.memory.map[self.memory.flag_at(self.generation, self.slot)] = 0
 
 
-class Described:
+class BatchInSlot:
     """Description of a batch in a slot: number of the slot, and the batch with ``TensorInSlot`` in place of tensors."""
 
     __slots__ = ("_key_and_number", "batch", "slot")
@@ -231,21 +239,20 @@ class Described:
         return self._key_and_number[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_described, (*self._key_and_number, self.batch)
+        return _unpickle_batch_in_slot, (*self._key_and_number, self.batch)
 
 
-def _unpickle_described(key: int, generation: int, slot: int, batch: Batch) -> Described:
+def _unpickle_batch_in_slot(key: int, generation: int, slot: int, batch: Batch) -> BatchInSlot:
     """Return a description in the process that reads the ring."""
-    described = Described(key, generation, slot, batch)
+    description = BatchInSlot(key, generation, slot, batch)
     ring = rings.get(key)
-    # The ``Slot`` is created here, so that the slot is freed even if a DataLoader that starts a new epoch drops the
-    # description.
-    described.slot = Slot(ring, generation, slot) if ring is not None else None
-    return described
+    # A DataLoader that starts a new epoch may drop the description. Deleting the ``Slot`` then frees the slot.
+    description.slot = Slot(ring, generation, slot) if ring is not None else None
+    return description
 
 
 class Slot:
-    """Slot that holds a batch, in the process that reads it. Deleting this object frees the slot."""
+    """Slot with a batch, in the process that reads the ring. Deleting this object frees the slot."""
 
     __slots__ = ("__weakref__", "number", "ring")
 
@@ -257,8 +264,8 @@ class Slot:
         self.ring.free(self.number)
 
 
-def can_be_placed(leaf: Any) -> bool:
-    """Whether a leaf of a batch can be stored in a slot: a strided CPU tensor of class ``torch.Tensor`` without gradients."""
+def can_be_stored(leaf: Any) -> bool:
+    """Return whether a leaf of a batch can be stored in a slot: a strided plain CPU tensor that requires no gradient."""
     return (
         type(leaf) is Tensor
         and leaf.is_cpu
@@ -268,22 +275,22 @@ def can_be_placed(leaf: Any) -> bool:
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
-    """Return the strides of a copy of ``tensor``: of ``tensor`` itself if it has no gaps, else of ``empty_like(tensor)``."""
+    """Return the strides of a copy of ``tensor`` without gaps in memory, as ``torch.empty_like(tensor)`` has them."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
 
 
 def batch_bytes(batch: Batch) -> int:
-    """Return the bytes of a slot that a batch needs, for all of its tensors that can be stored in a slot."""
-    leaves = (leaf for leaf in batches.tensors(batch) if can_be_placed(leaf) or _can_be_packed(leaf))
+    """Return the size of a slot for a batch, in bytes: of all tensors of the batch that can be stored in a slot."""
+    leaves = (leaf for leaf in batches.tensors(batch) if can_be_stored(leaf) or _can_be_packed(leaf))
     unique: dict[int, Tensor] = {id(leaf): leaf for leaf in leaves}
     sizes = (_extent(leaf.shape, preserved_stride(leaf)) * leaf.dtype.itemsize for leaf in unique.values())
     return sum(math.ceil(size / ALIGN) * ALIGN for size in sizes)
 
 
 def _can_be_packed(leaf: Tensor) -> bool:
-    """Whether a tensor of one of torchvision's classes may be packed with others."""
+    """Return whether a tensor of one of torchvision's classes can be packed: concatenated with others of a target dict key."""
     return type(leaf) is not Tensor and are_packable((leaf,), any_size=True)
 
 

@@ -1,9 +1,9 @@
 """Shared memory of tensors that workers send without the ring: anonymous files (memfd) instead of ``/dev/shm``.
 
-The ring is gpuaug's shared memory for batches. Batches that come before the ring has slots, batches that do not fit into a
-slot, and all batches with ``feed="plain"`` are sent by torch in its own shared memory. torch allocates that in ``/dev/shm``,
-which has 64 MB in a container by default; a worker that exceeds this limit is killed by a bus error. A memfd is shared memory
-without this limit.
+The ring is gpuaug's shared memory for batches, divided into slots. Batches that are sent before the ring has slots, batches
+that do not fit into a slot, and all batches with ``feed="plain"`` are sent in torch's shared memory. torch allocates this
+memory in ``/dev/shm``, which has 64 MB in a container by default. A worker that exceeds this limit is killed by a bus error. A
+memfd is shared memory without the limit.
 """
 
 import os
@@ -22,7 +22,7 @@ _is_supported = sys.platform == "linux" and hasattr(os, "memfd_create") and hasa
 
 
 def use_memfd() -> None:
-    """Make this process, a worker, allocate shared tensors in memfds and send other tensors in memfds."""
+    """Make this process, a worker, allocate shared tensors in memfds, and copy other tensors that it sends to memfds."""
     if _is_supported:
         ForkingPickler.register(UntypedStorage, _reduce_storage)
         UntypedStorage._new_using_fd_cpu = classmethod(_allocated)  # type: ignore[assignment,method-assign]
@@ -64,14 +64,11 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
 
 
 def _reduce_storage(storage: Any) -> Any:
-    """Return what is pickled for a storage: the descriptor of its shared memory.
-
-    A storage in other memory is copied to a memfd.
-    """
+    """Reduce a storage for pickling to the descriptor of its shared memory. Copy a storage in other memory to a memfd."""
     can_be_shared = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
     if not can_be_shared or storage.is_shared():
         return reductions.reduce_storage(storage)
-    # The copy is stored in the original, because its descriptor must stay open until a spawned process inherits it.
+    # Stored as an attribute of the original, because the copy's descriptor must stay open until a spawned process inherits it.
     copy = getattr(storage, "_gpuaug_copy", None)
     if copy is None:
         copy = storage._gpuaug_copy = _allocated(UntypedStorage, storage.nbytes())

@@ -1,13 +1,13 @@
-"""Exact resumption of torchdata's ``StatefulDataLoader`` and graphs of nodes, in addition to the state that torchdata saves.
+"""Exact resumption of torchdata's ``StatefulDataLoader`` and of torchdata's graphs of nodes.
 
-- torchdata saves how many indices a sampler has yielded, and on resumption reads this number of indices again. They are the
-indices
-  of the interrupted epoch only if the sampler has a state. So the states of generators at the beginning of the epoch are saved
-  in addition to torchdata's state, and restored.
-- For a *stream* (an iterable dataset) without a state, torchdata reads batches again, and then counts them twice. So the state
-that is
-  saved here is the state at the beginning of the epoch, with the number of batches to drop.
-- A stream of Hugging Face into which a state was loaded begins all later epochs at this state. It is reset before later epochs.
+An *additional state* is saved with torchdata's state, because torchdata's state is not sufficient in three cases:
+
+- torchdata saves how many indices a sampler has yielded, and on resumption reads this number of indices again. Without a state
+  of the sampler, these are other indices than in the interrupted epoch. So the additional state has the states of generators at
+  the beginning of the epoch.
+- For a *stream* (an iterable dataset) without a state, torchdata reads batches again, and counts them twice. So the state at
+  the beginning of the epoch is saved, with the number of batches to drop.
+- After a state was loaded into a stream of Hugging Face, all later epochs begin at this state. So the stream is reset.
 """
 
 import copy
@@ -36,7 +36,7 @@ _EXTRA_KEY = "gpuaug_order"
 
 
 class StatefulLoader:
-    """State of a ``StatefulDataLoader``, and the beginning of its epochs.
+    """Reader of a ``StatefulDataLoader``'s state, which can begin the loader's epochs at a loaded state.
 
     Args:
         loader: The user's loader.
@@ -46,6 +46,7 @@ class StatefulLoader:
         self._parts = ResumableLoader(loader)
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._records_order = not self._is_stream and not has_state(loader.batch_sampler) and not has_state(loader.sampler)
+        """Whether the additional state has to describe the order of the samples."""
         self._same_order = True
         self._resumed = False
         """Whether the last epoch began from a state."""
@@ -67,7 +68,7 @@ class StatefulLoader:
 
     @staticmethod
     def forget(loader: Any) -> None:
-        """Let the next epoch begin at its first batch although a state was loaded into the loader."""
+        """Discard the state that was loaded into the loader, so that the next epoch begins at its first batch."""
         loader.next_iter_state = None
 
     def begin(self, loader: Any, skip: int) -> IteratorAndReader:
@@ -75,7 +76,7 @@ class StatefulLoader:
 
         Args:
             loader: The user's loader.
-            skip: Number of batches to skip, in addition to the batches that the loaded state skips.
+            skip: Number of batches to skip after the position of the loaded state.
 
         Raises:
             ArgumentError: If persistent workers cannot load the state of the dataset.
@@ -122,7 +123,7 @@ class StatefulLoader:
         return self._parts.state(states_of(self._parts.generators))
 
     def _reader(self, read_torchdata: StateReader, read_extra: StateReader) -> StateReader:
-        """Return a function that reads torchdata's state and the additional state."""
+        """Return a function that reads torchdata's state, with the additional state in it."""
 
         def read_both(ended: bool) -> Any:
             state = read_torchdata(ended)
@@ -140,7 +141,7 @@ class StatefulLoader:
         Args:
             iterator: Iterator of the loader.
             read: Function that reads torchdata's state.
-            skip: Number of batches to skip, in addition to the batches that the loaded state skips.
+            skip: Number of batches to skip after the position of the loaded state.
             loaded_state: State that was loaded into the loader, or ``None``.
             extra_state_at_start: Additional state at the beginning of the epoch.
         """
@@ -155,12 +156,12 @@ class StatefulLoader:
         return drop_first(iterator, batches + skip), read_start
 
     def _set_generators_to_end(self, extra_state: Mapping[str, Any]) -> None:
-        """Set generators to their states at the end of the epoch of an additional state."""
+        """Set generators to their states at the end of the epoch that ``extra_state``, an additional state, describes."""
         generators = self._parts.generators
         global_state = torch.get_rng_state()
         set_states(generators, extra_state["generators"])
-        # Accelerate saves its checkpoint at the last batch, not at the end of the epoch. So the order is drawn once more.
-        # The epochs of samplers are kept, because Accelerate has set them already.
+        # Accelerate saves its checkpoint at the last batch, not at the end of the epoch. So the sampler draws the order once
+        # more. The epochs of samplers, which Accelerate has set already, are not changed.
         if self._records_order and not extra_state["ended"]:
             epochs = self._parts.epochs
             deque(self._parts.sampler, maxlen=0)
@@ -188,13 +189,12 @@ def is_graph(loader: Any) -> bool:
 def begin_graph(loader: Any, skip: int) -> IteratorAndReader:
     """Begin an epoch of a graph of torchdata's nodes.
 
-    On resumption, torchdata reads indices from the samplers again, up to the number that they had yielded. Before that, the
-    generators of samplers are restored. A sampler without a generator draws from torch's global generator, which is not
-    restored.
+    On resumption, torchdata reads the number of indices again that the samplers had yielded. Before this, the generators of
+    samplers are restored. Torch's global generator, from which a sampler without a generator draws, is not restored.
 
     Args:
         loader: The user's ``Loader``.
-        skip: Number of batches to skip, in addition to the batches that the loaded state skips.
+        skip: Number of batches to skip after the position of the loaded state.
     """
     samplers = [node.sampler for node in _nodes(loader.root) if hasattr(node, "sampler")]
     generators = {
@@ -235,7 +235,7 @@ def _nodes(root: Any) -> list[Any]:
 
 
 def _stream_states(state: Any) -> list[Any]:
-    """Return the parts of a torchdata state that hold the state of the stream: one per worker, or ``state`` without workers."""
+    """Return the parts of torchdata's ``state`` with the state of the stream: one per worker; ``state`` without workers."""
     return list(state.get("_snapshot", {}).get("_worker_snapshots", {}).values()) or [state]
 
 
@@ -247,7 +247,7 @@ def _has_no_stream_state(state: Any) -> bool:
 
 
 def _without_streams(state: Any) -> Any:
-    """Return a copy of a torchdata state without the state of the stream. A stream begins at its first sample from the copy."""
+    """Return a copy of torchdata's ``state`` without the state of the stream, which then begins at its first sample."""
     state_copy = copy.deepcopy({name: value for name, value in state.items() if name != _EXTRA_KEY})
     for part in _stream_states(state_copy):
         part["dataset_state"] = None
@@ -255,9 +255,9 @@ def _without_streams(state: Any) -> Any:
 
 
 def _without_stream_before_first(iterator: Any, read: StateReader) -> StateReader:
-    """Return a function like ``read``, whose result before the first batch lacks the state of the stream.
+    """Return a function like ``read`` that omits the state of the stream before the first batch.
 
-    Before its first batch, a stream of Hugging Face returns the state of an earlier epoch.
+    Before the first batch, a stream of Hugging Face returns the state of an earlier epoch.
     """
 
     def read_begun(ended: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Errors of batches that a worker cannot send, because shared memory is full or the batch cannot be pickled."""
+"""Errors about batches that a worker cannot send, because shared memory is full or the batch cannot be pickled."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -8,20 +8,19 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
-from gpuaug.feed.ring_memory import Described, Memory
+from gpuaug.feed.ring_memory import BatchInSlot, Memory
 from gpuaug.feed.shared_storage import sending_memfd, use_memfd
 
 
 class SendsErrors:
     """``worker_init_fn`` that makes a worker send an error in place of a batch that cannot be sent.
 
-    Otherwise the thread of the worker's queue would print the error, and the loader would wait for the batch forever. Sending
-    other batches takes no longer.
+    Otherwise the thread of the worker's queue would print the error, and the loader would wait for the batch forever.
 
     Args:
         init: The user's ``worker_init_fn``, or ``None``.
         keeps_state: Whether workers send (batch, worker, state), like torchdata's workers, or the batch only.
-        memory: Memory of the ring, in whose slots workers write batches; ``None`` without a ring.
+        memory: Memory of the ring, whose slots hold batches of workers; ``None`` without a ring.
     """
 
     def __init__(self, init: Callable[[int], None] | None, keeps_state: bool, memory: Memory | None) -> None:
@@ -35,17 +34,16 @@ class SendsErrors:
 
         def send(queue: Any, error: Exception, item: Any) -> None:
             if not (type(item) is tuple and len(item) == 2 and type(item[0]) is int):
-                print_error(error, item)  # the item of a user's queue
+                print_error(error, item)  # a queue of the user, not of the DataLoader
                 return
             number, content = item
             batch = content[0] if self._keeps_state else content
             if isinstance(batch, ExceptionWrapper):
-                os._exit(1)  # the error cannot be sent either. The DataLoader detects that the worker has ended
-            if type(batch) is Described and self._memory is not None:
+                os._exit(1)  # the item is an error that cannot be sent. The DataLoader detects that the worker has ended
+            if type(batch) is BatchInSlot and self._memory is not None:
                 self._memory.map[self._memory.flag_at(*batch.number)] = 0  # frees the slot of the batch
             wrapped = ExceptionWrapper((type(error), error, error.__traceback__), f"in DataLoader worker process {worker}")
-            # Like put(), which this thread cannot call, but at the front, because the end of the epoch may be in the queue
-            # already.
+            # Like put(), which this thread cannot call, but at the front: the end of the epoch may be in the queue already.
             queue._sem.acquire()
             queue._buffer.appendleft((number, (wrapped, worker, None) if self._keeps_state else wrapped))
 

@@ -1,4 +1,4 @@
-"""Functions on the wrapped loader: its state, epoch, worker processes and errors."""
+"""Functions on the wrapped loader, the iterable inside a ``StreamedLoader``: its state, epoch, workers and errors."""
 
 import copy
 import operator
@@ -16,10 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from gpuaug.core.errors import ArgumentTypeError, add_note
 
 _WAKE_ITEM = (None, None)
-"""(index, data) that a ``DataLoader`` reads as a result of a worker.
-
-If it waits for a batch, it raises; else it ignores this item.
-"""
+"""(index, data) that a ``DataLoader`` reads as a result of a worker. A ``DataLoader`` that waits for a batch then raises."""
 
 _ENCODED = "For undecoded files, pass collate_fn=gpuaug.collate_encoded"
 _ADVICE = {
@@ -33,7 +30,7 @@ _ADVICE = {
 """Part of an error message of ``default_collate`` → advice."""
 
 
-def checked(loader: Any) -> Any:
+def checked_iterable(loader: Any) -> Any:
     """Return ``loader`` after checking that it is an iterable of batches.
 
     Raises:
@@ -53,7 +50,7 @@ def checked(loader: Any) -> Any:
     return loader
 
 
-def explain(error: BaseException) -> None:
+def add_collate_advice(error: BaseException) -> None:
     """Add advice to an error of ``default_collate`` about images, as a note."""
     if type(error) not in (TypeError, RuntimeError):
         return
@@ -78,26 +75,26 @@ def without_workers(loader: Any) -> Any:
 
 
 def end_workers(iterator: Any) -> None:
-    """End the worker processes of a ``DataLoader``'s iterator now. Other iterators have none.
+    """End the worker processes of an iterator of a ``DataLoader``. Do nothing for other iterators.
 
-    Without this call, the iterator may live on: an error of a worker refers to the iterator, and the iterator to the error. If
-    the garbage collector freed the iterator in a worker that is forked later, its finaliser would wait there for processes that
-    are not children of that worker.
+    Without this call, the iterator may live on in a reference cycle with an error of a worker. If the garbage collector then
+    freed the iterator in a worker that was forked later, the iterator's finaliser would wait for processes that are not
+    children of this worker.
     """
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
         if getattr(iterator, "_worker_pids_set", False):
-            # A library may abort a worker while it ends. torch's error about the aborted worker would hide the dataset's error.
+            # A library may abort a worker that is ending. torch's error about the worker would hide the dataset's error.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
         shut_down()
 
 
 def wake(iterator: Any) -> None:
-    """Make ``next`` of a ``DataLoader``'s iterator, in which another thread waits, raise an error.
+    """Make the ``next`` of a ``DataLoader``'s iterator raise an error, if another thread is waiting in it.
 
-    Otherwise the thread could wait for five seconds, the interval at which ``DataLoader`` checks for dead workers. Nothing
-    happens if no thread waits, if a worker is sending a batch, or if a worker died while sending.
+    Otherwise the thread could wait for five seconds, the interval at which ``DataLoader`` checks for dead workers. Does nothing
+    if no thread waits, if a worker is sending a batch, or if a worker died while sending.
 
     Args:
         iterator: Iterator of any loader.
@@ -123,8 +120,8 @@ def wake(iterator: Any) -> None:
 
 
 def is_stateful(loader: Any) -> bool:
-    """Whether ``loader`` has a state: ``state_dict`` and ``load_state_dict``."""
-    # Accelerate's loaders have the methods even if the loader that they wrap has not.
+    """Return whether ``loader`` has the methods ``state_dict`` and ``load_state_dict``, and they work."""
+    # Accelerate's loaders have the methods even if the loaders that they wrap have not. The methods then do not work.
     inner = getattr(loader, "base_dataloader", loader)
     return has_state(loader) and has_state(inner)
 
@@ -135,7 +132,7 @@ def has_state(value: Any) -> bool:
 
 
 def iterated_as(loader: Any, base: Any) -> bool:
-    """Whether the class of ``loader``, a subclass of ``base``, does not override how ``base`` is iterated."""
+    """Return whether ``loader`` is iterated as ``base``: its class, a subclass of ``base``, does not override the methods."""
     return type(loader).__iter__ is base.__iter__ and type(loader)._get_iterator is base._get_iterator
 
 
@@ -179,15 +176,16 @@ def begin_after(loader: Any, skip: int) -> IteratorAndReader:
 
 
 def drop_first(iterator: Iterator[Any], batches: int) -> Iterator[Any]:
-    """Return an iterator without the first ``batches`` items of ``iterator``.
-
-    Its first ``next`` reads and drops these items.
-    """
+    """Return an iterator that omits the first ``batches`` items of ``iterator``. Its first ``next`` reads and drops them."""
     return _SkippingIterator(iterator, batches) if batches else iterator
 
 
 class _SkippingIterator(Iterator[Any]):
-    """Iterator that drops the first batches. ``wake`` and ``end_workers`` use ``_data_queue`` and ``_shutdown_workers``."""
+    """Iterator that drops the first batches of another iterator.
+
+    It has the attributes ``_data_queue`` and ``_shutdown_workers`` of a ``DataLoader``'s iterator, for ``wake`` and
+    ``end_workers``.
+    """
 
     def __init__(self, iterator: Iterator[Any], batches: int) -> None:
         self._iterator = iterator
@@ -202,7 +200,7 @@ class _SkippingIterator(Iterator[Any]):
 
 
 def set_epoch_of(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader, or if it has no such method, of its samplers and dataset that have the method."""
+    """Call ``set_epoch`` of the loader; if the loader has no such method, call it for its samplers and its dataset."""
     if hasattr(loader, "set_epoch"):
         loader.set_epoch(epoch)
         return
@@ -212,7 +210,7 @@ def set_epoch_of(loader: Any, epoch: int) -> None:
 
 
 def epoch_of(loader: Any) -> int:
-    """Return the largest epoch of the samplers of ``loader``, or 0. Frameworks set the epoch of samplers only."""
+    """Return the largest epoch of the samplers of ``loader``, which frameworks set; 0 without one."""
     epochs = (as_int(getattr(part, "epoch", 0)) for part in parts(loader).values() if hasattr(part, "set_epoch"))
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 
@@ -226,7 +224,7 @@ def as_int(value: Any) -> int | None:
 
 
 def parts(loader: Any) -> dict[str, Any]:
-    """Return attribute path from the loader → object, for the loader, its samplers and its dataset, each object once."""
+    """Return attribute path → object, for the loader (path ``""``), its samplers and its dataset. Each object occurs once."""
     result: dict[str, Any] = {"": loader}
     # Accelerate's batch sampler of one rank wraps the batch sampler of all ranks.
     for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "batch_sampler.batch_sampler.sampler", "dataset"):

@@ -237,7 +237,7 @@ class Fused(nn.Module):
             Host time only: the draws of the first op. No launch.
         """
         seed = next_seed()
-        if shapes.least < 1:
+        if shapes.shortest_side < 1:
             return None
         heights, widths = shapes.sizes[:: shapes.frames or 1].T
         size = Size(len(heights), shapes.channels, heights, widths, shapes.frames)

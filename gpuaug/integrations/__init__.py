@@ -1,1 +1,1 @@
-"""Integrations with training frameworks for which a recipe in the documentation is not enough: one file per framework."""
+"""Integrations with training frameworks that need code in addition to the documentation: one file per framework."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuaug.loader.streamed_loader import StreamedLoader
 
-# Lightning is installed under two package names with separate classes. The package that the program has imported is used.
+# Lightning has two packages with separate classes. The package that the program has imported is used.
 _PACKAGE_NAMES = ("lightning.pytorch", "pytorch_lightning")
 _PACKAGE_NAME = next((name for name in _PACKAGE_NAMES if name in sys.modules), _PACKAGE_NAMES[0])
 _Callback: Any = import_module(f"{_PACKAGE_NAME}.callbacks").Callback
@@ -18,12 +18,11 @@ _Callback: Any = import_module(f"{_PACKAGE_NAME}.callbacks").Callback
 class StreamLoaders(_Callback):  # type: ignore[misc]
     """Wrap each loader of a Trainer in a ``StreamedLoader`` after the Trainer has prepared it.
 
-    A Trainer replaces the sampler of a ``torch.utils.data.DataLoader``, for the rank or for ``overfit_batches``, but leaves
-    loaders of other classes unchanged. So this callback wraps a loader only after the Trainer has replaced the sampler.
+    A Trainer replaces the sampler of a ``torch.utils.data.DataLoader``, for the rank or for ``overfit_batches``, but not of
+    loaders of other classes. So a loader must be wrapped after the Trainer has replaced its sampler, which this callback does.
 
     When a run is resumed at the start of an epoch, the Trainer restores no state of a loader. So this callback calls
-    ``set_epoch`` of each training loader at the start of each epoch, including a ``StreamedLoader`` that the user passed to the
-    Trainer.
+    ``set_epoch`` of each training loader at the start of each epoch, also of a ``StreamedLoader`` from the user.
 
     Args:
         train: Stages for training. ``None``: training loaders are not wrapped.
@@ -49,7 +48,7 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Replace ``strategy.process_dataloader`` by a function that also wraps each loader."""
         strategy = trainer.strategy
-        vars(strategy).pop("process_dataloader", None)  # left there by an interrupted run, which has not called teardown
+        vars(strategy).pop("process_dataloader", None)  # the replacement of an interrupted run, which has not called teardown
         strategy.process_dataloader = partial(self._process_and_wrap, trainer, strategy.process_dataloader)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -57,7 +56,7 @@ class StreamLoaders(_Callback):  # type: ignore[misc]
         vars(trainer.strategy).pop("process_dataloader", None)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the epoch of a resumed run, also if its checkpoint is from the last batch of the previous epoch."""
+        """Set the epoch of a resumed run, also if the checkpoint was saved at the last batch of the previous epoch."""
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

@@ -18,11 +18,11 @@ Stages = Sequence[tuple[BoundStage, Stage]]
 
 
 def description(stages: Stages, resumable: ResumableLoader | None, decoders: Collection[str] = ()) -> dict[str, Any]:
-    """Settings other than the wrapped loader and the seed on which batches depend, as plain values.
+    """Return the number of ranks, the stages and their decoders as plain values: batches depend on them.
 
     Args:
         stages: Stages of the loader.
-        resumable: Access to the wrapped loader's state, if its epochs can begin at any batch; else ``None``.
+        resumable: Access to the state of the wrapped loader; ``None`` if an epoch cannot begin at any batch.
         decoders: Keys of the decoders in a saved state. Their versions are included even if no batch has used them yet.
     """
     ranks = resumable.ranks if resumable is not None else None
@@ -75,7 +75,7 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any], settings: 
     Args:
         state: The saved state.
         current: Values of the current run for the same keys.
-        settings: Current settings of the wrapped loader that determine its batches, without the order; empty if unknown.
+        settings: Current settings of the wrapped loader, such as its batch size; empty if unknown.
     """
     if state["seed"] != current["seed"]:
         yield Difference("seed", state["seed"], current["seed"], "Leave seed out to use the seed of the state.")
@@ -108,7 +108,7 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any], settings: 
 
 
 def _first_difference(saved: str, current: str) -> tuple[str, str]:
-    """Return the (saved, current) text of the first argument in which two definitions differ, after its line's beginning."""
+    """Return (saved, current) text of the first argument in which two definitions differ, with the beginning of its line."""
     lines = [[*text.split("\n"), "nothing"] for text in (saved, current)]
     first_lines = next((pair for pair in zip(*lines, strict=False) if pair[0] != pair[1]), (saved, current))
     saved_parts, current_parts = ([*re.split(r", (?=\w+=)", line.strip()), "nothing"] for line in first_lines)
@@ -122,7 +122,7 @@ def _first_difference(saved: str, current: str) -> tuple[str, str]:
 
 
 def batches_done(state: Mapping[str, Any], current: Mapping[str, Any], settings: Mapping[str, Any], *, sharded: bool) -> int:
-    """Number of batches of the current run that hold as many samples as the saved run has processed, rounded down.
+    """Return the number of batches after which the current run has processed as many samples as the saved run, rounded down.
 
     Args:
         state: The saved state.

@@ -11,8 +11,8 @@ from gpuaug.stages.base import BoundStage
 class Branches:
     """Lanes that work on one batch, and the events that later stages wait for.
 
-    Consecutive stages that only read members of the batch, all present before the first of these stages, run concurrently, one
-    branch each. Any other stage waits for all stages before it.
+    Consecutive stages run concurrently, one *branch* each, if they write to none of their inputs, and all inputs were in the
+    batch before the first of these stages. Any other stage waits for all stages before it.
 
     Args:
         ready: Event after the copy of the batch.
@@ -26,11 +26,14 @@ class Branches:
         self._start = ready
         """Event after all work that precedes the open branches."""
         self._leaves: list[Any] = []
-        """Leaves of the batch at the event ``_start``. Referenced, because ``id`` of a freed leaf may be reused."""
+        """Leaves (tensors and other values) of the batch at the event ``_start``; empty if no branch may be opened.
+
+        They are referenced, because the ``id`` of a freed leaf may be reused.
+        """
         self._open_branches: list[tuple[Lane, Event]] = []
 
     def wait(self, bound: BoundStage, batch: Batch, values: tuple[Any, ...]) -> Event:
-        """Make the lane of a stage wait until its inputs ``values`` are written. Return an event after the last write."""
+        """Make the lane of a stage wait until ``values``, its inputs, are written. Return an event after the last write."""
         if not self._open_branches:
             self._leaves = batches.leaves(batch) if self._concurrent and bound.reads_only else []
         elif not (bound.reads_only and self._were_present_at_start(values)):
@@ -49,9 +52,11 @@ class Branches:
             self._start = event
 
     def join(self, lane: Lane, *, new_event: bool = False) -> Event:
-        """Make ``lane``, the lane of the last stage, wait for all branches. Return an event after all work on the batch.
+        """Make the lane of the last stage wait for all branches. Return an event after all work on the batch.
 
-        ``new_event``: record a new event, because work was queued on the lane after the last call of ``record_stage``.
+        Args:
+            lane: Lane of the last stage.
+            new_event: Whether work was queued on ``lane`` after the last call of ``record_stage``.
         """
         if len(self._open_branches) == 1 and not new_event:
             return self._open_branches[0][1]

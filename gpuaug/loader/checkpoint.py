@@ -1,4 +1,8 @@
-"""``Progress``: the position of the training loop (epoch and batch), and a loader's ``state_dict`` for checkpoints."""
+"""``Progress``: the position of the training loop (epoch and batch), and a loader's ``state_dict`` for checkpoints.
+
+The position advances when a batch is *handed over*: returned by ``next``. A *prepared* loader was returned by Hugging Face
+Accelerate's ``accelerator.prepare``.
+"""
 
 import copy
 import warnings
@@ -31,7 +35,7 @@ _RELEASE_OF_VERSION = {1: "0.2.0"}
 
 
 class Snapshot(NamedTuple):
-    """Position of the training loop. The fields are keys of the state."""
+    """Position of the training loop, with the state of the wrapped loader. The fields are keys of the saved state."""
 
     epoch: int
     batch: int
@@ -39,7 +43,7 @@ class Snapshot(NamedTuple):
     ended: bool
     """Whether ``next`` has raised ``StopIteration``. False after the last batch alone."""
     chosen: bool
-    """Whether the epoch was set by ``set_epoch``."""
+    """Whether the epoch was set with ``set_epoch``, not counted."""
     source: Any
     """State of the wrapped loader, or the error that reading it raised; ``None`` before the first batch of the first epoch."""
 
@@ -84,8 +88,11 @@ class Progress:
         self._fixed_epoch: int | None = None
         """Epoch of the next iterator if it was set or loaded; ``None``: one after ``_epoch``."""
         self._chosen = False
+        """Whether ``_fixed_epoch`` was set with ``set_epoch``."""
         self._first_batch = 0
+        """Index of the first batch of the next iterator, according to a loaded state."""
         self._skip = 0
+        """Number of further batches that the next iterator skips, set with ``skip``."""
         self._snapshot: Snapshot | None = None
         self._loaded_source: Any = None
         """State that was loaded into the wrapped loader, until an iterator begins from it."""
@@ -135,7 +142,7 @@ class Progress:
         self._skip = batches
 
     def resume(self, rank: int) -> Resume | None:
-        """Position in its epoch at which the next iterator begins; ``None``: the first batch."""
+        """Position at which the next iterator begins, for ``Feed.open``; ``None``: the first batch."""
         if self._resume is None:
             return Resume(self._skip, None, None, False) if self._skip else None
         position = rng.Position(self._seed, self._next_epoch, rank, self._first_batch + self._skip)
@@ -174,11 +181,11 @@ class Progress:
     def restored_at_end(self) -> Iterator[None]:
         """Context manager that restores the position of the training loop at its end.
 
-        If the wrapped loader has ``state_dict``, its state is restored too. A loader that is no ``DataLoader`` may store its
-        state in the loader object instead of the iterator. In that case open iterators end.
+        If the wrapped loader has ``state_dict``, the loader's state is restored too. A loader that is not a ``DataLoader`` may
+        store the state in itself instead of its iterator. In that case open iterators end.
         """
         source = self._loaded_source
-        # The position of a DataLoader is in its iterators: the next one begins anew, unless a state was loaded for it.
+        # A DataLoader stores its position in its iterators: the next iterator begins at the first batch or at a loaded state.
         if is_stateful(self._loader) and not isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader):
             self._end_iterations()
             source = self.state_dict()["source"] if self._snapshot is not None else None
@@ -196,7 +203,7 @@ class Progress:
                 set_epoch_of(self._loader, self._fixed_epoch)
 
     def set_position(self, position: Snapshot) -> None:
-        """Set the position of the training loop to the position of the iterator that was read last."""
+        """Set the position of the training loop. Called by the iterator that was read last."""
         if self._prepared is not None:
             ended = position.ended or position.source.last
             next_position = RunPosition(self._seed, position.epoch + ended, 0 if ended else position.batch)
@@ -212,7 +219,7 @@ class Progress:
             self._prepared.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the batch that was handed over last. Batches that were loaded ahead do not count.
+        """Return the state after the batch that was handed over last.
 
         The state holds
 
@@ -246,15 +253,15 @@ class Progress:
 
         Args:
             state_dict: A result of ``state_dict``, of this or an earlier run.
-            strict: If ``False``, a state with another number of ranks or another seed, or with other stages, decoders or
-                settings of the ``DataLoader``, is accepted with a warning per difference. The batches then differ from those of
-                an uninterrupted run. If a ``DistributedSampler`` divides the dataset among another number of ranks, or into
-                batches of another size, the epoch continues after the samples that were processed.
+            strict: Whether to raise if the seed, the number of ranks, the stages, the decoders or the settings of the
+                ``DataLoader`` differ from the state. ``False``: each difference causes a warning, and later batches differ from
+                an uninterrupted run. With another batch size, or another number of ranks among which a ``DistributedSampler``
+                divides the dataset, the epoch continues after the samples that were processed.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, or differs from this run. The loader is
-                unchanged.
-            Exception: Any error that the wrapped loader raises when it loads its part of the state. Open iterators have ended.
+            ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, or, with ``strict``, differs from this run. The
+                loader is unchanged.
+            Exception: Any error of the wrapped loader's ``load_state_dict``. Open iterators have ended.
 
         Warns:
             GpuAugWarning: For each difference, if ``strict`` is false.
@@ -269,7 +276,7 @@ class Progress:
         seed = self._seed if self._seed_is_set else state["seed"]
         settings_of_run = description(self._device_setup.stage_pairs, self._resumable, state.get("decoders", ()))
         current = {"seed": seed, **settings_of_run}
-        settings = resumable.settings() if resumable is not None and source is not None else {}
+        settings = resumable.settings() if resumable is not None and source is not None else {}  # of the wrapped loader
         all_differences = list(differences(state, current, settings))
         if all_differences and strict:
             name, saved_value, current_value, way_out = all_differences[0]
@@ -350,7 +357,7 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_finished(source: Any) -> bool:
-    """Whether torchdata's loader would begin a new epoch from this state.
+    """Whether the state ``source`` of torchdata's loader is from the end of an epoch.
 
     Under Accelerate, which reads one batch ahead, the result is true after the last batch, before the end of the epoch.
     """

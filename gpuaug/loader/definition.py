@@ -1,4 +1,4 @@
-"""Definition of a stage: the arguments of the stage and of its pipeline as text, which checkpoints store and compare."""
+"""Definition of a stage: text of the arguments of the stage and its pipeline, which checkpoints store and compare."""
 
 import dataclasses
 import dis
@@ -18,8 +18,10 @@ from torch.distributions import Distribution
 from gpuaug.stages.base import Stage
 from gpuaug.stages.feature import FeatureStage
 
-_MAX_CHARACTERS = 4000  # of a definition in a state; longer text is cut
-_MAX_ELEMENTS = 16  # of a tensor that is written out; a larger tensor is described by its shape and checksum
+_MAX_CHARACTERS = 4000
+"""Maximum length of a definition. Longer text is truncated."""
+_MAX_ELEMENTS = 16
+"""Maximum number of elements of a tensor whose values are written. A larger tensor is described by its shape and checksum."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Pattern of the address in the ``repr`` of an object."""
 
@@ -40,17 +42,17 @@ _IGNORED_ATTRIBUTES = frozenset(
         *("_lazy_matrix_args", "_output_image", "input_dtype", "transform_op", "_valid_ops_for_transform_computation"),
     }
 )
-"""Attributes of modules that are left out, because they change during a run or do not depend on an argument."""
+"""Attributes of modules that a definition omits, because they change during a run or do not depend on an argument."""
 
 _IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator
-"""Types of attributes that are left out: a device does not change the arguments, a generator's state changes during a run."""
+"""Types of attributes that a definition omits: batches do not depend on a device, and generators change during a run."""
 
 
 def definition(stage: Stage) -> str:
-    """Return the arguments of a stage as text, equal in all processes. Long text is cut and ends with its checksum.
+    """Return the arguments of a stage as text, equal in all processes. Long text is truncated and ends with its checksum.
 
-    A pipeline is described by the constructor arguments of its modules; a function by its name, its defaults and the values it
-    closes over, without its code; the encoder of a ``FeatureStage`` by its ``repr``. Weights are left out.
+    A pipeline is described by the constructor arguments of its modules, a function by its name, its defaults and the variables
+    of its closure, and the encoder of a ``FeatureStage`` by its ``repr``. Code and weights are omitted.
 
     Cost:
         A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.
@@ -76,7 +78,7 @@ def _checksum(data: bytes) -> str:
 
 
 class _Writer:
-    """Converter of values to text. A value inside itself, such as a list that contains itself, is written as "…".
+    """Converter of values to text. A value within itself, as in a list that contains itself, is written as "…".
 
     Args:
         modules_by_repr: Whether a module is written as its ``repr`` instead of its attributes.
@@ -123,11 +125,11 @@ class _Writer:
         return self._object(value)
 
     def _keyword_texts(self, values: Mapping[str, Any]) -> list[str]:
-        """``name=value`` texts in the order of ``values``, but texts of several lines come last."""
+        """Return ``name=value`` texts in the order of ``values``, texts of several lines last."""
         return sorted((f"{name}={self.text(value)}" for name, value in values.items()), key=lambda text: "\n" in text)
 
     def _function(self, value: Any) -> str:
-        """Text of a function: its name, the object of a bound method, defaults, and plain values of its closure."""
+        """Return the text of a function: its name, the object of a bound method, defaults, and plain values in its closure."""
         method_object = getattr(value, "__self__", None)
         arguments = [] if method_object is None or inspect.ismodule(method_object) else [self.text(method_object)]
         function = inspect.unwrap(getattr(value, "__func__", value))
@@ -161,7 +163,7 @@ class _Writer:
 
 
 def _indented_lines(begin: str, items: Sequence[str]) -> str:
-    """``begin``, an open parenthesis, followed by one indented line per item, and the closing parenthesis."""
+    """Return ``begin``, which has an open parenthesis, then one indented line per item, and the closing parenthesis."""
     return "\n  ".join([begin, *(item.replace("\n", "\n  ") for item in items)]) + ("\n)" if items else ")")
 
 

@@ -16,9 +16,9 @@ from gpuaug.stages.feature import check_device
 class DeviceSetup:
     """Device, lanes and stages of one loader.
 
-    ``cuda`` without an index means the device that is current when the first iterator begins: frameworks may set a rank's
-    device after the loader was created. Lanes that were created before the first iterator are replaced if another device has
-    become current.
+    ``cuda`` without an index means the device that is current when the first iterator begins, because frameworks may set a
+    rank's device after the loader was created. If lanes were created earlier, on another device, the first iterator replaces
+    them.
 
     Args:
         device: The user's argument ``device``.
@@ -26,7 +26,7 @@ class DeviceSetup:
     """
 
     def __init__(self, device: torch.device | str | int | None, *, warn_pageable: bool) -> None:
-        self._device = devices.requested(device)
+        self._device = devices.as_device(device)
         self._warn_pageable = warn_pageable
         self._stages: tuple[Stage, ...] = ()
 
@@ -36,7 +36,7 @@ class DeviceSetup:
         return devices.with_index(self._device)
 
     def fix_device_index(self) -> None:
-        """Fix the index of the device to the current one. Called when an iterator begins."""
+        """Set the index of a ``cuda`` device without an index to the current device. Called when an iterator begins."""
         if self._device != (current := self.device):
             if "lanes" in vars(self) and self.lanes.device != current:
                 self._delete_cached("lanes", "copier", "bound_stages")

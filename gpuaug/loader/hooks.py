@@ -1,4 +1,7 @@
-"""Hooks that an iterator calls as it works on a batch. They open named ranges for profilers. The profiler overrides them."""
+"""Hooks that an iterator calls as it works on a batch. They open named ranges for external profilers.
+
+``gpuaug.profile`` overrides them to record the ranges.
+"""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +20,7 @@ _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 class Hooks:
-    """Hooks that open named ranges for profilers. Install a subclass with ``Inspection(loader).with_hooks(hooks)``."""
+    """Hooks of one loader. Install a subclass with ``Inspection(loader).with_hooks(hooks)``."""
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
         """Context manager around work on a batch: a named range in traces of ``torch.profiler`` and for readers of NVTX.
@@ -41,7 +44,7 @@ class Hooks:
         """Called when the training thread has waited for the device, on which ``depth + 2`` batches were queued."""
 
     def on_next(self, consumer: Lane) -> None:
-        """Called at the start of ``next``, when all work of the training step is queued on ``consumer``."""
+        """Called at the start of ``next``, when the training step is queued on ``consumer``, the stream that trains."""
 
     def on_hand_over(self, batch: int, consumer: Lane) -> None:
         """Called before ``next`` returns ``batch``."""

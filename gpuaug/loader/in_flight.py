@@ -2,7 +2,7 @@
 
     wrapped loader
       next()    ──▶ Pulled       batch on the host, an error or the end
-      _submit() ──▶ Submitted    with the work of other threads, such as decoding
+      _submit() ──▶ Submitted    batch and the work of other threads on it, such as decoding
       _launch() ──▶ Launched     batch on the device and its event, or an error
       pop()     ──▶ training loop
 
@@ -18,7 +18,7 @@ import torch
 from gpuaug.core.batch import Batch
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
-from gpuaug.stages.base import Pending
+from gpuaug.stages.base import BackgroundWork
 
 
 @dataclass(slots=True)
@@ -30,12 +30,13 @@ class Launched:
     ready: Event | None = None
     """Event after all work on the batch; ``None`` with an error."""
     packed: bool = False
-    """Whether the tensors of target dicts are concatenated per key, as ``PackedTargets``."""
+    """Whether target dicts (annotations, one dict per image) are ``PackedTargets``: one tensor per key."""
     resident: Sequence[torch.Tensor] = ()
     """Tensors of the batch that were on the device before the copy."""
     source_lane: Lane | None = None
     """Stream on which the wrapped loader wrote objects of the batch whose tensors cannot be listed; else ``None``."""
     error: BaseException | None = None
+    """Error to raise instead of returning the batch."""
     state: Any = None
     """State of the wrapped loader after this batch."""
 
@@ -45,14 +46,16 @@ class Submitted:
     """A batch that was pulled, and the work of other threads that must end before the batch is launched."""
 
     pulled: Pulled
-    pending: list[tuple[str, Pending]] = field(default_factory=list)
+    work: list[tuple[str, BackgroundWork]] = field(default_factory=list)
+    """(name of the stage, work) of each stage that works on other threads."""
     error: BaseException | None = None
+    """Error to raise instead of launching the batch."""
 
     def done(self) -> bool:
         """Whether the batch can be launched without waiting for other threads."""
-        return all(work.done() for _, work in self.pending)
+        return all(work.done() for _, work in self.work)
 
     def abandon(self) -> None:
         """Cancel the work of other threads, and wait until they no longer read the batch."""
-        for _, work in self.pending:
+        for _, work in self.work:
             work.abandon()

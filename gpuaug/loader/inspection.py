@@ -47,16 +47,16 @@ class Inspection:
         return self._shared.device_setup.stage_pairs
 
     def begin(self, depth: int, bound_stages: Sequence[BoundStage] | None = None) -> PipelinedIterator:
-        """Begin an iterator that works ``depth`` batches ahead.
+        """Begin an iterator.
 
         Args:
-            depth: Number of batches.
+            depth: Maximum number of batches that are launched ahead of the training loop.
             bound_stages: Stages to run; ``None``: the stages of the loader.
         """
         return self.loader._begin(depth, bound_stages)
 
     def copy(self, host_batch: Batch) -> Batch:
-        """Copy a batch to the device, on the current lane. Target dicts may be ``PackedTargets``: concatenated per key."""
+        """Queue the copy of a batch to the device on the current lane. Lists of target dicts may become ``PackedTargets``."""
         return self._shared.device_setup.copier.copy(host_batch).batch
 
     @contextmanager
@@ -71,12 +71,12 @@ class Inspection:
 
 
 def checked_loader(loader: object, use: str, advice: str) -> StreamedLoader:
-    """Check that ``loader`` can be profiled or shown, and restored afterwards, and return it.
+    """Check that ``loader`` can be profiled or shown, and restored afterwards. Return ``loader``.
 
     Args:
         loader: The user's argument.
-        use: Use of the loader in error messages, such as ``"profiled"``.
-        advice: Advice in the error message about objects that cannot be iterated.
+        use: Participle for error messages: ``"profiled"`` or ``"shown"``.
+        advice: Last sentence of the error message about an object that cannot be iterated.
 
     Raises:
         ArgumentTypeError: If ``loader`` is not a ``StreamedLoader``.

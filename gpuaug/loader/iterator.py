@@ -1,4 +1,9 @@
-"""``PipelinedIterator``: pulls batches from the wrapped loader, submits them to decoding, launches them, hands them over."""
+"""``PipelinedIterator``: moves each batch from the wrapped loader to the training loop.
+
+A batch is *pulled* from the wrapped loader, *submitted* to stages that work on other threads (decoding), *launched* (its copy
+and stages are queued on *lanes*, the CUDA streams of the loader), and *handed over*: returned by ``next``. The *consumer* is
+the stream that trains. Without CUDA, all work runs *in line*, on the training thread.
+"""
 
 import os
 import time
@@ -19,7 +24,7 @@ from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lane
 from gpuaug.feed.mailbox import Pulled
 from gpuaug.feed.prefetch import STOP_S, FeedIterator
-from gpuaug.feed.wrapped_loader import explain
+from gpuaug.feed.wrapped_loader import add_collate_advice
 from gpuaug.loader.branches import Branches
 from gpuaug.loader.checkpoint import Snapshot
 from gpuaug.loader.in_flight import Launched, Submitted
@@ -34,9 +39,9 @@ class PipelinedIterator:
         shared: State that the loader's iterators share.
         feed_iterator: Iterator over the wrapped loader.
         bound_stages: Stages, each with its lane (CUDA stream).
-        start: Position of the training loop before the first batch.
+        start: Position of the training loop (epoch and batch) before the first batch.
         first_position: Random-number position (seed, epoch, rank, batch index) of the first batch.
-        depth: Number of batches launched ahead of the batch that is handed over. May be set between two batches.
+        depth: Maximum number of batches that are launched before ``next`` is called for them. May be set between two batches.
     """
 
     def __init__(
@@ -54,23 +59,27 @@ class PipelinedIterator:
         self._bound_stages = bound_stages
         self.feed_iterator = feed_iterator
         self._launch_position = first_position
-        self._handed_over = start
+        self._loop_position = start
         self._ended = False
         self._state_at_end: Any = None
-        self._memory: dict[str, Any] = {}
-        """Data that stages keep for the duration of this iterator, by their own keys."""
+        self._iterator_state: dict[str, Any] = {}
+        """Objects that stages keep for the duration of this iterator, keyed by the name of the stage or encoder."""
         self._submitted: deque[Submitted] = deque()
-        self._ahead = max((stage.ahead for stage in bound_stages), default=0)
-        """Number of batches that stages decode in addition to the launched batches."""
+        self._max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
+        """Maximum number of batches that are submitted and not yet launched."""
         self._concurrent = sum(stage.reads_only for stage in bound_stages) > 1
-        # The stages of the first batch run in sequence: a module may create and cache tensors in its first call, and two stages
-        # may share a module.
+        """Whether stages may run concurrently, on all batches but the first.
+
+        A module may create and cache tensors in its first call, and two stages may share a module.
+        """
         self._is_first_batch = True
-        self.waiting: deque[Launched] = deque()
+        self.launched_batches: deque[Launched] = deque()
         self.depth = depth
         self._process = os.getpid()
         # A finalizer also runs when the interpreter ends, before modules are unloaded.
-        self._end_threads = weakref.finalize(self, _end_threads, self._process, self._submitted, bound_stages, self._memory)
+        self._finalizer = weakref.finalize(
+            self, _end_threads, self._process, self._submitted, bound_stages, self._iterator_state
+        )
 
     @property
     def position(self) -> Position:
@@ -97,8 +106,8 @@ class PipelinedIterator:
     def fill(self, consumer: Lane) -> None:
         """Launch batches until ``depth + 1`` are launched, or the wrapped loader has no batch ready.
 
-        May wait for the run-ahead limit, for another thread's launch and for a stage's Python code. Waits for the wrapped
-        loader or the decoder only if no batch is launched, or if images have to be decoded again.
+        May wait for the device (see ``RunAheadLimit``), for another thread's launch and for a stage's Python code. Waits for
+        the wrapped loader or the decoder only if no batch is launched, or if damaged images have to be replaced.
         """
         stats = self._shared.stats
         hooks = self._shared.hooks
@@ -110,21 +119,25 @@ class PipelinedIterator:
         if waited_s is not None:
             stats.held_back += 1
             stats.held_back_ms += waited_s * 1e3
-            hooks.on_hold_back(self._handed_over.batch, waited_s)
-        # In line nothing overlaps: launching ahead would only delay the next batch.
+            hooks.on_hold_back(self._loop_position.batch, waited_s)
+        # In line nothing overlaps: launching more than one batch would only delay the next batch.
         max_launched = 1 if self._lanes.in_line else depth + 1
-        ahead = min(depth, self._ahead)
+        max_submitted = min(depth, self._max_submitted)
         event_to_wait_for: Event | None = step_event
-        while (action := self._next_action(max_launched, ahead)) is not None:
+        while (action := self._next_action(max_launched, max_submitted)) is not None:
             self._shared.launch_lock.run(partial(self._run, action, consumer, event_to_wait_for))
             event_to_wait_for = None
 
     def pop(self, consumer: Lane) -> Batch:
-        """Return the next batch, for which ``consumer`` waits on the device, or raise the error that occurred in its place."""
-        launched = self.waiting[0]
-        batch_index = self._handed_over.batch
+        """Make ``consumer`` wait on the device for the next batch, and return the batch.
+
+        Raises:
+            BaseException: The error that occurred in place of the batch.
+        """
+        launched = self.launched_batches[0]
+        batch_index = self._loop_position.batch
         batch = self._unpacked(launched, batch_index) if launched.packed else launched.batch
-        self.waiting.popleft()
+        self.launched_batches.popleft()
         if launched.error is not None:
             self._ended = True
             try:
@@ -141,50 +154,55 @@ class PipelinedIterator:
         if launched.source_lane is not None:
             launched.source_lane.wait(launched.ready)
         stats.batches += 1
-        stats.ready = len(self.waiting)
-        self._set_position(Snapshot(self._handed_over.epoch, batch_index + 1, False, self._handed_over.chosen, launched.state))
+        stats.ready = len(self.launched_batches)
+        self._set_position(
+            Snapshot(self._loop_position.epoch, batch_index + 1, False, self._loop_position.chosen, launched.state)
+        )
         self.feed_iterator.refill()
         hooks.on_hand_over(batch_index, consumer)
         return batch
 
     def _unpacked(self, launched: Launched, batch_index: int) -> Batch:
-        """Return the batch with target dicts. Waits for the device if a stage has removed entries from the dicts."""
+        """Return the batch with target dicts in place of ``PackedTargets``.
+
+        Waits for the device if a stage has removed boxes: the host needs their number.
+        """
         assert launched.ready is not None
         batch = launched.batch
         if has_pending_targets(batch):
-            batch = self._settled(batch, launched.ready, batch_index)
+            batch = self._without_removed_boxes(batch, launched.ready, batch_index)
         return unpack_targets(batch)
 
-    def _settled(self, batch: Batch, event: Event, batch_index: int) -> Batch:
-        """Wait on the host for ``event``, and return the batch without the rows of targets that stages have removed."""
+    def _without_removed_boxes(self, batch: Batch, event: Event, batch_index: int) -> Batch:
+        """Wait on the host for ``event``, and return the batch without the boxes that stages have removed."""
         with self._shared.hooks.span("gpuaug/wait for boxes", batch_index, waits=True):
             event.synchronize()
         return settle_targets(batch)
 
     def end(self) -> None:
         """Record that all batches have been handed over and the epoch has ended."""
-        self._set_position(self._handed_over._replace(ended=True, source=self._state_at_end))
+        self._set_position(self._loop_position._replace(ended=True, source=self._state_at_end))
 
     def close(self) -> None:
         """End the iteration over the wrapped loader, and drop batches that were not handed over."""
-        if not self._end_threads.alive:
+        if not self._finalizer.alive:
             return  # closed earlier, or the interpreter is ending: threads have ended, and modules may be unloaded
         if os.getpid() != self._process:
             _iterators_of_parent.append(self)
             return
         self.feed_iterator.close()
-        self._end_threads()
-        for launched in self.waiting:  # lanes may still be reading these batches
+        self._finalizer()
+        for launched in self.launched_batches:  # lanes may still be reading these batches
             if launched.source_lane is not None and launched.ready is not None:
                 launched.source_lane.wait(launched.ready)
-        self.waiting.clear()
+        self.launched_batches.clear()
         self._shared.progress.record_close()
         self._shared.reclaim()
 
-    def release(self) -> None:
-        """End the work of other threads on submitted batches. Later calls of ``next`` raise an error instead of returning them.
+    def abandon_submitted(self) -> None:
+        """End the work of other threads on submitted batches. For these batches, ``next`` raises an error.
 
-        The feed must have been closed. May be called while another thread is inside ``fill``: waits for the end of its launch.
+        The feed must have been closed. If another thread is launching, waits at most ``STOP_S`` for the end of its launch.
         """
 
         def abandon() -> None:
@@ -192,19 +210,19 @@ class PipelinedIterator:
                 submitted.error = submitted.error or self.feed_iterator.ended_error()
                 submitted.abandon()
             for stage in self._bound_stages:
-                stage.close(self._memory)
+                stage.close(self._iterator_state)
 
-        if self._ahead and self._process == os.getpid():
+        if self._max_submitted and self._process == os.getpid():
             self._shared.launch_lock.try_run(abandon, STOP_S)
 
     def _run(self, action: Callable[[], None], consumer: Lane, step_event: Event | None) -> None:
         """Call ``action``, which makes lanes current, and make ``consumer`` current again.
 
         Args:
-            action: The next action.
+            action: Result of ``_next_action``.
             consumer: The stream that trains.
-            step_event: Event of ``consumer`` that the copy lane waits for before the first action of ``fill``; ``None`` for
-                later actions.
+            step_event: Event after the last training step, for which the copy lane has to wait before the first action of
+                ``fill``; ``None`` for later actions.
         """
         if step_event is not None:
             self._shared.feed.free_read_slots()
@@ -215,11 +233,11 @@ class PipelinedIterator:
                 action()
         except BaseException:  # an interrupt: __exit__ may not have run, and a launch may have recorded no event
             launch_context.__exit__(None, None, None)
-            self._lanes.settle()
+            self._lanes.wait_for_all_lanes()
             raise
 
     def _set_position(self, position: Snapshot) -> None:
-        self._handed_over = position
+        self._loop_position = position
         self._shared.progress.set_position(position)
 
     def _add_note(self, error: BaseException, where: str, batch: int) -> None:
@@ -232,37 +250,39 @@ class PipelinedIterator:
             at_once = f"{depth + 2} batches are on {self._lanes.device} at once (depth={depth})"
             add_note(error, f"gpuaug: up to {at_once}. {way_out}", replaces="gpuaug: up to ")
 
-    def _next_action(self, max_launched: int, ahead: int) -> Callable[[], None] | None:
+    def _next_action(self, max_launched: int, max_submitted: int) -> Callable[[], None] | None:
         """Return the next action, or ``None`` if every remaining action would wait.
 
-        The first of these actions that is possible: launch the oldest submitted batch, if its decoding is done; pull a batch,
-        if fewer than ``max_launched + ahead`` are launched or submitted; if no batch is launched, launch the oldest submitted
-        batch, which waits for its decoding.
+        The actions, of which the first possible one is returned:
+
+        1. Launch the oldest submitted batch, if its decoding is done.
+        2. Pull and submit a batch, if fewer than ``max_launched + max_submitted`` are launched or submitted.
+        3. If no batch is launched, wait for the decoding of the oldest submitted batch and launch it.
         """
         submitted = self._submitted
-        if submitted and len(self.waiting) < max_launched and submitted[0].done():
+        if submitted and len(self.launched_batches) < max_launched and submitted[0].done():
             return self._launch_next
-        if not self._ended and len(self.waiting) + len(submitted) < max_launched + ahead:
+        if not self._ended and len(self.launched_batches) + len(submitted) < max_launched + max_submitted:
             pulled = self._pull()
             if pulled is not None and not (pulled.ended and pulled.error is None):
                 return partial(self._submit, pulled)
         # The training thread may wait only for the batch that is handed over next.
-        return self._launch_next if submitted and not self.waiting else None
+        return self._launch_next if submitted and not self.launched_batches else None
 
     def _pull(self) -> Pulled | None:
-        """Pull the next batch of the wrapped loader; ``None`` if no batch is ready and another is launched or submitted."""
+        """Pull the next batch of the wrapped loader. Return ``None`` if none is ready and a batch is launched or submitted."""
         stats = self._shared.stats
         hooks = self._shared.hooks
         pulled = self.feed_iterator.get(block=False)
         if pulled is None:
-            if self.waiting or self._submitted:
+            if self.launched_batches or self._submitted:
                 return None
             start = time.perf_counter()
             with hooks.span("gpuaug/wait for loader", self._launch_position.batch, waits=True):
                 pulled = self.feed_iterator.get(block=True)
             waited_s = time.perf_counter() - start
             stats.starved += 1
-            stats.starved_ms += waited_s * 1e3  # no call in the expression, where another thread could change the counter
+            stats.starved_ms += waited_s * 1e3  # without a call, during which another thread could change the counter
             assert pulled is not None
         self._ended = pulled.ended
         self._state_at_end = pulled.state
@@ -272,28 +292,28 @@ class PipelinedIterator:
         batch_index = self._launch_position.batch + len(self._submitted)
         self._submitted.append(submitted := Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
-            explain(pulled.error)
+            add_collate_advice(pulled.error)
             self._add_note(pulled.error, "by the wrapped loader", batch_index)
         else:
-            self._shared.hooks.on_pull(batch_index, *pulled.took_s)
-        if not self._ahead:
+            self._shared.hooks.on_pull(batch_index, *pulled.start_and_end_s)
+        if not self._max_submitted:
             self._launch_next()  # no stage works on other threads
         elif pulled.error is None:
             submitted.error = self.feed_iterator.ended_error() or self._begin_stages(submitted, batch_index)
 
     def _begin_stages(self, submitted: Submitted, batch_index: int) -> Exception | None:
-        """Begin the work of stages on other threads, such as decoding. Return the error that a stage raised, or ``None``."""
+        """Begin the stages' work on other threads, such as decoding. Return the error that a stage raised, or ``None``."""
         self._lanes.reclaim()
         self._lanes.copy.make_current()
         position = self._launch_position._replace(batch=batch_index)
         for stage in self._bound_stages:
             try:
-                batch, pending = stage.submit(submitted.pulled.batch, self._memory, position, self._bound_stages)
+                batch, work = stage.submit(submitted.pulled.batch, self._iterator_state, position, self._bound_stages)
             except Exception as error:
                 self._add_note(error, f"in stage {stage.name!r}", batch_index)
                 return error
             submitted.pulled.batch = batch
-            submitted.pending += [(stage.name, pending)] if pending is not None else []
+            submitted.work += [(stage.name, work)] if work is not None else []
         return None
 
     def _launch_next(self) -> None:
@@ -307,13 +327,13 @@ class PipelinedIterator:
 
     def _fail(self, error: BaseException) -> None:
         """Raise ``error`` in place of the next batch, and launch no batch after it."""
-        self.waiting.append(Launched(error=error))
+        self.launched_batches.append(Launched(error=error))
         self._ended = True
         _abandon(self._submitted)
 
     @contextmanager
     def _decode_wait(self, batch: int) -> Iterator[None]:
-        """Context manager around a wait of the training thread for the decoding of ``batch``. Counts the wait, opens a span."""
+        """Context manager around a wait of the training thread for the decoding of ``batch``: counts and traces the wait."""
         stats = self._shared.stats
         start = time.perf_counter()
         try:
@@ -339,7 +359,7 @@ class PipelinedIterator:
         try:
             self._lanes.reclaim()
             lane.make_current()
-            for name, work in submitted.pending:
+            for name, work in submitted.work:
                 current_work = f"stage {name!r}"
                 pulled.batch = work.collect(pulled.batch, partial(self._decode_wait, batch_index))
                 stats.replaced += work.replaced
@@ -362,7 +382,7 @@ class PipelinedIterator:
             for stage in self._bound_stages:
                 current_work = f"stage {stage.name!r}"
                 if copied.packed and stage.reads_pending(batch):
-                    batch = self._settled(batch, lane.record_event(), batch_index)
+                    batch = self._without_removed_boxes(batch, lane.record_event(), batch_index)
                 values = stage.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))
                 ready = branches.wait(stage, batch, values)
@@ -370,7 +390,7 @@ class PipelinedIterator:
                 with hooks.span(stage.range_name, batch_index, lane):
                     for tensor in copied.resident:
                         lane.reads(tensor)
-                    result = stage.run(values, ready, self._launch_position, self._memory)
+                    result = stage.run(values, ready, self._launch_position, self._iterator_state)
                     branches.record_stage(lane)
                     batch = stage.write(batch, result)
                 runs = stage.encoder_runs()
@@ -381,7 +401,9 @@ class PipelinedIterator:
             self._is_first_batch = False
             stats.copied_bytes += copied.num_bytes
             end_event = ready
-            self.waiting.append(Launched(batch, ready, copied.packed, copied.resident, source_lane, state=pulled.state))
+            self.launched_batches.append(
+                Launched(batch, ready, copied.packed, copied.resident, source_lane, state=pulled.state)
+            )
         except Exception as error:
             self._add_note(error, f"in {current_work}", batch_index)
             self._fail(error)
@@ -405,9 +427,11 @@ def _abandon(submitted: deque[Submitted]) -> None:
         submitted.popleft().abandon()
 
 
-def _end_threads(process: int, submitted: deque[Submitted], bound_stages: Sequence[BoundStage], memory: dict[str, Any]) -> None:
+def _end_threads(
+    process: int, submitted: deque[Submitted], bound_stages: Sequence[BoundStage], iterator_state: dict[str, Any]
+) -> None:
     if os.getpid() != process:
         return  # the threads do not exist in a forked process
     _abandon(submitted)
     for stage in bound_stages:
-        stage.close(memory)
+        stage.close(iterator_state)

@@ -1,4 +1,4 @@
-"""Number of ranks, and whether all ranks read the same samples."""
+"""Number of ranks (data-parallel processes), and whether all ranks read the same samples."""
 
 from operator import length_hint
 from typing import Any
@@ -18,8 +18,8 @@ def count_ranks() -> int:
 def reads_whole_dataset(loader: Any, ranks: int) -> bool:
     """Whether it is certain that every rank reads the whole dataset.
 
-    Certain only for the samplers that ``DataLoader`` itself creates. Samplers of users and frameworks, subclasses that override
-    iteration, and datasets may take the rank into account.
+    Certain only for samplers that ``DataLoader`` itself creates. Other samplers, subclasses of ``DataLoader`` that override
+    iteration, and datasets with an attribute such as ``num_shards`` may take the rank into account.
     """
     if not isinstance(loader, DataLoader) or not _is_of_torch(type(loader).__iter__):
         return False

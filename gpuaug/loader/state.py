@@ -18,7 +18,7 @@ from gpuaug.loader.stats import Stats
 
 
 class LaunchLock:
-    """Lock of the thread that launches a batch. Not re-entrant."""
+    """Lock that a thread holds while it launches a batch. Not re-entrant."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -28,7 +28,7 @@ class LaunchLock:
         """Call ``work`` when no other thread launches.
 
         Raises:
-            GpuAugError: If this thread is launching: the stage that is running reads the loader that runs it.
+            GpuAugError: If this thread is launching: a stage iterates the loader to which the stage belongs.
         """
         if not self.try_run(work, -1):
             raise GpuAugError(
@@ -37,7 +37,7 @@ class LaunchLock:
             )
 
     def try_run(self, work: Callable[[], object], timeout_s: float) -> bool:
-        """Call ``work``, unless this thread is launching or another one does not finish its launch within ``timeout_s``.
+        """Call ``work``, unless this thread is launching, or another thread's launch does not end within ``timeout_s``.
 
         Returns:
             Whether ``work`` was called.
@@ -55,27 +55,27 @@ class LaunchLock:
         finally:
             if self._holder == this_thread:
                 self._holder = None
-            try:  # noqa: SIM105 - suppress() too has an __exit__ in Python
+            try:  # noqa: SIM105 - an interrupt could arrive in the __exit__ of suppress(), too
                 self._lock.release()
             except RuntimeError:  # the lock was not acquired
                 pass
 
 
 class RunAheadLimit:
-    """Limit of the number of batches that the host may be ahead of the consumer's work on the device.
+    """Limit of the number of training steps that are queued on the device and not finished.
 
-    Without a limit, a host that is faster than the device would queue launches and fill page-locked memory without bound.
+    Without the limit, a host that is faster than the device would queue launches and fill page-locked memory without bound.
     """
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
 
     def add(self, event: Event, ahead: int) -> float | None:
-        """Append the consumer's event. If more than ``ahead`` events are stored, remove the oldest and wait for it.
+        """Append an event after a training step. If more than ``ahead`` events are stored, remove the oldest and wait for it.
 
         Returns:
-            Seconds waited, or ``None`` without a wait. The caller counts the wait, because
-            ``torch.cuda.set_sync_debug_mode`` does not detect waits for events.
+            Seconds waited, or ``None`` without a wait. The caller counts the waits, because
+            ``torch.cuda.set_sync_debug_mode`` does not detect them.
         """
         self._events.append(event)
         oldest = None
@@ -106,19 +106,21 @@ class LoaderState:
         return self.device_setup.lanes
 
     def reclaim(self) -> None:
-        """Drop intermediate tensors, and free slots (page-locked memory) that have been read, unless a launch is under way."""
+        """Drop intermediate tensors of stages, and free slots (page-locked memory) that have been read.
+
+        Does nothing while a thread is launching. The garbage collector may close an abandoned iterator in the middle of a
+        launch, whose lane has not yet waited for the last readers of the tensors.
+        """
 
         def free() -> None:
             self.lanes.reclaim(keep=0)
             self.feed.free_read_slots()
 
-        # The garbage collector may close an abandoned iterator in the middle of a launch, whose lane has not yet waited for the
-        # readers of the tensors that would be dropped here.
         self.launch_lock.try_run(free, 0)
 
 
 class OneThreadIterator(Iterator[Batch]):
-    """Iterator over a generator's batches that one thread may use at a time."""
+    """Iterator over the batches of a generator. Raises if two threads call ``next`` at the same time."""
 
     def __init__(self, batches: Generator[Batch, None, None]) -> None:
         self._batches = batches
@@ -130,7 +132,7 @@ class OneThreadIterator(Iterator[Batch]):
         Raises:
             GpuAugError: If another call of ``next`` has not returned.
         """
-        nested = rng.generator_lock.in_a_block
+        nested = rng.generator_lock.in_context
         try:
             return next(self._batches)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Counters of a running loader."""
+"""Counters of a running loader. A batch is *launched* when its copy and stages are queued on the device."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,8 @@
-"""``StreamedLoader``: copies, transforms and encodes batches on the device ahead of the training loop."""
+"""``StreamedLoader``: copies, transforms and encodes batches on the device ahead of the training loop.
+
+A *lane* is a CUDA stream of the loader. The *feed* brings batches from the wrapped loader to the copy lane. A *slot* is
+page-locked memory for one batch. A batch is *handed over* when ``next`` returns it.
+"""
 
 import warnings
 import weakref
@@ -16,8 +20,8 @@ from gpuaug.core.machine import memory_share_bytes
 from gpuaug.core.rng import Position
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prefetch import FeedIterator
-from gpuaug.feed.prepared_loader import as_prepared, warn_if_never_stepped
-from gpuaug.feed.wrapped_loader import checked, without_workers
+from gpuaug.feed.prepared_loader import as_prepared, warn_if_not_prepared
+from gpuaug.feed.wrapped_loader import checked_iterable, without_workers
 from gpuaug.loader.checkpoint import MAX_COUNT, MAX_SEED, Progress
 from gpuaug.loader.device_setup import DeviceSetup
 from gpuaug.loader.iterator import PipelinedIterator
@@ -32,24 +36,24 @@ DEFAULT_DEPTH = 2
 class StreamedLoader:
     """Iterate over a loader's batches on the device, copied, transformed and encoded ahead of the training loop.
 
-    Copies and each stage run on separate lanes (CUDA streams), up to ``depth`` batches ahead of the training loop. A batch is
-    ready on the stream that is current when ``next`` returns it. Batches are equal, bit for bit, to the batches with
-    ``depth=0``, where the same work runs within ``next``, on the current stream.
+    The copy and each stage run on separate lanes (CUDA streams), up to ``depth`` batches ahead of the training loop. A batch is
+    ready on the stream that is current when ``next`` returns it. With ``depth=0`` the same work runs within ``next``, on the
+    current stream, and the batches are equal, bit for bit.
 
-    If ``loader`` is a ``DataLoader`` of a map-style dataset, a list, or a loader with ``state_dict`` and ``load_state_dict``
-    such as torchdata's ``StatefulDataLoader``, the ``StreamedLoader`` has these two methods too. They are documented at
+    The ``StreamedLoader`` has ``state_dict`` and ``load_state_dict`` if ``loader`` has them, such as torchdata's
+    ``StatefulDataLoader``, or is a list or a ``DataLoader`` of a map-style dataset. Both methods are documented at
     ``gpuaug.loader.checkpoint.Progress``.
 
     A ``StreamedLoader`` can be pickled, for instance for a spawned process, if the wrapped loader and the stages can. The
-    unpickled loader continues from the same position.
+    unpickled loader continues from the same epoch and batch.
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator. A batch is any nesting of tuples, lists,
-            mappings, named tuples and dataclasses with tensors. If an iterator that can be read only once, such as a generator,
-            is wrapped, a loop that ends early loses the batches that were read ahead.
+            mappings, named tuples and dataclasses with tensors. A loop over a generator that ends early loses the batches that
+            were read ahead.
         stages: Stages that run after the copy, in order: ``TransformStage``, ``FeatureStage``, or any callable on the images.
             May be replaced between epochs.
-        device: Device to copy batches to. Default: for a loader that Accelerate has prepared, its device; else the
+        device: Device to copy batches to. Default: the device of a loader that Accelerate has prepared; for other loaders the
             machine's accelerator, or the CPU. ``"cuda"`` without an index is the GPU that is current at the first ``next``.
         depth: Number of batches to work on ahead of the batch that is handed over. ``"auto"`` is deprecated and means 2.
         seed: Seed of the stages' random numbers. Default: the seed of a loaded state, else ``torch.initial_seed()``, which
@@ -59,8 +63,8 @@ class StreamedLoader:
         feed: Transfer of batches to the GPU. ``"auto"``: for a GPU, workers of a ``DataLoader`` collate into page-locked
             slots, and batches of other sources are copied into slots in the background. ``"ring"`` raises if slots cannot be
             used, ``"plain"`` uses none. ``repr(loader)`` shows the choice and its reason.
-        feed_bytes: Limit of the bytes of all slots. At most the memory of the machine or the container, divided by the number
-            of ranks on this machine (``LOCAL_WORLD_SIZE``). Default: an eighth of that.
+        feed_bytes: Limit of the bytes of all slots. Maximum: the memory of the machine or the container, divided by the number
+            of ranks on this machine (``LOCAL_WORLD_SIZE``). Default: an eighth of the maximum.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: For arguments that cannot work; at the first batch if that depends on the
@@ -88,20 +92,19 @@ class StreamedLoader:
         feed: Literal["auto", "ring", "plain"] = "auto",
         feed_bytes: int | None = None,
     ) -> None:
-        self._loader = checked(loader)
+        self._loader = checked_iterable(loader)
         self._settings = {"device": device, "rank": rank, "feed": feed, "feed_bytes": feed_bytes}
-        self._depth = _depth(depth)
-        seed = None if seed is None else _seed(seed)
+        self._depth = _checked_depth(depth)
+        seed = None if seed is None else _checked_seed(seed)
         way_out = "Leave it out to use the rank in torch.distributed."
         self._rank = None if rank is None else whole_number("rank", rank, way_out, most=MAX_COUNT)
         self._warned_of_ranks = False
-        prepared = as_prepared(loader)
+        prepared = as_prepared(loader)  # None, unless Accelerate has prepared the loader
         device = prepared.device if prepared is not None and device is None else device
-        requested = devices.requested(device)
-        budget = None if feed_bytes is None else _budget(feed_bytes)
+        max_bytes = None if feed_bytes is None else _checked_feed_bytes(feed_bytes)
         source = loader if prepared is None else prepared.dataloader
         open_prepared = None if prepared is None else prepared.open
-        batch_feed = Feed(source, feed, budget, requested, open_prepared)
+        batch_feed = Feed(source, feed, max_bytes, devices.as_device(device), open_prepared)
         device_setup = DeviceSetup(device, warn_pageable=bool(batch_feed.reason))
         self._feed_iterators: weakref.WeakSet[FeedIterator] = weakref.WeakSet()
         self._iterators: weakref.WeakSet[PipelinedIterator] = weakref.WeakSet()
@@ -119,16 +122,16 @@ class StreamedLoader:
 
     def _batches(self) -> Generator[Batch, None, None]:
         # A generator, so that nothing starts before the first next(): frameworks call iter() more often than they iterate.
-        with closing(self._begin()) as pipelined:
+        with closing(self._begin()) as iterator:
             lanes = self._shared.lanes
             while True:
-                pipelined.check_process()
+                iterator.check_process()
                 consumer = lanes.consumer()  # read at every next(): the current stream may have changed
-                pipelined.fill(consumer)
-                if not pipelined.waiting:
-                    pipelined.end()
+                iterator.fill(consumer)
+                if not iterator.launched_batches:
+                    iterator.end()
                     return
-                yield pipelined.pop(consumer)
+                yield iterator.pop(consumer)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -140,7 +143,7 @@ class StreamedLoader:
         return f"StreamedLoader({type(self.loader).__name__}, {settings})"
 
     def __getstate__(self) -> tuple[Any, ...]:
-        """Return the settings and the position, without threads, workers and memory, which an unpickled loader creates anew."""
+        """Return the settings and the position. An unpickled loader creates new threads, workers and memory."""
         settings = {**self._settings, "loader": without_workers(self._loader), "stages": self.stages, "depth": self.depth}
         user_attributes = {name: vars(self)[name] for name in vars(self).keys() - _INTERNAL_ATTRIBUTES}
         return settings, self._shared.progress.position_state, user_attributes
@@ -189,7 +192,7 @@ class StreamedLoader:
 
     @depth.setter
     def depth(self, value: int | Literal["auto"]) -> None:
-        self._depth = _depth(value)
+        self._depth = _checked_depth(value)
 
     @property
     def seed(self) -> int:
@@ -198,7 +201,7 @@ class StreamedLoader:
 
     @seed.setter
     def seed(self, value: int) -> None:
-        self._shared.progress.seed = _seed(value)
+        self._shared.progress.seed = _checked_seed(value)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -238,8 +241,8 @@ class StreamedLoader:
         """Set the epoch of the next iterator, here and in the wrapped loader.
 
         Calls ``set_epoch`` of the wrapped loader if it has this method; otherwise of its sampler, its batch sampler, the batch
-        sampler's sampler and its dataset, if they have the method. If ``set_epoch`` is not called, the epoch increases by one
-        per iterator, or to the epoch of one of these objects if that is later.
+        sampler's sampler and its dataset, if they have the method. Without a call of ``set_epoch``, an iterator's epoch is one
+        more than the epoch of the last iterator, or the epoch of one of these objects if it is larger.
 
         Args:
             epoch: Epoch, from 0.
@@ -252,8 +255,7 @@ class StreamedLoader:
     def skip(self, batches: int) -> None:
         """Skip the first batches of the next iterator, with their random numbers.
 
-        A ``DataLoader`` of a map-style dataset does not load the skipped batches. Other loaders load them, and they are
-        dropped.
+        A ``DataLoader`` of a map-style dataset does not load the skipped batches. Other loaders load and drop them.
 
         Args:
             batches: Number of batches to skip.
@@ -280,7 +282,7 @@ class StreamedLoader:
     def stats(self) -> Stats:
         """Return the counters.
 
-        Later batches change the counters of the returned object. Its numbers of bytes change only at the next ``stats()``.
+        Later batches change the counters of the returned object. The byte counts change only at the next ``stats()``.
         """
         stats = self._shared.stats
         stats.pinned_bytes = self._shared.feed.pinned_bytes + self._shared.device_setup.pinned_bytes
@@ -294,32 +296,33 @@ class StreamedLoader:
         The loader can be iterated again, which starts new workers. Also called at the end of a ``with`` block.
         """
         _close_all(self._feed_iterators)
-        for pipelined in list(self._iterators):
-            pipelined.release()  # before the ring is closed: threads may be reading from it
+        for iterator in list(self._iterators):
+            iterator.abandon_submitted()  # before the feed is closed: decoding threads may be reading its slots
         self._shared.feed.close()
         self._shared.reclaim()
 
     def _begin(self, depth: int | None = None, bound_stages: Sequence[BoundStage] | None = None) -> PipelinedIterator:
+        """Begin an iterator. ``depth`` and ``bound_stages``: values to use instead of the loader's."""
         self._warn_if_ranks_read_the_same()
-        warn_if_never_stepped(self.loader)
+        warn_if_not_prepared(self.loader)
         shared = self._shared
-        # One thread at a time, because iterators share lanes, slots, workers and the epoch counter. Not while another thread is
-        # in a stage, which seeds the global generators: a DataLoader draws the seed of its workers from them.
+        # One thread at a time, because iterators share lanes, slots, workers and the epoch counter. A DataLoader draws the seed
+        # of its workers from the global generators, which hold a stage's seed while another thread is in the stage.
         with rng.generator_lock:
             shared.device_setup.fix_device_index()
             bound_stages = shared.device_setup.bound_stages if bound_stages is None else bound_stages
-            ahead = max((stage.ahead for stage in bound_stages), default=0)
+            max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
             rank = rng.default_rank() if self._rank is None else self._rank
             shared.progress.prepare()
             resume = shared.progress.resume(rank)
-            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth + ahead, resume)
+            feed_iterator = shared.feed.open(shared.lanes.current_stream, self._depth + max_submitted, resume)
             self._feed_iterators.add(feed_iterator)
             start = shared.progress.begin(feed_iterator.state_at_start)
             first_position = Position(self.seed, start.epoch, rank, start.batch)
             depth = self._depth if depth is None else depth
-            pipelined = PipelinedIterator(shared, feed_iterator, bound_stages, start, first_position, depth)
-            self._iterators.add(pipelined)
-        return pipelined
+            iterator = PipelinedIterator(shared, feed_iterator, bound_stages, start, first_position, depth)
+            self._iterators.add(iterator)
+        return iterator
 
     def _warn_if_ranks_read_the_same(self) -> None:
         ranks = count_ranks()
@@ -336,7 +339,7 @@ class StreamedLoader:
         )
 
 
-def _depth(value: int | Literal["auto"]) -> int:
+def _checked_depth(value: int | Literal["auto"]) -> int:
     if isinstance(value, str) and value == "auto":
         warnings.warn(
             f"depth='auto' is deprecated and works as depth={DEFAULT_DEPTH}, because timing both depths made no measured loop "
@@ -348,13 +351,13 @@ def _depth(value: int | Literal["auto"]) -> int:
     return whole_number("depth", value, "Use 0 to run without overlap, 2 to overlap.")
 
 
-def _budget(feed_bytes: int) -> int:
-    most = memory_share_bytes()
-    way_out = f"Leave it out for an eighth of the memory that this process may use, which is {most / 1e6:.1f} MB."
-    return whole_number("feed_bytes", feed_bytes, way_out, most=most)
+def _checked_feed_bytes(feed_bytes: int) -> int:
+    max_bytes = memory_share_bytes()
+    way_out = f"Leave it out for an eighth of the memory that this process may use, which is {max_bytes / 1e6:.1f} MB."
+    return whole_number("feed_bytes", feed_bytes, way_out, most=max_bytes)
 
 
-def _seed(value: int) -> int:
+def _checked_seed(value: int) -> int:
     return whole_number("seed", value, "Leave it out for the initial seed of torch.", most=MAX_SEED)
 
 
@@ -365,6 +368,6 @@ _INTERNAL_ATTRIBUTES = {
 """Attributes that ``StreamedLoader`` sets itself. Any other attribute was set by the user."""
 
 
-def _close_all(feeds: Iterable[FeedIterator]) -> None:
-    for feed in list(feeds):
-        feed.close()
+def _close_all(feed_iterators: Iterable[FeedIterator]) -> None:
+    for feed_iterator in list(feed_iterators):
+        feed_iterator.close()

@@ -1,4 +1,7 @@
-"""Times of the copy, of each stage and of the training step, each measured alone."""
+"""Times of the *parts* of the work on a batch, each measured alone: the copy, each stage and the training step.
+
+A part runs on its *lane*, a CUDA stream of the loader. *Eager* means without a CUDA graph.
+"""
 
 import copy
 from collections import deque
@@ -33,7 +36,7 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
 
     Args:
         loader: The loader whose copy and stages are measured.
-        host_batch: A batch in page-locked or pageable memory, whichever the wrapped loader's batches use.
+        host_batch: A batch on the host, page-locked if batches of the wrapped loader are page-locked.
         step: One training step, on a batch that is on the device.
     """
     inspection = Inspection(loader)
@@ -90,41 +93,41 @@ def measure_parts(loader: StreamedLoader, host_batch: Batch, step: Work) -> Iter
 
 
 class _RepeatedDecoding:
-    """Repeated decoding of one batch. As in the loader, further batches are submitted before the oldest is collected."""
+    """Repeated decoding of one batch. As in the loader, several batches are being decoded at the same time."""
 
     def __init__(self, inspection: Inspection, host_batch: Batch, positions: Iterator[Position]) -> None:
         self._lanes = inspection.lanes
         self._batch = host_batch
         self._stages = [bound for bound, _ in inspection.stages]
-        self._memory: dict[str, Any] = {}
+        self._iterator_state: dict[str, Any] = {}
         self._positions = positions
         self._submitted: deque[tuple[Batch, Any]] = deque()
 
     def next(self, stage_index: int) -> None:
         """Submit the batch to the stage at ``stage_index``, then wait for the oldest submitted batch."""
         self._lanes.copy.make_current()
-        while len(self._submitted) <= BoundDecode.ahead:
+        while len(self._submitted) <= BoundDecode.max_submitted:
             stage = self._stages[stage_index]
-            self._submitted.append(stage.submit(self._batch, self._memory, next(self._positions), self._stages))
-        batch, pending = self._submitted.popleft()
-        pending.collect(batch)
+            self._submitted.append(stage.submit(self._batch, self._iterator_state, next(self._positions), self._stages))
+        batch, work = self._submitted.popleft()
+        work.collect(batch)
 
     def whole_images(self) -> Batch:
-        """Decode the batch without windows, so that later stages can run on it at any position."""
+        """Decode the batch without windows (parts of images), so that later stages can run on it at any position."""
         self._lanes.copy.make_current()
         batch = self._batch
         for bound in self._stages:
-            batch, pending = bound.submit(batch, self._memory, Position(0, 0, 0, 0), ())
-            batch = batch if pending is None else pending.collect(batch)
+            batch, work = bound.submit(batch, self._iterator_state, Position(0, 0, 0, 0), ())
+            batch = batch if work is None else work.collect(batch)
         return batch
 
     def close(self) -> None:
         """Wait for submitted batches, and end the threads."""
-        for _, pending in self._submitted:
-            pending.abandon()
+        for _, work in self._submitted:
+            work.abandon()
         self._submitted.clear()
         for bound in self._stages:
-            bound.close(self._memory)
+            bound.close(self._iterator_state)
 
 
 def _decoding_part(bound: BoundDecode, work: Work, device: torch.device) -> Part:
@@ -143,15 +146,15 @@ def _part(name: str, work: Work, device: torch.device, tracing: bool, **fields: 
     sync_line = None if name == COPY else waits_at(work, device)
     if device_work is not None:
         return Part(name, wall, host, device_work.busy_ms, device_work.launches, sync_line, **fields)
-    if device.type == "cuda":  # without a trace, the time from one call to the next is an upper bound of the device's time
+    if device.type == "cuda":  # without a trace, the wall time is used, an upper bound of the device's time
         return Part(name, wall, host, wall.median, None, sync_line, **fields)
     return Part(name, wall, wall, waits_at=sync_line, **fields)
 
 
-def _run(bound: BoundStage, repeated: RepeatedBatch, positions: Iterator[Position], memory: dict[str, Any]) -> Any:
+def _run(bound: BoundStage, repeated: RepeatedBatch, positions: Iterator[Position], iterator_state: dict[str, Any]) -> Any:
     bound.lane.make_current()
     values = repeated()
-    return bound.run(values, bound.lane.record_event(), next(positions), memory)
+    return bound.run(values, bound.lane.record_event(), next(positions), iterator_state)
 
 
 def _positions(seed: int) -> Iterator[Position]:
@@ -162,7 +165,7 @@ def _positions(seed: int) -> Iterator[Position]:
 
 
 def _bound_without_graphs(stage: FeatureStage, name: str, lanes: Lanes) -> BoundStage:
-    """The stage on the same lane (CUDA stream), without CUDA graphs."""
+    """Return the stage, bound to the same lane, without CUDA graphs."""
     eager_stage = copy.copy(stage)
     eager_stage.captures = False
     return eager_stage.bind(name, lanes)
@@ -179,7 +182,7 @@ def _kind(stage: Stage) -> Literal["", "fused", "kornia", "captured", "eager enc
 
 
 def _transform_name(stage: Stage) -> str:
-    """Name of the transform of a stage to which the user gave no name; else an empty string."""
+    """Return the name of the transform of a stage; an empty string if the user has named the stage."""
     transform = stage.transform if isinstance(stage, TransformStage) and stage.name is None else None
     name = getattr(transform, "__name__", type(transform).__name__)
     return "" if transform is None or name == "<lambda>" else name

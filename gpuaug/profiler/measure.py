@@ -20,12 +20,12 @@ from gpuaug.core.streams import Lanes, ms_between
 Work = Callable[[], Any]
 """Function that queues the work of one batch on the device."""
 
-_LINK_BYTES = 64_000_000  # per copy that measures the bandwidth from host to device
-_LINK_COPIES = 12
-_TRACED_CALLS = 3
+_LINK_BYTES = 64_000_000  # size of a copy that measures the bandwidth from host to device
+_LINK_COPIES = 12  # number of these copies
+_TRACED_CALLS = 3  # number of calls that torch.profiler traces
 _PACKAGES = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
 _LIBRARY_FILES = (*_PACKAGES, warnings.__file__, "<")
-"""Prefixes of the file names of code that is not the user's: torch, this package, warnings, and generated code."""
+"""Prefixes of the file names of torch, this package, the module ``warnings`` and generated code."""
 
 
 def figure_text(value: float) -> str:
@@ -37,8 +37,7 @@ def figure_text(value: float) -> str:
 class Spread:
     """Median, minimum and maximum of several measurements, in milliseconds per batch.
 
-    A measurement is the mean over the batches of a window, or one call of a part on the host. This is not the spread of single
-    batches.
+    A measurement is the mean over the batches of a window, or one call of a part on the host. Single batches may differ more.
     """
 
     median: float
@@ -50,7 +49,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> "Spread":
-        """Spread of one or more measurements."""
+        """Return the spread of one or more measurements."""
         return cls(median(values), min(values), max(values))
 
     def __str__(self) -> str:
@@ -62,7 +61,7 @@ class DeviceWork:
     """Work of one call on a GPU, as recorded by ``torch.profiler``."""
 
     busy_ms: float
-    """Time in which the device is busy, without gaps between kernels, in milliseconds."""
+    """Time in which the device is busy, in milliseconds. Gaps between kernels are not counted."""
     launches: int
     """Number of launches by the host: kernels, copies, graphs."""
 
@@ -77,7 +76,7 @@ def time_alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, 
     """Time repeated calls of ``work``, with nothing else running.
 
     Returns:
-        (wall, host): time from one call to the next, and time of the host to queue a call on an idle device.
+        (wall, host): time from one call to the next, and time that the host takes to queue a call on an idle device.
     """
     host = []
     for _ in range(repeats):
@@ -99,7 +98,7 @@ def time_alone(work: Work, device: torch.device, repeats: int) -> tuple[Spread, 
 
 
 def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
-    """Trace the device's work for one call; ``None`` if the device is not a GPU, or if another profiler is running."""
+    """Trace the device's work for one call. Return ``None`` if the device is not a GPU, or if another profiler is running."""
     if device.type != "cuda" or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         return None
     synchronize(device)
@@ -114,15 +113,15 @@ def trace_device_work(work: Work, device: torch.device) -> DeviceWork | None:
 
 
 def can_trace(device: torch.device) -> bool:
-    """Whether ``torch.profiler`` can trace the device. Another profiler, or settings of the driver, may prevent tracing."""
+    """Return whether ``torch.profiler`` can trace the device. Another profiler or the driver's settings may prevent it."""
     device_work = trace_device_work(lambda: torch.ones(1, device=device), device)
     return device_work is not None and device_work.busy_ms > 0
 
 
 def read_trace(events: list[dict[str, Any]], calls: int) -> DeviceWork:
-    """Work of the device per call, from the events of a Chrome trace of ``calls`` calls."""
+    """Return the device's work per call, from the events of a Chrome trace of ``calls`` calls."""
     busy_us = 0.0
-    end = 0.0  # of the events so far
+    end = 0.0  # latest end of the events so far
     categories = {"kernel", "gpu_memcpy", "gpu_memset"}
     for event in sorted((event for event in events if event.get("cat") in categories), key=lambda event: float(event["ts"])):
         event_end = event["ts"] + event["dur"]
@@ -136,7 +135,7 @@ def read_trace(events: list[dict[str, Any]], calls: int) -> DeviceWork:
 
 
 def waits_at(work: Work, device: torch.device) -> str | None:
-    """First line of the user's code, as ``file:line``, at which a call makes the host wait for a GPU; ``None`` without one.
+    """Return ``file:line`` of the user's code at which ``work`` first makes the host wait for a GPU; ``None`` without a wait.
 
     Explicit waits for an event or a stream are not detected.
     """
@@ -158,14 +157,17 @@ def waits_at(work: Work, device: torch.device) -> str | None:
 
 
 def user_line(stack: Sequence[traceback.FrameSummary]) -> str:
-    """``file:line`` of the innermost frame outside torch and this package."""
+    """Return ``file:line`` of the innermost frame outside torch and this package."""
     user_frames = [frame for frame in stack if not frame.filename.startswith(_LIBRARY_FILES)]
     innermost = (user_frames or stack)[-1]
     return f"{innermost.filename}:{innermost.lineno}"
 
 
 def link_gb_per_s(lanes: Lanes) -> float | None:
-    """Bandwidth of 64 MB copies from page-locked memory on the copy lane, in GB/s; ``None`` without a GPU."""
+    """Return the bandwidth of 64 MB copies from page-locked memory on the copy lane (CUDA stream), in GB/s.
+
+    Returns ``None`` without a GPU.
+    """
     if lanes.in_line:
         return None
     source = torch.zeros(_LINK_BYTES, dtype=torch.uint8).pin_memory()

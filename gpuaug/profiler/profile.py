@@ -1,8 +1,8 @@
-"""``profile``: measures real training steps to find their bound.
+"""``profile``: measures real training steps to find the *bound* of the loop: the part of the work that limits its speed.
 
-All measurements are made in one run. First, windows of batches alternate between four loops: the wrapped loader alone, the loop
-with batches ahead (*streamed*), the loop with ``depth=0`` (*in line*), and the step on a batch that is on the device. Then each
-part is measured alone. Nothing is synchronised inside a window.
+All measurements are made in one run. First, *windows* of consecutive batches alternate between four loops: the wrapped loader
+alone, the loop with batches launched ahead (*streamed*), the loop with ``depth=0`` (*in line*), and the step on a batch that is
+on the device (*cached*). Then each part of the work is measured alone. Nothing is synchronised inside a window.
 """
 
 import sys
@@ -20,7 +20,7 @@ from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
 from gpuaug.core.streams import ms_between
 from gpuaug.feed.mailbox import QUEUED
-from gpuaug.feed.ring_memory import can_be_placed
+from gpuaug.feed.ring_memory import can_be_stored
 from gpuaug.loader.inspection import Inspection, checked_loader, restored_at_end
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.loader.streamed_loader import DEFAULT_DEPTH, StreamedLoader
@@ -52,15 +52,15 @@ def profile(
 ) -> Report:
     """Measure the parts of a training step, and find the bound of the loop and the gain from overlap.
 
-    Runs real training steps: about ``10 * batches``, and about 40 more. Pass a model that may be thrown away, or a copy. The
-    epoch and the state of the loader, and torch's generators, are restored. Open iterators can be continued, except iterators
-    over a source with a state that is not a ``DataLoader``.
+    Runs about ``10 * batches + 40`` real training steps, so pass a model that may be thrown away, or a copy. The epoch and the
+    state of the loader, and torch's generators, are restored. Open iterators can be continued, except if the wrapped loader
+    has a state and is not a ``DataLoader``.
 
     Args:
         loader: The loader that the training loop iterates over.
         step: One training step, called with a batch of the loader: ``lambda batch: train_step(*batch)``.
         batches: Number of batches per window.
-        rounds: Number of windows per measured loop. The report shows their median and range.
+        rounds: Number of windows per measured loop. The report shows the median and the range of the windows.
         show: Whether to print the report, with rich if it is installed.
 
     Returns:
@@ -72,8 +72,8 @@ def profile(
         Exception: Any error of the wrapped loader, a stage or the step.
 
     Cost:
-        ``rounds`` windows of the loader alone and of three loops, and some calls of each part. The streamed windows are not
-        instrumented: the timeline and the training thread's times come from a further window.
+        ``rounds`` windows of each of four loops, and some calls of each part. The timeline and the training thread's times come
+        from an additional window, because recording them slows down the loop.
 
     Examples:
         >>> loader = StreamedLoader([torch.ones(4)] * 10, device="cpu")
@@ -108,16 +108,18 @@ class _Profile:
         self._device = loader.device
         depth = loader.depth
         self._ahead = depth or DEFAULT_DEPTH
+        """Number of batches launched ahead in the streamed loop."""
         self._depth_text = self._ahead if depth == self._ahead else f"{self._ahead} (loader: {depth})"
         self._window_batches = 1
         """Number of batches in the last window."""
         self._epoch_start_ms: list[float] = []
-        """For each streamed window, the time of beginning epochs in milliseconds per batch."""
+        """Time of beginning epochs in milliseconds per batch, for each streamed window."""
         self._waits_ms: list[float] = []
-        """For each batch of the streamed windows, the wait of the training thread for the loader, in milliseconds."""
+        """Wait of the training thread for the loader in milliseconds, for each batch of the streamed windows."""
         self._batches = EndlessBatches(loader)
         workers = getattr(loader.loader, "num_workers", 0)
         self._queued = workers * (getattr(loader.loader, "prefetch_factor", None) or 2) + QUEUED + self._ahead
+        """Maximum number of batches that were loaded and not yet trained on."""
 
     def run(self) -> Report:
         with self._batches:
@@ -148,7 +150,7 @@ class _Profile:
             epoch_ms=fmean(self._epoch_start_ms),
             thread_ms=_thread_ms_by_part(spans),
             waits_for_loader_ms=tuple(self._waits_ms),
-            batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_placed(tensor)),
+            batch_bytes=sum(tensor.nbytes for tensor in _tensors(host_batch) if tensor.is_cpu and can_be_stored(tensor)),
             pageable_bytes=pageable,
             link_gb_per_s=link_gb_per_s(self._lanes),
             lanes=not self._lanes.in_line,
@@ -166,18 +168,18 @@ class _Profile:
         return replace(report, verdict=tuple(verdict(report)))
 
     def _repeated_batch(self) -> RepeatedBatch:
-        """A batch on the device, for repeated steps."""
+        """Return a batch on the device, for repeated steps."""
         repeated = RepeatedBatch(self._batches.next(self._ahead))
         self._step(repeated())
         return repeated
 
     def _warm_up(self, depth: int, count: int = 4) -> None:
-        """Train on batches until all batches that the previous window launched have been used."""
+        """Train on ``count`` batches, after the batches that the previous window has launched."""
         for _ in range(self._ahead + count):
             self._step(self._batches.next(depth))
 
     def _loop(self, depth: int) -> float:
-        """Time of the loop in milliseconds per batch."""
+        """Return the time of the loop with ``depth``, in milliseconds per batch."""
         self._warm_up(depth)
         before_s = self._batches.epoch_start_s
         batch_ms = self._time_on_device(self._streamed_step if depth else lambda: self._step(self._batches.next(0)))
@@ -186,7 +188,7 @@ class _Profile:
         return batch_ms
 
     def _streamed_step(self) -> None:
-        """Run a step of the streamed loop, and store the wait for its batch, unless it is the first batch of an epoch."""
+        """Run a step of the streamed loop. Store the wait for the batch, except for the first batch of an epoch."""
         stats = self._loader.stats()
         starved_ms = stats.starved_ms
         epoch_start_s = self._batches.epoch_start_s
@@ -196,7 +198,7 @@ class _Profile:
         self._step(batch)
 
     def _loading(self) -> float:
-        """Time of the wrapped loader alone, within epochs and after its queue was emptied, in milliseconds per batch."""
+        """Return the time of the wrapped loader alone, without queued batches and starts of epochs, in ms per batch."""
         for _ in range(self._queued):
             self._batches.pull()
         before_s = self._batches.epoch_start_s
@@ -204,10 +206,10 @@ class _Profile:
         return batch_ms - (self._batches.epoch_start_s - before_s) * 1e3 / self._window_batches
 
     def _time_on_device(self, run_batch: Callable[[], Any]) -> float:
-        """Time of a window on the stream that trains, in milliseconds per batch.
+        """Return the time of a window on the stream that trains, in milliseconds per batch.
 
-        Measured between events, so that the loop is in a steady state: the number of batches ahead is the same at the beginning
-        and the end of the window. A synchronisation would drain the pipeline, and the time would include filling it again.
+        Measured between events, without synchronisation, so that the number of batches ahead is the same at both ends of the
+        window. After a synchronisation no batches are ahead, and the time would include launching them.
         """
         if self._lanes.in_line:
             return self._time_on_host(run_batch)
@@ -219,7 +221,7 @@ class _Profile:
         return ms_between(first, last) / self._window_batches
 
     def _time_on_host(self, run_batch: Callable[[], Any]) -> float:
-        """Time of a window by the host's clock, with the device synchronised at both ends, in milliseconds per batch."""
+        """Return the time of a window by the host's clock, synchronised at both ends, in milliseconds per batch."""
         synchronize(self._device)
         start = time.perf_counter()
         self._repeat(run_batch)
@@ -227,8 +229,8 @@ class _Profile:
         return (time.perf_counter() - start) * 1e3 / self._window_batches
 
     def _repeat(self, run_batch: Callable[[], Any]) -> None:
-        """Call ``run_batch`` for each batch of a window, until the window has all its batches or its time is over."""
-        # Ranks wait for one another in every step, so all must run the same number of steps: no limit of time.
+        """Call ``run_batch`` for each batch of a window. The window ends early after ``WINDOW_S``."""
+        # With several ranks there is no time limit: ranks wait for each other in every step, so they must run equally many.
         limit_s = WINDOW_S if count_ranks() == 1 else float("inf")
         start = time.perf_counter()
         self._window_batches = 0
@@ -239,7 +241,7 @@ class _Profile:
             self._window_batches += 1
 
     def _cloned_host_batch(self) -> tuple[Batch, int]:
-        """(clone of a host batch, its pageable bytes). The clone of a page-locked tensor is page-locked."""
+        """Return (clone of a host batch, its pageable bytes). Clones of page-locked tensors are page-locked."""
         pulled = self._batches.pull()
         on_gpu = self._device.type == "cuda"
         slot = pulled.slot
@@ -247,7 +249,7 @@ class _Profile:
 
         def cloned(leaf: Any) -> Any:
             nonlocal pinned_bytes
-            if not can_be_placed(leaf):
+            if not can_be_stored(leaf):
                 return leaf
             if on_gpu and (slot is not None or leaf.is_pinned()):
                 pinned_bytes += leaf.nbytes
@@ -255,12 +257,12 @@ class _Profile:
             return leaf.clone()
 
         clone = batches.map_leaves(batches.cached_by_id(cloned), pulled.batch)
-        num_bytes = sum(tensor.nbytes for tensor in batches.tensors(clone) if can_be_placed(tensor)) if on_gpu else 0
+        num_bytes = sum(tensor.nbytes for tensor in batches.tensors(clone) if can_be_stored(tensor)) if on_gpu else 0
         pageable = num_bytes - pinned_bytes
         return clone, pageable if pageable > PAGEABLE_WARN_BYTES else 0
 
     def _feed(self) -> str:
-        """Text about the feed. Differs from the loader's ``repr`` while another iterator uses the page-locked slots."""
+        """Return the feed's ``repr``, or another text if an iterator of the user has the page-locked slots."""
         feed = self._inspection.feed
         stats = self._loader.stats()
         if not feed.reason and feed.workers and not stats.slot_batches:
@@ -268,7 +270,7 @@ class _Profile:
         return repr(feed)
 
     def _record_spans(self) -> tuple[Span, ...]:
-        """Spans of an additional streamed window, which is instrumented, so its time is not reported."""
+        """Return the spans of an additional streamed window. Its time is not reported, because recording slows it down."""
         self._warm_up(self._ahead)
         recorder = Recorder(self._lanes)
         with self._inspection.with_hooks(recorder):
@@ -279,8 +281,8 @@ class _Profile:
 
 
 def _thread_ms_by_part(spans: tuple[Span, ...]) -> dict[str, float]:
-    """Name of a part → time of the training thread, in milliseconds per batch."""
-    complete = {span.batch for span in spans if span.lane == THREAD and span.name == STEP}  # batches with a full step
+    """Return name of a part → time of the training thread, in milliseconds per batch."""
+    complete = {span.batch for span in spans if span.lane == THREAD and span.name == STEP}  # batches whose step was recorded
     thread_ms: dict[str, float] = {}
     for span in spans:
         if span.lane == THREAD and span.batch in complete:
@@ -289,13 +291,13 @@ def _thread_ms_by_part(spans: tuple[Span, ...]) -> dict[str, float]:
 
 
 def _tensors(batch: Batch) -> Iterator[torch.Tensor]:
-    """Tensors of a batch, including tensors that are attributes or items of objects with a ``to`` method."""
+    """Yield the tensors of a batch, including attributes and items of objects with a ``to`` method."""
     for leaf in batches.leaves(batch):
-        yield from batches.tensors([leaf] if isinstance(leaf, torch.Tensor) else batches.members(leaf))
+        yield from batches.tensors([leaf] if isinstance(leaf, torch.Tensor) else batches.inner_values(leaf))
 
 
 def _with_note(step: Step) -> Step:
-    """Wrap ``step`` so that its errors get a note about its argument."""
+    """Wrap ``step`` so that a note about its argument is added to its errors."""
 
     def run(batch: Batch) -> Any:
         try:
@@ -317,5 +319,5 @@ def _print(report: Report) -> None:
     except ImportError:
         sys.stdout.write(f"{report}\n")
     else:
-        # A pipe or a file has no terminal width.
+        # A pipe or a file has no width, for which rich would use 80 columns.
         Console(width=None if sys.stdout.isatty() else 140).print(report)

@@ -1,6 +1,6 @@
-"""``Recorder``: records start and end of the parts of the work on each batch, during one window of a profile.
+"""``Recorder``: records *spans*, start and end of each part of the work on a batch, during one window of a profile.
 
-It reads the host's clock, and records timed events on the lanes of the device, which are read after the window.
+Spans of the host are times of its clock. Spans of the device are pairs of timed events, which are read after the window.
 """
 
 import time
@@ -12,24 +12,24 @@ from gpuaug.loader.hooks import Hooks
 from gpuaug.profiler.timeline import Span
 
 LOADER, THREAD, CONSUMER = "loader", "thread", "consumer"
-"""Lanes of a recording in addition to the loader's: the background thread, the training thread, the stream that trains."""
+"""Rows of a timeline besides the loader's lanes: the background thread, the training thread, the stream that trains."""
 
 
 class Recorder(Hooks):
     """Hooks that record the parts of every batch. At most one iterator may be open at a time.
 
     Args:
-        lanes: Lanes of the watched loader.
+        lanes: Lanes (CUDA streams) of the recorded loader.
 
     Cost:
-        Creating it waits for the device once. Afterwards a few microseconds of the training thread per batch.
+        One wait for the device in the constructor, and a few microseconds of the training thread per batch.
     """
 
     def __init__(self, lanes: Lanes) -> None:
         self._on_device = not lanes.in_line
         self._host: list[Span] = []
-        self._device: list[tuple[str, str, int, Event, Event, bool]] = []  # lane, name, batch, first and last event, waits
-        self._step: tuple[int, float, Event | None] | None = None  # batch, start and first event of the current step
+        self._device: list[tuple[str, str, int, Event, Event, bool]] = []  # (lane, name, batch, first event, last event, waits)
+        self._step: tuple[int, float, Event | None] | None = None  # (batch, start, first event) of the current step
         self._earlier_batches = 0
         """Number of batches of earlier iterators."""
         self._last_batch = -1
@@ -39,7 +39,7 @@ class Recorder(Hooks):
         self._began_s = time.perf_counter()
 
     def span(self, name: str, batch: int, lane: Lane | None = None, *, waits: bool = False) -> AbstractContextManager[Any]:
-        """Context manager of ``Hooks``, which is also recorded as a span."""
+        """Context manager of ``Hooks.span`` that also records a span."""
         return _RecordedSpan(self, super().span(name, batch), name, self._running_index(batch), lane, waits)
 
     def on_pull(self, batch: int, began_s: float, ended_s: float) -> None:
@@ -68,7 +68,7 @@ class Recorder(Hooks):
         self._last_batch = batch
 
     def spans(self) -> tuple[Span, ...]:
-        """All spans, in milliseconds since the recorder was created. The device must have passed all events."""
+        """Return all spans, in milliseconds since the recorder was created. The device must have passed all events."""
         device_spans = [
             Span(lane, name, batch, ms_between(self._origin, first), ms_between(self._origin, last), waits)
             for lane, name, batch, first, last, waits in self._device
@@ -76,8 +76,8 @@ class Recorder(Hooks):
         return tuple(sorted([*self._host, *device_spans], key=lambda span: span.start_ms))
 
     def _running_index(self, batch: int) -> int:
-        """Index of a batch, counted over all iterators of the recording."""
-        # All spans of a batch precede its step, and an iterator begins after the last batch of the previous iterator.
+        """Return the index of a batch, counted over all iterators of the recording."""
+        # Indices restart at 0 in a new iterator, which begins after the last batch of the previous iterator.
         if batch <= self._last_batch:
             self._earlier_batches = self._earlier_batches + self._last_batch + 1
             self._last_batch = -1

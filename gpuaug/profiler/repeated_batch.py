@@ -1,4 +1,4 @@
-"""One batch for repeated calls, restored before each call."""
+"""One batch for repeated calls, unchanged by earlier calls."""
 
 import copy
 from collections.abc import Mapping
@@ -11,27 +11,28 @@ from gpuaug.core.batch import Batch
 
 
 class RepeatedBatch:
-    """Batch that is returned for every call with new containers, and with new tensors if calls write to them.
+    """Batch that is returned in new containers at every call, and with copies of its tensors if the caller writes to them.
 
-    A training step may remove labels from a dictionary, or change labels in place. With the same objects, the second call would
-    see the changes of the first call.
+    A training step may remove labels from a dictionary, or change labels in place. With the same objects, the second step would
+    see the changes of the first step.
 
     Cost:
-        A few microseconds of host time per call. One copy of the tensors on the current stream, or one copy per call if calls
-        write to the tensors.
+        A few microseconds of host time per call. One copy of the tensors on the current stream in total, or one per call if the
+        caller writes to them.
     """
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._returned: list[tuple[torch.Tensor, int]] | None = None
         """(tensor, its version counter) of the tensors that were returned last."""
-        self._clones_tensors = True  # in the first call, to detect whether calls write to the tensors
+        self._clones_tensors = True
+        """Whether tensors are copied. True for the first call, which shows whether the caller writes to them."""
 
     def __call__(self) -> Batch:
-        """Return the batch for one more call."""
+        """Return the batch for the next step."""
         if self._returned:
             self._clones_tensors = any(_version(tensor) != version for tensor, version in self._returned)
-        # Leaves are boxed and unboxed, because map_leaves returns the same container object if no leaf has changed.
+        # Each leaf is put into a box and taken out, because map_leaves creates new containers only if leaves change.
         boxed = batches.map_leaves(batches.cached_by_id(self._boxed), self._batch)
         batch = batches.map_leaves(lambda box: box.leaf, boxed)
         self._returned = [(tensor, _version(tensor)) for tensor in batches.tensors(batch)] if self._clones_tensors else None

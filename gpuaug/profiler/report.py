@@ -1,4 +1,7 @@
-"""Report of ``gpuaug.profile``: times of the parts of the work on a batch, and the bounds that follow from them."""
+"""Report of ``gpuaug.profile``: times of the parts of the work on a batch, and the bounds that follow from these times.
+
+The loop is measured *streamed* (batches are launched ahead) and *in line* (``depth=0``: all work runs one after the other).
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,11 +25,11 @@ DECODERS: Final[Mapping[str, DecodeKind]] = {
 """Name of the decoder that takes longest per batch → ``Part.kind``."""
 
 SLOWER_THAN_ENGINES: Final = "beside engines"
-"""``Part.kind`` of a decoding stage that uses the JPEG engines, but in which another decoder takes longest per batch."""
+"""``Part.kind`` of a decoding stage that uses the JPEG engines, and another decoder that takes longer per batch."""
 DECODING = (*DECODERS.values(), SLOWER_THAN_ENGINES)
 """Values of ``Part.kind`` of decoding stages."""
 PLAIN_BESIDE_ITERATOR = "plain (another iterator has the slots)"
-"""Text for the feed of a loader of which another iterator is open, so that the profiled iterator gets no slots."""
+"""Text for the feed if an open iterator of the user has the slots (page-locked memory), so that the profiled one has none."""
 
 _WAIT_TEXTS = {
     "wait for loader": "for the loader",
@@ -66,11 +69,11 @@ class Part:
         "video engines",
         "clip decoder",
     ] = ""
-    """Kind of the stage, which selects the advice in the verdict."""
+    """Type of the stage's work, on which the advice in the verdict depends."""
     runs: str = ""
-    """Name of the transform, if the user gave the stage no name."""
+    """Name of the transform if the user has not named the stage; else an empty string."""
     eager: "Part | None" = None
-    """Times of the same encoder without its CUDA graph, if it has a graph."""
+    """Times of the encoder without its CUDA graph; ``None`` for a part without a graph."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Report:
     thread_ms: dict[str, float]
     """Part or wait, such as ``wait for loader`` → time of the training thread in the streamed loop, in milliseconds."""
     batch_bytes: int
-    """Size of a batch's tensors in bytes. Tensors within objects with a ``to`` method are counted if they are visible."""
+    """Size of a batch's tensors in bytes, including attributes and items of objects with a ``to`` method."""
     pageable_bytes: int
     """Part of ``batch_bytes`` in memory that is not page-locked."""
     link_gb_per_s: float | None
@@ -100,13 +103,13 @@ class Report:
     timeline: Timeline = field(repr=False)
     """About ten batches of the streamed loop."""
     epoch_ms: float = 0.0
-    """Part of ``streamed`` that is spent on beginning epochs: starting workers, and waiting for the first batch."""
+    """Time of beginning epochs, included in ``streamed``: starting workers, and waiting for the first batch."""
     verdict: tuple[str, ...] = ()
     """Sentences about the bound of the loop, with advice, the most important first."""
     waits_for_loader_ms: tuple[float, ...] = field(default=(), repr=False)
     """Wait of the training thread for the loader, per batch of the streamed windows, without the first batch of an epoch."""
     plain_torch: str | None = None
-    """Reason why ``gpuaug.fuse`` runs without Triton on the device, with what to install; ``None`` if it uses Triton."""
+    """Reason why ``gpuaug.fuse`` does not use Triton on the device, with advice; ``None`` if it uses Triton."""
 
     def part(self, name: str) -> Part:
         """Return the part with a given name.
@@ -160,19 +163,19 @@ class Report:
     def bound_ms(self) -> float:
         """``T_bound``: maximum of the times of the loader, link, decoders, training thread, and of each part on the device.
 
-        A lower limit for the time per batch, however much overlaps.
+        It is a lower limit for the time per batch, reached if all work overlaps.
         """
         devices = (part.device_ms or 0.0 for part in self.parts)
         return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, *devices)
 
     @property
     def full_ms(self) -> float:
-        """``T_full``: ``T_bound`` under the assumption that stages and step fill the device, so that their times add up."""
+        """``T_full``: like ``T_bound``, but with the sum of the device's times, for stages and a step that fill the device."""
         return max(self.load_ms, self.copy_ms, self.decode_ms, self.host_ms, self.device_ms)
 
     @property
     def overlap_efficiency(self) -> float | None:
-        """Saved fraction, in [0, 1], of the time that overlap can save; ``None`` if overlap can save less than 2 %."""
+        """Fraction, in [0, 1], that overlap saves of the time that it could save. ``None`` if it could save less than 2 %."""
         possible = self.serial_ms - self.bound_ms
         if possible < 0.02 * self.serial_ms:
             return None
@@ -180,7 +183,7 @@ class Report:
 
     @property
     def exposed_ms(self) -> float:
-        """Time of the streamed loop minus the time of the step alone: the time that is not hidden behind training."""
+        """Time of the streamed loop minus the time of the step alone: work that does not overlap with the step."""
         return max(0.0, self.streamed.median - self.cached.median)
 
     @property
@@ -194,7 +197,7 @@ class Report:
         return self.batch_bytes / self.copy_ms / 1e6 if self.copy_ms and self.batch_bytes else None
 
     def figures(self) -> dict[str, float | None]:
-        """Name with unit, such as ``streamed_ms`` → value for the whole loop; ``None`` if it was not measured."""
+        """Return name with unit, such as ``streamed_ms`` → value for the whole loop; ``None`` if it was not measured."""
         return {
             "streamed_ms": self.streamed.median,
             "in_line_ms": self.in_line.median,
@@ -211,7 +214,7 @@ class Report:
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Rows of a result file: the parts, the loops, and the figures of the whole loop."""
+        """Return the rows of a result file: the parts, the loops, and the figures of the whole loop."""
         rows: list[dict[str, Any]] = []
         for part in self.parts:
             row = {"name": part.name, "wall_ms": part.wall.median, "low_ms": part.wall.low, "high_ms": part.wall.high}
@@ -233,7 +236,7 @@ class Report:
         return ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
 
     def lines(self) -> Iterator[tuple[str, ...]]:
-        """Lines of the table, heading first: name, time alone with its spread, times of thread and device, launches."""
+        """Yield the lines of the table, heading first: name, time alone with spread, times of thread and device, launches."""
         yield ("ms per batch", "alone", "thread", "device", "launches", "in loop")
         for part in self.parts:
             yield (
@@ -248,7 +251,7 @@ class Report:
             yield (name, str(loop), "", "", "", "")
 
     def summary(self) -> Iterator[str]:
-        """Lines of text with the figures of the whole loop."""
+        """Yield lines of text with the figures of the whole loop."""
         yield (
             f"bounds: {figure_text(self.bound_ms)} ms if everything overlaps, {figure_text(self.full_ms)} ms if stages and "
             f"step fill the device, {figure_text(self.serial_ms)} ms without overlap"

@@ -37,18 +37,18 @@ class EndlessBatches:
         consumer = self._inspection.lanes.consumer()
         self._current().depth = depth
         self._current().fill(consumer)
-        if not self._current().waiting:
+        if not self._current().launched_batches:
             with self._timed_epoch_start():
                 self._begin(depth)
                 self._current().fill(consumer)
-            if not self._current().waiting:
+            if not self._current().launched_batches:
                 raise self._no_batches()
         self._has_yielded = True
         return self._current().pop(consumer)
 
     def pull(self) -> Pulled:
         """Return the next batch of the wrapped loader, without copy and stages."""
-        # If the end of the epoch has been read ahead, this iterator has no more batches.
+        # After an error or the end of the epoch, the iterator has no more batches.
         pulled = None if self._current().ended else self._pull_or_end()
         if pulled is None:
             with self._timed_epoch_start():
@@ -59,9 +59,9 @@ class EndlessBatches:
         return pulled
 
     def _pull_or_end(self) -> Pulled | None:
-        feed = self._current().feed_iterator
-        pulled = feed.get(block=True)
-        feed.refill()
+        feed_iterator = self._current().feed_iterator
+        pulled = feed_iterator.get(block=True)
+        feed_iterator.refill()
         assert pulled is not None
         if pulled.error is not None:
             add_note(pulled.error, "gpuaug: raised by the wrapped loader, while it was measured alone.")

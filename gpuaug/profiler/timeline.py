@@ -1,7 +1,7 @@
-"""``Timeline`` of a profiled run: the work on each batch against time, one row per lane (CUDA stream or host thread).
+"""``Timeline`` of a profiled run: the work on each batch against time, one row per *lane* (CUDA stream or host thread).
 
-A timeline is drawn as a picture, or written as a trace that Perfetto and ``chrome://tracing`` open. It is created from spans,
-and depends on neither loaders nor devices.
+A *span* is the work of one lane on one batch. A timeline is drawn as a picture, or written as a trace that Perfetto and
+``chrome://tracing`` open.
 """
 
 import json
@@ -27,10 +27,11 @@ _MAX_WIDTH_IN = 400.0  # matplotlib draws at most 2**16 pixels
 _MAX_LABEL = 24  # characters of a label
 _MIN_BAR_PT = 1.2  # smallest width of a bar, so that a launch of microseconds is visible beside a step of seconds
 
-# In units of a row: margin above and below the bars of a lane, height of a bar, height of a sub-row, gap between sub-rows.
+# In units of a row: margin above and below the bars of a lane, height of a bar, height of a sub-row, gap between sub-rows. Bars
+# that overlap with another bar of the lane are drawn in a sub-row below it.
 _MARGIN, _BAR, _NESTED, _GAP = 0.16, 0.68, 0.46, 0.05
 
-# Petroff's ten colours, distinguishable with colour blindness, in an order that puts different ones next to each other.
+# Petroff's ten colours, distinguishable with colour blindness, in an order in which neighbours differ.
 _COLOURS = ("#3f90da", "#a96b59", "#ffa90e", "#94a4a2", "#bd1f01", "#832db6", "#e76300", "#92dadd", "#717581", "#b9ac70")
 
 # With a fixed salt and without dates, the same picture gives the same file.
@@ -58,7 +59,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of a run, for pictures and traces. Times may have any origin: a picture begins at the first span."""
+    """Spans of a run, for pictures and traces, which begin at the first span. Times may have any origin."""
 
     SUFFIXES: ClassVar[tuple[str, ...]] = (*_PICTURE_SUFFIXES, ".json")
     """File suffixes that ``save`` accepts: pictures, and a trace."""
@@ -92,7 +93,7 @@ class Timeline:
             return _figure(self, width_in)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Spans in Chrome's trace event format, with one thread per lane, for ``json.dump``."""
+        """Return the spans in Chrome's trace event format. Overlapping spans of a lane are on several threads of the trace."""
         events = [_metadata("process_name", 0, name=self.title())]
         origin_ms = _origin(self)
         used = 0
@@ -104,7 +105,7 @@ class Timeline:
                     used = thread
                     events.append(_metadata("thread_name", thread, name=lane))
                     events.append(_metadata("thread_sort_index", thread, sort_index=thread))
-                # Start and end are rounded to nanoseconds, as viewers do; otherwise neighbours could overlap by a nanosecond.
+                # Rounded to nanoseconds, as viewers do, so that neighbouring spans do not overlap by a nanosecond.
                 start_ns, end_ns = (round((at_ms - origin_ms) * 1e6) for at_ms in (span.start_ms, span.end_ms))
                 times = {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3}
                 args = {"batch": span.batch, "waits": span.waits}
@@ -114,7 +115,7 @@ class Timeline:
     def save(self, path: str | os.PathLike[str], *, width_in: float = 12.0) -> None:
         """Write a picture or, if the suffix is ``.json``, a trace. Missing folders are created.
 
-        The same timeline gives the same file, byte for byte.
+        Files of the same timeline are equal, byte for byte.
 
         Args:
             path: Path of the file. Its suffix, one of ``SUFFIXES``, determines the format.
@@ -142,7 +143,7 @@ class Timeline:
             figure.savefig(path, format=suffix[1:], dpi=150, metadata=_METADATA_WITHOUT_DATE.get(suffix))
 
     def title(self) -> str:
-        """Title with the number of batches, the device and the depth."""
+        """Return the title: number of batches, device and depth."""
         count = len({span.batch for span in self.spans})
         return f"{count} {'batch' if count == 1 else 'batches'} on {self.device}, depth {self.depth}"
 
@@ -153,7 +154,7 @@ class Timeline:
             return None
 
     def lanes(self) -> dict[str, list[Span]]:
-        """Lane → its spans, sorted by start. Lanes are in the order of the work on a batch, unknown lanes last."""
+        """Return lane → spans, sorted by start. Lanes are in the order of the work on a batch, unknown lanes last."""
         by_lane: dict[str, list[Span]] = {}
         for span in sorted(self.spans, key=lambda span: (span.start_ms, -span.end_ms)):
             by_lane.setdefault(span.lane, []).append(span)
@@ -161,7 +162,7 @@ class Timeline:
 
 
 def _lane_order(lane: str) -> int:
-    """Sort key of a lane. Stages keep the order of their first spans."""
+    """Return the sort key of a lane. Stages have the same key, so they keep the order of their first spans."""
     return 3 if lane.startswith("stage/") else {"loader": 0, "thread": 1, "copy": 2, "consumer": 4}.get(lane, 5)
 
 
@@ -178,7 +179,7 @@ def _spans_with_tracks(spans: list[Span]) -> Iterator[tuple[Span, int]]:
 
     Viewers drop a span that overlaps another span of its thread without being nested in it.
     """
-    tracks: list[list[float]] = []  # per track, the ends of the open spans
+    tracks: list[list[float]] = []  # per track, the ends of the spans that enclose the next span
     for span in spans:
         for track, ends in enumerate([*tracks, []]):  # noqa: B007 - the last one always fits
             enclosing = [end for end in ends if end > span.start_ms]
@@ -189,7 +190,7 @@ def _spans_with_tracks(spans: list[Span]) -> Iterator[tuple[Span, int]]:
 
 
 def _sub_rows(spans: list[Span], slack_ms: float) -> list[int]:
-    """First free sub-row for each span of a lane. Spans in a sub-row may overlap by ``slack_ms``, which is invisible."""
+    """Return the first free sub-row for each span of a lane. An overlap of up to ``slack_ms``, not visible, is ignored."""
     ends: list[float] = []
     levels = []
     for span in spans:
@@ -204,7 +205,7 @@ def _drawing() -> AbstractContextManager[None]:
 
 
 def _figure(timeline: Timeline, width_in: float) -> "Figure":
-    """Draw the timeline. Positions are computed here, not by matplotlib, because labels depend on the widths of bars."""
+    """Draw the timeline. Positions are computed here, not by matplotlib, because labels must fit into bars."""
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
@@ -274,11 +275,11 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level:
     style = _bar_style(colour, span.waits)
     if not span.waits and room_in * 72 > 2 * _MIN_BAR_PT:
         style |= {"edgecolor": "white", "linewidth": 0.6}  # separates neighbouring bars of one batch
-    # Not snapped to pixels: otherwise the white edges of short bars would appear irregularly.
+    # Not snapped to pixels, which would make the white edges of short bars irregular.
     axes.add_patch(Rectangle((left, top), width, height, zorder=2, snap=False, **style))
     number = str(span.batch)
     name = span.name.removeprefix("stage/")
-    # The name is left out if it equals the name of the lane.
+    # Without the name if it is the name of the lane.
     candidates = (number,) if span.name == span.lane else (f"{name} {number}", number)
     text = next((text for text in candidates if text_width_in(text, size) + 0.5 * size / 72 <= room_in), None)
     if text is None:
@@ -291,7 +292,7 @@ def _bar(axes: "Axes", span: Span, left: float, width: float, top: float, level:
 
 
 def _bar_style(colour: str, waits: bool) -> dict[str, Any]:
-    """Arguments of matplotlib for the fill and outline of a bar."""
+    """Return matplotlib's arguments for the fill and outline of a bar."""
     from matplotlib.colors import to_rgb
 
     if not waits:

@@ -1,4 +1,4 @@
-"""Sentences about a profile: the bound of the loop, and advice."""
+"""Sentences about a profile: the *bound* of the loop (the part of the work that limits its speed), and advice."""
 
 from collections.abc import Iterator
 from statistics import fmean
@@ -7,7 +7,7 @@ from gpuaug.profiler.measure import figure_text
 from gpuaug.profiler.report import COPY, DECODING, LOAD, PLAIN_BESIDE_ITERATOR, SLOWER_THAN_ENGINES, STEP, Part, Report, size_of
 
 TOLERANCE = 0.1
-"""Relative difference below which two times count as equal, because windows of the same loop differ by as much."""
+"""Relative difference below which two times count as equal: measurements of the same loop differ by as much."""
 ENCODER_KINDS = ("captured", "eager encoder")
 """Values of ``Part.kind`` for encoders."""
 MIN_MS = 0.5
@@ -15,7 +15,7 @@ MIN_MS = 0.5
 
 
 def verdict(report: Report) -> Iterator[str]:
-    """Sentences about a report, the most important first."""
+    """Yield sentences about a report, the most important first."""
     if report.plain_torch is not None:
         yield report.plain_torch
     yield _bound_sentence(report)
@@ -47,7 +47,7 @@ def _longest_name(report: Report) -> str:
 
 
 def _long_waits(report: Report) -> list[float]:
-    """Waits for the loader that are longer than a step, in milliseconds. Empty if the loader is the bound on average."""
+    """Return the waits for the loader that are longer than a step, in milliseconds. Empty if the loader is the bound."""
     if _longest_name(report) in (LOAD, "epoch"):
         return []
     return [ms for ms in report.waits_for_loader_ms if ms > max(report.cached.median, MIN_MS)]
@@ -180,7 +180,7 @@ def _overlap_sentences(report: Report) -> Iterator[str]:
         return  # without lanes nothing overlaps
     in_line, streamed = report.in_line, report.streamed
     times = f"{figure_text(in_line.median)} ms per batch in line, {figure_text(streamed.median)} ms streamed"
-    # If windows of one loop differ by more than the two loops, the loops cannot be told apart.
+    # The loops differ only if all windows of one loop are faster than all windows of the other.
     if streamed.high < in_line.low and in_line.median >= (1 + TOLERANCE / 2) * streamed.median:
         yield f"Overlap pays here: {times}, {in_line.median / streamed.median:.2f}x."
     elif in_line.high < streamed.low and in_line.median <= (1 - TOLERANCE / 2) * streamed.median:
@@ -190,7 +190,7 @@ def _overlap_sentences(report: Report) -> Iterator[str]:
 
 
 def _encoder_sentences(report: Report) -> Iterator[str]:
-    """Sentences on whether encoders run at the same time as the step, and on the gain of their CUDA graphs."""
+    """Yield sentences on the overlap of encoders and step, and on the gain of the encoders' CUDA graphs."""
     encoders = [part for part in report.parts if part.kind in ENCODER_KINDS]
     if not report.lanes or not encoders:
         return

@@ -1,1 +1,1 @@
-"""The work on a batch on the device: copy, transform, frozen encoder."""
+"""Work on a batch on the device: copy, transform, frozen encoder."""

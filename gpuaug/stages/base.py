@@ -1,4 +1,9 @@
-"""Stages: work on a batch on the device, after its copy and before the training loop, each on a lane (CUDA stream)."""
+"""Stages: work on a batch on the device, between its copy and the training loop.
+
+A stage is *bound* to a lane (a CUDA stream) of a loader. A batch is *submitted* when the work on it begins on other threads,
+such as decoding, and *launched* when its copy and stages are queued on the device. *Target dicts* are annotations, one dict per
+image, which the loader may hold as ``PackedTargets``: one tensor per key.
+"""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -12,9 +17,9 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, shown
 from gpuaug.core.packed_targets import has_pending_targets, is_packed, unpack_targets
 from gpuaug.core.ragged import Shapes, Windows
-from gpuaug.core.rng import Calls, Generators, Position
+from gpuaug.core.rng import CallSeeds, Generators, Position
 from gpuaug.core.streams import Event, Lanes
-from gpuaug.core.torchvision_types import drawn_once, holds_targets
+from gpuaug.core.torchvision_types import holds_targets, names_drawing_once
 from gpuaug.stages import hints
 from gpuaug.stages.selection import Into, On, Selection
 
@@ -54,11 +59,11 @@ class Stage(ABC):
         """
 
 
-class Pending(Protocol):
-    """Work of other threads on one host batch."""
+class BackgroundWork(Protocol):
+    """Work on one host batch that runs on other threads, such as decoding."""
 
     replaced: int
-    """Number of samples that were replaced by others because their image could not be decoded."""
+    """Number of samples that were replaced by other samples, because their images could not be decoded."""
     undecoded: int
     """Number of pixels that are not decoded, because a later stage reads only a window of each image."""
 
@@ -67,11 +72,11 @@ class Pending(Protocol):
         ...
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Wait for the work, make the copy lane, which is current, wait for it, and return the batch to copy.
+        """Wait for the work and return the batch to copy. The copy lane must be current, and waits for work on the device.
 
         Args:
             batch: The batch that ``submit`` returned.
-            waiting: Function that returns a context manager, entered while this thread waits. Not called if the work is done.
+            waiting: Function that returns a context manager, in which this thread waits. Not called if the work is done.
         """
         ...
 
@@ -81,14 +86,14 @@ class Pending(Protocol):
 
 
 class EncoderRuns(NamedTuple):
-    """Numbers of runs of encoders."""
+    """Numbers of CUDA graphs and of runs of encoders."""
 
     captured: int = 0
-    """Graphs captured."""
+    """Number of captured graphs."""
     replayed: int = 0
-    """Runs from a graph."""
+    """Number of runs from a graph."""
     eager: int = 0
-    """Runs without a graph."""
+    """Number of runs without a graph."""
 
 
 _NO_RUNS = EncoderRuns()
@@ -105,32 +110,32 @@ class BoundStage(ABC):
         """``on`` and ``into`` of the other stages of the loader."""
         self._selection = selection
 
-    ahead: ClassVar[int] = 0
-    """Number of batches that are submitted (begun on other threads) in addition to the launched batches."""
+    max_submitted: ClassVar[int] = 0
+    """Maximum number of batches that are submitted and not yet launched. 0: the stage has no work on other threads."""
     reads_only: ClassVar[bool] = False
     """Whether the stage does not modify its inputs, so that other stages may read the same members at the same time."""
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Return key in a checkpoint → decoder and versions of its libraries, on which the last bits of results depend.
+        """Return key in a checkpoint → decoder and versions of its libraries. The last bits of pixels depend on both.
 
         Args:
-            required_keys: Keys in a checkpoint. Their decoders are included even if no batch has used them yet.
+            required_keys: Keys of a checkpoint. Decoders with these keys are included even if no batch has used them yet.
         """
         return {}
 
     def submit(
-        self, batch: Batch, memory: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
-    ) -> tuple[Batch, "Pending | None"]:
-        """Begin the stage's work on a host batch on other threads, if it has such work. The copy lane is current.
+        self, batch: Batch, iterator_state: dict[str, Any], position: Position, stages: Sequence["BoundStage"]
+    ) -> tuple[Batch, "BackgroundWork | None"]:
+        """Begin the stage's work on other threads on a host batch, if it has such work. The copy lane must be current.
 
         Args:
             batch: Batch from the wrapped loader, or from the ``submit`` of an earlier stage.
-            memory: State of the stages for the duration of one iterator.
+            iterator_state: Objects of the stages for the duration of one iterator, keyed by the name of the stage.
             position: Random-number position of the batch.
             stages: All stages that will run on the batch, in order.
 
         Returns:
-            The batch for the next stage's ``submit`` or for the copy, and the work, or ``None`` without such work.
+            (batch for the ``submit`` of the next stage or for the copy, work on other threads or ``None``).
         """
         return batch, None
 
@@ -153,11 +158,11 @@ class BoundStage(ABC):
         """Numbers of runs of the stage's encoders since the last call."""
         return _NO_RUNS
 
-    def close(self, memory: dict[str, Any]) -> None:
-        """End the threads and the work of the stage for one iterator."""
+    def close(self, iterator_state: dict[str, Any]) -> None:
+        """End the stage's threads, and its work on them, for one iterator."""
 
     def selected(self, batch: Batch) -> tuple[Any, ...]:
-        """Values of the members of ``batch`` that ``on`` names.
+        """Return the values of the members of ``batch`` that ``on`` names.
 
         Raises:
             SelectionError: If ``on`` does not fit ``batch``.
@@ -165,11 +170,11 @@ class BoundStage(ABC):
         return self._selection.read(batch)
 
     def windows(self, batch: Batch, member: Any, shapes: Shapes, position: Position) -> Windows | None:
-        """Part of each image that the stage will read, computed before the images are decoded.
+        """Return the windows: the part of each image that the stage will read. Called before the images are decoded.
 
         Args:
-            batch: Batch whose images are not decoded.
-            member: Value in the batch that will be replaced by the decoded images.
+            batch: Batch with encoded images.
+            member: Value in the batch that the decoded images will replace.
             shapes: Sizes of the decoded images.
             position: Random-number position of the batch.
 
@@ -179,30 +184,30 @@ class BoundStage(ABC):
         return None
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        """Values of the members of ``batch`` that the stage reads. The batch may hold ``PackedTargets`` for target dicts."""
+        """Return the values that the stage reads from ``batch``. Target dicts in ``batch`` may be ``PackedTargets``."""
         return tuple(map(unpack_targets, self._values(batch)))
 
     def reads_pending(self, batch: Batch) -> bool:
-        """Whether the stage reads target dicts whose lengths the host does not know, because a stage has removed boxes."""
+        """Return whether the stage reads targets whose lengths the host does not know, because a stage has removed boxes."""
         return has_pending_targets(self._values(batch))
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
-        """Values as in ``read``, but without unpacking ``PackedTargets``."""
+        """Return the values as ``read`` does, but without unpacking ``PackedTargets``."""
         return self._selection.read(batch)
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        """Copy of ``batch`` with ``result`` in the members that ``into`` names."""
+        """Return a copy of ``batch`` with ``result`` in the members that ``into`` names."""
         return self._selection.write(batch, result)
 
     @abstractmethod
-    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         """Queue the stage's work on its lane, which already waits for ``ready``.
 
         Args:
             values: Result of ``read``.
-            ready: Event after the last write to ``values``. Further lanes of the stage have to wait for it.
+            ready: Event after the last write to ``values``. Other lanes that the stage uses have to wait for this event.
             position: Random-number position of the batch.
-            memory: State of the stages for the duration of one iterator.
+            iterator_state: Objects of the stages for the duration of one iterator, keyed by the name of the stage.
         """
 
 
@@ -210,9 +215,9 @@ class TransformStage(Stage):
     """Run a callable on device tensors, on a separate lane: an augmentation pipeline, a tokeniser, a function.
 
     The callable is not moved, compiled or put into another mode. It may draw from the global generators of torch, NumPy and
-    Python: their states depend on the batch's position only and are restored afterwards. It must not write to its input if
-    ``into`` keeps the input in the batch, or if the wrapped loader yields the same tensors again. It must clone any part of its
-    input that it stores for a later call.
+    Python, whose states then depend only on the batch and the name of the stage, and are restored afterwards. It must not write
+    to its input if ``into`` keeps the input in the batch, or if the wrapped loader yields the same tensors again. It must clone
+    any part of its input that it stores for a later call.
 
     Args:
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and, if ``on`` is a mapping,
@@ -254,7 +259,7 @@ class TransformStage(Stage):
                 f"transform must be a callable or nn.Module, got {type(transform).__name__}. "
                 "Wrap the operation in a function of the tensors."
             )
-        names = drawn_once(transform)
+        names = names_drawing_once(transform)
         if names:
             warnings.warn(
                 f"All images get the same random parameters, because torchvision's {', '.join(names)} draws once for the whole "
@@ -279,11 +284,13 @@ class _BoundTransform(BoundStage):
         self._transform = stage.transform
         draws_by_itself = _attribute(stage.transform, "draws_by_itself")
         self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
-        # With ``into`` the original images stay in the batch, and the targets still belong to the original images.
+        # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
+        # and so do the targets that belong to them.
         self._follows_types = getattr(stage.transform, "follows_types", False) and stage.selection.into is ...
         self._takes_packed = _attribute(stage.transform, "takes_packed")
+        """Whether the transform accepts ``PackedTargets``."""
         self._typed_names: list[Any] = []
-        """Names of members that the stage reads because they contain torchvision's tensors."""
+        """Names of the members that the stage reads only because they contain torchvision's tensors."""
         self._is_first_batch = True
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
@@ -317,7 +324,7 @@ class _BoundTransform(BoundStage):
             return None
         if indices[0] >= len(keys) or keys[indices[0]] not in ("input", "image"):
             return None
-        with Calls(position, self.name):
+        with CallSeeds(position, self.name):
             windows: Windows | None = windows_read(shapes)
         if windows is None:
             return None
@@ -331,7 +338,7 @@ class _BoundTransform(BoundStage):
         new_batch = self._selection.write(batch, result[0] if count == 1 else result[:count])
         return batches.replace(new_batch, dict(zip(self._typed_names, result[count:], strict=True)))
 
-    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         self.lane.make_current()
         if self._generators is None:
             return self._transformed(values, position)
@@ -339,19 +346,19 @@ class _BoundTransform(BoundStage):
             return self._transformed(values, position)
 
     def _transformed(self, values: tuple[Any, ...], position: Position) -> Any:
-        with Calls(position, self.name):
+        with CallSeeds(position, self.name):
             try:
                 keys = self._selection.data_keys
                 if keys is None:
                     return self._transform(*values)
                 return self._transform(*values, data_keys=[*keys, *("tv_tensors" for _ in self._typed_names)])
             except Exception as error:
-                hints.explain(error, values)
+                hints.explain_error(error, values)
                 raise
 
 
 def _attribute(transform: Any, name: str) -> bool:
-    """Return an attribute of a transform, or of the function that a ``functools.partial`` wraps; ``False`` without it."""
+    """Return a bool attribute of a transform or of the function in a ``functools.partial``; ``False`` if it is missing."""
     return bool(getattr(transform.func if isinstance(transform, partial) else transform, name, False))
 
 

@@ -1,4 +1,7 @@
-"""Copy of a batch from the host to the device: small tensors are packed into one copy, others are copied one by one."""
+"""Copy of a batch from the host to the device: small tensors are packed into one copy, others are copied one by one.
+
+A *leaf* is a member of a batch that is not a container, such as a tensor. *Target dicts* are annotations, one dict per image.
+"""
 
 import copy
 import inspect
@@ -22,13 +25,13 @@ SMALL_BYTES = 32 * 1024
 """Largest size of a packed leaf. For a larger leaf, a separate copy costs less than packing on the host."""
 
 MIN_PACKED_LEAVES = 8
-"""Smallest number of leaves that are packed. For twelve leaves, packing costs the training thread as much as single copies."""
+"""Smallest number of leaves that are packed. For twelve, packing and single copies take the training thread equally long."""
 
 ALIGN_BYTES = 256
-"""Alignment of each dtype's tensors in a packed buffer."""
+"""Alignment in bytes of the first tensor of each dtype in a packed buffer."""
 
 PAGEABLE_WARN_BYTES = 64 * 1024
-"""Pageable bytes per batch above which a warning is raised. The driver stages smaller copies without waiting."""
+"""Bytes of pageable memory per batch above which a warning is raised. The driver copies fewer bytes without waiting."""
 
 MAX_LOGGED_LEAVES = 8
 """Largest number of leaves that a log line lists. Further leaves are only counted."""
@@ -47,7 +50,7 @@ class Copied:
     num_bytes: int = 0
     """Bytes that were copied to the device."""
     resident: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that were on the device before the copy. Their memory was allocated on another stream."""
+    """Tensors that were on the device before the copy, in memory of another stream."""
     resident_objects: bool = False
     """Whether an object with a ``to`` method was on the device before the copy, or may have been."""
 
@@ -55,8 +58,8 @@ class Copied:
 class Copier:
     """Copy batches to ``device``.
 
-    Tensors keep their class and strides, and their position in the batch. The ``to`` method of any other object moves it.
-    Leaves without such a method stay on the host; they are logged at the first batch.
+    Tensors keep their class, their strides and their position in the batch. Other objects are moved by their ``to`` method, or
+    stay on the host if they have none, which is logged at the first batch.
 
     Args:
         device: The target device.
@@ -64,8 +67,7 @@ class Copier:
 
     Cost:
         One asynchronous copy per tensor (``bench run handover``). Eight or more small tensors share one copy, as do the tensors
-        of one key in a list of dicts. The host waits only for copies from pageable memory, about which a warning is raised
-        once.
+        of one key in a list of target dicts. The host waits only for copies from pageable memory: see the warning.
     """
 
     def __init__(self, device: torch.device, *, warn_pageable: bool = True) -> None:
@@ -87,15 +89,15 @@ class Copier:
         # Masks are large: copying them one by one costs less than packing them on this thread.
         batch = pack_targets(batch, _page_locked, masks=False) if self._non_blocking else batch
         copied = Copied(None)
-        # id of a leaf → (leaf, its copy), so that a tensor that occurs twice in a batch stays one tensor. The leaf is
-        # referenced, because some mappings create values on each access, and a later object may get the id of a freed value.
-        moved: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
+        # id of a leaf → (leaf, copy), so that a tensor that occurs twice in a batch is copied once. The leaf is referenced,
+        # because some mappings create values on each access, and a later object may get the id of a freed value.
+        copies: dict[int, tuple[Any, Any]] = self._pack(batch, copied) if self._non_blocking else {}
 
         def move(leaf: Any) -> Any:
             copied.packed |= type(leaf) is TargetsLayout
-            leaf_and_copy = moved.get(id(leaf))
+            leaf_and_copy = copies.get(id(leaf))
             if leaf_and_copy is None:
-                leaf_and_copy = moved[id(leaf)] = leaf, self._move(leaf, copied)
+                leaf_and_copy = copies[id(leaf)] = leaf, self._move(leaf, copied)
             return leaf_and_copy[1]
 
         copied.batch = batches.map_leaves(move, batch)
@@ -129,7 +131,7 @@ class Copier:
                     "End the method with: return self."
                 )
             copied.resident_objects |= moved is mover or any(
-                isinstance(member, torch.Tensor) and member.device == self._device for member in batches.members(leaf)
+                isinstance(member, torch.Tensor) and member.device == self._device for member in batches.inner_values(leaf)
             )
             return moved
         return leaf
@@ -141,19 +143,19 @@ class Copier:
         small = {id(leaf): leaf for leaf in leaves if _can_be_packed(leaf)}
         if len(small) < MIN_PACKED_LEAVES:
             return {}
-        layout = Layout(list(small.values()))
+        layout = BufferLayout(list(small.values()))
         packed = layout.pack(pin=True)
         copied.num_bytes += packed.nbytes
         parts = layout.unpack(packed.to(self._device, non_blocking=True))
         return {leaf_id: (leaf, parts[leaf_id]) for leaf_id, leaf in small.items()}
 
     def _check_first(self, batch: Batch) -> None:
-        """Log the leaves of the first batch that stay on the host, and warn about pageable memory: its copy blocks the host."""
+        """Log the leaves of the first batch that stay on the host. Warn about pageable memory, whose copy blocks the host."""
+        # Without the Shapes of a Ragged, which belong on the host.
         host_leaves = [
             f"{path or 'the batch'} ({type(leaf).__name__})"
             for path, leaf in batches.named_leaves(batch)
-            if not isinstance(leaf, torch.Tensor | Shapes)
-            and not batches.moves_itself(leaf)  # sizes of a Ragged belong on the host
+            if not isinstance(leaf, torch.Tensor | Shapes) and not batches.moves_itself(leaf)
         ]
         if host_leaves:
             more = f" and {len(host_leaves) - MAX_LOGGED_LEAVES} more" if len(host_leaves) > MAX_LOGGED_LEAVES else ""
@@ -177,18 +179,18 @@ class Copier:
 
 
 def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    # PyTorch does not reuse the memory before copies from it have ended.
+    # PyTorch reuses the memory of the tensor only after copies from the tensor have ended.
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
 
-class Layout:
+class BufferLayout:
     """Offsets of small tensors in one buffer of bytes, grouped by dtype.
 
     Args:
         leaves: CPU tensors.
 
     Cost:
-        About ten tensor operations on the host, and one per leaf.
+        About ten tensor operations on the host, and one more per leaf.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
@@ -204,18 +206,17 @@ class Layout:
             self._num_bytes += math.ceil(size / ALIGN_BYTES) * ALIGN_BYTES
 
     def pack(self, *, pin: bool) -> torch.Tensor:
-        """Copy the leaves into a new buffer, page-locked if ``pin``. PyTorch reuses it only after copies from it have ended."""
+        """Copy the leaves into a new buffer, page-locked if ``pin``."""
         buffer = torch.empty(self._num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pin)
         for dtype, start, end, members in self._groups:
             buffer[start:end].view(dtype).copy_(_flatten_dense_tensors(members))
         return buffer
 
     def unpack(self, buffer: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return ``id`` of a leaf → its tensor in ``buffer``, a copy of the packed buffer on the device.
+        """Return ``id`` of a leaf → tensor in ``buffer``, the device's copy of the packed buffer.
 
-        The tensors share the memory of the buffer, but not its version counter: ``data`` gives each tensor a separate counter.
-        With a common counter, changing labels in place would make autograd refuse a backward pass that has saved sample
-        weights.
+        The tensors share the memory of the buffer. ``data`` gives each tensor a separate version counter: with a common one,
+        an in-place change of labels would make autograd refuse a backward pass that has saved sample weights.
         """
         parts: dict[int, torch.Tensor] = {}
         for dtype, start, end, members in self._groups:

@@ -2,9 +2,9 @@
 
 A graph replays fixed kernels on fixed addresses. So there is one graph per *signature*: shapes, dtypes, strides,
 arithmetic settings and weight addresses, which determine the kernels and the addresses. A batch runs from a graph if its
-signature has occurred earlier in the same iterator and its graph fits into the memory limit; otherwise it runs eager, that is,
-its kernels are launched one by one. The choice depends only on the sequence of batches, so it is the same for every ``depth``
-of the loader. A smaller last batch of an epoch runs eager.
+signature has occurred earlier in the same iterator and its graph fits into the memory limit. Otherwise the batch runs *eager*:
+its kernels are launched one by one. So a smaller last batch of an epoch runs eager. The choice depends only on the sequence of
+batches, so it is the same for every ``depth`` of the loader.
 """
 
 import gc
@@ -46,7 +46,7 @@ _CONSTANT_TYPES = (int, float, bool, str, type(None))
 """Types of inputs whose values, not only their types, are part of a signature."""
 
 _HARMLESS_HOOK_MODULES = ("torch.nn.utils.", "transformers.utils.output_capturing")
-"""Python modules whose forward hooks only compute or store tensors: weight norms, and requested hidden states."""
+"""Python modules whose forward hooks only compute or store tensors: weight norms and hidden states."""
 
 
 class CaptureError(Exception):
@@ -59,15 +59,15 @@ class _Graph(NamedTuple):
     outputs: Any
     need: MemoryNeed
     tables: list[torch.Tensor]
-    """Tensors in plain attributes of modules, such as position tables. Referenced, because the module may replace them."""
+    """Tensors in plain attributes of modules, such as position tables. A module may replace them, but the graph reads them."""
 
 
 class GraphRunner:
     """Runs an encoder on one lane (CUDA stream), eager or from CUDA graphs.
 
     Args:
-        encode: Call of the encoder, without autograd.
-        lane: Lane of the encoder. It must be current in calls of ``run``.
+        encode: Function that runs the encoder without autograd.
+        lane: Lane of the encoder. It must be current when ``run`` is called.
         memory_format: Memory format of the four-dimensional tensors from which graphs read their inputs.
         max_bytes: Maximum bytes of device memory of the graphs.
     """
@@ -89,7 +89,7 @@ class GraphRunner:
         self.num_bytes = 0
         """Bytes of device memory of the graphs' pool and inputs."""
         self.rejected_need: MemoryNeed | None = None
-        """Memory of the last graph that was not captured because it exceeds a limit; ``None`` if all graphs fitted."""
+        """Memory of the last graph that was not captured because of the memory limit; ``None`` if there is none."""
         self.eager_reason = why_not_capturable(encode.module)
         """Reason why all batches run eager, or ``None`` if the encoder can be captured."""
         self.refresh()
@@ -114,13 +114,15 @@ class GraphRunner:
             if len(signatures.needs) == MAX_SIGNATURES:
                 return self._encode.run_eagerly(*inputs)
             if signature in self._needs:
-                self.eager_reason = why_not_capturable(self._encode.module)  # hooks may have been added since the last iterator
+                self.eager_reason = why_not_capturable(
+                    self._encode.module
+                )  # the user may have added hooks since the last iterator
                 result = self._encode.run_eagerly(*inputs)
             else:
-                result = self._inspect(inputs, signature)
+                result = self._run_and_inspect(inputs, signature)
             signatures.needs[signature] = self._needs[signature]
             return result
-        if not signatures.has_room(signature, self.max_bytes):
+        if not signatures.should_capture(signature, self.max_bytes):
             self.rejected_need = signatures.needs[signature]
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
@@ -141,7 +143,7 @@ class GraphRunner:
         return batches.map_leaves(batches.cached_by_id(cloned), outputs)
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
-        """Capture a graph for the signature of ``inputs``, unless there is one, capture is impossible, or memory is exhausted.
+        """Capture a graph for the signature of ``inputs``. Does nothing if there is one, or if a capture is not possible.
 
         Raises:
             CaptureError: If a capture failed.
@@ -150,7 +152,7 @@ class GraphRunner:
         if signature is None or signature in self._graphs:
             return
         if signature not in self._needs:
-            self._inspect(inputs, signature)
+            self._run_and_inspect(inputs, signature)
         need = self._needs[signature]
         fits = total_bytes([need, *(graph.need for graph in self._graphs.values())]) <= self.max_bytes
         if not fits:
@@ -178,7 +180,7 @@ class GraphRunner:
                 keys.append((type(value), value))
             else:
                 return None
-        # Reading hundreds of addresses takes microseconds, and a replay saves milliseconds of launches.
+        # Read for every batch: reading hundreds of addresses takes microseconds, and a replay saves milliseconds of launches.
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:
             self._addresses = addresses  # one tuple for all signatures
@@ -197,9 +199,8 @@ class GraphRunner:
             for _ in range(num_deleted):
                 self._graphs.popitem(last=False)
             self._measure()
-            if (
-                not self._graphs or self.num_bytes > self.max_bytes
-            ):  # the memory of a pool does not shrink, and may be fragmented
+            # Delete all graphs if the pool is still too large: its memory does not shrink, and may be fragmented.
+            if not self._graphs or self.num_bytes > self.max_bytes:
                 self._delete_graphs()
         self._graphs[signature] = self._capture(inputs, need)
         self.captured += 1
@@ -216,7 +217,7 @@ class GraphRunner:
         self._pool = None  # PyTorch releases a pool with its last graph
         self.num_bytes = 0
 
-    def _inspect(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
+    def _run_and_inspect(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
         """Run eager, record the memory of the graph, and detect operations that a capture would fail on.
 
         The run also warms up libraries and caches. Operations are detected before a capture, because a failed capture does not
@@ -224,15 +225,15 @@ class GraphRunner:
         """
         outputs = self._run_observed(inputs, signature)
         if self.eager_reason is not None:
-            # Outside a capture, transformers reads a mask on the host to choose a kernel. The second run shows whether a
-            # capture would fail too. Its outputs are not used.
+            # The library transformers reads a mask on the host to choose a kernel, but not during a capture. The second run
+            # shows whether a capture would fail. The outputs of this run are not used.
             self.eager_reason = None
             with _as_in_a_capture():
                 self._run_observed(inputs, signature)
         return outputs
 
     def _run_observed(self, inputs: tuple[Any, ...], signature: Signature) -> Any:
-        """Run eager, record the memory of the graph, and set ``reason`` if a capture would fail."""
+        """Run eager, record the memory of the graph, and set ``eager_reason`` if a capture would fail."""
         states = _host_generator_states()
         observer = _Observer()
         try:
@@ -265,16 +266,16 @@ class GraphRunner:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None or not self._graphs:  # PyTorch releases a pool with its last graph, and cannot use it again
             self._pool = Pool()
-        # A garbage collection could destroy other graphs and events, which is not allowed during a capture.
+        # No garbage collection, which could destroy other graphs and events: this is not allowed during a capture.
         gc_enabled = gc.isenabled()
         try:
             gc.disable()
             try:
-                # thread_local: page-locked allocations in the loader's pin thread must not invalidate the capture.
+                # thread_local, so that page-locked allocations in the DataLoader's pin thread do not invalidate the capture.
                 graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
                 outputs = self._encode(*static_inputs)
                 graph.capture_end()
-            except BaseException as error:  # also an interrupt, because no other work may run on a capturing stream
+            except BaseException as error:  # including interrupts: a capture must be ended before other work runs on the stream
                 self._abandon(graph, error)
                 raise
         except Exception as error:
@@ -301,12 +302,12 @@ class GraphRunner:
                 self._release_pool()
         elif isinstance(error, Exception):
             self._release_pool()  # capture_begin or capture_end has raised the error
-        # Else an interrupt has arrived before the capture began, or after it ended: PyTorch is not in capture mode.
+        # Otherwise an interrupt has arrived before the beginning or after the end of the capture.
 
     def _release_pool(self) -> None:
-        """Clean up after ``capture_begin`` or ``capture_end`` has raised, which leaves the allocator in capture mode.
+        """End the allocator's capture mode, in which it stays if ``capture_begin`` or ``capture_end`` raises.
 
-        In capture mode, blocks with ``record_stream`` are never reused.
+        In capture mode, the allocator never reuses blocks for which ``record_stream`` was called.
         """
         assert self._pool is not None
         device = torch.cuda.current_device()
@@ -321,8 +322,8 @@ def _is_on_gpu(value: Any) -> bool:
 
 
 def why_not_capturable(encoder: nn.Module) -> str | None:
-    """Return the reason why ``encoder`` cannot be captured, as far as it is known without a run; else ``None``."""
-    dynamo: Any = sys.modules.get("torch._dynamo")  # an import takes a second, and torch.compile has imported it if used
+    """Return the reason why ``encoder`` cannot be captured, or ``None`` if no reason is known before a run."""
+    dynamo: Any = sys.modules.get("torch._dynamo")  # importing it takes a second; torch.compile imports it
     for name, module in encoder.named_modules():
         compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
         if compiled or getattr(module, "_compiled_call_impl", None) is not None:
@@ -338,7 +339,7 @@ def why_not_capturable(encoder: nn.Module) -> str | None:
 
 
 def _host_generator_states() -> tuple[Any, ...]:
-    """Return the states of the global generators of the host, which change when numbers are drawn."""
+    """Return the states of the host's global generators. A draw changes them."""
     numpy_state: Any = np.random.get_state()
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]
 
@@ -358,7 +359,10 @@ def _as_in_a_capture() -> Iterator[None]:
 
 @contextmanager
 def _host_waits() -> Iterator[list[str]]:
-    """Collect the warnings of PyTorch's sync debug mode in the block. Other warnings are passed on."""
+    """Yield a list of ``file:line`` where the host waits for the device within the context, filled at its end.
+
+    The waits are found by PyTorch's sync debug mode, which warns about them. Other warnings are raised again.
+    """
     locations: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     recording = warnings.catch_warnings(record=True)
@@ -369,7 +373,7 @@ def _host_waits() -> Iterator[list[str]]:
                 torch.cuda.set_sync_debug_mode("warn")
             yield locations
             torch.cuda.set_sync_debug_mode(mode)
-    except BaseException:  # also an interrupt, which may have arrived while the mode or the warnings were restored
+    except BaseException:  # including an interrupt while the mode or the warnings were being restored
         torch.cuda.set_sync_debug_mode(mode)
         with suppress(RuntimeError, AttributeError):  # the context manager had not been entered
             recording.__exit__(None, None, None)
@@ -377,12 +381,12 @@ def _host_waits() -> Iterator[list[str]]:
     for warning in caught:
         if "synchronizing CUDA operation" in str(warning.message):
             locations.append(f"{warning.filename}:{warning.lineno}")
-        elif "Synchronization debug mode is a prototype" not in str(warning.message):  # a warning about the mode, raised once
+        elif "Synchronization debug mode is a prototype" not in str(warning.message):  # PyTorch's warning about the mode itself
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records allocations, and copies between host and device, which sync debug mode misses if they are asynchronous."""
+    """Records allocations, and copies between host and device. Sync debug mode does not detect asynchronous copies."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -390,7 +394,7 @@ class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.allocated = PeakAllocation()
 
     def remove(self) -> None:
-        """Deactivate the mode if an interrupt that arrived in its ``__enter__`` or ``__exit__`` has left it active."""
+        """Deactivate the mode if an interrupt has arrived in ``__enter__`` or ``__exit__`` and it is still active."""
         if _get_current_dispatch_mode() is self:  # type: ignore[no-untyped-call]
             _pop_mode()  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""Calls of a frozen encoder: a module, a bound method or a ``functools.partial``, and the selected part of its result."""
+"""Calls of a frozen encoder, and the selected part of its result."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -88,7 +88,7 @@ class EncoderCall:
         if any(module.training for module in self.module.modules()):
             self.module.eval()
         values = tuple(_formatted(value, self._memory_format) for value in values)
-        # No cache: autocast would keep converted weights in the private memory of a graph.
+        # No cache, in which autocast would keep weights that it converted in the private memory of a graph.
         autocast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
         with torch.no_grad(), autocast:
             if self._parameters is None:
@@ -96,7 +96,7 @@ class EncoderCall:
             else:
                 result = self._encoder(**dict(zip(self._parameters, values, strict=True)))
             part = _part(result, self._output)
-        # detach() returns a new tensor without a gradient, so every container of tensors is rebuilt.
+        # detach() returns a new tensor, so map_leaves rebuilds every container that holds tensors.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
     def run_eagerly(self, *values: Any) -> Any:
@@ -122,14 +122,14 @@ class EncoderCall:
         def copied_if_shared(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
                 return leaf
-            # Outside of inference mode, autograd refuses tensors that were computed in it.
+            # Autograd refuses inference tensors, so outside of inference mode they are cloned.
             needs_grad_support = leaf.is_inference() and not torch.is_inference_mode_enabled()
             return leaf.clone() if id(leaf) in shared or needs_grad_support else leaf
 
         return batches.map_leaves(batches.cached_by_id(copied_if_shared), result)
 
     def _indices_of_module_tensors(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
-        """Return the indices of result tensors that share memory with the module or the fixed arguments: weights, tables."""
+        """Return the indices of result tensors that share memory with tensors of the module or with fixed arguments."""
         key = (tuple(tensor.shape for tensor in inputs), len(result))
         if key not in self._module_tensor_indices:  # a search of all modules takes as long as tens of launches
             if len(self._module_tensor_indices) == _MAX_SHAPES:
@@ -148,7 +148,7 @@ def tables_of(encoder: nn.Module) -> list[torch.Tensor]:
     for module in encoder.modules():
         for name, value in vars(module).items():
             if name not in ignored:
-                with suppress(Exception):  # configurations may raise when read, or contain themselves
+                with suppress(Exception):  # a configuration object may raise when it is read, or contain itself
                     tensors += batches.tensors(value)
     return tensors
 

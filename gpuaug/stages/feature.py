@@ -31,9 +31,9 @@ from gpuaug.stages.selection import Into, On
 class FeatureStage(Stage):
     """Run a frozen encoder without autograd, on a separate lane, from a CUDA graph for shapes that repeat.
 
-    The encoder always runs in ``eval()`` mode, also after ``train()`` was called on a model that contains it. Batches that were
-    launched before a change of the weights are encoded with the old weights. Consecutive feature stages run in parallel if none
-    of them writes a member that another uses.
+    The encoder always runs in ``eval()`` mode, also after ``train()`` was called on a model that contains the encoder. Batches
+    that were launched before a change of the weights are encoded with the old weights. Consecutive feature stages run in
+    parallel if none of them writes a member that another one reads.
 
     Args:
         encoder: A module, a bound method of a module (``vae.encode``), or a ``functools.partial`` of one of these with further
@@ -45,15 +45,15 @@ class FeatureStage(Stage):
             unless the encoder returns a tuple of equal length.
         into: Member to write the result to. By default the input is replaced.
         output: Part of the result to keep: a key, attribute or index, or a function of the result, such as
-            ``lambda encoded: encoded.latent_dist.sample()``, whose random numbers are keyed by the batch, as for the
-            encoder. By default the whole result.
+            ``lambda encoded: encoded.latent_dist.sample()``. Random numbers of the function, as of the encoder, depend only on
+            the batch. By default the whole result.
         autocast: dtype of ``torch.autocast``. By default autocast is set as on the training thread at ``next()``.
         memory_format: Memory format to which the weights, in place, and four-dimensional inputs are converted.
         capture: ``"auto"`` replays a CUDA graph for a batch if its shapes, dtypes, strides, arithmetic settings and weight
-            addresses have occurred earlier in the epoch; ``"never"`` runs all batches eager. Python code in ``forward`` runs
-            only for eager and captured batches, so results must depend only on tensors.
-        graph_bytes: Maximum bytes of device memory for the graphs of an encoder. Shapes that exceed it in an epoch run
-            eager. By default a quarter of the device's memory.
+            addresses have occurred earlier in the epoch; ``"never"`` runs all batches eager, without graphs. Python code in
+            ``forward`` does not run in a replay, so results must depend only on tensors.
+        graph_bytes: Maximum bytes of device memory for the graphs of an encoder. Further shapes in an epoch run eager. By
+            default a quarter of the device's memory.
         name: Name of the stage in errors and traces, and part of the key of its random numbers.
 
     Raises:
@@ -65,8 +65,8 @@ class FeatureStage(Stage):
 
     Cost:
         With a graph: one launch, one copy of the input and one of the output, for any encoder (``bench run frozen_resnet``).
-        The capture of a shape launches the encoder once more. The graphs of an encoder share memory, which holds the
-        activations of the largest graph, and the inputs and outputs of all.
+        The capture of a shape launches the encoder once more. The graphs of an encoder share memory for the activations of the
+        largest graph. Each graph has separate memory for inputs and outputs.
 
     Examples:
         >>> encoder = nn.Linear(4, 2).requires_grad_(False)
@@ -163,8 +163,8 @@ class FeatureStage(Stage):
     def update(self) -> Iterator[None]:
         """Change the encoder's weights within the block, in place or to new storage.
 
-        The block's device work starts after the batches that are being encoded, and later batches are encoded after that work.
-        If weights were moved to new storage, later batches are captured again.
+        Device work of the block starts after batches that are being encoded. Later batches are encoded after the block's work.
+        If weights were moved to new storage, graphs are captured again.
 
         Raises:
             ArgumentError: On leaving, if a parameter requires grad.
@@ -189,13 +189,13 @@ class FeatureStage(Stage):
     def capture(self, shapes: Iterable[Any]) -> None:
         """Capture graphs before the first epoch, in current and later loaders of the stage.
 
-        Which batches run from graphs does not change: the first batch of a shape in an epoch runs eager, later batches from
-        the graph, within ``graph_bytes``. Call ``capture`` with the same autocast and arithmetic settings as the loop.
+        It does not change which batches run from graphs: in every epoch, the first batch of a shape runs eager. Call
+        ``capture`` under the autocast and arithmetic settings of the loop.
 
         Args:
-            shapes: Per graph, the shape of its float32 input; or a tensor with the shape, dtype and strides of the input, on
-                any device, including ``"meta"``; or a tuple of such tensors, in the order of ``on``. The encoder is
-                captured on zeros; values of the tensors are ignored.
+            shapes: Per graph, the shape of a float32 input; or a tensor with the shape, dtype and strides of the input, on
+                any device, including ``"meta"``; or a tuple of such tensors, in the order of ``on``. Values of the tensors
+                are ignored: the encoder is captured on zeros.
 
         Raises:
             ArgumentError, ArgumentTypeError: If ``shapes`` is not a list of shapes, tensors or tuples of tensors.
@@ -219,7 +219,7 @@ class FeatureStage(Stage):
         self._inputs_to_capture += inputs
 
     def bind(self, name: str, lanes: Lanes) -> "BoundStage":
-        """Prepare to run on the lanes of one loader.
+        """Bind the stage to a lane of one loader.
 
         Raises:
             ArgumentError: If a parameter of the encoder requires grad.
@@ -288,15 +288,15 @@ class _BoundFeature(BoundStage):
         runs = [branch.encoder_runs() for branch in self._branches.values()]
         return EncoderRuns(*map(sum, zip(*runs, strict=True)))
 
-    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         results: dict[str | None, Any] = {}
         try:
             for name, branch in self._branches.items():
                 if branch.lane is not self.lane:
                     branch.lane.wait(ready)
-                results[name] = branch.run(values, position, memory)
+                results[name] = branch.run(values, position, iterator_state)
         finally:
-            # The loader records its event on the lane of the stage, so this lane waits for the lanes of all branches.
+            # The loader records the stage's event on the lane of the stage, so this lane waits for the lanes of all encoders.
             for branch in self._branches.values():
                 if branch.lane is not self.lane:
                     self.lane.wait(branch.lane.record_event())
@@ -328,13 +328,14 @@ class _BoundFeature(BoundStage):
 
 
 class _Branch:
-    """One encoder on one lane."""
+    """One encoder of a stage, on one lane."""
 
     def __init__(self, encoder: Encoder, stage: FeatureStage, name: str, lane: Lane, lanes: Lanes) -> None:
         self.lane = lane
         self._name = name
         self._device = lanes.device
-        # Not a method of this object: the runner would hold this object, a cycle that keeps graphs until a garbage collection.
+        # An object, not a method of _Branch: the runner would refer to the _Branch, and the reference cycle would keep graphs
+        # until a garbage collection.
         self._encode = EncoderCall(
             encoder,
             output=stage.output,
@@ -364,20 +365,20 @@ class _Branch:
         self._reported = total
         return EncoderRuns(*(count - before for count, before in zip(total, reported, strict=True)))
 
-    def run(self, values: tuple[Any, ...], position: Position, memory: dict[str, Any]) -> Any:
+    def run(self, values: tuple[Any, ...], position: Position, iterator_state: dict[str, Any]) -> Any:
         key = position.key(self._name)
         self.lane.make_current()
-        result = self._run(values, key, memory)
+        result = self._run(values, key, iterator_state)
         self._runs += 1
         return result
 
-    def _run(self, values: tuple[Any, ...], key: int, memory: dict[str, Any]) -> Any:
+    def _run(self, values: tuple[Any, ...], key: int, iterator_state: dict[str, Any]) -> Any:
         if self._runner is None:
             with self._generators.keyed(key):
                 return self._encode.run_eagerly(*values)
         try:
             with self._generators.keyed(key):
-                return self._runner.run(values, memory.setdefault(self._name, Signatures()))
+                return self._runner.run(values, iterator_state.setdefault(self._name, Signatures()))
         except BaseException as error:
             self._renew_generators()
             if not isinstance(error, CaptureError):
@@ -403,7 +404,7 @@ class _Branch:
                 raise
 
     def _renew_generators(self) -> None:
-        """Replace the generators if no graph uses them: a failed capture may leave the device's generator in capture mode."""
+        """Replace the generators, unless graphs use them. A failed capture may leave the device's generator in capture mode."""
         if not self._runner:
             self._generators = Generators(self._device, libraries=True)
 

@@ -1,9 +1,9 @@
-"""Memory of an encoder's CUDA graphs: the pool that they share, and the choice of the input shapes to capture.
+"""Memory of an encoder's CUDA graphs: the *pool* that the graphs share, and the choice of the signatures to capture.
 
-Whether a batch runs from a graph must not depend on the loader's ``depth``. So the choice depends only on the sequence of
-batches of one iterator: not on graphs of earlier iterators, nor on the current size of the pool. The memory of a shape is
-measured at its first batch, which runs eagerly. The measured size of the pool determines only when graphs of earlier iterators
-are deleted.
+A *signature* is the key of a graph. Whether a batch runs from a graph must not depend on the loader's ``depth``. So the choice
+depends only on the sequence of batches of one iterator: not on graphs of earlier iterators, nor on the current size of the
+pool. The memory of a graph is measured at the first batch of its signature, which runs without a graph. The size of the pool
+determines only when graphs of earlier iterators are deleted.
 """
 
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import torch
 
 Signature = tuple[Any, ...]
-"""Key of a graph: shapes, dtypes and strides of the inputs, arithmetic settings of torch, addresses of the weights."""
+"""Shapes, dtypes and strides of the inputs, arithmetic settings of torch, and addresses of the weights."""
 
 MAX_GRAPHS = 64
 """Maximum number of graphs per encoder and lane. A graph takes driver memory that PyTorch does not count."""
 MAX_SIGNATURES = 4096
-"""Maximum number of signatures that an iterator stores. Batches with further signatures run eagerly."""
+"""Maximum number of signatures that an iterator stores. Batches with further signatures run without a graph."""
 
 
 class MemoryNeed(NamedTuple):
     """Device memory of one graph."""
 
     peak_bytes: int
-    """Peak of the allocated bytes during a run. Graphs run one after another, so they share this memory."""
+    """Peak of the allocated bytes during a run. Graphs share this memory, because they run one after another."""
     io_bytes: int
     """Bytes of the inputs and outputs, which graphs do not share."""
 
@@ -58,8 +58,11 @@ class Signatures:
         self.needs: dict[Signature, MemoryNeed] = {}
         self._captured: dict[Signature, bool] = {}
 
-    def has_room(self, signature: Signature, max_bytes: int) -> bool:
-        """Return whether to capture a signature at its second occurrence. Signatures are accepted until memory is used up."""
+    def should_capture(self, signature: Signature, max_bytes: int) -> bool:
+        """Return whether to capture a graph at the second occurrence of a signature.
+
+        True until the graphs of the signatures for which it was true reach ``max_bytes`` or ``MAX_GRAPHS``.
+        """
         if signature not in self._captured:
             needs = [self.needs[other] for other, captured in self._captured.items() if captured]
             fits = len(needs) < MAX_GRAPHS and total_bytes([*needs, self.needs[signature]]) <= max_bytes
@@ -70,8 +73,8 @@ class Signatures:
 class Pool:
     """Device memory that the graphs of one ``GraphRunner`` share.
 
-    After the last graph of a pool is deleted, PyTorch's cache keeps the memory of the pool reserved and unused. Emptying the
-    cache waits for the device, so it is postponed until the next pool is created.
+    After the last graph of a pool is deleted, PyTorch's cache keeps the memory of the pool. The cache is emptied only when the
+    next pool is created, because emptying waits for the device.
     """
 
     is_cached_after_deletion = False
@@ -81,7 +84,7 @@ class Pool:
         if Pool.is_cached_after_deletion:
             Pool.is_cached_after_deletion = False
             with suppress(RuntimeError):  # another thread may be capturing a graph
-                torch.cuda.synchronize()  # expandable segments wait for the allocating stream only, not for streams that read
+                torch.cuda.synchronize()  # with expandable segments, empty_cache waits only for the allocating stream
                 torch.cuda.empty_cache()
         self.handle = torch.cuda.graph_pool_handle()
 
@@ -92,8 +95,8 @@ class Pool:
     def num_bytes(self) -> int:
         """Bytes that the pool has reserved, summed over its segments; 0 if the allocator does not report them."""
         try:
-            # Not memory_snapshot(self.handle), which drops references to the handle's integers that it does not own (PyTorch
-            # 2.14 and earlier): in a process with more than 256 pools, Python's memory is corrupted.
+            # Not memory_snapshot(self.handle): in PyTorch 2.14 and earlier it releases references that it does not own, to the
+            # integers of the handle, which corrupts Python's memory in a process with more than 256 pools.
             segments = torch.cuda.memory_snapshot()
         except RuntimeError:  # backend:cudaMallocAsync has no snapshots
             return 0

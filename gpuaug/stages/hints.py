@@ -1,4 +1,7 @@
-"""Warnings, errors and notes about transforms that do not fit the batches."""
+"""Warnings, errors and notes about transforms that do not fit the batches.
+
+*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
+"""
 
 import re
 import warnings
@@ -17,14 +20,14 @@ from gpuaug.core.torchvision_types import TARGET_TYPES, all_parts, torchvision_c
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
-"""Key of a target that is moved along with its image → Kornia's data key."""
+"""Key of targets in a batch → Kornia's data key."""
 
 _GEOMETRIC_PREFIXES = (
     "kornia.augmentation._2d.geometric",
     "torchvision.transforms.v2._geometry",
     "torchvision.transforms.v2._auto_augment",
 )
-"""Qualified names of modules whose transforms move pixels."""
+"""Beginnings of the qualified names of transforms that move pixels."""
 
 _LABEL_MIXING_PREFIXES = (
     "kornia.augmentation._2d.mix.mixup",
@@ -34,7 +37,7 @@ _LABEL_MIXING_PREFIXES = (
 """Beginnings of the qualified names of transforms that mix images and their labels."""
 
 _PIXEL_MIXING_PREFIXES = ("kornia.augmentation._2d.mix", "torchvision.transforms.v2._augment._BaseMixUpCutMix")
-"""Beginnings of the qualified names of transforms that move pixels between images, but no boxes, masks or keypoints."""
+"""Beginnings of the qualified names of transforms that mix the pixels of images, but not their targets."""
 
 _WITHOUT_WARNING = "If this is intended, pass lambda images: transform(images), which is not checked."
 
@@ -42,22 +45,22 @@ _WITHOUT_WARNING = "If this is intended, pass lambda images: transform(images), 
 def check_first(
     transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection, other_selections: Iterable[Selection] = ()
 ) -> None:
-    """Check the first batch of a stage.
+    """Check that a stage's transform fits the first batch.
 
     Args:
         transform: The stage's transform.
         batch: The whole batch.
         values: Arguments of ``transform``.
         selection: The stage's ``on`` and ``into``.
-        other_selections: ``on`` and ``into`` of the loader's other stages. Members that other stages read as images, or write,
-            are not targets.
+        other_selections: ``on`` and ``into`` of the loader's other stages. Members that these stages read as images, or write,
+            are not taken for targets.
 
     Raises:
         ArgumentTypeError: If the images differ in size and ``transform`` cannot take such images.
 
     Warns:
-        GpuAugWarning: If ``transform`` moves or mixes images without the boxes, masks or keypoints beside them, or mixes images
-            without their labels; if it is fused, and images seem to have their channels last.
+        GpuAugWarning: If ``transform`` moves or mixes images without their targets, or mixes images without their labels; if
+            ``transform`` is fused, and images seem to have their channels last.
     """
     if any(isinstance(value, Ragged) for value in values):
         _refuse_ragged(transform)
@@ -67,7 +70,7 @@ def check_first(
         images = values[keys.index("input") if "input" in keys else 0]
         _warn_of_layout(images)
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
-        return  # the images stay in the batch, and targets still belong to them
+        return  # with into=, the original images stay in the batch, and the targets belong to these images
     names = _names(parts, _GEOMETRIC_PREFIXES), _names(parts, _PIXEL_MIXING_PREFIXES), _names(parts, _LABEL_MIXING_PREFIXES)
     moving, mixing, mixing_labels = names
     if not any(names):
@@ -174,14 +177,14 @@ def _are_labels(value: Any, batch_size: int | None) -> bool:
 
 
 def _advice(transform: Any, on: Mapping[Any, str], selection: Selection) -> str:
-    """Advice to pass the members of ``on`` to the transform too, as a line of code."""
+    """Return advice, with a line of code, to pass the members of ``on`` to the transform, too."""
     current = 0 if selection.on is ... else selection.on
     on = {**(current if isinstance(current, Mapping) else {current: "input"}), **on}
     fused = "transform" if hasattr(transform, "pipeline") else "gpuaug.fuse(transform)"
     return f"Pass gpuaug.TransformStage({fused}, on={on})."
 
 
-def explain(error: Exception, values: tuple[Any, ...]) -> None:
+def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
     """Add a note to the error of a transform that does not accept the images' dtype or a ``Ragged``."""
     if any(isinstance(value, Ragged) for value in values) and not isinstance(error, GpuAugError):
         add_note(
@@ -193,7 +196,7 @@ def explain(error: Exception, values: tuple[Any, ...]) -> None:
 
 
 def _refuse_ragged(transform: Any) -> None:
-    """Raise for a transform of Kornia or torchvision, which takes no ``Ragged``: some would return it unchanged."""
+    """Raise for a transform of Kornia or torchvision. They accept no ``Ragged``: some would return it unchanged."""
     first = transform[0] if type(transform) is nn.Sequential and len(transform) else transform
     if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
         raise ArgumentTypeError(
@@ -203,7 +206,7 @@ def _refuse_ragged(transform: Any) -> None:
 
 
 def _names(parts: list[Any], classes: tuple[str, ...]) -> str:
-    """Names of the parts that are instances of a class whose qualified name begins with one of ``classes``."""
+    """Return the names of the parts that are instances of a class whose qualified name begins with one of ``classes``."""
     names = {
         type(part).__name__
         for part in parts
@@ -216,13 +219,13 @@ class _Target(NamedTuple):
     """A tensor or array of a batch that seems to belong to the pixels of the images."""
 
     label: str
-    """``masks``, ``boxes`` or ``keypoints``, or the key by which the target was recognised."""
+    """Name for messages: ``masks``, ``boxes`` or ``keypoints``, or the key by which the target was recognised."""
     name: Any
     """Key of the value, or of the container that holds it."""
     value: Any
 
     def data_key(self, member: Any) -> str | None:
-        """Kornia's data key for ``member``, the member of the batch that contains the value; ``None`` if there is none."""
+        """Return Kornia's data key for ``member``, the member of the batch that contains the target; ``None`` without one."""
         if isinstance(member, torch.Tensor):
             return _DATA_KEYS[self.label]
         if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
@@ -248,10 +251,10 @@ class _Search:
             self._sizes = {tuple(images.shape[-2:])}
 
     def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
-        """Targets within a member of a batch.
+        """Yield the targets within a member of a batch.
 
         Args:
-            value: The member, or a value within the member.
+            value: The member, or in a recursive call a value within the member.
             name: Key of ``value``, or of the container that holds it.
             per_image: Whether ``value`` belongs to one image.
         """

@@ -1,4 +1,4 @@
-"""Members of a batch that a stage reads (``on``) and writes (``into``)."""
+"""Members of a batch that a stage reads (``on``) and writes (``into``). A *data key* is Kornia's name for a type of input."""
 
 import dataclasses
 from collections.abc import Hashable, Mapping
@@ -68,7 +68,7 @@ class Selection:
         self._kind = kind
 
     def read(self, batch: Batch) -> tuple[Any, ...]:
-        """Values of the members that ``on`` names.
+        """Return the values of the members that ``on`` names.
 
         Raises:
             SelectionError: If ``on`` does not fit ``batch``. The message lists the members of ``batch``.
@@ -80,7 +80,7 @@ class Selection:
         return (self._get(batch, self.on),)
 
     def names(self, batch: Batch) -> list[Any]:
-        """Names of the members that the stage reads: keys, fields, or indices from 0. Empty if it reads the whole batch."""
+        """Return the names of the members that the stage reads: keys, fields, or indices from 0. Empty for the whole batch."""
         if self.on is None or _form(batch) == "leaf":
             return []
         if self.on is ...:
@@ -89,9 +89,10 @@ class Selection:
         return [selector % len(batch) if _form(batch) == "sequence" else selector for selector in selectors]
 
     def image_names(self, batch: Batch) -> list[Any]:
-        """Names of the members that the stage reads as images, or, with ``into``, names of the members that it writes.
+        """Return the names of the members that hold images before or after the stage.
 
-        A stage without data keys reads its only member as images; a stage with data keys, the members with key ``"input"``.
+        With ``into``: the members that the stage writes. Without: its only member, or with data keys the members whose key is
+        ``"input"`` or ``"image"``.
         """
         if self.into is not ...:
             return list(self.into) if isinstance(self.into, tuple) else [self.into]
@@ -106,7 +107,7 @@ class Selection:
         return list(self.on.values()) if isinstance(self.on, Mapping) else None
 
     def write(self, batch: Batch, result: Any) -> Batch:
-        """Copy of ``batch`` with the stage's result in the members that ``into``, or by default ``on``, names.
+        """Return a copy of ``batch`` with the stage's result in the members that ``into``, or by default ``on``, names.
 
         Raises:
             ArgumentError: If the number of results differs from the number of members to write.
@@ -198,7 +199,7 @@ class Selection:
 
 
 def _form(batch: Batch) -> str:
-    """Access to the members: ``sequence`` by index, ``mapping`` by key, ``record`` by attribute; ``leaf`` has no members."""
+    """Return how members are read: ``sequence`` by index, ``mapping`` by key, ``record`` by attribute; ``leaf``: none exist."""
     cls = type(batch)
     if cls is tuple or cls is list:
         return "sequence"
@@ -224,7 +225,7 @@ def _members(batch: Batch) -> list[Any]:
 
 
 def _fields(record: Any) -> list[str]:
-    """Names of all fields, including fields without a value."""
+    """Return the names of all fields, including fields without a value."""
     return [field.name for field in dataclasses.fields(record)] if batches.is_record(record) else list(record._fields)
 
 

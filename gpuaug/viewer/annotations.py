@@ -1,7 +1,7 @@
-"""Annotations of one sample: boxes, masks and keypoints, in coordinates of pixel edges: the first pixel covers [0, 1].
+"""Annotations of one sample: boxes, masks and keypoints. Coordinates are of pixel edges: the first pixel covers [0, 1].
 
-Kornia's coordinates refer to pixel centres, and its boxes include their last pixel, so a side is one pixel longer than the
-difference of its corners. Target dicts have torchvision's coordinates, which refer to pixel edges.
+Kornia's coordinates are of pixel centres, and its boxes include their last pixel: a side is one pixel longer than the
+difference of its corners. *Target dicts* (annotations, one dict per image) have torchvision's coordinates, of pixel edges.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,11 +78,11 @@ def joined_horizontally(parts: Sequence[Annotations], width: int) -> Annotations
 def overlay(
     row: Row, sample: int, shape: tuple[int, int], box_format: str, name_of: Callable[[Any], str], frame: int | None = None
 ) -> Annotations:
-    """Annotations of one image of a row, or of one frame of a clip.
+    """Return the annotations of one image of a row, or of one frame of a clip.
 
     Args:
         row: Images in one member of the batch, with their targets.
-        sample: Index of the image. Views of a sample share annotations if a target has only one entry per sample.
+        sample: Index of the image. Views (random augmentations) of a sample share annotations if there is one entry per sample.
         shape: Height and width of the image.
         box_format: Format of the boxes in target dicts, a value of ``gpuaug.fusion.options.Options.boxes``.
         name_of: Function that returns the name of a class.
@@ -113,9 +113,9 @@ def overlay(
 
 
 def _entry(value: Any, sample: int, frame: int | None = None, axes: int = 0) -> Array:
-    """Entry of ``value`` for image ``sample``. If there are fewer entries than images, the views of a sample share an entry.
+    """Return the entry of ``value`` for image ``sample``. If there are fewer entries than images, views share an entry.
 
-    If the entry belongs to a clip and has more than ``axes`` axes, return the part of ``frame``.
+    For a ``frame`` of a clip, return ``entry[frame]`` if the entry has more than ``axes`` axes.
     """
     entry = value[sample % len(value)]
     return _array(entry if frame is None or torch.as_tensor(entry).ndim <= axes else entry[frame])
@@ -150,7 +150,7 @@ def _add_target(
 
 
 def _labels(value: Any) -> list[Any] | None:
-    """Class indices or names, one per box; ``None`` for any other value."""
+    """Return class indices or names, one per box; ``None`` if ``value`` is neither."""
     value = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, str):
         return None
@@ -177,7 +177,7 @@ def _boxes(corners: Array, names: Sequence[str] | None, valid: Array | None) -> 
 
 
 def _kornia_corners(boxes: Array, key: str) -> Array:
-    """(N, 4, 2) corners in coordinates of pixel edges, from Kornia's boxes in coordinates of pixel centres."""
+    """Return (N, 4, 2) corners in coordinates of pixel edges, from Kornia's boxes in coordinates of pixel centres."""
     if key == "bbox":
         centre = boxes.mean(1, keepdims=True)
         return boxes + 0.5 + 0.5 * np.sign(boxes - centre)  # type: ignore[no-any-return]
@@ -186,11 +186,11 @@ def _kornia_corners(boxes: Array, key: str) -> Array:
 
 
 def _upright_corners(boxes: Array, box_format: str, shape: tuple[int, int]) -> Array:
-    """(N, 4, 2) corners in coordinates of pixel edges, from the axis-aligned boxes of a target dict."""
+    """Return (N, 4, 2) corners in coordinates of pixel edges, from the axis-aligned boxes of a target dict."""
     if box_format == "cxcywh_share":
         boxes = boxes * np.array([shape[1], shape[0]] * 2)
         box_format = "cxcywh"
-    # Corners, or a corner and the sides, or the centre and the sides.
+    # first: a corner or the centre. second: the opposite corner or the sides.
     first, second = boxes[:, :2], boxes[:, 2:]
     if box_format == "xyxy":
         return _corners(first, second)
@@ -210,7 +210,7 @@ def _corners(top_left: Array, bottom_right: Array) -> Array:
 
 
 def _masks(masks: Array) -> Iterator[Mask]:
-    """Masks of a sample. An array (H, W) or (1, H, W) is a label map with one mask per value other than 0."""
+    """Yield the masks of a sample. An array (H, W) or (1, H, W) is a label map: one mask per value other than 0."""
     if masks.ndim == 3 and len(masks) != 1:
         yield from (Mask(mask > 0.5, number) for number, mask in enumerate(masks))
         return

@@ -1,4 +1,4 @@
-"""Text of the label and the draws (random parameters) of a sample."""
+"""Text about a sample: its label and its *draws* (the random parameters of its augmentation)."""
 
 import math
 import re
@@ -15,17 +15,17 @@ _MIN_SHARE = 0.005
 """Smallest probability of a class in a mixed label at which the class is shown."""
 
 _PAIRS = (("shift", "shift", 0.0), ("translate", "shift", 0.0), ("shear", "shear", 0.0), ("scale", "scale", 1.0))
-"""(beginning of the names of a parameter for x and y, its word in a caption, value without effect)."""
+"""(name of a parameter without ``_x`` or ``_y``, word in a caption, value without effect)."""
 
 _RECTANGLES = (("width", "height", "x", "y"), ("widths", "heights", "xs", "ys"), ("sides_x", "sides_y", "start_x", "start_y"))
 """Names of the parameters of rectangles: width, height, left and top."""
 
 _NEUTRAL = {"additions": 0.0, "gain": 1.0}
-"""Parameter → value without effect, at which captions omit it."""
+"""Parameter → value without effect. Captions omit a parameter with this value."""
 
 
 def draw_lines(draws: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """One line per module that was applied to the sample, without the modules of ``_WITHOUT_DRAWS``."""
+    """Return one line per module that was applied to the sample, without the modules of ``_WITHOUT_DRAWS``."""
     lines = [
         _module_text(_short_name(name), dict(numbers))
         for name, numbers in draws.items()
@@ -39,11 +39,11 @@ Label = tuple[tuple[str, str], ...]
 
 
 def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_sample: bool) -> Label:
-    """Label of one sample: its class, or the two classes of largest probability with their probabilities.
+    """Return the label of one sample: its class, or the two classes of largest probability with their probabilities.
 
     Args:
-        value: A class index; (classes,) probabilities; or, if ``mixed``, (3,): class of the sample, class of the partner,
-            lambda.
+        value: A class index; (classes,) probabilities; or, if ``mixed``, (3,): class of the sample, class of the sample that
+            was mixed into it (its partner), lambda.
         name: Function that returns the name of a class.
         mixed: Whether ``value`` is Kornia's label of a mixed image.
         lam_is_sample: Whether Kornia's lambda is the weight of the sample, not the weight of its partner.
@@ -66,7 +66,7 @@ def label(value: Tensor, name: Callable[[Any], str], *, mixed: bool, lam_is_samp
 def class_namer(classes: Sequence[Any] | None, unnamed_format: str = "{}") -> Callable[[Any], str]:
     """Return a function from a class index to a name: the entry in ``classes``, else the index in ``unnamed_format``.
 
-    A class that is a string is returned unchanged.
+    The function returns strings unchanged.
     """
     if not isinstance(classes, list | tuple):
         classes = ()
@@ -81,7 +81,7 @@ def class_namer(classes: Sequence[Any] | None, unnamed_format: str = "{}") -> Ca
 
 
 def is_labels(value: Any, count: int) -> bool:
-    """Whether ``value`` looks like the labels of a batch: (count,) class indices or (count, classes) probabilities."""
+    """Return whether ``value`` may be the labels of a batch: (count,) class indices or (count, classes) probabilities."""
     if not isinstance(value, Tensor) or not value.ndim or len(value) != count:
         return False
     if value.ndim == 1:
@@ -91,19 +91,19 @@ def is_labels(value: Any, count: int) -> bool:
 
 
 def are_class_names(value: Any, count: int) -> bool:
-    """Whether a value is a list of strings whose length is a multiple of ``count`` samples."""
+    """Return whether a value is a list of strings, the same number for each of ``count`` samples."""
     has_length = isinstance(value, list | tuple) and len(value) > 0 and len(value) % count == 0
     return has_length and all(isinstance(item, str) for item in value)
 
 
 def _short_name(name: str) -> str:
-    """Name of a module without its path, its index, ``Random`` and ``V2``."""
+    """Return the name of a module without its path, its index, ``Random`` and ``V2``."""
     class_name = re.sub(r"(_\d+)?( \(\d+\))?$", "", name.rsplit("/", 1)[-1])
     return class_name.removeprefix("Random").removesuffix("V2")
 
 
 def _module_text(module: str, numbers: dict[str, float]) -> str:
-    """Text of the random parameters of one module: its short name ``module``, then the numbers."""
+    """Return the text about one module: its short name ``module``, then its random parameters ``numbers``."""
     parts = []
     for names in _RECTANGLES:
         if all(name in numbers for name in names):
@@ -135,7 +135,7 @@ def _module_text(module: str, numbers: dict[str, float]) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Text of a number with two decimals; of an integer without decimals; below 0.01 with one significant digit."""
+    """Format a number with two decimals; an integer without decimals; below 0.01 with one significant digit."""
     if value == round(value):
         return f"{value:.0f}"
     return f"{value:.1g}" if abs(value) < 0.01 else f"{value:.2f}"

@@ -1,4 +1,7 @@
-"""Cells of the picture of ``show``: one line per batch of images or per view, with one cell per sample."""
+"""Cells of the picture of ``show``. A *line* has one *cell* per sample. A *view* is one of several augmentations of a sample.
+
+There is one line per batch of images, before and after the stages, and per view.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,34 +32,34 @@ class Cell:
     pixels: NDArray[np.float32]
     overlay: Annotations
     number: int
-    """Index of the sample in the batch; less than 0 if the cell above shows the index."""
+    """Index of the sample in the batch; less than 0 for cells below the first line, which show no index."""
     label: captions.Label
     """Label of the sample; empty if it equals the label of the cell above."""
     note: str
-    """Size of the image, and changes of values or channels that were needed to draw it."""
+    """Size of the image, and changes of values or channels for drawing."""
     draws: tuple[str, ...]
-    """Lines of text on the draws (random parameters) of the sample."""
+    """Lines of text about the draws (random parameters) of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Images of all samples in one member of the batch, or one view of them."""
+    """Cells of all samples for one member of the batch, or for one view of it."""
 
     name: str
     cells: tuple[Cell, ...]
 
 
 def lines_of(trace: Trace, followed: Followed, count: int, classes: Any) -> list[Line]:
-    """Lines of the picture, from top to bottom.
+    """Return the lines of the picture, from top to bottom.
 
     Args:
-        trace: The batch, before and after each stage.
+        trace: Copies of the batch, before and after each stage.
         followed: Members of the batch that are images.
         count: Number of samples to show.
         classes: Names of the classes, or ``None``.
 
     Raises:
-        ArgumentError: If the batch has no samples, or the number of images after a stage is no multiple of their number.
+        ArgumentError: If the batch has no samples, or the number of images after a stage is no multiple of the batch size.
     """
     before = followed.before
     batch_size = count_of(before.images[0])
@@ -121,13 +124,13 @@ class _LineMaker:
         return Line(name, tuple(cells))
 
     def _draw_lines(self, stage: StageTrace, inputs: Images, index: int) -> list[str]:
-        """Lines of text on the draws of a fused pipeline for a sample; empty if they are unknown or differ between frames."""
+        """Return lines of text about a sample's draws in a fused pipeline. Empty for other stages, or draws per frame."""
         if not isinstance(stage.transform, Fused) or stage.transform.clips.draws_per_frame:
             return []
         if id(stage) not in self._draws:
             self._draws[id(stage)] = _draws(stage.transform, inputs, stage.seed)
         draws = self._draws[id(stage)]
-        # A stage that precedes the stage that creates views draws once for all views of a sample.
+        # A stage before the stage that creates views has one draw per sample, for all its views.
         return captions.draw_lines(draws.of(index % len(draws)))
 
     def _label(self, row: Row, index: int) -> captions.Label:
@@ -154,13 +157,13 @@ class _LineMaker:
 
 
 def _draws(fused: Fused, images: Images, seed: int) -> Draws:
-    """Draws of a fused pipeline in a call with ``seed``."""
+    """Return the draws of a fused pipeline in a call with ``seed``."""
     shape: Any = images if isinstance(images, Ragged) else getattr(images, "shape", None)
     return fused.draw(shape, seed)
 
 
 def _views(images: Images, batch_size: int) -> int:
-    """Number of views per sample."""
+    """Return the number of views per sample."""
     count = count_of(images)
     if count % batch_size or not count:
         raise ArgumentError(
@@ -171,7 +174,7 @@ def _views(images: Images, batch_size: int) -> int:
 
 
 def _row_name(row: Row) -> str:
-    """Name of a row's line if stages wrote images to several members."""
+    """Return the name of a row's line if stages have written images to several members."""
     last = row.path[-1] if row.path else 0
     return last if isinstance(last, str) else f"after {row.through[-1][0].name}"
 
@@ -185,10 +188,9 @@ def _keys(stage: StageTrace) -> Sequence[str]:
 
 
 def _path_of_labels(before: Row, size: int) -> MemberPath | None:
-    """Path of the member that seems to hold the labels: a member with a usual name such as ``label``, else the first."""
+    """Return the path of the member that seems to hold labels: a member with a usual name such as ``label``, else the first."""
     members = list(walk(before.batch))
-    # Lists of mappings, such as target dicts, are not searched: the length of a tensor in a mapping may equal the batch size by
-    # chance.
+    # Not in lists of mappings, such as target dicts: the length of a tensor there may equal the batch size by chance.
     excluded = [path for path, value in members if _are_mappings(value) and before.path[: len(path)] != path]
     labels = [path for path, value in members if captions.is_labels(value, size) and path != before.path]
     candidates = [path for path in labels if not any(path[: len(prefix)] == prefix for prefix in excluded)]

@@ -1,4 +1,4 @@
-"""Drawing of boxes, masks and keypoints over a picture, visible on any background."""
+"""Drawing of boxes, masks and keypoints over a picture, with dark outlines that are visible on any background."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,12 @@ COLOURS = ("#e69f00", "#56b4e9", "#d55e00", "#009e73", "#f0e442", "#cc79a7", "#0
 _IGNORED = "#9aa0a6"
 
 _LINE_PT, _HALO_PT, _POINT_PT, _TEXT_PT = 1.3, 2.6, 4.0, 6.0
-_ALPHA = 0.35  # of the fill of masks
-_MAX_LABEL = 18  # characters of a class name
+_ALPHA = 0.35  # opacity of the fill of masks
+_MAX_LABEL = 18  # maximum number of characters of a class name
 
 
 def colour(number: int) -> str:
-    """Colour of the box, mask or keypoints with index ``number``."""
+    """Return the colour of the box, mask or keypoints with index ``number``; grey for a negative index."""
     return COLOURS[number % len(COLOURS)] if number >= 0 else _IGNORED
 
 
@@ -75,7 +75,7 @@ def _outline(axes: "Axes", mask: Mask) -> None:
 
 
 def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_in: float) -> None:
-    """Write the label of each box next to the visible part of the box, within the picture, if possible over no other label."""
+    """Write the label of each box next to the visible part of the box, within the picture, if possible beside other labels."""
     from matplotlib.colors import to_rgb
 
     height, width = shape
@@ -104,5 +104,5 @@ def _draw_labels(axes: "Axes", boxes: list[Box], shape: tuple[int, int], width_i
 
 
 def _overlap(label: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Whether two rectangles (x, y, width, height) overlap."""
+    """Return whether two rectangles (x, y, width, height) overlap."""
     return all(label[k] < other[k] + other[k + 2] and other[k] < label[k] + label[k + 2] for k in (0, 1))

@@ -39,20 +39,19 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
     lists of target dicts. Below each picture are the random draws of ``gpuaug.fuse``. The batch is the first batch of the next
     iterator. Afterwards the loader is restored, as by ``gpuaug.profile``.
 
-    Images are shown in [0, 1]: a ``Normalize`` in a fused or Kornia pipeline is undone. Other images outside [0, 1] are
-    rescaled to the range between their 0.5 and 99.5 percentiles, with a note. Feature stages, and stages after them, do not
-    run.
+    A ``Normalize`` in a fused or Kornia pipeline is undone. Other images with values outside [0, 1] are rescaled, so that
+    their 0.5 and 99.5 percentiles become 0 and 1, and get a note. Feature stages, and stages after them, do not run.
 
     Args:
         loader: The loader that the training loop iterates over.
-        n: Number of samples to show, up to eight per row. At most the size of the batch are shown.
+        n: Number of samples to show, up to eight per row. A smaller batch is shown as a whole.
 
     Returns:
         A figure that is not registered with pyplot: a notebook displays it, and ``savefig`` writes it.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If ``loader`` or ``n`` cannot work, if there is no batch or it has no images, if the
-            number of images after a stage is no multiple of the samples, or if matplotlib is missing.
+        ArgumentError, ArgumentTypeError: If ``loader`` or ``n`` cannot work, if the loader has no batch, or a batch without
+            images, if the number of images after a stage is no multiple of the batch size, or if matplotlib is missing.
         Exception: Any error of the wrapped loader or a stage.
 
     Cost:
@@ -73,7 +72,7 @@ def show(loader: StreamedLoader, n: int = 8) -> "Figure":
 
 
 def _classes(loader: StreamedLoader) -> Any:
-    """Names of the dataset's classes, or ``None``."""
+    """Return the names of the dataset's classes, or ``None``."""
     dataset: Any = getattr(loader.loader, "dataset", None)
     while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
@@ -91,7 +90,7 @@ def _title(trace: Trace, followed: Followed, count: int) -> str:
 
 
 def _figure(lines: Sequence[Line], title: str) -> "Figure":
-    """Create the figure. Positions are computed here, in inches, because texts are wrapped to the width of a cell."""
+    """Create the figure. Positions are computed here, in inches, because text is wrapped to the width of a cell."""
     from gpuaug.core.figure import Figure
 
     count = len(lines[0].cells)
@@ -120,7 +119,7 @@ def _figure(lines: Sequence[Line], title: str) -> "Figure":
 
 
 class _CellRow:
-    """Cells of a line that are drawn side by side. Lengths are in inches."""
+    """Cells of a line that are drawn side by side."""
 
     def __init__(self, line: Line, samples: range, cell_in: float) -> None:
         self._name = line.name
@@ -141,7 +140,7 @@ class _CellRow:
         self.height_in = self._label_height_in + max(self._picture_height_in, *with_text)
 
     def _size_in(self, cell: Cell) -> tuple[float, float]:
-        """(width, height) of a cell's picture in inches."""
+        """Return (width, height) of a cell's picture in inches."""
         height, width = cell.pixels.shape[:2]
         scale = self._cell_in * min(1 / width, _MAX_ASPECT / height)
         return width * scale, height * scale
@@ -182,7 +181,7 @@ class _CellRow:
 
 
 def _label_text(cell: Cell, room_in: float) -> str:
-    """Text above a cell: index and label of the sample, with class names shortened to fit into ``room_in`` inches."""
+    """Return the text above a cell: index and label of the sample. Class names are shortened to fit into ``room_in`` inches."""
     text = number = str(cell.number) if cell.number >= 0 else ""
     for max_length in range(max((len(name) for name, _ in cell.label), default=0) + 2, 2, -1):
         label = ", ".join(f"{shortened(name, max_length)}{share}" for name, share in cell.label)
@@ -193,7 +192,7 @@ def _label_text(cell: Cell, room_in: float) -> str:
 
 
 def _wrapped_draws(draws: Sequence[str], room_in: float) -> list[str]:
-    """Text of the draws of a sample, wrapped into at most ``_MAX_LINES`` lines."""
+    """Wrap the text about a sample's draws into at most ``_MAX_LINES`` lines."""
     lines = [line for draw in draws for line in wrapped(draw, _TEXT_PT, room_in, indent=3)]
     return lines if len(lines) <= _MAX_LINES else [*lines[: _MAX_LINES - 1], "…"]
 

@@ -1,4 +1,7 @@
-"""Search for the images and targets (boxes, masks, keypoints, labels) in a batch, before and after each stage."""
+"""Search for the images and targets (boxes, masks, keypoints, labels) in a batch, before and after each stage.
+
+A *data key* is Kornia's name for a type of input, such as ``mask``.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,28 +46,29 @@ class Row:
     keys: Mapping[MemberPath, str] = field(default_factory=dict)
     """Path of a target → Kornia's data key."""
     through: tuple[tuple[StageTrace, Images], ...] = ()
-    """(stage, its input images) for each stage that read the images."""
+    """(stage, input images of the stage) for each stage that has transformed the images."""
 
     @property
     def images(self) -> list[Images]:
-        """Batches of images in the member: one, or several views."""
+        """Batches of images in the member: one, or one per view (random augmentation)."""
         return images_of(get(self.batch, self.path))
 
     def targets_with(self, key: str) -> list[Any]:
-        """Targets that have the data key ``key`` of Kornia."""
+        """Return the targets with the data key ``key``."""
         values = (get(self.batch, path) for path, data_key in self.keys.items() if data_key == key)
         return [value for value in values if value is not None]
 
 
 @dataclass(frozen=True)
 class Followed:
-    """Rows of a batch, before and after the stages."""
+    """Result of ``follow``: images of a batch, before and after the stages."""
 
     before: Row
+    """The images before the stages."""
     after: tuple[Row, ...]
     """One row per member to which stages wrote images."""
     ends: tuple[str, ...]
-    """Names of stages that replaced images by other values."""
+    """Names of stages that have replaced images by other values."""
 
 
 def follow(trace: Trace) -> Followed:
@@ -111,12 +115,12 @@ def follow(trace: Trace) -> Followed:
 
 
 def count_of(images: Images) -> int:
-    """Number of images, or of clips."""
+    """Return the number of images, or of clips."""
     return images.shapes.samples if isinstance(images, Ragged) else len(images)
 
 
 def sample_of(images: Images, index: int) -> Tensor:
-    """Image (C, h, w) or clip (T, C, h, w) at ``index``."""
+    """Return the image (C, h, w) or clip (T, C, h, w) at ``index``."""
     frames = images.shapes.frames if isinstance(images, Ragged) else 0
     if not frames:
         return images[index]
@@ -124,7 +128,7 @@ def sample_of(images: Images, index: int) -> Tensor:
 
 
 def get(batch: Batch, path: MemberPath) -> Any:
-    """Member of a batch at ``path``, or ``None`` if the batch has no such member."""
+    """Return the member of a batch at ``path``, or ``None`` if the batch has no such member."""
     for name in path:
         try:
             batch = batch[name] if isinstance(batch, Mapping) or not isinstance(name, str) else getattr(batch, name)
@@ -134,7 +138,7 @@ def get(batch: Batch, path: MemberPath) -> Any:
 
 
 def walk(value: Any, path: MemberPath = ()) -> Iterator[tuple[MemberPath, Any]]:
-    """(path, member) of every member of a batch, containers before their members."""
+    """Yield (path, member) of every member of a batch, a container before its members."""
     yield path, value
     if isinstance(value, Tensor | Ragged):
         return
@@ -151,7 +155,7 @@ def walk(value: Any, path: MemberPath = ()) -> Iterator[tuple[MemberPath, Any]]:
 
 
 def images_of(value: Any) -> list[Images]:
-    """Batches of images in a member: one, or several views in a list; empty if the member does not hold images."""
+    """Return the batches of images in a member: one, or one per view; empty if the member does not hold images."""
     if isinstance(value, Tensor):
         single = value.ndim == 3 and value.shape[0] in (1, 3)
         are_images = value.dtype not in _NON_IMAGE_DTYPES and (value.ndim in (4, 5) or single) and 0 not in value.shape[-3:]
@@ -162,14 +166,14 @@ def images_of(value: Any) -> list[Images]:
         return []
     if value and all(item.ndim == 3 and images_of(item) for item in value):
         return [value]
-    # Views have equal numbers of channels, unlike images and masks.
+    # A list of tensors (B, C, H, W) with equal C holds views. With different C it may hold images and masks.
     are_views = len({item.shape[1] for item in value if item.ndim == 4}) == 1 and all(item.ndim == 4 for item in value)
     views = [images_of(item) for item in value] if are_views else []
     return [view[0] for view in views] if all(views) else []
 
 
 def _with_targets(row: Row) -> Row:
-    """Add target dicts, recognised by their keys, to a row, unless a stage has targets in ``on``."""
+    """Add target dicts to the targets of a row, unless a stage has target dicts in ``on``."""
     if "targets" in row.keys.values():
         return row
     return replace(row, keys={**row.keys, **{path: "targets" for path, value in walk(row.batch) if _is_targets(value)}})
@@ -183,14 +187,14 @@ def _is_targets(value: Any) -> bool:
 
 
 def _search(batch: Batch) -> MemberPath | None:
-    """Path of the images: the first member of images with a usual name such as ``image``, else the first member of images."""
+    """Return the path of a member with images: the first one with a usual name such as ``image``, else the first one."""
     paths = [path for path, value in walk(batch) if images_of(value)]
     usual = [path for path in paths if path and str(path[-1]).lower() in _IMAGE_NAMES]
     return next(iter(usual or paths), None)
 
 
 def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tuple[MemberPath, MemberPath, str | None]]:
-    """(input path, output path, Kornia's data key) of each member that a stage reads.
+    """Yield (input path, output path, data key) of each member that a stage reads.
 
     Args:
         selection: Selection of the stage.

@@ -8,22 +8,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _CLAMP_MARGIN = 1 / 255
-"""Distance from [0, 1] up to which values are clamped instead of rescaled."""
+"""Images whose values are at most this far outside [0, 1] are clamped; other images are rescaled."""
 
 _QUANTILES = (0.005, 0.995)
-
+"""Quantiles of an image that rescaling maps to 0 and 1."""
 
 MAX_FRAMES = 4
-"""Number of frames of a clip that are shown: the first, the last, and frames at equal distances between them."""
+"""Maximum number of shown frames of a clip: the first, the last, and frames at equal distances between them."""
 
 
 def shown_frames(count: int) -> list[int]:
-    """Indices of the shown frames of a clip of ``count`` frames."""
+    """Return the indices of the shown frames of a clip of ``count`` frames."""
     return sorted({round(step * (count - 1) / (MAX_FRAMES - 1)) for step in range(MAX_FRAMES)})
 
 
 def strip(clip: Tensor) -> Tensor:
-    """Frames of a clip side by side, as one image.
+    """Return the shown frames of a clip side by side, as one image.
 
     Shape:
         - clip: (T, C, H, W)
@@ -65,7 +65,7 @@ def to_pixels(image: Tensor, normalized_by: tuple[Tensor, Tensor] | None = None)
 
 
 def _in_range(values: Tensor) -> tuple[Tensor, bool]:
-    """(values, whether they were rescaled). Values outside [0, 1] are rescaled by their 0.5 and 99.5 percentiles."""
+    """Return (values, whether they were rescaled). Values outside [0, 1] are rescaled by ``_QUANTILES``."""
     finite = values[values.isfinite()].numpy()
     if not finite.size or (finite.min() >= -_CLAMP_MARGIN and finite.max() <= 1 + _CLAMP_MARGIN):
         return values, False

@@ -11,7 +11,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.packed_targets import settle_targets, unpack_targets
-from gpuaug.core.rng import Calls, Position
+from gpuaug.core.rng import CallSeeds, Position
 from gpuaug.core.streams import Event
 from gpuaug.loader.inspection import Inspection, restored_at_end
 from gpuaug.loader.streamed_loader import StreamedLoader
@@ -30,12 +30,12 @@ class StageTrace:
     transform: Any
     """The callable of a ``TransformStage``; ``None`` for other stages."""
     seed: int
-    """Seed of the first call of ``gpuaug.fuse`` in the stage."""
+    """Seed of the first call of a fused pipeline in the stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The first batch of the loader's next iterator."""
+    """The first batch of the loader's next iterator, before and after each stage."""
 
     position: Position
     ran: tuple[StageTrace, ...]
@@ -62,21 +62,21 @@ def trace_batch(loader: StreamedLoader) -> Trace:
     count = next(feature_stages, len(loader.stages))
     states: list[Batch] = []
     inspection = Inspection(loader)
-    # Decode stages are not watched, so the first state is the decoded batch.
-    stages = [bound if bound.ahead else _RecordedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
-    with restored_at_end(loader), closing(inspection.begin(0, stages)) as pipelined:
-        position = pipelined.position
+    # Stages that decode are not recorded, so the first state is the decoded batch.
+    stages = [bound if bound.max_submitted else _RecordedStage(bound, states, loader) for bound, _ in inspection.stages[:count]]
+    with restored_at_end(loader), closing(inspection.begin(0, stages)) as iterator:
+        position = iterator.position
         consumer = inspection.lanes.consumer()
-        pipelined.fill(consumer)
-        if not pipelined.waiting:
+        iterator.fill(consumer)
+        if not iterator.launched_batches:
             raise ArgumentError("loader must have a batch to be shown, got no batch. Check whether its dataset is empty.")
-        batch = pipelined.pop(consumer)
+        batch = iterator.pop(consumer)
         if not states:
             states.append(_on_host(batch, loader))
     ran = [
-        StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), Calls(position, bound.name).next())
+        StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), CallSeeds(position, bound.name).next())
         for bound, stage in zip(stages, loader.stages, strict=False)
-        if not bound.ahead
+        if not bound.max_submitted
     ]
     return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound, _ in inspection.stages[count:]))
 
@@ -103,8 +103,8 @@ class _RecordedStage(BoundStage):
     def reads_pending(self, batch: Batch) -> bool:
         return True  # write() copies the batch to the host, which needs the lengths of target dicts
 
-    def run(self, values: tuple[Any, ...], ready: Event, position: Position, memory: dict[str, Any]) -> Any:
-        return self._inner.run(values, ready, position, memory)
+    def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
+        return self._inner.run(values, ready, position, iterator_state)
 
     def write(self, batch: Batch, result: Any) -> Batch:
         new_batch = self._inner.write(batch, result)
@@ -113,7 +113,7 @@ class _RecordedStage(BoundStage):
 
 
 def _on_host(batch: Batch, loader: StreamedLoader) -> Batch:
-    """Copy a batch to the host, also from the host: a transform may write to its input later."""
+    """Copy a batch to the host. A batch on the host is copied, too: a transform may write to its input later."""
     synchronize(loader.device)  # the batch may have been written on any lane
     batch = unpack_targets(settle_targets(batch))
 

@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 
 from gpuaug.core import batch as batches
 from gpuaug.core import packed_targets
-from gpuaug.core.columns import lying_together
+from gpuaug.core.columns import adjacent_view
 from gpuaug.core.packed_targets import PackedTargets, pack_targets, unpack_targets
 from gpuaug.core.torchvision_types import holds_targets
 
@@ -151,7 +151,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("tensors", GAPLESS.values(), ids=GAPLESS)
 def test_tensors_that_lie_together_are_one_without_a_copy(tensors):
-    found = lying_together(tensors)
+    found = adjacent_view(tensors)
     filled = next(tensor for tensor in tensors if tensor.numel())
     assert (type(found), found.data_ptr()) == (torch.Tensor, filled.data_ptr())
     assert torch.equal(found, torch.cat([tensor.as_subclass(torch.Tensor) for tensor in tensors]))
@@ -159,7 +159,7 @@ def test_tensors_that_lie_together_are_one_without_a_copy(tensors):
 
 @pytest.mark.parametrize("tensors", OTHERS.values(), ids=OTHERS)
 def test_tensors_that_do_not_lie_together_are_seen(tensors):
-    assert lying_together(tensors) is None
+    assert adjacent_view(tensors) is None
 
 
 def test_memory_of_another_tensor_is_not_read():
@@ -167,4 +167,4 @@ def test_memory_of_another_tensor_is_not_read():
     memory = (torch.arange(6.0).numpy(),)
     first, second = torch.from_numpy(memory[0][:3]).view(1, 3), torch.from_numpy(memory[0][3:]).view(1, 3)
     assert first.data_ptr() + first.nbytes == second.data_ptr()
-    assert lying_together([first, second]) is None
+    assert adjacent_view([first, second]) is None

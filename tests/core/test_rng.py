@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gpuaug import GpuAugError, GpuAugWarning
 from gpuaug.core import rng
-from gpuaug.core.rng import Calls, Generators, Position, default_rank, default_seed, following_seeds, next_seed
+from gpuaug.core.rng import CallSeeds, Generators, Position, default_rank, default_seed, following_seeds, next_seed
 
 CPU = torch.device("cpu")
 
@@ -175,14 +175,14 @@ def test_next_seed_equals_torch_randint():
 
 def test_stage_seeds_belong_to_its_thread(monkeypatch):
     monkeypatch.setattr(rng, "DRAW_WAIT_S", 0)
-    calls = Calls(Position(0, 0, 0, 0), "a")
+    calls = CallSeeds(Position(0, 0, 0, 0), "a")
     with ThreadPoolExecutor(1) as other, Generators(CPU).keyed(1), calls:
         with pytest.warns(GpuAugWarning, match="Random numbers outside of a stage are drawn from the state of a stage"):
             elsewhere = other.submit(next_seed).result()
         here = next_seed()
     with Generators(CPU).keyed(1):
         assert elsewhere == int(torch.randint(0, 2**63 - 1, ()))
-    assert here == Calls(Position(0, 0, 0, 0), "a").next()
+    assert here == CallSeeds(Position(0, 0, 0, 0), "a").next()
 
 
 def test_concurrent_threads_get_distinct_seeds():
@@ -351,7 +351,7 @@ def test_block_that_could_not_begin_leaves_the_generators_as_they_were():
 
 
 def test_calls_that_an_interrupt_kept_open_give_no_seeds_once_recovered():
-    Calls(Position(0, 0, 0, 0), "stage").__enter__()
+    CallSeeds(Position(0, 0, 0, 0), "stage").__enter__()
     rng.generator_lock.recover()
     torch.manual_seed(3)
     seed = next_seed()

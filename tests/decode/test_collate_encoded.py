@@ -356,11 +356,11 @@ def test_files_are_packed_into_a_slot_without_copy():
     want = collate_encoded(FILES)
     own = ring.Ring(1, 2, 1 << 20)
     own.make_room(want)
-    writer = own.memory.take(0)
+    writer = own.memory.take_slot(0)
     with allocating_with(writer.allocate):
         batch = collate_encoded(FILES)
     assert [tensor.data_ptr() for tensor, _ in writer._tensors.values()] == [batch.data.data_ptr()]
-    got, slot = own.received(pickle.loads(pickle.dumps(writer.describe(batch))))
+    got, slot = own.batch_and_slot(pickle.loads(pickle.dumps(writer.describe(batch))))
     assert_same(got, want)
     batch.data[0] = 77
     assert got.data[0] == 77

@@ -159,7 +159,7 @@ def test_places_of_windows_count_from_the_first_pixel_of_the_image(sizes, channe
     options = Options(channels, None, exif=True, max_pixels=10**9)
     layout = Layout(headers(*sizes), options, ON_CARD, windows=lambda shapes: Windows(np.array(windows), (1, 1)))
     assert layout.shapes.sizes.tolist() == [list(size) for size in sizes]
-    assert layout.length == layout.shapes.held == sum(height * width for *_, height, width in windows) * channels
+    assert layout.length == layout.shapes.num_elements == sum(height * width for *_, height, width in windows) * channels
     assert layout.undecoded_pixels == sum(height * width for height, width in sizes) - layout.length // channels
     buffer = np.arange(layout.length)
     for index, ((top, left, height, width), place) in enumerate(zip(windows, layout.places().tolist(), strict=True)):

@@ -103,7 +103,7 @@ def test_leaving_waits_for_what_is_decoded(monkeypatch, leave):
     iterators = [iter(streamed)]
     next(iterators[0])
     (pipelined,) = streamed._iterators
-    wait([work._future for submitted in pipelined._submitted for _, work in submitted.pending])  # or it might want threads
+    wait([work._future for submitted in pipelined._submitted for _, work in submitted.work])  # or it might want threads
     next(iterators[0])
     until(lambda: held.inside)
     gc.disable()

@@ -16,7 +16,7 @@ from gpuaug.feed import ring as rings
 from gpuaug.feed import ring_collate, ring_memory
 from gpuaug.feed.ring import Ring
 from gpuaug.feed.ring_collate import SlotCollate
-from gpuaug.feed.ring_memory import Described, batch_bytes
+from gpuaug.feed.ring_memory import BatchInSlot, batch_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +48,12 @@ def ring():
 
 def sent(ring, worker, value):
     """What arrives of a batch that a worker puts into the queue, or ``None`` where it found no slot."""
-    writer = ring.memory.take(worker)
+    writer = ring.memory.take_slot(worker)
     return pickle.loads(pickle.dumps(writer.describe(value))) if writer is not None else None
 
 
 def test_slots_are_carved_once_a_batch_has_shown_its_size(ring):
-    assert ring.memory.take(0) is None
+    assert ring.memory.take_slot(0) is None
     assert ring.make_room(batch())
     first, slot_bytes, each = ring.memory.generation(1)
     assert slot_bytes >= batch_bytes(batch())
@@ -64,8 +64,8 @@ def test_slots_are_carved_once_a_batch_has_shown_its_size(ring):
 def test_received_batch_equals_sent_batch(ring):
     ring.make_room(batch())
     described = sent(ring, 1, batch())
-    assert type(described) is Described
-    got, slot = ring.received(described)
+    assert type(described) is BatchInSlot
+    got, slot = ring.batch_and_slot(described)
     assert torch.equal(got["images"], batch()["images"])
     assert torch.equal(got["labels"], batch()["labels"])
     assert got["names"] == ["a", "b"]
@@ -75,18 +75,18 @@ def test_received_batch_equals_sent_batch(ring):
 def test_slot_is_released_after_copy(ring):
     ring.make_room(batch())
     mark = Event()
-    got, slot = ring.received(sent(ring, 0, batch()))
+    got, slot = ring.batch_and_slot(sent(ring, 0, batch()))
     ring.read_until(slot, mark)
     del slot
     assert sent(ring, 0, batch()) is not None  # its other slot, dropped at once
     for _ in range(3):
         ring.free_read_slots()
-        writers = [ring.memory.take(0), ring.memory.take(0)]
+        writers = [ring.memory.take_slot(0), ring.memory.take_slot(0)]
         assert [writer is not None for writer in writers] == [True, False]
         writers[0].free()
     mark.passed = True
     ring.free_read_slots()
-    assert all(ring.memory.take(0) is not None for _ in range(2))
+    assert all(ring.memory.take_slot(0) is not None for _ in range(2))
     assert torch.equal(got["images"], batch()["images"])
 
 
@@ -94,7 +94,7 @@ def test_slots_are_released_in_order_of_their_events(ring):
     ring.make_room(batch())
     marks = [Event(), Event()]
     for mark in marks:
-        ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
+        ring.read_until(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
     marks[1].passed = True
     ring.free_read_slots()
     assert len(ring.slots_in_use) == 2
@@ -113,25 +113,25 @@ def test_slot_is_released_when_description_is_dropped_unread(ring):
 
 def test_worker_takes_only_its_own_slots(ring):
     ring.make_room(batch())
-    writers = [ring.memory.take(0) for _ in range(3)]
+    writers = [ring.memory.take_slot(0) for _ in range(3)]
     assert [writer is not None for writer in writers] == [True, True, False]
-    assert ring.memory.take(1) is not None
+    assert ring.memory.take_slot(1) is not None
 
 
 def test_new_workers_frees_slots_of_ended_workers_but_not_held_ones(ring):
     ring.make_room(batch())
-    assert ring.memory.take(0) is not None  # and never sent
+    assert ring.memory.take_slot(0) is not None  # and never sent
     held = sent(ring, 0, batch())
-    ring.new_workers()
-    assert ring.memory.take(0) is not None
-    assert ring.memory.take(0) is None
+    ring.free_slots_of_ended_workers()
+    assert ring.memory.take_slot(0) is not None
+    assert ring.memory.take_slot(0) is None
     del held
-    assert ring.memory.take(0) is not None
+    assert ring.memory.take_slot(0) is not None
 
 
 def test_larger_batches_get_a_new_generation_and_old_memory_is_returned(ring):
     ring.make_room(batch())
-    old, slot = ring.received(sent(ring, 0, batch()))
+    old, slot = ring.batch_and_slot(sent(ring, 0, batch()))
     larger = {"images": torch.ones(2, 3, 20, 20)}
     assert ring.make_room(larger)
     assert ring.memory.newest_generation()[0] == 2
@@ -139,7 +139,7 @@ def test_larger_batches_get_a_new_generation_and_old_memory_is_returned(ring):
     assert described.number[0] == 2
     assert torch.equal(old["images"], batch()["images"])
     del described, slot
-    ring.new_workers()
+    ring.free_slots_of_ended_workers()
     first, slot_bytes, each = ring.memory.generation(1)
     assert each == 0
     assert not ring.memory.bytes[first : first + slot_bytes].any()
@@ -154,18 +154,18 @@ def test_batch_larger_than_budget_gets_no_slot_and_is_warned_of_once():
         "Batches of 0.0 MB travel without slots, which is slower, because one slot for each of 2 workers takes 8192 bytes and "
         "feed_bytes is 3000. Raise feed_bytes of the StreamedLoader, or lower batch_size or num_workers of the DataLoader."
     )
-    assert small.memory.take(0) is None
+    assert small.memory.take_slot(0) is None
     small.close()
     larger = Ring(workers=2, slots_per_worker=2, budget_bytes=8192)
     assert larger.make_room(batch())
-    assert larger.memory.take(0) is not None
+    assert larger.memory.take_slot(0) is not None
     larger.close()
 
 
 def test_tensor_that_does_not_fit_the_slot_is_sent_beside_it(ring):
     ring.make_room({"images": torch.zeros(4)})
     described = sent(ring, 0, {"images": torch.ones(4), "more": torch.ones(5000)})
-    got, _ = ring.received(described)
+    got, _ = ring.batch_and_slot(described)
     assert torch.equal(got["images"], torch.ones(4))
     assert torch.equal(got["more"], torch.ones(5000))
 
@@ -173,7 +173,7 @@ def test_tensor_that_does_not_fit_the_slot_is_sent_beside_it(ring):
 def test_close_waits_for_copies():
     ring, mark = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20), Event()
     ring.make_room(batch())
-    ring.read_until(ring.received(sent(ring, 0, batch()))[1], mark)
+    ring.read_until(ring.batch_and_slot(sent(ring, 0, batch()))[1], mark)
     ring.close()
     assert mark.waited_for
 
@@ -191,7 +191,7 @@ def test_close_leaves_no_file_or_mapping():
     before = len([name for name in files() if "gpuaug-ring" in name]), maps()
     made = Ring(workers=1, slots_per_worker=2, budget_bytes=1 << 20)
     made.make_room(batch())
-    got, slot = made.received(sent(made, 0, batch()))
+    got, slot = made.batch_and_slot(sent(made, 0, batch()))
     assert maps() > before[1]
     made.close()
     del made, got, slot
@@ -201,7 +201,7 @@ def test_close_leaves_no_file_or_mapping():
 
 def test_poison_overwrites_released_slot(ring, monkeypatch):
     ring.make_room(batch())
-    got, slot = ring.received(sent(ring, 0, batch()))
+    got, slot = ring.batch_and_slot(sent(ring, 0, batch()))
     monkeypatch.setattr(rings, "POISON", True)
     del slot
     assert (got["images"].view(torch.uint8) == 0xAA).all()
@@ -216,7 +216,7 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
     assert small.make_room(batch())
     with pytest.warns(GpuAugWarning, match="because one slot takes 503808 bytes and feed_bytes is 16384"):
         small.make_room({"images": torch.zeros(100_000)})
-    _, slot = small.received(sent(small, 0, batch()))
+    _, slot = small.batch_and_slot(sent(small, 0, batch()))
     small.register(slot)
     assert locked == [small.memory.generation(1)[1]]
     del slot
@@ -265,7 +265,7 @@ def page_lock_all(workers, budget_bytes):
     slots = []
     for worker in range(workers):
         while (described := sent(made, worker, batch())) is not None:
-            slots.append(made.received(described)[1])
+            slots.append(made.batch_and_slot(described)[1])
             made.register(slots[-1])
             held.append(made.pinned_bytes)
     return made, held
@@ -276,7 +276,7 @@ def test_ring_says_how_many_bytes_are_page_locked(page_locks):
     assert held == [4096, 8192, 12288, 16384]
     assert held[-1] == sum(page_locks.locked.values())
     made.make_room({"images": torch.zeros(4000)})
-    made.drop_old()
+    made.release_old_generations()
     assert made.pinned_bytes == 0
     made.close()
 
@@ -314,7 +314,7 @@ def test_page_locks_that_are_all_refused_are_warned_of_with_another_feed(page_lo
 def registered(ring, event=None):
     """The ring after one of its slots has been page-locked and read."""
     ring.make_room(batch())
-    slot = ring.received(sent(ring, 0, batch()))[1]
+    slot = ring.batch_and_slot(sent(ring, 0, batch()))[1]
     ring.register(slot)
     ring.read_until(slot, event or Event())
     return ring
@@ -400,10 +400,10 @@ def test_older_slots_stay_until_they_are_unlocked(page_locks):
     made._events.clear()
     made.make_room({"images": torch.zeros(4000)})
     page_locks.cudaHostUnregister = lambda address: 900
-    made.drop_old()
+    made.release_old_generations()
     assert made.memory.generation(1)[2], "or new pages would lie where CUDA reads the old ones"
     del page_locks.cudaHostUnregister
-    made.drop_old()
+    made.release_old_generations()
     assert not made.memory.generation(1)[2]
     made.close()
 
@@ -420,7 +420,7 @@ def test_slot_is_released_when_batch_cannot_be_described(ring, monkeypatch):
     again = SlotCollate(default_collate, ring.memory)([torch.zeros(3), torch.zeros(3)])
     assert torch.equal(first, torch.ones(2, 3))
     assert torch.equal(again, torch.zeros(2, 3))
-    assert sum(ring.memory.take(0) is not None for _ in range(3)) == 2
+    assert sum(ring.memory.take_slot(0) is not None for _ in range(3)) == 2
 
 
 @pytest.mark.parametrize(("local_ranks", "share"), [("1", 1), ("4", 4), ("", 1), ("0", 1), ("several", 1)])

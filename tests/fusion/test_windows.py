@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import gpuaug
 from gpuaug.core.ragged import Shapes
-from gpuaug.core.rng import Calls, Position
+from gpuaug.core.rng import CallSeeds, Position
 from gpuaug.fusion.ops.base import Size
 
 # Pipelines are made by chance.
@@ -81,14 +81,14 @@ SETTINGS = st.fixed_dictionaries({"views": st.integers(1, 3), "antialias": st.bo
 
 def windows_at(augment, shapes, position=POSITION, name="transform"):
     """The windows that a stage of this name asks for."""
-    with Calls(position, name):
+    with CallSeeds(position, name):
         found = augment.windows_read(shapes)
     return None if found is None else found.table
 
 
 def called_at(augment, batch):
     """What the stage makes of the batch."""
-    with Calls(POSITION, "transform"):
+    with CallSeeds(POSITION, "transform"):
         return augment(batch)
 
 
@@ -132,7 +132,7 @@ def check(crop, behind, sizes, settings, layout="chw"):
     if isinstance(got, Exception):
         event("refused")
         return
-    with Calls(POSITION, "transform"):
+    with CallSeeds(POSITION, "transform"):
         draws = augment.draw(batch)
     expected = windows_drawn(augment, batch, draws)
     reflects = getattr(augment._program().ops[0], "edge", "") == "reflect"

@@ -93,7 +93,7 @@ def test_inspection_begins_an_iterator_of_another_depth(cuda, depth):
     inspection = Inspection(loader)
     with closing(inspection.begin(depth)) as pipelined:
         pipelined.fill(inspection.lanes.consumer())
-        assert len(pipelined.waiting) == depth + 1
+        assert len(pipelined.launched_batches) == depth + 1
     assert loader.depth == 2
 
 

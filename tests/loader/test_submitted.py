@@ -329,12 +329,12 @@ def test_a_forked_child_destroys_nothing_that_an_iterator_of_its_parent_holds():
     batches = iter(loader)
     next(batches)
     (pipelined,) = loader._iterators
-    count = len(pipelined.waiting)
+    count = len(pipelined.launched_batches)
     assert count
 
     def child():
         with pytest.raises(IteratorEndedError):
             next(batches)
-        assert len(pipelined.waiting) == count
+        assert len(pipelined.launched_batches) == count
 
     run_in_fork(child)

@@ -15,7 +15,7 @@ import gpuaug
 from gpuaug import FeatureStage, StreamedLoader, TransformStage
 from gpuaug.benchkit import results
 from gpuaug.core import devices
-from gpuaug.feed.ring import why_not_here
+from gpuaug.feed.ring import unsupported_reason
 from gpuaug.profiler import profile
 from gpuaug.profiler.report import PLAIN_BESIDE_ITERATOR
 
@@ -142,7 +142,7 @@ def test_bytes_of_batches_that_move_themselves_are_counted():
     assert report.batch_bytes == 8 * 512 * 8
 
 
-@pytest.mark.skipif(why_not_here() is not None, reason="the ring needs Linux")
+@pytest.mark.skipif(unsupported_reason() is not None, reason="the ring needs Linux")
 def test_feed_setting_is_the_feed_that_was_measured():
     loader = StreamedLoader(DataLoader(Numbers(), 2, num_workers=1), device="cpu", feed="ring")
     with loader:

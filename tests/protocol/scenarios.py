@@ -148,7 +148,7 @@ def install(patch, **options):
     patch.setattr(streams, "current_stream", lambda gpu: cuda.current_stream().cuda_stream)
     patch.setattr(streams, "_idle", defaultdict(list))
     patch.setattr(rng, "device_generator", lambda device: None)
-    patch.setattr(feed, "why_not_here", lambda: "the double has no page-locked memory")
+    patch.setattr(feed, "unsupported_reason", lambda: "the double has no page-locked memory")
     patch.setattr(cuda_graph, "torch", FakeTorch(cuda))
     patch.setattr(cuda_graph, "_OUTPUT_TYPES", (Buffer,))
     patch.setattr(graph_memory, "torch", FakeTorch(cuda))

@@ -194,7 +194,7 @@ class Machine:
     def _futures(self):
         """The decoding of all that is submitted."""
         iterators = self.loader._iterators
-        return [work._future for each in iterators for submitted in each._submitted for _, work in submitted.pending]
+        return [work._future for each in iterators for submitted in each._submitted for _, work in submitted.work]
 
     def train(self, *, kept=False, leave=None, in_flight=False):
         """Read some epochs. ``leave`` them after this batch, when what is submitted has been decoded, or while it is."""

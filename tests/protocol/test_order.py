@@ -129,7 +129,7 @@ def wait_when_launched(patch, cuda):
 
     def launch(self, pulled):
         real(self, pulled)
-        Lane("consumer", cuda.default).wait(self.waiting[-1].ready)
+        Lane("consumer", cuda.default).wait(self.launched_batches[-1].ready)
 
     patch.setattr(PipelinedIterator, "_launch", launch)
 

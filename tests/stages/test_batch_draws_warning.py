@@ -11,7 +11,7 @@ from torchvision.models import ResNet18_Weights
 from torchvision.transforms import v2
 
 from gpuaug import GpuAugWarning, StreamedLoader, TransformStage
-from gpuaug.core.torchvision_types import drawn_once
+from gpuaug.core.torchvision_types import names_drawing_once
 
 TEXT = "because torchvision's {} draws once for the whole batch"
 
@@ -95,7 +95,7 @@ def transforms_of(module):
 
 @pytest.mark.parametrize(("name", "transform"), [*transforms_of(v2), *transforms_of(v1)])
 def test_every_transform_of_torchvision_is_known_to_draw_for_the_batch_or_not(name, transform):
-    assert drawn_once(transform) == (() if name in NO_DRAW_FOR_THE_BATCH | FOR_BATCHES else (name,))
+    assert names_drawing_once(transform) == (() if name in NO_DRAW_FOR_THE_BATCH | FOR_BATCHES else (name,))
 
 
 RUN = {
@@ -125,7 +125,7 @@ def test_what_is_said_of_a_transform_is_what_it_does_with_images_that_are_all_th
         made.append(transform(batch))
     for_all = all(torch.equal(one, images[0]) for images in made for one in images)
     always = all(torch.equal(images, made[0]) for images in made)
-    assert (for_all and not always) == (drawn_once(transform) != ())
+    assert (for_all and not always) == (names_drawing_once(transform) != ())
 
 
 class OwnCrop(v2.RandomCrop):

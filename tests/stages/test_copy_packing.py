@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision import tv_tensors
 
-from gpuaug.stages.copy import ALIGN_BYTES, SMALL_BYTES, Layout, _can_be_packed
+from gpuaug.stages.copy import ALIGN_BYTES, SMALL_BYTES, BufferLayout, _can_be_packed
 
 DTYPES = [
     torch.bool,
@@ -38,7 +38,7 @@ def bits(tensor):
 
 
 def round_trip(*leaves):
-    layout = Layout(leaves)
+    layout = BufferLayout(leaves)
     parts = layout.unpack(layout.pack(pin=False))
     return [parts[id(leaf)] for leaf in leaves]
 
@@ -63,7 +63,7 @@ def test_unpacked_tensors_do_not_overlap(leaves):
 
 @given(st.lists(small_tensors(), min_size=1, max_size=6))
 def test_unpacked_tensors_are_aligned(leaves):
-    layout = Layout(leaves)
+    layout = BufferLayout(leaves)
     buffer = layout.pack(pin=False)
     first = {}
     for part in layout.unpack(buffer).values():
@@ -76,7 +76,7 @@ def test_unpacked_tensors_are_aligned(leaves):
 
 def test_unpacked_tensors_share_copied_buffer():
     leaves = [torch.arange(3), torch.ones(2)]
-    layout = Layout(leaves)
+    layout = BufferLayout(leaves)
     packed = layout.pack(pin=False)
     parts = layout.unpack(packed.clone())
     packed.zero_()
@@ -120,7 +120,7 @@ def test_packing_in_inference_mode():
 
 def test_packing_ignores_default_device():
     with torch.device("meta"):
-        buffer = Layout([torch.ones(2, device="cpu")]).pack(pin=False)
+        buffer = BufferLayout([torch.ones(2, device="cpu")]).pack(pin=False)
     assert buffer.device.type == "cpu"
 
 

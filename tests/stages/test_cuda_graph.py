@@ -34,7 +34,7 @@ def found(monkeypatch):
     noted = []
 
     class WithoutGraphs(GraphRunner):
-        def _inspect(self, inputs, signature):
+        def _run_and_inspect(self, inputs, signature):
             self._needs[signature] = MemoryNeed(peak_bytes=inputs[0].nbytes, io_bytes=10)
             return self._encode(*inputs)
 

@@ -134,7 +134,7 @@ class Engines(FileDecoder):
                     addresses, lengths, outputs, parameters = (
                         np.ascontiguousarray(files[name]) for name in ("address", "length", "output", "parameters")
                     )
-                    arguments = (addresses, lengths, outputs, output_format, lane.number, parameters if has_windows else None)
+                    arguments = (addresses, lengths, outputs, output_format, lane.handle, parameters if has_windows else None)
                     status = self._decoder.decode(int(files["group"][0]), *arguments)
                     # Wait for the GPU work of this call, a colour conversion of < 1 ms, which must not overlap the next call.
                     lane.record_event(spin=True).synchronize()

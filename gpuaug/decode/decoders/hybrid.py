@@ -277,7 +277,7 @@ class Hybrid(FileDecoder):
                     ended = [result for result in results if isinstance(result, tuple)]
                     states += [(image.kind, state) for image, state in ended]
                     targets = [image.target for image, _ in ended]
-                    outcomes = self._phases.card_phases([state for _, state in ended], targets, lane.number)
+                    outcomes = self._phases.card_phases([state for _, state in ended], targets, lane.handle)
                     for (image, _), outcome in zip(ended, outcomes, strict=True):
                         if isinstance(outcome, BaseException):
                             error = error or outcome

@@ -148,7 +148,7 @@ class SessionPool:
         session = sessions.pop(key, None)
         while len(sessions) >= self._max_sessions:
             sessions.popitem(last=False)  # deleting a session closes it
-        return session or self._open_session(key, lane.number)
+        return session or self._open_session(key, lane.handle)
 
     def put(self, key: SessionKey, lane: Lane, session: Session) -> None:
         """Keep a session open for the next clip of the lane. Do not put back a session that raised an error."""
@@ -157,4 +157,4 @@ class SessionPool:
 
 def _stream_key(lane: Lane) -> int | str:
     """Return the handle of the lane's stream, or without CUDA streams the lane's name."""
-    return lane.name if lane.in_line else lane.number
+    return lane.name if lane.in_line else lane.handle

@@ -38,7 +38,7 @@ def size_of(images: Tensor | Ragged) -> Size:
         )
     shapes = images.shapes
     sizes, channels = shapes.sizes, shapes.channels
-    if shapes.least < 1:
+    if shapes.shortest_side < 1:
         empty = int(np.flatnonzero((sizes < 1).any(1))[0])
         raise ArgumentError(
             f"images must have pixels, got {tuple(sizes[empty].tolist())} at {empty} of the batch. Leave the image out."
@@ -46,9 +46,14 @@ def size_of(images: Tensor | Ragged) -> Size:
     elements = images.data.numel()
     image_layouts = images.places
     columns = 3 if shapes.windows is None else 4
-    if elements != shapes.held or image_layouts.shape != (len(sizes), columns) or image_layouts.dtype is not torch.int64:
+    if (
+        elements != shapes.num_elements
+        or image_layouts.shape != (len(sizes), columns)
+        or image_layouts.dtype is not torch.int64
+    ):
         raise ArgumentError(
-            f"A ragged batch must agree with its shapes, {shapes.held} elements of {len(sizes)} images, got {elements} and "
+            f"A ragged batch must agree with its shapes, {shapes.num_elements} elements of {len(sizes)} images, "
+            f"got {elements} and "
             f"places {tuple(image_layouts.shape)} of {image_layouts.dtype}. Create it with gpuaug.collate_ragged."
         )
     frames = shapes.frames

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpuaug.core.columns import Column, TensorColumn, plainly, split
+from gpuaug.core.columns import Column, TensorColumn, as_plain_tensors, split
 from gpuaug.core.packed_targets import FlatColumn, PackedColumn, PackedTargets
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.ops.boxes import floating_dtype
@@ -50,7 +50,7 @@ class Rows:
         """Return the rows of all images, (n, 4), or (n, 2 or 3) for keypoints."""
         if self._tensors.entry is not None:
             return self._tensors.joined.flatten(0, -2)
-        with plainly():
+        with as_plain_tensors():
             return torch.cat([value.flatten(0, -2) for value in self._tensors.tensors])
 
     def split(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.columns import are_plain, are_tensors, devices, dtypes, joined, plainly, shapes, split
+from gpuaug.core.columns import are_plain, are_tensors, as_plain_tensors, devices, dtypes, joined, shapes, split
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, DeviceError
 from gpuaug.core.packed_targets import PackedColumn, shared_attributes
 from gpuaug.fusion.backends import dispatch
@@ -73,7 +73,7 @@ class MaskList:
             self._values = joined(stacks)[:, None]
             return
         counts = self.counts
-        with plainly():
+        with as_plain_tensors():
             if frames > 1:
                 stacks, samples, counts = _per_clip(stacks, samples, frames)
                 sides = sides[::frames]

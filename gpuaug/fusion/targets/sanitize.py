@@ -16,11 +16,11 @@ from gpuaug.core import batch as batches
 from gpuaug.core.columns import (
     Column,
     TensorColumn,
+    adjacent_view,
     are_plain,
     are_tensors,
+    as_plain_tensors,
     columns,
-    lying_together,
-    plainly,
     split,
 )
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
@@ -373,12 +373,12 @@ def _valid_entries(group: Column, tensors: TensorColumn, valid_indices: _ValidIn
     joined = None
     if len(values) > 1:
         is_small = values[0].shape[1:].numel() <= MOST_JOINED
-        joined = tensors.joined if is_small else lying_together(values)
+        joined = tensors.joined if is_small else adjacent_view(values)
     if joined is not None:
         index, counts = valid_indices.of_records(samples, device)
         return split(joined.index_select(0, index), counts)
     indices = to_device([valid_indices.of_record(sample) for sample in samples], device)
-    with plainly():
+    with as_plain_tensors():
         return [value.index_select(0, index) for value, index in zip(values, indices, strict=True)]
 
 

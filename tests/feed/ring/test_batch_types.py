@@ -106,18 +106,18 @@ def test_any_batch_survives_describe_pickle_and_receive(batches, room):
     try:
         own.make_room(batches[min(room, len(batches) - 1)])
         for batch in batches:
-            writer = own.memory.take(0)
+            writer = own.memory.take_slot(0)
             if writer is None:
                 continue
             sent = loads(bytes(ForkingPickler.dumps(describe_or_free_slot(batch, writer))))
-            if type(sent) is ring_memory.Described:
-                sent, slot = own.received(sent)
+            if type(sent) is ring_memory.BatchInSlot:
+                sent, slot = own.batch_and_slot(sent)
                 assert_same(unpack_targets(sent), batch)
                 del slot
             else:
                 assert_same(unpack_targets(sent), batch)
             del sent
         assert not own.slots_in_use
-        assert own.memory.newest_generation()[0] == 0 or own.memory.take(0) is not None, "every slot is free again"
+        assert own.memory.newest_generation()[0] == 0 or own.memory.take_slot(0) is not None, "every slot is free again"
     finally:
         own.close()

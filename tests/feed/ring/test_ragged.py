@@ -240,7 +240,7 @@ def test_packed_images_are_copied_out_of_a_released_slot(monkeypatch):
     first, second = (collate([np.full((5, 4), value, np.uint8)]) for value in (1, 2))
     assert first[0].data.tolist() == [1] * 20
     assert second[0].data.tolist() == [2] * 20
-    assert sum(own.memory.take(0) is not None for _ in range(3)) == 2
+    assert sum(own.memory.take_slot(0) is not None for _ in range(3)) == 2
     own.close()
 
 
@@ -267,7 +267,7 @@ def test_packed_images_are_described_without_copy():
     want = collate_ragged(samples)
     own = ring.Ring(1, 2, 1 << 20)
     own.make_room(want)
-    writer = own.memory.take(0)
+    writer = own.memory.take_slot(0)
     with allocating_with(writer.allocate):
         batch = collate_ragged(samples)
     placed = {tensor.data_ptr() for tensor, _ in writer._tensors.values()}
@@ -279,7 +279,7 @@ def test_packed_images_are_described_without_copy():
     }
     assert type(described.batch[0]) is Ragged
     assert len(writer._tensors) == 3, "the labels were copied, the images were there"
-    got, slot = own.received(described)
+    got, slot = own.batch_and_slot(described)
     assert_same(got, want)
     batch[0].data[0] = 77
     assert got[0].data[0] == 77

@@ -30,11 +30,11 @@ def one_by_one():
     """A block in which no fact is taken of a column: each value is checked, moved and taken by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(target_dicts, "_are_on", lambda *_: False)
-        patch.setattr(columns, "shape_behind_first", lambda _: None)
+        patch.setattr(columns, "common_row_shape", lambda _: None)
         patch.setattr(masks, "are_tensors", lambda _: False)
         patch.setattr(typed, "_flat_columns", lambda *_: None)
         patch.setattr(sanitize, "MOST_JOINED", -1)
-        patch.setattr(sanitize, "lying_together", lambda _: None)
+        patch.setattr(sanitize, "adjacent_view", lambda _: None)
         yield
 
 

@@ -23,8 +23,8 @@ class HostGraphs(GraphRunner):
     forms: ClassVar[list] = []
     """How the encoders of all runners were run, in order, each with the length of its first input."""
 
-    def _inspect(self, inputs, signature):
-        result = super()._inspect(inputs, signature)
+    def _run_and_inspect(self, inputs, signature):
+        result = super()._run_and_inspect(inputs, signature)
         self._needs[signature] = MemoryNeed(inputs[0].nbytes, self._needs[signature].io_bytes)
         return result
 

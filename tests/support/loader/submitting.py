@@ -56,13 +56,13 @@ class Submitting(Stage):
 
 
 class BoundSubmitting(BoundStage):
-    ahead = 2
+    max_submitted = 2
 
     def __init__(self, name, stage, lanes):
         super().__init__(name, stage.selection, lanes)
         self._stage = stage
 
-    def submit(self, batch, memory, position, stages):
+    def submit(self, batch, iterator_state, position, stages):
         stage, number = self._stage, int(batch)
         stage.log.append(f"submit {number}")
         stage.when_submitted(number)
@@ -71,10 +71,10 @@ class BoundSubmitting(BoundStage):
         stage.works.append(work)
         return batch, work
 
-    def close(self, memory):
+    def close(self, iterator_state):
         self._stage.log.append("close")
 
-    def run(self, values, ready, position, memory):
+    def run(self, values, ready, position, iterator_state):
         self._stage.log.append(f"launch {int(values[0])}")
         return values[0]
 

@@ -300,7 +300,7 @@ def _source_layout(images: Tensor | Ragged) -> tuple[str, tuple[int, ...], int]:
         return "", images.stride(), min(images.shape[2:])
     shapes = images.shapes
     strides = (0, 0, 0, 1) if shapes.layout == "chw" else (0, 1, 0, shapes.channels)
-    return shapes.layout if shapes.windows is None else "windows", strides, shapes.least
+    return shapes.layout if shapes.windows is None else "windows", strides, shapes.shortest_side
 
 
 def _size_constants(constants: dict[str, Any], strides: tuple[int, ...], out: Tensor, *, full_tiles: bool) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def source_key(source: Tensor | Ragged) -> tuple[Any, ...]:
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
     shapes = source.shapes
-    return source.data.dtype, len(source), shapes.channels, shapes.layout, shapes.windows is None, shapes.least > 1
+    return source.data.dtype, len(source), shapes.channels, shapes.layout, shapes.windows is None, shapes.shortest_side > 1
 
 
 def is_current(device: torch.device) -> bool:
