@@ -77,6 +77,7 @@ class Feed:
         self._budget_bytes = default_budget_bytes() if feed_bytes is None else feed_bytes
         self._begin_with = begin_with
         self.workers = _workers_of(loader)
+        """Number of worker processes of the wrapped loader; 0 without workers."""
         self.reason = "as asked" if feed == "plain" else _reason_without_slots(loader, device, requires_ring=feed == "ring")
         """Reason why batches travel without slots; an empty string if they use slots."""
         if feed == "ring" and self.reason:
@@ -87,13 +88,13 @@ class Feed:
         self._objects_of_parent: Any = None
         """Objects of the parent process, kept alive in a forked process."""
         self._ring: Ring | None = None
-        # A list, because every next() iterates over it, and iterating over a WeakSet is slow.
+        # Rings that have not been deleted. A list, because every next() iterates over it, and iterating over a WeakSet is slow.
         self._rings: list[weakref.ref[Ring]] = []
         self._loader_copy: Any = None
         """Copy of the wrapped loader that collates into the ring."""
         self._last_iteration: weakref.ref[FeedIterator] | None = None
         """The last iteration that used the ring."""
-        self._last_has_ended: threading.Event | None = None
+        self._last_iteration_ended: threading.Event | None = None
         """Event that is set when the thread and the workers of the last iteration have ended."""
         # On CUDA, staging is off until ``prepare`` has found that the first batch is not page-locked.
         self._staging = _Staging(on=not self._page_locks)
@@ -106,11 +107,11 @@ class Feed:
         return "ring" if self.workers else "staged"
 
     @property
-    def size(self) -> str:
+    def size_text(self) -> str:
         """Text for the loader's ``repr``: number, size and limit of the slots; empty if batches use no slots."""
         if self.reason:
             return ""
-        slots = self._ring.size if self._ring is not None else "no slots yet"
+        slots = self._ring.size_text if self._ring is not None else "no slots yet"
         return f"{slots}, at most {self._budget_bytes / 1e6:.1f} MB"
 
     @property
@@ -149,15 +150,13 @@ class Feed:
         if not persistent and last is not None and last.is_open:
             # The last iteration is open and uses the slots. This one uses none: a second ring would double the memory.
             return open_on(self._loader)
-        if not persistent and self._last_has_ended is not None and not self._last_has_ended.is_set():
+        if not persistent and self._last_iteration_ended is not None and not self._last_iteration_ended.is_set():
             # The last iteration's thread is still inside the loader's next(), and its workers may write into the ring's slots.
             self._ring = None
         slots_per_worker = self._slots_per_worker(depth)
         if self._ring is not None and self._ring.slots_per_worker < slots_per_worker:  # ``depth`` was increased
-            if persistent:
-                self._ring.add_slots_per_worker(
-                    slots_per_worker
-                )  # not a new ring, because running workers have mapped the memory of this one
+            if persistent:  # running workers have mapped this ring, so it cannot be replaced
+                self._ring.add_slots_per_worker(slots_per_worker)
             else:
                 self._ring = None
         if self._ring is None:
@@ -183,7 +182,7 @@ class Feed:
                 # Persistent workers have finished the batches of the last epoch, so they no longer write into older slots.
                 self._ring.release_old_generations()
         self._last_iteration = weakref.ref(iteration)
-        self._last_has_ended = getattr(iteration, "has_ended", None)
+        self._last_iteration_ended = getattr(iteration, "has_ended", None)
         return iteration
 
     def _open_on(
@@ -221,11 +220,14 @@ class Feed:
         return any(getattr(loader, "_iterator", None) is not None for loader in (self._loader, self._loader_copy))
 
     def prepare(self, pulled: Pulled) -> None:
-        """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread."""
+        """Page-lock the slot of a batch at its first use. Call before the copy, on the training thread.
+
+        For the first batch of a source without workers: copy later batches into slots unless this one is page-locked.
+        """
         if not self._page_locks:
             return
         if pulled.slot is not None:
-            pulled.slot.ring.register(pulled.slot)
+            pulled.slot.ring.page_lock(pulled.slot)
         elif not self._staging.on and not self._checked_pinning and not self.workers:
             self._checked_pinning = True
             self._staging.on = any(can_be_stored(leaf) and not leaf.is_pinned() for leaf in batches.tensors(pulled.batch))

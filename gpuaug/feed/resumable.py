@@ -192,36 +192,36 @@ class ResumableLoader:
         Raises:
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
-        indices = _RecordingSampler(self, self.sampler, resume)
-        states_before = states_of(indices.generators)
+        recording = _RecordingSampler(self, self.sampler, resume)
+        states_before = states_of(recording.generators)
         try:
             if resume is not None and resume.seed is not None:  # workers must not draw the numbers of an earlier epoch
                 (loader.generator or torch.default_generator).manual_seed(resume.seed)
             if resume is not None and resume.start is not None:
-                indices.states = resume.start["generators"]
-                indices.epochs = resume.start["epochs"]
+                recording.states = resume.start["generators"]
+                recording.epochs = resume.start["epochs"]
             else:
-                indices.states = states_before
-            with _sampler_replaced(loader, indices):
+                recording.states = states_before
+            with _sampler_replaced(loader, recording):
                 iterator = iter(loader)
-                indices.newest.begin()
-            if indices.refusal is not None:
+                recording.newest.begin()
+            if recording.order_error is not None:
                 end_workers(iterator)
                 loader._iterator = None
-                raise indices.refusal
+                raise recording.order_error
         except BaseException:
             if resume is not None:
-                set_states(indices.generators, states_before)
+                set_states(recording.generators, states_before)
             raise
         if resume is not None and resume.start is not None:
             # A generator in the saved state keeps the state after the draw of the order, as in the interrupted run. Other
             # generators are restored.
-            resumed = self.generators.keys() & resume.start["generators"].keys()
-            set_states(indices.generators, {name: state for name, state in states_before.items() if name not in resumed})
+            saved_names = self.generators.keys() & resume.start["generators"].keys()
+            set_states(recording.generators, {name: state for name, state in states_before.items() if name not in saved_names})
             set_states(self.generators, resume.start.get("begun", {}))
         if not loader.num_workers:
-            indices.newest.store_states_after_order()
-        return iterator, indices.newest
+            recording.newest.store_states_after_order()
+        return iterator, recording.newest
 
 
 class _RecordingSampler:
@@ -235,7 +235,7 @@ class _RecordingSampler:
         """States to set before the user's sampler is iterated, if an epoch is resumed."""
         self.epochs: Mapping[str, int | None] = resumable.epochs
         """Epochs to set before the user's sampler is iterated, if an epoch is resumed."""
-        self.refusal: GpuAugError | None = None
+        self.order_error: GpuAugError | None = None
         """Error to raise after the ``DataLoader`` has created its iterator, whose workers can then be ended."""
         self._sampler = sampler
 
@@ -257,11 +257,12 @@ class EpochIndices(Iterator[Any]):
 
     def __init__(self, recording: _RecordingSampler) -> None:
         self._recording = recording
-        self._before = states_of(recording.generators)
+        self._states_before = states_of(recording.generators)
+        """States of the generators before the user's sampler is iterated."""
         self._epochs = recording.resumable.epochs
         self._indices = recording.iterate()  # a sampler that counts epochs may increase its epoch in this call
-        self._order_is_drawn = _differ(self._before, states_of(recording.generators))
-        """Whether the sampler has drawn the order already."""
+        self._order_is_drawn = _differ(self._states_before, states_of(recording.generators))
+        """Whether ``iter(sampler)`` has drawn the order. Other samplers draw when their iterator is read."""
         self._first: list[Any] = []
         """First item of the sampler for this iteration, which ``begin`` has read; empty after it was returned."""
         self._error: Exception | None = None
@@ -276,26 +277,26 @@ class EpochIndices(Iterator[Any]):
         recording = self._recording
         resume = recording.resume
         recording.resume = None  # because with persistent workers, later epochs iterate this sampler, too
-        before = self._before if self._order_is_drawn else states_of(recording.generators)
+        states = self._states_before if self._order_is_drawn else states_of(recording.generators)
         try:
             if resume is not None and (resume.seed is not None or resume.start is not None):
                 set_states(recording.generators, recording.states)
                 recording.resumable.epochs = recording.epochs
                 self._epochs = recording.resumable.epochs
-                before = states_of(recording.generators)
+                states = states_of(recording.generators)
                 self._indices = recording.iterate()
             self._first = list(islice(self._indices, 1))
         except Exception as error:
             self._error = error
-        if torch.equal(before[_GLOBAL], torch.default_generator.get_state()):
-            del before[_GLOBAL]
+        if torch.equal(states[_GLOBAL], torch.default_generator.get_state()):
+            del states[_GLOBAL]  # the sampler does not draw from torch's global generator
         checksum = zlib.crc32(_ADDRESS.sub("", repr(self._first)).encode())
-        start = self._start = {**recording.resumable.state(before, self._epochs), "first": checksum}
+        start = self._start = {**recording.resumable.state(states, self._epochs), "first": checksum}
         if resume is None or self._error is not None:
             return
         saved = resume.start
         if resume.same_order and saved is not None and saved["rank"] == start["rank"] and saved.get("first") != checksum:
-            recording.refusal = GpuAugError(
+            recording.order_error = GpuAugError(
                 "The epoch cannot be resumed, because the sampler returns another first batch than in the saved epoch. Use a "
                 "DataLoader with the same dataset, sampler and seed. A custom sampler may depend only on its epoch and its "
                 "attribute generator. To continue with another order, pass strict=False to load_state_dict."
@@ -363,8 +364,8 @@ def _plain(value: Any) -> bool | int | str | None:
 
 
 @contextmanager
-def _sampler_replaced(loader: Any, indices: _RecordingSampler) -> Iterator[None]:
-    """Context manager in which ``indices`` is the sampler of ``loader``."""
+def _sampler_replaced(loader: Any, recording: _RecordingSampler) -> Iterator[None]:
+    """Context manager in which ``recording`` is the sampler of ``loader``."""
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     user_sampler = vars(loader)[name]
 
@@ -373,7 +374,7 @@ def _sampler_replaced(loader: Any, indices: _RecordingSampler) -> Iterator[None]
         if loader._iterator is not None:  # with persistent workers
             loader._iterator._index_sampler = sampler
 
-    set_sampler(indices)
+    set_sampler(recording)
     try:
         yield
     finally:

@@ -57,13 +57,13 @@ GROWTH = 1.25
 POISON = False
 """Whether freed slots are overwritten. Set by tests, so that a read of a freed slot returns wrong values."""
 
-Registered = dict[tuple[int, int], tuple[int, int]]
+PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
 """(generation, slot) → (offset, bytes) of each slot that may be page-locked."""
 
-_page_locked: dict[int, tuple[int, Memory, Registered, deque[Event]]] = {}
-"""Key of each memory that may be page-locked → arguments of ``_unregister``.
+_page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, deque[Event]]] = {}
+"""Key of each memory that may be page-locked → arguments of ``_end_page_locking``.
 
-The references keep the memory mapped until all slots are unregistered, which an interrupt may delay. Otherwise the process
+The references keep the memory mapped until no slot is page-locked any more, which an interrupt may delay. Otherwise the process
 could map other pages at the same addresses, and CUDA would still copy from the pages that it has locked.
 """
 
@@ -86,9 +86,9 @@ class Ring:
         self.workers = workers
         self.slots_per_worker = slots_per_worker
         self._budget_bytes = budget_bytes
-        for key, arguments in list(_page_locked.items()):
-            if key not in rings:  # the ring was deleted, and ``_unregister`` was interrupted
-                _unregister(*arguments)
+        for key, arguments in list(_page_locked_memories.items()):
+            if key not in rings:  # the ring was deleted, and ``_end_page_locking`` was interrupted
+                _end_page_locking(*arguments)
         # Address space for all generations, because older ones may still be read while the newest is in use. Unwritten pages
         # take no memory.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
@@ -96,7 +96,7 @@ class Ring:
         """(generation, slot) of each slot that holds a batch which this process has received."""
         rings[self.memory.key] = self
         self._process = os.getpid()
-        self._registered: Registered = {}
+        self._page_locked_slots: PageLockedSlots = {}
         # Event after the copy from each slot, and the slot, in order. Two queues, because the finaliser of the ring needs the
         # events, but must not refer to slots, which refer to the ring.
         self._events: deque[Event] = deque()
@@ -105,17 +105,17 @@ class Ring:
         self._next_slot_bytes = 0  # size of the slots that ``add_larger_slots`` adds; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
-        self._to_unregister = self._process, self.memory, self._registered, self._events
-        weakref.finalize(self, _unregister, *self._to_unregister)
+        self._end_page_locking_arguments = self._process, self.memory, self._page_locked_slots, self._events
+        weakref.finalize(self, _end_page_locking, *self._end_page_locking_arguments)
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of page-locked slots."""
         # A copy: another thread may be adding entries.
-        return sum(num_bytes for _, num_bytes in list(self._registered.values()))
+        return sum(num_bytes for _, num_bytes in list(self._page_locked_slots.values()))
 
     @property
-    def size(self) -> str:
+    def size_text(self) -> str:
         """Text for the loader's ``repr``: number and size of the slots of the newest generation."""
         _, _, slot_bytes, count = self.memory.newest_generation()
         return f"{count * self.workers} slots of {slot_bytes / 1e6:.1f} MB" if count else "no slots yet"
@@ -206,9 +206,10 @@ class Ring:
         number, old_start, old_bytes, old_count = self.memory.newest_generation()
         old_end = old_start + old_bytes * old_count * self.workers
         start = max(old_end, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
-        header, new = self.memory.header, number + 1
-        header[1 + 3 * new : 4 + 3 * new] = start, slot_bytes, slots_per_worker
-        header[0] = new  # last: workers read the number first
+        header = self.memory.header
+        new_number = number + 1
+        header[1 + 3 * new_number : 4 + 3 * new_number] = start, slot_bytes, slots_per_worker
+        header[0] = new_number  # last: workers read the number first
 
     def free_slots_of_ended_workers(self) -> None:
         """Free the slots into which ended workers were writing. Call before new workers start."""
@@ -225,31 +226,31 @@ class Ring:
         for generation in range(1, self.memory.newest_generation()[0]):
             start, slot_bytes, slots_per_worker = self.memory.generation(generation)
             # A copy of the set, because the background thread may be adding entries.
-            if slots_per_worker and not any(number == generation for number, _ in self.slots_in_use.copy()):
+            if slots_per_worker and not any(used_generation == generation for used_generation, _ in self.slots_in_use.copy()):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
-                old_slots = [number for number in self._registered if number[0] == generation]
-                if _unregister_all(self.memory, self._registered, old_slots):
+                old_slots = [number for number in self._page_locked_slots if number[0] == generation]
+                if _end_page_locking_of(self.memory, self._page_locked_slots, old_slots):
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
                     self.memory.header[3 + 3 * generation] = 0
 
-    def register(self, slot: Slot) -> None:
+    def page_lock(self, slot: Slot) -> None:
         """Page-lock a slot unless it is page-locked. Call before the slot is read, on a thread that may make CUDA calls.
 
         Cost:
             Once per slot, a millisecond for a few megabytes.
         """
-        if slot.number in self._registered or self._page_locking_failed:
+        if slot.number in self._page_locked_slots or self._page_locking_failed:
             return
         generation, index = slot.number
         start, slot_bytes, _ = self.memory.generation(generation)
         offset = start + index * slot_bytes
         # Stored before the CUDA call, because a signal handler may raise KeyboardInterrupt or an error when the call returns.
-        _page_locked[self.memory.key] = self._to_unregister
-        self._registered[slot.number] = offset, slot_bytes
+        _page_locked_memories[self.memory.key] = self._end_page_locking_arguments
+        self._page_locked_slots[slot.number] = offset, slot_bytes
         error = int(torch.cuda.cudart().cudaHostRegister(self.memory.bytes.data_ptr() + offset, slot_bytes, _PORTABLE))
         if error:
             self._page_locking_failed = True
-            del self._registered[slot.number]
+            del self._page_locked_slots[slot.number]
             _clear_error()
             self._warn_of_page_locking(slot_bytes, error)
 
@@ -295,11 +296,11 @@ class Ring:
 
     def close(self) -> None:
         """Wait for copies from slots, then end page-locking. Idempotent."""
-        _unregister(*self._to_unregister)
+        _end_page_locking(*self._end_page_locking_arguments)
         self._slots.clear()
 
 
-def _unregister(process: int, memory: Memory, registered: Registered, events: deque[Event]) -> None:
+def _end_page_locking(process: int, memory: Memory, page_locked_slots: PageLockedSlots, events: deque[Event]) -> None:
     """End the page-locking of all slots, after copies from them. After an error or an interrupt, call again to continue."""
     if os.getpid() != process:
         return
@@ -308,19 +309,19 @@ def _unregister(process: int, memory: Memory, registered: Registered, events: de
         while events:
             events[0].synchronize()
             events.popleft()
-        if _unregister_all(memory, registered, list(registered)):
-            _page_locked.pop(memory.key, None)
+        if _end_page_locking_of(memory, page_locked_slots, list(page_locked_slots)):
+            _page_locked_memories.pop(memory.key, None)
 
 
-def _unregister_all(memory: Memory, registered: Registered, slots: Sequence[tuple[int, int]]) -> bool:
+def _end_page_locking_of(memory: Memory, page_locked_slots: PageLockedSlots, slots: Sequence[tuple[int, int]]) -> bool:
     """End the page-locking of ``slots``. Return whether none of them is page-locked any more."""
     for slot in slots:
-        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + registered[slot][0]))
+        error = int(torch.cuda.cudart().cudaHostUnregister(memory.bytes.data_ptr() + page_locked_slots[slot][0]))
         if error:
             _clear_error()
         if error in (0, _NOT_REGISTERED):  # _NOT_REGISTERED: after an interrupt of an earlier call
-            del registered[slot]
-    return not any(slot in registered for slot in slots)
+            del page_locked_slots[slot]
+    return not any(slot in page_locked_slots for slot in slots)
 
 
 def _clear_error() -> None:

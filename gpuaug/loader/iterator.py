@@ -68,12 +68,14 @@ class PipelinedIterator:
         self._max_submitted = max((stage.max_submitted for stage in bound_stages), default=0)
         """Maximum number of batches that are submitted and not yet launched."""
         self._concurrent = sum(stage.reads_only for stage in bound_stages) > 1
-        """Whether stages may run concurrently, on all batches but the first.
+        """Whether stages may run concurrently.
 
-        A module may create and cache tensors in its first call, and two stages may share a module.
+        On the first batch they run in sequence: a module may create and cache tensors in its first call, and two stages may
+        share a module.
         """
         self._is_first_batch = True
         self.launched_batches: deque[Launched] = deque()
+        """Batches that have been launched and not handed over, in order."""
         self.depth = depth
         self._process = os.getpid()
         # A finalizer also runs when the interpreter ends, before modules are unloaded.
@@ -149,6 +151,7 @@ class PipelinedIterator:
         hooks = self._shared.hooks
         with hooks.span("gpuaug/wait", batch_index, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
+        # The loader allocated these tensors on another stream, which must not reuse their memory before they have been read.
         for tensor in launched.resident:
             consumer.reads(tensor)
         if launched.source_lane is not None:
@@ -326,7 +329,7 @@ class PipelinedIterator:
             self._fail(submitted.error)
 
     def _fail(self, error: BaseException) -> None:
-        """Raise ``error`` in place of the next batch, and launch no batch after it."""
+        """Store ``error``, to be raised by ``pop`` in place of the next batch. Launch no batch after it."""
         self.launched_batches.append(Launched(error=error))
         self._ended = True
         _abandon(self._submitted)
@@ -372,7 +375,7 @@ class PipelinedIterator:
                 stats.other_batches += 1
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
-            if copied.resident or copied.resident_objects:
+            if copied.resident or copied.resident_objects:  # the loader has written them on its stream
                 loader_lane = self._lanes.follow(pulled.stream)
                 source_lane = loader_lane if copied.resident_objects else None
             batch = copied.batch
@@ -430,6 +433,7 @@ def _abandon(submitted: deque[Submitted]) -> None:
 def _end_threads(
     process: int, submitted: deque[Submitted], bound_stages: Sequence[BoundStage], iterator_state: dict[str, Any]
 ) -> None:
+    """End the stages' work on other threads, and these threads. Not a method: a finalizer must not refer to its object."""
     if os.getpid() != process:
         return  # the threads do not exist in a forked process
     _abandon(submitted)

@@ -138,7 +138,7 @@ class StreamedLoader:
 
     def __repr__(self) -> str:
         feed = self._shared.feed
-        size = f" ({feed.size})" if feed.size else ""
+        size = f" ({feed.size_text})" if feed.size_text else ""
         settings = f"{self._shared.device_setup!r}, depth={self._depth!r}, feed={feed!r}{size}"
         return f"StreamedLoader({type(self.loader).__name__}, {settings})"
 

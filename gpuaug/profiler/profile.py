@@ -127,9 +127,9 @@ class _Profile:
             repeated = self._repeated_batch()
             windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "in line", "cached")}
             for _ in range(self._rounds):
-                windows["load"].append(self._loading())
-                windows["streamed"].append(self._loop(self._ahead))
-                windows["in line"].append(self._loop(0))
+                windows["load"].append(self._time_loader())
+                windows["streamed"].append(self._time_loop(self._ahead))
+                windows["in line"].append(self._time_loop(0))
                 windows["cached"].append(self._time_on_device(lambda: self._step(repeated())))
             host_batch, pageable = self._cloned_host_batch()
             spans = self._record_spans()
@@ -157,7 +157,7 @@ class _Profile:
             settings={
                 "device": name,
                 "depth": "in line" if self._lanes.in_line else self._depth_text,
-                "feed": self._feed(),
+                "feed": self._feed_text(),
                 "workers": getattr(self._loader.loader, "num_workers", 0),
                 "batches": self._count,
                 "rounds": self._rounds,
@@ -178,7 +178,7 @@ class _Profile:
         for _ in range(self._ahead + count):
             self._step(self._batches.next(depth))
 
-    def _loop(self, depth: int) -> float:
+    def _time_loop(self, depth: int) -> float:
         """Return the time of the loop with ``depth``, in milliseconds per batch."""
         self._warm_up(depth)
         before_s = self._batches.epoch_start_s
@@ -197,7 +197,7 @@ class _Profile:
             self._waits_ms.append(stats.starved_ms - starved_ms)
         self._step(batch)
 
-    def _loading(self) -> float:
+    def _time_loader(self) -> float:
         """Return the time of the wrapped loader alone, without queued batches and starts of epochs, in ms per batch."""
         for _ in range(self._queued):
             self._batches.pull()
@@ -261,7 +261,7 @@ class _Profile:
         pageable = num_bytes - pinned_bytes
         return clone, pageable if pageable > PAGEABLE_WARN_BYTES else 0
 
-    def _feed(self) -> str:
+    def _feed_text(self) -> str:
         """Return the feed's ``repr``, or another text if an iterator of the user has the page-locked slots."""
         feed = self._inspection.feed
         stats = self._loader.stats()

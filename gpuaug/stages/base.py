@@ -30,15 +30,15 @@ class Stage(ABC):
     Args:
         on: Members of a batch that the stage reads.
         into: Members of a batch that the stage replaces or adds.
-        name: Name of the stage in errors and traces. Its random numbers depend on the name. ``None``: the loader derives the
-            name from ``kind``.
+        name: Name of the stage in errors and traces, on which the stage's random numbers depend. ``None``: the loader derives
+            the name from ``kind``.
 
     Raises:
         ArgumentError: If ``name`` is not a string or is empty, or if ``on`` and ``into`` cannot be combined.
     """
 
     kind: ClassVar[str]
-    """Default name of a stage."""
+    """Name of a stage of this class if the user passes none."""
 
     def __init__(self, *, on: On, into: Into, name: str | None) -> None:
         if name is not None and (not isinstance(name, str) or not name):
@@ -155,7 +155,7 @@ class BoundStage(ABC):
         return 0
 
     def encoder_runs(self) -> EncoderRuns:
-        """Numbers of runs of the stage's encoders since the last call."""
+        """Return the numbers of graphs and runs of the stage's encoders since the last call."""
         return _NO_RUNS
 
     def close(self, iterator_state: dict[str, Any]) -> None:
@@ -226,14 +226,14 @@ class TransformStage(Stage):
             it is a tensor or a ``Ragged``, index 0 if it is a tuple or list. A fused pipeline also gets the members that
             contain torchvision's ``Mask``, ``BoundingBoxes`` or ``KeyPoints``, unless ``into`` is passed.
         into: Members to write the result to. Default: the members that ``on`` names.
-        name: Name of the stage in errors and traces. Its random numbers depend on the name.
+        name: Name of the stage in errors and traces, on which the stage's random numbers depend.
 
     Raises:
         ArgumentTypeError: If ``transform`` is not callable.
 
     Warns:
         GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch; at the
-            first batch, if it moves pixels of images, but does not receive their boxes, masks or keypoints.
+            first batch, if ``transform`` moves pixels of images, but does not receive their boxes, masks or keypoints.
 
     Cost:
         The launches of the transform, on the training thread: lanes overlap kernels, not Python. No further copy or host
@@ -282,6 +282,7 @@ class _BoundTransform(BoundStage):
     def __init__(self, name: str, stage: TransformStage, lanes: Lanes) -> None:
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
+        # A fused pipeline draws from its own generators, so the global generators need not be seeded.
         draws_by_itself = _attribute(stage.transform, "draws_by_itself")
         self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
         # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
@@ -320,6 +321,7 @@ class _BoundTransform(BoundStage):
         values = self.selected(batch)
         indices = [index for index, value in enumerate(values) if value is member]
         keys = self._selection.data_keys or ["input"]
+        # ``member`` must be the images of the pipeline, and must be replaced by the result.
         if windows_read is None or self._selection.into is not ... or len(indices) != 1:
             return None
         if indices[0] >= len(keys) or keys[indices[0]] not in ("input", "image"):
@@ -334,9 +336,9 @@ class _BoundTransform(BoundStage):
     def write(self, batch: Batch, result: Any) -> Batch:
         if not self._typed_names:
             return self._selection.write(batch, result)
-        count = len(result) - len(self._typed_names)
-        new_batch = self._selection.write(batch, result[0] if count == 1 else result[:count])
-        return batches.replace(new_batch, dict(zip(self._typed_names, result[count:], strict=True)))
+        num_selected = len(result) - len(self._typed_names)  # results for the members that ``on`` names come first
+        new_batch = self._selection.write(batch, result[0] if num_selected == 1 else result[:num_selected])
+        return batches.replace(new_batch, dict(zip(self._typed_names, result[num_selected:], strict=True)))
 
     def run(self, values: tuple[Any, ...], ready: Event, position: Position, iterator_state: dict[str, Any]) -> Any:
         self.lane.make_current()
@@ -373,14 +375,14 @@ def as_stages(stages: Any) -> list[Stage]:
         raise ArgumentTypeError(
             f"stages must be a sequence of stages, got {type(stages).__name__}. Put it into a list: stages=[…]."
         )
-    wrapped = [stage if isinstance(stage, Stage) else TransformStage(stage) for stage in stages]
-    user_names = [stage.name for stage in wrapped if stage.name is not None]
+    all_stages = [stage if isinstance(stage, Stage) else TransformStage(stage) for stage in stages]
+    user_names = [stage.name for stage in all_stages if stage.name is not None]
     for name in user_names:
         if user_names.count(name) > 1:
             raise ArgumentError(
                 f"The names of stages must differ, got {name!r} twice. Pass another name=, on which its random numbers depend."
             )
-    return wrapped
+    return all_stages
 
 
 def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
@@ -394,7 +396,7 @@ def bind_all(stages: Sequence[Stage], lanes: Lanes) -> list[BoundStage]:
 
 
 def names_of(stages: Sequence[Stage]) -> list[str]:
-    """Name of each stage in the loader: the user's name, or ``transform``, ``transform_2``, … from the stage's ``kind``."""
+    """Return the name of each stage in the loader: the user's name, or ``transform``, ``transform_2``, … from its ``kind``."""
     used_names = {stage.name for stage in stages if stage.name is not None}
     names = []
     for stage in stages:

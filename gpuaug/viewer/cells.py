@@ -18,7 +18,7 @@ from gpuaug.fusion.fuse import Fused
 from gpuaug.fusion.normalization import lam_weighs_sample, normalized_by
 from gpuaug.viewer import captions
 from gpuaug.viewer.annotations import Annotations, joined_horizontally, overlay
-from gpuaug.viewer.follow import Followed, Images, MemberPath, Row, count_of, get, sample_of, walk
+from gpuaug.viewer.follow import FollowedImages, Images, MemberPath, Row, count_of, get, sample_of, walk
 from gpuaug.viewer.pixels import shown_frames, strip, to_pixels
 from gpuaug.viewer.trace import StageTrace, Trace
 
@@ -49,7 +49,7 @@ class Line:
     cells: tuple[Cell, ...]
 
 
-def lines_of(trace: Trace, followed: Followed, count: int, classes: Any) -> list[Line]:
+def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -> list[Line]:
     """Return the lines of the picture, from top to bottom.
 
     Args:
@@ -90,13 +90,13 @@ class _LineMaker:
         self._name_of = captions.class_namer(classes)
         self._labels_path = _path_of_labels(before, batch_size)
         self._draws: dict[int, Draws] = {}
-        target_stages = (stage.transform for stage in trace.ran if "targets" in (stage.selection.data_keys or ()))
-        fused_stages = (stage.transform for stage in trace.ran if isinstance(stage.transform, Fused))
+        target_stages = (stage.transform for stage in trace.stages if "targets" in (stage.selection.data_keys or ()))
+        fused_stages = (stage.transform for stage in trace.stages if isinstance(stage.transform, Fused))
         self._channels_first = any(fused.clips.channels_first for fused in fused_stages)
         self._box_format = next((fused.options.boxes for fused in target_stages if isinstance(fused, Fused)), "xyxy")
 
     def line(self, row: Row, images: Images, view: int, name: str) -> Line:
-        normalized = normalized_by([stage.transform for stage, _ in row.through])
+        normalized = normalized_by([stage.transform for stage, _ in row.stage_inputs])
         cells = []
         for sample in range(self._count):
             index = view * self._batch_size + sample
@@ -114,7 +114,7 @@ class _LineMaker:
                 annotations = overlay(row, index, (height, width), self._box_format, self._name_of)
             pixels, note = to_pixels(image, normalized)
             note = ", ".join(filter(None, (frames_note, note)))
-            draws = tuple(text for stage, inputs in row.through for text in self._draw_lines(stage, inputs, index))
+            draws = tuple(text for stage, inputs in row.stage_inputs for text in self._draw_lines(stage, inputs, index))
             label = self._label(row, index)
             is_first = row is self._before
             label = label if is_first or label != self._label(self._before, sample) else ()
@@ -149,7 +149,7 @@ class _LineMaker:
             value = value[0]  # (mixes, B, 3) of Kornia, with one mix
         if value.ndim == 2 and not value.is_floating_point():
             return ()  # classes of boxes
-        mixers = [stage.transform for stage, _ in row.through if "class" in _keys(stage)]
+        mixers = [stage.transform for stage, _ in row.stage_inputs if "class" in _keys(stage)]
         has_probabilities = bool(mixers) and isinstance(mixers[-1], Fused) and mixers[-1].options.num_classes is not None
         mixed = bool(mixers) and not has_probabilities and value.ndim == 2 and value.shape[1] == 3
         name_of = captions.class_namer(self._classes, "class {}")
@@ -176,7 +176,7 @@ def _views(images: Images, batch_size: int) -> int:
 def _row_name(row: Row) -> str:
     """Return the name of a row's line if stages have written images to several members."""
     last = row.path[-1] if row.path else 0
-    return last if isinstance(last, str) else f"after {row.through[-1][0].name}"
+    return last if isinstance(last, str) else f"after {row.stage_inputs[-1][0].name}"
 
 
 def _view_name(row_name: str, number: int) -> str:

@@ -9,7 +9,7 @@ from gpuaug.loader.inspection import checked_loader
 from gpuaug.loader.streamed_loader import StreamedLoader
 from gpuaug.viewer.cells import Cell, Line, lines_of
 from gpuaug.viewer.draw_annotations import draw_annotations
-from gpuaug.viewer.follow import Followed, count_of, follow
+from gpuaug.viewer.follow import FollowedImages, count_of, follow
 from gpuaug.viewer.trace import Trace, trace_batch
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def _classes(loader: StreamedLoader) -> Any:
     return getattr(dataset, "classes", None)
 
 
-def _title(trace: Trace, followed: Followed, count: int) -> str:
+def _title(trace: Trace, followed: FollowedImages, count: int) -> str:
     position = trace.position
     size = count_of(followed.before.images[0])
     title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
-    not_shown = (*followed.ends, *trace.left_out)
-    shown_stages = [stage.name for stage in trace.ran if stage.name not in not_shown]
+    not_shown = (*followed.ends, *trace.skipped_stages)
+    shown_stages = [stage.name for stage in trace.stages if stage.name not in not_shown]
     title += f", through {', '.join(shown_stages)}" if shown_stages else ""
     return f"{title}; left out: {', '.join(not_shown)}" if not_shown else title
 

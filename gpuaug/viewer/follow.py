@@ -45,7 +45,7 @@ class Row:
     batch: Batch
     keys: Mapping[MemberPath, str] = field(default_factory=dict)
     """Path of a target → Kornia's data key."""
-    through: tuple[tuple[StageTrace, Images], ...] = ()
+    stage_inputs: tuple[tuple[StageTrace, Images], ...] = ()
     """(stage, input images of the stage) for each stage that has transformed the images."""
 
     @property
@@ -60,7 +60,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Followed:
+class FollowedImages:
     """Result of ``follow``: images of a batch, before and after the stages."""
 
     before: Row
@@ -71,7 +71,7 @@ class Followed:
     """Names of stages that have replaced images by other values."""
 
 
-def follow(trace: Trace) -> Followed:
+def follow(trace: Trace) -> FollowedImages:
     """Find the images of a batch and follow them through the stages.
 
     Raises:
@@ -80,7 +80,7 @@ def follow(trace: Trace) -> Followed:
     before: Row | None = None
     rows: dict[MemberPath, Row] = {}
     ends: list[str] = []
-    for index, stage in enumerate(trace.ran):
+    for index, stage in enumerate(trace.stages):
         inputs, outputs = trace.states[index : index + 2]
         moves = list(_moves(stage.selection, inputs, outputs))
         image_moves = ((old, new) for old, new, key in moves if key in (None, "input") and images_of(get(inputs, old)))
@@ -99,7 +99,7 @@ def follow(trace: Trace) -> Followed:
         before = replace(before, keys={**before.keys, **first_keys})
         keys = {**row.keys, **{new: key for _, new, key in target_moves}}
         images = images_of(get(inputs, source))[0]
-        rows[target] = Row(target, outputs, keys, (*row.through, (stage, images)))
+        rows[target] = Row(target, outputs, keys, (*row.stage_inputs, (stage, images)))
     if before is None:
         path = _search(trace.states[0])
         if path is None:
@@ -111,7 +111,7 @@ def follow(trace: Trace) -> Followed:
     # Targets are read from the batch after the last stage.
     last = trace.states[-1]
     after = [replace(row, batch=last) if images_of(get(last, row.path)) else row for row in rows.values()]
-    return Followed(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
+    return FollowedImages(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
 
 
 def count_of(images: Images) -> int:

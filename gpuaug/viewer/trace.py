@@ -38,11 +38,11 @@ class Trace:
     """The first batch of the loader's next iterator, before and after each stage."""
 
     position: Position
-    ran: tuple[StageTrace, ...]
+    stages: tuple[StageTrace, ...]
     """Stages that ran, in order."""
     states: tuple[Batch, ...]
     """Copies of the batch on the host: as loaded, then after each stage that ran."""
-    left_out: tuple[str, ...]
+    skipped_stages: tuple[str, ...]
     """Names of stages that did not run: the first feature stage and all stages after it."""
 
 
@@ -73,12 +73,13 @@ def trace_batch(loader: StreamedLoader) -> Trace:
         batch = iterator.pop(consumer)
         if not states:
             states.append(_on_host(batch, loader))
-    ran = [
+    stage_traces = [
         StageTrace(bound.name, stage.selection, getattr(stage, "transform", None), CallSeeds(position, bound.name).next())
         for bound, stage in zip(stages, loader.stages, strict=False)
         if not bound.max_submitted
     ]
-    return Trace(position, tuple(ran), tuple(states), tuple(bound.name for bound, _ in inspection.stages[count:]))
+    skipped_stages = tuple(bound.name for bound, _ in inspection.stages[count:])
+    return Trace(position, tuple(stage_traces), tuple(states), skipped_stages)
 
 
 class _RecordedStage(BoundStage):

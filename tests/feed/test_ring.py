@@ -217,7 +217,7 @@ def test_register_page_locks_slots_although_a_larger_batch_did_not_fit(monkeypat
     with pytest.warns(GpuAugWarning, match="because one slot takes 503808 bytes and feed_bytes is 16384"):
         small.make_room({"images": torch.zeros(100_000)})
     _, slot = small.batch_and_slot(sent(small, 0, batch()))
-    small.register(slot)
+    small.page_lock(slot)
     assert locked == [small.memory.generation(1)[1]]
     del slot
     small.close()
@@ -266,7 +266,7 @@ def page_lock_all(workers, budget_bytes):
     for worker in range(workers):
         while (described := sent(made, worker, batch())) is not None:
             slots.append(made.batch_and_slot(described)[1])
-            made.register(slots[-1])
+            made.page_lock(slots[-1])
             held.append(made.pinned_bytes)
     return made, held
 
@@ -315,7 +315,7 @@ def registered(ring, event=None):
     """The ring after one of its slots has been page-locked and read."""
     ring.make_room(batch())
     slot = ring.batch_and_slot(sent(ring, 0, batch()))[1]
-    ring.register(slot)
+    ring.page_lock(slot)
     ring.read_until(slot, event or Event())
     return ring
 

@@ -94,9 +94,9 @@ def test_slots_are_page_locked_until_close(monkeypatch):
     loader = gpuaug.StreamedLoader(DataLoader(Samples(), 4, num_workers=2))
     list(loader)
     made, released = loader._shared.feed._ring, []
-    registered = {offset for offset, _ in made._registered.values()}
+    registered = {offset for offset, _ in made._page_locked_slots.values()}
     assert registered
-    assert loader.stats().pinned_bytes == sum(size for _, size in made._registered.values())
+    assert loader.stats().pinned_bytes == sum(size for _, size in made._page_locked_slots.values())
     unregister, first = torch.cuda.cudart().cudaHostUnregister, made.memory.bytes.data_ptr()
 
     def release(address):
@@ -107,7 +107,7 @@ def test_slots_are_page_locked_until_close(monkeypatch):
     loader.close()
     assert dict(released) == dict.fromkeys(registered, 0)
     assert loader.stats().pinned_bytes == 0
-    assert not made._registered
+    assert not made._page_locked_slots
 
 
 def test_batches_are_right_after_workers_were_killed_again_and_again():

@@ -187,7 +187,7 @@ def test_window_is_timed_by_events_of_the_stream_that_trains(monkeypatch, ahead)
 
     measurements = profile._Profile(StreamedLoader(HostBatches(cuda, 90), device="cuda", feed="plain"), step, 20, 1)
     with measurements._batches:
-        assert measurements._loop(ahead) == pytest.approx(7)
+        assert measurements._time_loop(ahead) == pytest.approx(7)
     assert waits == [len(steps)], "once, when the window is over"
     assert not cuda.history.violations, cuda.history.report()
 
