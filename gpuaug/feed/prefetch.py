@@ -135,12 +135,12 @@ class ThreadFeedIterator(FeedIterator):
     ) -> None:
         super().__init__(loader, iterator, current_stream, read_state)
         self._process = os.getpid()
-        self._box = Mailbox()
+        self._mailbox = Mailbox()
         pull = _make_pull(iterator, self._read_state, current_stream, receive or _without_slot)
-        target = _make_thread_target(_ThreadSettings(), pull, self._box)
+        target = _make_thread_target(_ThreadSettings(), pull, self._mailbox)
         self._thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), name="gpuaug-feed", daemon=True)
         # The finaliser also runs when the interpreter ends, before modules that the thread uses are unloaded.
-        self._stop = weakref.finalize(self, _stop, self._box, self._thread, iterator)
+        self._stop = weakref.finalize(self, _stop, self._mailbox, self._thread, iterator)
         self.has_ended = threading.Event()
         """Event that is set when the thread and the workers have ended."""
         _open.add(self)  # before the thread reads, so that close_iterations finds this iteration
@@ -149,7 +149,7 @@ class ThreadFeedIterator(FeedIterator):
     def take_over(self) -> None:
         """End this iteration because a newer one takes over its workers. Waits until the loader's ``next`` returns."""
         super().take_over()
-        self._box.close()
+        self._mailbox.close()
         self._thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile
 
     def close(self) -> None:
@@ -167,10 +167,10 @@ class ThreadFeedIterator(FeedIterator):
 
     def refill(self) -> None:
         """Let the thread pull one batch for each batch that ``get`` has returned."""
-        self._box.refill()
+        self._mailbox.refill()
 
     def _get(self, block: bool) -> Pulled | None:
-        return self._box.take(block=block)
+        return self._mailbox.take(block=block)
 
 
 def open_feed_iterator(

@@ -172,10 +172,7 @@ class Writer:
         self._start = self._next_offset = start
         self._end = end
         self._tensors: dict[int, tuple[Tensor, TensorInSlot]] = {}
-        """``id`` of each tensor in the slot → (tensor, description).
-
-        The tensor is stored, because its ``id`` could be reused.
-        """
+        """``id`` of each tensor in the slot → (tensor, description). The ``id`` of a deleted tensor could be reused."""
 
     @property
     def used(self) -> bool:
@@ -187,22 +184,22 @@ class Writer:
         num_bytes = _extent(shape, stride) * dtype.itemsize
         if self._next_offset + num_bytes > self._end:
             return None
-        leaf = TensorInSlot(self._next_offset, tuple(shape), tuple(stride), dtype)
+        description = TensorInSlot(self._next_offset, tuple(shape), tuple(stride), dtype)
         self._next_offset += math.ceil(num_bytes / ALIGN) * ALIGN
-        tensor = leaf.with_separate_storage(self.memory)
-        self._tensors[id(tensor)] = tensor, leaf
+        tensor = description.with_separate_storage(self.memory)
+        self._tensors[id(tensor)] = tensor, description
         return tensor
 
     def describe(self, batch: Batch) -> "BatchInSlot | Batch":
         """Copy the batch's tensors into the slot and return its description; ``batch`` itself if no tensor is in the slot."""
 
-        def describe(leaf: Any) -> Any:
+        def describe_leaf(leaf: Any) -> Any:
             if id(leaf) in self._tensors:
                 return self._tensors[id(leaf)][1]
             return self._copy(leaf) if can_be_stored(leaf) else leaf
 
         batch = pack_targets(batch, self._allocate_contiguous)
-        batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe), batch)
+        batch_of_descriptions = batches.map_leaves(batches.cached_by_id(describe_leaf), batch)
         if not self.used:
             return batch
         return BatchInSlot(self.memory.key, self.generation, self.slot, batch_of_descriptions)
@@ -230,8 +227,10 @@ class BatchInSlot:
     __slots__ = ("_key_and_number", "batch", "slot")
 
     def __init__(self, key: int, generation: int, slot: int, batch: Batch) -> None:
-        self._key_and_number, self.batch = (key, generation, slot), batch
+        self._key_and_number = (key, generation, slot)
+        self.batch = batch
         self.slot: Slot | None = None
+        """The slot, in the process that reads the ring; ``None`` in a worker."""
 
     @property
     def number(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Exact resumption of torchdata's ``StatefulDataLoader`` and of torchdata's graphs of nodes.
 
-An *additional state* is saved with torchdata's state, because torchdata's state is not sufficient in three cases:
+An *additional state* (``extra_state``) is saved with torchdata's state, which is not sufficient in three cases:
 
 - torchdata saves how many indices a sampler has yielded, and on resumption reads this number of indices again. Without a state
   of the sampler, these are other indices than in the interrupted epoch. So the additional state has the states of generators at
@@ -43,7 +43,7 @@ class StatefulLoader:
     """
 
     def __init__(self, loader: Any) -> None:
-        self._parts = ResumableLoader(loader)
+        self._resumable = ResumableLoader(loader)
         self._is_stream = isinstance(loader.dataset, IterableDataset)
         self._records_order = not self._is_stream and not has_state(loader.batch_sampler) and not has_state(loader.sampler)
         """Whether the additional state has to describe the order of the samples."""
@@ -53,7 +53,7 @@ class StatefulLoader:
 
     def accepts(self, state: Any) -> bool:
         """Return whether ``begin`` can use ``state`` after it was loaded into the loader."""
-        return not isinstance(state, Mapping) or _EXTRA_KEY not in state or self._parts.accepts(state[_EXTRA_KEY])
+        return not isinstance(state, Mapping) or _EXTRA_KEY not in state or self._resumable.accepts(state[_EXTRA_KEY])
 
     def restore(self, state: Any, *, same_order: bool) -> None:
         """Set the epochs of samplers and of the stream to the epochs in a state that was loaded into the loader.
@@ -64,10 +64,10 @@ class StatefulLoader:
         """
         self._same_order = same_order
         if isinstance(state, Mapping) and _EXTRA_KEY in state:
-            self._parts.epochs = state[_EXTRA_KEY]["epochs"]
+            self._resumable.epochs = state[_EXTRA_KEY]["epochs"]
 
     @staticmethod
-    def forget(loader: Any) -> None:
+    def discard_loaded_state(loader: Any) -> None:
         """Discard the state that was loaded into the loader, so that the next epoch begins at its first batch."""
         loader.next_iter_state = None
 
@@ -104,23 +104,28 @@ class StatefulLoader:
             resume = None if extra_state is None else Resume(0, None, extra_state, self._same_order)
             if is_at_end and has_persistent_workers(loader):
                 resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
-            iterator, indices = self._parts.begin_recorded(loader, resume)
+            iterator, indices = self._resumable.begin_recorded(loader, resume)
             return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), indices.state)
         iterator = iter(loader)
         if extra_state is not None:
-            set_states(self._parts.generators, extra_state["generators"])
+            set_states(self._resumable.generators, extra_state["generators"])
         state_at_start = self._state()
-        read = state_reader(loader, iterator)
+        read_torchdata = state_reader(loader, iterator)
+        # A loaded state with the key "batches" was saved by ``_begin_reread``.
         begins_at_start = loaded_state is None or (extra_state is not None and "batches" in extra_state)
-        if self._is_stream and begins_at_start and (self._is_reread(loader) or _has_no_stream_state(read(False))):
-            return self._begin_reread(iterator, read, skip, loaded_state, state_at_start)
+        if self._is_stream and begins_at_start and (self._must_reread(loader) or _has_no_stream_state(read_torchdata(False))):
+            return self._begin_reread(iterator, read_torchdata, skip, loaded_state, state_at_start)
         if _is_hugging_face_stream(loader.dataset) and loaded_state is None:
-            read = _without_stream_before_first(iterator, read)
-        return drop_first(iterator, skip), self._reader(read, lambda ended: self._state() if ended else state_at_start)
+            read_torchdata = _without_stream_before_first(iterator, read_torchdata)
+
+        def read_extra(ended: bool) -> dict[str, Any]:
+            return self._state() if ended else state_at_start
+
+        return drop_first(iterator, skip), self._reader(read_torchdata, read_extra)
 
     def _state(self) -> dict[str, Any]:
         """Return the current states of generators and epochs of samplers."""
-        return self._parts.state(states_of(self._parts.generators))
+        return self._resumable.state(states_of(self._resumable.generators))
 
     def _reader(self, read_torchdata: StateReader, read_extra: StateReader) -> StateReader:
         """Return a function that reads torchdata's state, with the additional state in it."""
@@ -157,15 +162,15 @@ class StatefulLoader:
 
     def _set_generators_to_end(self, extra_state: Mapping[str, Any]) -> None:
         """Set generators to their states at the end of the epoch that ``extra_state``, an additional state, describes."""
-        generators = self._parts.generators
+        generators = self._resumable.generators
         global_state = torch.get_rng_state()
         set_states(generators, extra_state["generators"])
         # Accelerate saves its checkpoint at the last batch, not at the end of the epoch. So the sampler draws the order once
         # more. The epochs of samplers, which Accelerate has set already, are not changed.
         if self._records_order and not extra_state["ended"]:
-            epochs = self._parts.epochs
-            deque(self._parts.sampler, maxlen=0)
-            self._parts.epochs = epochs
+            epochs = self._resumable.epochs
+            deque(self._resumable.sampler, maxlen=0)
+            self._resumable.epochs = epochs
             set_states(generators, extra_state.get("begun", {}))
             torch.set_rng_state(global_state)
 
@@ -176,7 +181,7 @@ class StatefulLoader:
         return has_state(loader.dataset) and has_persistent_workers(loader)
 
     @staticmethod
-    def _is_reread(loader: Any) -> bool:
+    def _must_reread(loader: Any) -> bool:
         """Return whether the stream must be read again from its beginning, although it has a state."""
         return _is_hugging_face_stream(loader.dataset) and _shuffles_in_memory(loader.dataset)
 

@@ -132,7 +132,7 @@ class Progress:
         if self._stateful is not None and self._loaded_source is not None and epoch != self._next_epoch:
             self._first_batch = 0
             self._loaded_source = None
-            self._stateful.forget(self._loader if self._prepared is None else self._prepared.dataloader)
+            self._stateful.discard_loaded_state(self._loader if self._prepared is None else self._prepared.dataloader)
         self._fixed_epoch = epoch
         self._chosen = True
         set_epoch_of(self._loader, epoch)

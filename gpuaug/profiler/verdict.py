@@ -58,9 +58,9 @@ def _bound_sentence(report: Report) -> str:
     if longest == "epoch":
         return f"Bounded by the beginning of epochs: {_epoch_text(report)}"
     if longest == LOAD:
-        return _by_loader(report)
+        return _bound_by_loader(report)
     if longest == "decode":
-        return _by_decoder(report)
+        return _bound_by_decoder(report)
     if longest == COPY:
         if report.copy_gb_per_s is None:
             copy_text = f"the copy of a batch takes {figure_text(report.copy_ms)} ms"
@@ -68,10 +68,10 @@ def _bound_sentence(report: Report) -> str:
             size, rate = size_of(report.batch_bytes), figure_text(report.copy_gb_per_s)
             copy_text = f"{size} per batch take {figure_text(report.copy_ms)} ms at {rate} GB/s"
         return f"Bounded by the link: {copy_text}. Copy fewer bytes: uint8 images, and no values that the device can compute."
-    return _by_thread(report) if longest == "host" else _by_device(report)
+    return _bound_by_thread(report) if longest == "host" else _bound_by_device(report)
 
 
-def _by_device(report: Report) -> str:
+def _bound_by_device(report: Report) -> str:
     loop_text = f"a batch takes {figure_text(report.streamed.median)} ms"
     longest = max((part for part in report.parts if part.name != COPY), key=lambda part: part.device_ms or 0.0)
     step_ms = report.part(STEP).device_ms or 0.0
@@ -95,7 +95,7 @@ def _by_device(report: Report) -> str:
     )
 
 
-def _by_loader(report: Report) -> str:
+def _bound_by_loader(report: Report) -> str:
     other_ms = max(report.copy_ms, report.decode_ms, report.host_ms, report.device_ms)
     workers = report.settings["workers"]
     rate = f"{size_of(report.batch_bytes / report.load_ms * 1e3)}/s, " if report.batch_bytes else ""
@@ -107,7 +107,7 @@ def _by_loader(report: Report) -> str:
     )
 
 
-def _by_decoder(report: Report) -> str:
+def _bound_by_decoder(report: Report) -> str:
     part = max(
         (part for part in report.parts if part.kind in DECODING),
         key=lambda part: part.wall.median,
@@ -127,7 +127,7 @@ def _by_decoder(report: Report) -> str:
     return f"Bounded by decoding: the host's cores are busy {times}. {way_out}"
 
 
-def _by_thread(report: Report) -> str:
+def _bound_by_thread(report: Report) -> str:
     parts = [part for part in report.parts if part.host is not None]
     longest = max(parts, key=lambda part: part.host.median if part.host else 0.0)
     assert longest.host is not None

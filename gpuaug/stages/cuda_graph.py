@@ -79,9 +79,12 @@ class GraphRunner:
         self.max_bytes = max_bytes
         self._pool: Pool | None = None
         self._graphs: OrderedDict[Signature, _Graph] = OrderedDict()
+        """Captured graphs, the least recently used first."""
         self._needs: dict[Signature, MemoryNeed] = {}
+        """Memory of the graph of each signature that has run, captured or not."""
         self._weights: list[torch.Tensor] = []
         self._addresses: tuple[int, ...] = ()
+        """Addresses of ``_weights``, the parameters and buffers of the encoder."""
         self.captured = 0
         """Number of captured graphs."""
         self.replayed = 0
@@ -114,9 +117,8 @@ class GraphRunner:
             if len(signatures.needs) == MAX_SIGNATURES:
                 return self._encode.run_eagerly(*inputs)
             if signature in self._needs:
-                self.eager_reason = why_not_capturable(
-                    self._encode.module
-                )  # the user may have added hooks since the last iterator
+                # The user may have added hooks since the last iterator.
+                self.eager_reason = why_not_capturable(self._encode.module)
                 result = self._encode.run_eagerly(*inputs)
             else:
                 result = self._run_and_inspect(inputs, signature)
@@ -126,7 +128,7 @@ class GraphRunner:
             self.rejected_need = signatures.needs[signature]
             return self._encode.run_eagerly(*inputs)
         if signature not in self._graphs:
-            self._add(signature, inputs, signatures.needs[signature])
+            self._add_graph(signature, inputs, signatures.needs[signature])
         self._graphs.move_to_end(signature)
         graph, static_inputs, outputs, *_ = self._graphs[signature]
         with torch.no_grad():  # an input that requires grad would connect the copies of all batches in one autograd graph
@@ -143,7 +145,7 @@ class GraphRunner:
         return batches.map_leaves(batches.cached_by_id(cloned), outputs)
 
     def capture(self, inputs: tuple[Any, ...]) -> None:
-        """Capture a graph for the signature of ``inputs``. Does nothing if there is one, or if a capture is not possible.
+        """Capture a graph for the signature of ``inputs``. Does nothing if a graph exists, or if a capture is not possible.
 
         Raises:
             CaptureError: If a capture failed.
@@ -158,7 +160,7 @@ class GraphRunner:
         if not fits:
             self.rejected_need = need
         elif self.eager_reason is None and len(self._graphs) < MAX_GRAPHS:
-            self._add(signature, inputs, need)
+            self._add_graph(signature, inputs, need)
 
     def refresh(self) -> None:
         """Read the addresses of the encoder's weights, and delete all graphs if an address has changed."""
@@ -172,22 +174,22 @@ class GraphRunner:
 
     def _signature(self, inputs: tuple[Any, ...]) -> Signature | None:
         """Return the signature of ``inputs``, or ``None`` if a graph cannot read one of the inputs."""
-        keys: list[Any] = []
+        input_keys: list[Any] = []
         for value in inputs:
             if _is_on_gpu(value):
-                keys.append((value.shape, value.dtype, value.stride()))
+                input_keys.append((value.shape, value.dtype, value.stride()))
             elif type(value) in _CONSTANT_TYPES:
-                keys.append((type(value), value))
+                input_keys.append((type(value), value))
             else:
                 return None
         # Read for every batch: reading hundreds of addresses takes microseconds, and a replay saves milliseconds of launches.
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:
             self._addresses = addresses  # one tuple for all signatures
-        return (tuple(keys), _arithmetic_settings(), self._addresses)
+        return (tuple(input_keys), _arithmetic_settings(), self._addresses)
 
-    def _add(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
-        """Capture a graph. Delete the least recently used graphs as far as the memory limit requires."""
+    def _add_graph(self, signature: Signature, inputs: tuple[Any, ...], need: MemoryNeed) -> None:
+        """Capture a graph. Before, delete the least recently used graphs as far as the memory limit requires."""
         needs = [graph.need for graph in self._graphs.values()]
         num_deleted = 0
         while num_deleted < len(needs) and (
@@ -207,6 +209,7 @@ class GraphRunner:
         self._measure()
 
     def _measure(self) -> None:
+        """Update ``num_bytes``."""
         inputs = (value for graph in self._graphs.values() for value in graph.inputs if isinstance(value, torch.Tensor))
         self.num_bytes = sum(value.nbytes for value in inputs) + (self._pool.num_bytes if self._pool is not None else 0)
 

@@ -66,13 +66,13 @@ def lines_of(trace: Trace, followed: FollowedImages, count: int, classes: Any) -
     if not batch_size:
         raise ArgumentError("The batch must have samples to be shown, got none. Check the first batch of the loader.")
     line_maker = _LineMaker(trace, before, batch_size, min(count, batch_size), classes)
-    first = "before" if followed.after else "as loaded"
+    first_name = "before" if followed.after else "as loaded"
     lines = [
-        line_maker.line(before, images, 0, first if len(before.images) == 1 else f"{first} {number}")
+        line_maker.line(before, images, 0, first_name if len(before.images) == 1 else f"{first_name} {number}")
         for number, images in enumerate(before.images, 1)
     ]
     for row in followed.after:
-        views = [(images, view) for images in row.images for view in range(_views(images, batch_size))]
+        views = [(images, view) for images in row.images for view in range(_count_views(images, batch_size))]
         name = "after" if len(followed.after) == 1 else _row_name(row)
         for number, (images, view) in enumerate(views, 1):
             lines.append(line_maker.line(row, images, view, name if len(views) == 1 else _view_name(name, number)))
@@ -96,6 +96,14 @@ class _LineMaker:
         self._box_format = next((fused.options.boxes for fused in target_stages if isinstance(fused, Fused)), "xyxy")
 
     def line(self, row: Row, images: Images, view: int, name: str) -> Line:
+        """Return the line of one view of a batch of images.
+
+        Args:
+            row: Member of the batch that holds the images.
+            images: Batch of images, of one or several views.
+            view: Index of the view in ``images``.
+            name: Name of the line.
+        """
         normalized = normalized_by([stage.transform for stage, _ in row.stage_inputs])
         cells = []
         for sample in range(self._count):
@@ -162,7 +170,7 @@ def _draws(fused: Fused, images: Images, seed: int) -> Draws:
     return fused.draw(shape, seed)
 
 
-def _views(images: Images, batch_size: int) -> int:
+def _count_views(images: Images, batch_size: int) -> int:
     """Return the number of views per sample."""
     count = count_of(images)
     if count % batch_size or not count:

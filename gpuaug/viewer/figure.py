@@ -83,7 +83,7 @@ def _title(trace: Trace, followed: FollowedImages, count: int) -> str:
     position = trace.position
     size = count_of(followed.before.images[0])
     title = f"{count} of {size} samples in batch {position.batch} of epoch {position.epoch}"
-    not_shown = (*followed.ends, *trace.skipped_stages)
+    not_shown = (*followed.stages_without_images, *trace.skipped_stages)
     shown_stages = [stage.name for stage in trace.stages if stage.name not in not_shown]
     title += f", through {', '.join(shown_stages)}" if shown_stages else ""
     return f"{title}; left out: {', '.join(not_shown)}" if not_shown else title

@@ -67,8 +67,8 @@ class FollowedImages:
     """The images before the stages."""
     after: tuple[Row, ...]
     """One row per member to which stages wrote images."""
-    ends: tuple[str, ...]
-    """Names of stages that have replaced images by other values."""
+    stages_without_images: tuple[str, ...]
+    """Names of stages that have replaced the images by other values."""
 
 
 def follow(trace: Trace) -> FollowedImages:
@@ -79,7 +79,7 @@ def follow(trace: Trace) -> FollowedImages:
     """
     before: Row | None = None
     rows: dict[MemberPath, Row] = {}
-    ends: list[str] = []
+    stages_without_images: list[str] = []
     for index, stage in enumerate(trace.stages):
         inputs, outputs = trace.states[index : index + 2]
         moves = list(_moves(stage.selection, inputs, outputs))
@@ -92,11 +92,11 @@ def follow(trace: Trace) -> FollowedImages:
             before = Row(source, first)
         row = rows.get(source) or (before if source == before.path else Row(source, inputs))
         if not images_of(get(outputs, target)):
-            ends.append(stage.name)
+            stages_without_images.append(stage.name)
             continue
         target_moves = [(old, new, key) for old, new, key in moves if key not in (None, "input")]
-        first_keys = {old: key for old, _, key in target_moves if get(before.batch, old) is not None}
-        before = replace(before, keys={**before.keys, **first_keys})
+        keys_before = {old: key for old, _, key in target_moves if get(before.batch, old) is not None}
+        before = replace(before, keys={**before.keys, **keys_before})
         keys = {**row.keys, **{new: key for _, new, key in target_moves}}
         images = images_of(get(inputs, source))[0]
         rows[target] = Row(target, outputs, keys, (*row.stage_inputs, (stage, images)))
@@ -111,7 +111,7 @@ def follow(trace: Trace) -> FollowedImages:
     # Targets are read from the batch after the last stage.
     last = trace.states[-1]
     after = [replace(row, batch=last) if images_of(get(last, row.path)) else row for row in rows.values()]
-    return FollowedImages(_with_targets(before), tuple(map(_with_targets, after)), tuple(ends))
+    return FollowedImages(_with_targets(before), tuple(map(_with_targets, after)), tuple(stages_without_images))
 
 
 def count_of(images: Images) -> int:

@@ -77,7 +77,7 @@ def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeyp
     collate.blocks.value = 1
     left = loader._begin()
     assert collate.reached.wait(WAIT_S)  # the worker has taken its second slot
-    until(lambda: left.feed_iterator._box._items.qsize() == 1)
+    until(lambda: left.feed_iterator._mailbox._items.qsize() == 1)
     until(lambda: waits_for_worker(left.feed_iterator._thread))
     (old_worker,) = set(multiprocessing.active_children()) - before
     left.close()
