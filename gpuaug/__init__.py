@@ -1,4 +1,4 @@
-"""Feeds a PyTorch training loop from the GPU side: copies, augmentations and frozen encoders on lanes of their own."""
+"""Feeds a PyTorch training loop from the GPU side: copies, augmentations and frozen encoders, each on its own CUDA stream."""
 
 from gpuaug.core.encoded import Encoded
 from gpuaug.core.errors import (

@@ -85,11 +85,12 @@ def _add_bench(commands: Any) -> None:
 
 
 def _bench(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    needed = ("kornia", "rich", "torchvision") if options.data else ("kornia", "rich", "skimage", "torchvision")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
+    packages = ("kornia", "rich", "torchvision") if options.data else ("kornia", "rich", "skimage", "torchvision")
+    missing_packages = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing_packages:
+        names = " and ".join(missing_packages)
         print(
-            f"gpuaug bench cannot run, because {' and '.join(missing)} cannot be imported. Run: pip install 'gpuaug[bench]'",
+            f"gpuaug bench cannot run, because {names} cannot be imported. Run: pip install 'gpuaug[bench]'",
             file=sys.stderr,
         )
         return 2
@@ -225,10 +226,10 @@ def _call_target(parser: argparse.ArgumentParser, target: str) -> Any:
     if not name or not (file.suffix == ".py" or all(part.isidentifier() for part in module.split("."))):
         rule = "train.py:make or package.module:make"
         parser.error(f"target must be {rule}, got {target!r}. Name a function that returns a loader and a step.")
-    imported = _import_file(parser, file) if file.suffix == ".py" else _import_module(parser, module)
-    function = getattr(imported, name, None)
+    module_object = _import_file(parser, file) if file.suffix == ".py" else _import_module(parser, module)
+    function = getattr(module_object, name, None)
     if not callable(function):
-        names = (key for key, value in vars(imported).items() if callable(value) and not key.startswith("_"))
+        names = (key for key, value in vars(module_object).items() if callable(value) and not key.startswith("_"))
         listed = ", ".join(sorted(names))
         parser.error(f"target must name a function of {module}, got {name!r}. {module} has: {listed or 'none'}.")
     return function()
@@ -274,7 +275,7 @@ def _device(text: str) -> torch.device:
 
 
 def _at_least(convert: Callable[[str], Any], least: float) -> Callable[[str], Any]:
-    """Function that converts an argument of the command line to a number of at least ``least``."""
+    """Return a function that converts an argument of the command line to a number of at least ``least``."""
 
     def number(text: str) -> Any:
         try:

@@ -183,7 +183,7 @@ def all_parts(pipeline: Any) -> Iterator[Any]:
 
 
 def in_sequence(pipeline: Any) -> Iterator[Any]:
-    """Yield the modules of a pipeline that run for every sample, in order.
+    """Yield the modules of a pipeline that run for every sample, in order. Containers that run all their children are expanded.
 
     A container that chooses among its children is yielded itself, as is a module of a user's class.
     """

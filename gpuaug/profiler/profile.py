@@ -101,7 +101,7 @@ class _Profile:
     def __init__(self, loader: StreamedLoader, step: Step, count: int, rounds: int) -> None:
         self._loader = loader
         self._step = step
-        self._count = count
+        self._max_window_batches = count
         self._rounds = rounds
         self._inspection = Inspection(loader)
         self._lanes = self._inspection.lanes
@@ -159,7 +159,7 @@ class _Profile:
                 "depth": "in line" if self._lanes.in_line else self._depth_text,
                 "feed": self._feed_text(),
                 "workers": getattr(self._loader.loader, "num_workers", 0),
-                "batches": self._count,
+                "batches": self._max_window_batches,
                 "rounds": self._rounds,
             },
             timeline=Timeline(shown_spans, name, 0 if self._lanes.in_line else self._ahead),
@@ -234,7 +234,7 @@ class _Profile:
         limit_s = WINDOW_S if count_ranks() == 1 else float("inf")
         start = time.perf_counter()
         self._window_batches = 0
-        while self._window_batches < self._count and (
+        while self._window_batches < self._max_window_batches and (
             self._window_batches < MIN_WINDOW_BATCHES or time.perf_counter() - start < limit_s
         ):
             run_batch()

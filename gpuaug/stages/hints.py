@@ -108,22 +108,22 @@ def _warn_of_targets(
     passed = {id(leaf) for leaf in batches.leaves(values)}
     images = next((value for value in values if isinstance(value, torch.Tensor | Ragged)), None)
     search = _Search(images)
-    labels: dict[str, None] = {}  # in order, without repetitions
+    target_labels: dict[str, None] = {}  # a dict in place of a set, to keep the order
     on: dict[Any, str] = {}
     without_key: dict[Any, None] = {}
     is_typed = False
     for name, member in members.items():
         targets = [target for target in search.targets(member, name) if id(target.value) not in passed]
-        labels.update(dict.fromkeys(target.label for target in targets))
+        target_labels.update(dict.fromkeys(target.label for target in targets))
         is_typed |= any(type_name(target.value) for target in targets)
         keys = {target.data_key(member) for target in targets if not type_name(target.value)}
         if len(keys) == 1 and None not in keys:
             on[name] = str(keys.pop())
         elif keys:
             without_key[name] = None
-    if not labels:
+    if not target_labels:
         return
-    listed_targets = ", ".join(labels)
+    listed_targets = ", ".join(target_labels)
     if mixing:
         warnings.warn(
             f"{listed_targets} no longer match the images, because {mixing} mixes the images only. Leave {mixing} out for "

@@ -255,7 +255,7 @@ def page_locks(monkeypatch):
     yield made
     Ring(workers=1, slots_per_worker=1, budget_bytes=4096).close()
     assert not made.locked
-    assert not rings._page_locked
+    assert not rings._page_locked_memories
 
 
 def page_lock_all(workers, budget_bytes):
