@@ -408,7 +408,7 @@ class DoubleRing(Ring):
     def __init__(self):
         self._events, self._slots = deque(), deque()
 
-    def register(self, slot):
+    def page_lock(self, slot):
         pass
 
     def close(self):
