@@ -43,6 +43,7 @@ class Decoder:
         options: Options of the stage.
         find_images: Function that returns the image decoders in order of precedence. It is called when the first images arrive.
         find_clips: Function that returns the clip decoders in order of precedence. It is called when the first clips arrive.
+        divides_large_files: Whether ``FileDecoder.takes_first`` of the image decoders is used.
     """
 
     def __init__(
@@ -52,8 +53,11 @@ class Decoder:
         options: Options,
         find_images: Callable[[], list[FileDecoder]],
         find_clips: Callable[[], list[FileDecoder]] = list,
+        *,
+        divides_large_files: bool = True,
     ) -> None:
         self._name, self._lanes, self._options = name, lanes, options
+        self._divides_large_files = divides_large_files
         self._find = {Encoded: find_images, EncodedClips: find_clips}
         self.decoders_by_type: dict[type[Encoded], list[FileDecoder]] = {}
         """Decoders of images (``Encoded``) and of clips (``EncodedClips``). An entry is set when its first batch arrives."""
@@ -108,7 +112,14 @@ class Decoder:
         """
         if isinstance(encoded, EncodedClips):
             return self._allocate_clips(encoded, undecodable)
-        layout = Layout(encoded.headers, self._options, self.decoders_of(Encoded), undecodable=undecodable, windows=windows)
+        layout = Layout(
+            encoded.headers,
+            self._options,
+            self.decoders_of(Encoded),
+            undecodable=undecodable,
+            windows=windows,
+            divides_large_files=self._divides_large_files,
+        )
         data = self._on_device(layout.length, layout.dtype)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line

@@ -33,8 +33,6 @@ class Options:
     """Maximum number of pixels of an image."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
-    divides_large_files: bool = True
-    """Whether a decoder may decode the files of its ``takes_first``."""
 
 
 WindowsOf = Callable[[Shapes], Windows | None]
@@ -98,11 +96,12 @@ class Layout:
         headers: Headers of the batch.
         options: Options of the stage.
         decoders: Decoders in order of precedence. A file is decoded by the first decoder whose ``takes_first`` is true for the
-            file, if the options allow it, or else by the first whose ``takes`` is true. The last decoder must take all files.
+            file, or else by the first decoder whose ``takes`` is true. The last decoder must take all files.
         undecodable: Indices of images that cannot be decoded, at most B - 1. Each is replaced by the nearest decodable image
             before it, cyclically.
         windows: Function that returns the windows to decode. Images that need postprocessing, and images whose decoder cannot
             decode windows, are decoded whole.
+        divides_large_files: Whether ``takes_first`` of the decoders is used.
     """
 
     def __init__(
@@ -113,6 +112,7 @@ class Layout:
         *,
         undecodable: Collection[int] = (),
         windows: WindowsOf | None = None,
+        divides_large_files: bool = True,
     ) -> None:
         self.sources = source_indices(len(headers.table), undecodable)
         """(B,) index of the file that is decoded for each image."""
@@ -131,7 +131,7 @@ class Layout:
         self.stored = stored
         """(B, 2) heights and widths in the files."""
         priorities = np.stack([decoder.takes(table) for decoder in decoders]).astype(np.uint8)
-        if options.divides_large_files:
+        if divides_large_files:
             priorities += np.stack([decoder.takes_first(table) for decoder in decoders])
         self.decoders = priorities.argmax(0)
         """(B,) index of the decoder of each image."""

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -237,8 +236,9 @@ class BoundDecode(BoundStage):
         self.stage, self.lanes = stage, lanes
         find_images, find_clips = (partial(find, stage.backend, lanes.device) for find in (registry.find, registry.find_clips))
         usable = registry.usable
-        options = replace(stage.options, divides_large_files=self.threads >= LARGE_THREADS)
-        self.decoder = Decoder(name, lanes, options, lambda: usable(find_images()), lambda: usable(find_clips()))
+        divides = self.threads >= LARGE_THREADS
+        finders = (lambda: usable(find_images())), (lambda: usable(find_clips()))
+        self.decoder = Decoder(name, lanes, stage.options, *finders, divides_large_files=divides)
         # The user has named a decoder: raise an error now if it cannot be used.
         if stage.backend in ("engines", "hybrid"):
             self.decoder.decoders_of(Encoded)
