@@ -17,9 +17,11 @@ class Format(IntEnum):
     UNREADABLE = 0
     """Cannot be decoded. ``Headers.problems`` has the reason."""
     JPEG = 1
-    """Baseline JPEG (SOF0, 8 bits) in one scan. JPEG engines decode it correctly if they support its chroma sampling."""
+    """Baseline JPEG (SOF0, 8 bits) in one scan: YCbCr, or grey without restart markers. JPEG engines decode it correctly if
+    they support its chroma sampling."""
     OTHER_JPEG = 2
-    """Any other JPEG of 8 bits: several scans, arithmetic coding, extended, grey with restart markers, or other colours."""
+    """JPEG of 8 bits that no other member names: several scans, arithmetic coding, SOF1, grey with restart markers, or colours
+    other than grey and YCbCr."""
     OTHER = 3
     """An image of another format, such as PNG, WebP or GIF."""
     LOSSLESS_JPEG = 4
@@ -138,7 +140,10 @@ CLIP = np.dtype(
         ("interlaced", np.bool_),
         ("orientation", np.uint8),  # EXIF orientation of the frames: 1, 3, 6 or 8
         ("reorder", np.int16),  # number of frames by which decoding runs ahead of display
-        ("instant", np.bool_),  # whether the clip decodes without frames before its first packet; checked for H.264 only
+        (
+            "instant",
+            np.bool_,
+        ),  # whether the clip needs no frames before its first packet; true unless the codec is H.264
     ]
 )
 """Structured NumPy dtype: the header fields of one clip."""

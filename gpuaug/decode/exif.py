@@ -119,7 +119,8 @@ def _entry(tiff: memoryview) -> int | None:
 def of_png(data: memoryview) -> tuple[bytes, bytes]:
     """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels.
 
-    EXIF is the content of the last chunk ``eXIf``. Without such a chunk, it is the hexadecimal text that ImageMagick writes.
+    EXIF comes from the last chunk ``eXIf``, or chunk ``tEXt`` with the key ``exif``; without either, from the hexadecimal text
+    that ImageMagick writes, decoded to bytes.
 
     Args:
         data: (bytes,) content of the file.

@@ -1,4 +1,4 @@
-"""Parser of the tags of TIFFs that PIL does not decode: 16 bits per band, or more bands than colours and alpha."""
+"""Parser of the tags of TIFFs that PIL does not decode as stored: 16 bits per band, or more bands than colours and alpha."""
 
 import struct
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Tags(NamedTuple):
     samples: int
     """Number of bands."""
     bits: int
-    """Maximum number of bits per band."""
+    """Number of bits of the band with the most bits."""
     orientation: int
     """EXIF orientation, 1 to 8."""
     type: str

@@ -51,8 +51,9 @@ _IGNORED_TYPES = torch.device | torch.Generator | np.random.Generator
 def definition(stage: Stage) -> str:
     """Return the arguments of a stage as text, equal in all processes. Long text is truncated and ends with its checksum.
 
-    A pipeline is described by the constructor arguments of its modules, a function by its name, its defaults and the variables
-    of its closure, and the encoder of a ``FeatureStage`` by its ``repr``. Code and weights are omitted.
+    Modules of Kornia and torchvision are described by their attributes, other modules by the attributes that are named like
+    parameters of their constructors, a function by its name, its defaults and the plain values in its closure, and the encoder
+    of a ``FeatureStage`` by its ``repr``. Code and weights are omitted.
 
     Cost:
         A walk over the modules of the stage, a few microseconds per attribute. Tensors on a GPU are read.

@@ -11,7 +11,7 @@ TOLERANCE = 0.1
 ENCODER_KINDS = ("captured", "eager encoder")
 """Values of ``Part.kind`` for encoders."""
 MIN_MS = 0.5
-"""Shortest time, in milliseconds, that is reported in a sentence."""
+"""Times below this number of milliseconds get no sentence of their own."""
 
 
 def verdict(report: Report) -> Iterator[str]:
@@ -119,7 +119,9 @@ def _bound_by_decoder(report: Report) -> str:
     if part.kind == "video engines":
         return f"Bounded by decoding: the video engines are busy {times}. Store smaller videos, or videos with more key frames."
     way_out = {
-        SLOWER_THAN_ENGINES: "Convert files that the JPEG engines refuse to baseline JPEG, or give the process more cores.",
+        SLOWER_THAN_ENGINES: (
+            "The JPEG engines do not decode these files: convert them to baseline JPEG, or give the process more cores."
+        ),
         "hybrid decoder": "Use a card with JPEG engines, or give the process more cores.",
         "clip decoder": "Use videos that a GPU decodes (H.264, HEVC or VP9 of 8 bits), or give the process more cores.",
         "cpu decoder": "Use a card with JPEG engines, pass min_side= to the DecodeStage, or give the process more cores.",
@@ -213,7 +215,7 @@ def _encoder_sentences(report: Report) -> Iterator[str]:
             continue
         yield (
             f"The CUDA graph of {_description(part)} takes {figure_text(part.wall.median)} ms per batch, "
-            f"{figure_text(part.host.median)} ms of them on the training thread; without the graph it takes "
+            f"{figure_text(part.host.median)} ms of them on the training thread; the encoder without the graph takes "
             f"{figure_text(part.eager.wall.median)} ms, {figure_text(part.eager.host.median)} ms on the training thread."
         )
 

@@ -57,7 +57,7 @@ def test_bounded_by_the_video_engines():
     [
         (
             "beside engines",
-            "Convert files that the JPEG engines refuse to baseline JPEG, or give the process more cores.",
+            "The JPEG engines do not decode these files: convert them to baseline JPEG, or give the process more cores.",
         ),
         ("hybrid decoder", "Use a card with JPEG engines, or give the process more cores."),
         ("clip decoder", "Use videos that a GPU decodes (H.264, HEVC or VP9 of 8 bits), or give the process more cores."),
@@ -308,7 +308,7 @@ def encoder(wall=3.0, host=0.3, device=3.0, eager_host=6.0, kind="captured", nam
 
 GAIN = (
     "The CUDA graph of encoder 'encode' takes 3 ms per batch, 0.3 ms of them on the training thread; "
-    "without the graph it takes 6 ms, 6 ms on the training thread."
+    "the encoder without the graph takes 6 ms, 6 ms on the training thread."
 )
 
 

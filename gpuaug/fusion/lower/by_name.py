@@ -1,6 +1,7 @@
 """Transforms of LeRobot, open_clip, timm and torchgeo, recognized by class name and methods, without importing them.
 
-Also copies of transforms of torchvision's reference scripts. A transform is *lowered* to an op, or run by torchvision.
+Also copies of transforms of torchvision's reference scripts. A transform is replaced by the equivalent transform of
+torchvision, *lowered* to an op, or called unfused, as it is.
 """
 
 import math
@@ -73,8 +74,8 @@ LOWERED: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
     **references.LOWERED,
 }
 
-MOST_POSITIONS = 24
-"""Maximum number of ops of a ``RandomSubsetApply`` in random order, which has ``n_subset`` ops per transform."""
+MOST_OPS = 24
+"""Maximum number of ops of a ``RandomSubsetApply`` in random order: ``n_subset`` ops, one per turn, for each transform."""
 
 MOST_SUBSETS = 10_000
 """Maximum number of subsets of a ``RandomSubsetApply``, because the probability of each is computed on the host."""
@@ -110,13 +111,14 @@ def difference_reason(transform: Any, class_: type) -> str | None:
     if references.is_copy(class_):
         return difference(transform, class_)
     expected_names = METHODS[qualified_name(class_)]
-    methods = {name: getattr(value, "__func__", value) for name, value in vars(class_).items() if name not in NOT_APPLIED}
+    attributes = {name: getattr(value, "__func__", value) for name, value in vars(class_).items() if name not in NOT_APPLIED}
     inherited = {
-        name: getattr(base, name) for base in (v2.Transform, *class_.__bases__) for name in methods if hasattr(base, name)
+        name: getattr(base, name) for base in (v2.Transform, *class_.__bases__) for name in attributes if hasattr(base, name)
     }
-    applied = [name for name, value in methods.items() if name in inherited and not is_same(value, inherited[name])]
-    for name in dict.fromkeys((*expected_names, *applied)):
-        method = methods.get(name)
+    # Methods that the class overrides are checked too, because a call of the transform may call them.
+    overridden = [name for name, value in attributes.items() if name in inherited and not is_same(value, inherited[name])]
+    for name in dict.fromkeys((*expected_names, *overridden)):
+        method = attributes.get(name)
         if not isinstance(method, FunctionType) or code_names([method]) - _NOT_READ != {*expected_names.get(name, "").split()}:
             return f"{name} of {class_.__name__} differs from the tested versions"
     return difference(transform, class_)
@@ -168,16 +170,14 @@ def _random_erasing(transform: Any) -> Any:
 
 
 def unsupported_subset(container: Any) -> str | None:
-    """Return the reason why torchvision runs a ``RandomSubsetApply``, or ``None``."""
+    """Return the reason why a ``RandomSubsetApply`` is not fused, or ``None``."""
     count = len(container.transforms)
     picks = container.n_subset
     shares = torch.tensor(container.p)
     if not bool(torch.isfinite(shares).all()) or bool((shares < 0).any()) or int((shares > 0).sum()) < picks:
         return "torch.multinomial does not accept its weights"
     if container.random_order:
-        return (
-            f"more than {MOST_POSITIONS} transforms in all positions of its order" if count * picks > MOST_POSITIONS else None
-        )
+        return f"its random order needs {count * picks} ops, more than {MOST_OPS}" if count * picks > MOST_OPS else None
     return f"more than {MOST_SUBSETS} subsets" if comb(count, picks) > MOST_SUBSETS else None
 
 

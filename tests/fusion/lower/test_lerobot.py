@@ -136,7 +136,7 @@ LEFT = {
     ),
     "many places": (
         lambda: written.RandomSubsetApply(MARKS * 2, n_subset=4, random_order=True),
-        "more than 24 transforms in all positions of its order",
+        "its random order needs 32 ops, more than 24",
     ),
     "many subsets": (lambda: written.RandomSubsetApply(MARKS * 5, n_subset=10), "more than 10000 subsets"),
     "a size by chance": (

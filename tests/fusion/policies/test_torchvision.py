@@ -198,7 +198,7 @@ def test_policies_of_v1_are_those_of_v2(name):
 
 
 LEFT = {
-    "its levels for floats": (lambda: [TO_FLOAT, v2.RandAugment()], (4, 3, 32, 32)),
+    "it gives floats other levels than bytes": (lambda: [TO_FLOAT, v2.RandAugment()], (4, 3, 32, 32)),
     "the image has no 3x3 pixels": (lambda: [v2.AutoAugment(), TO_FLOAT], (4, 3, 2, 32)),
     "no lowering for this type": (lambda: [v2.AugMix(), TO_FLOAT], (4, 3, 32, 32)),
 }

@@ -1,11 +1,14 @@
 """Triton kernel of a gather pass: it moves or interpolates pixels, and runs pointwise ops on them.
 
 One thread block computes a tile of one sample, from reading to storing. Properties of the pipeline are compile-time constants.
-Sizes of batches and images are not, so that the last batch of an epoch, or images of another size, compile nothing.
+The size of the batch is not, so that the last batch of an epoch compiles nothing. Sizes of images are not, except in the cases
+in which ``SOURCE_STRIDES``, ``WIDTH`` and ``PIXELS`` are compiled in.
 
-An *index map* is an integer map of pixels, such as a flip, a crop or padding. The *taps* of an output pixel are the source
-pixels that it is interpolated from. A *line* is a row of pixels; ``row`` is the address of the sample's row in the parameter
-table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the axes batch, channel, line and x.
+An *index map* maps integer coordinates of pixels to integer coordinates, such as a flip, a crop or padding. The *taps* of an
+output pixel are the source pixels that it is interpolated from. A *line* is a row of pixels. ``sample`` counts output images,
+frames of clips included. ``row`` is the address of the row of the parameter table for the sample, or for the clip that the
+frame belongs to. The suffixes ``_b``, ``_c``, ``_h`` and ``_W`` denote strides, in elements, of the axes batch, channel, line
+and x.
 ``RGB``: whether a block computes three channels; otherwise ``r`` is channel ``plane``.
 """
 
@@ -58,7 +61,7 @@ def load_fill(fill, plane, RGB: tl.constexpr):
 
 @triton.jit
 def to_unit_range(r, g, b, MAX_VALUE: tl.constexpr, EXACT_DIVISION: tl.constexpr):
-    """Divide integers by ``MAX_VALUE``, 255 or 65535. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
+    """Divide by ``MAX_VALUE``, 255 or 65535. ``EXACT_DIVISION``: round the quotients of bytes correctly."""
     if MAX_VALUE == 65535:
         return share_of_65535(r * (1 / 65536)), share_of_65535(g * (1 / 65536)), share_of_65535(b * (1 / 65536))
     if EXACT_DIVISION:
@@ -193,8 +196,8 @@ def finish_tile(
 ):  # fmt: skip
     """Run the pointwise ops on the pixels of a tile, which begins at (``left``, ``top``), and store the pixels in ``out``.
 
-    With ``SUMS_GREY``, the list of ops ends before the contrast, whose mean is not known yet. Then return the grey of each
-    pixel, and store the pixels in ``saved_pixels`` with ``SAVE_PIXELS``, otherwise nowhere.
+    With ``SUMS_GREY``, the last op is the color jitter with the contrast, cut off before the contrast, whose mean is not known
+    yet. Then return the grey of each pixel, and store the pixels in ``saved_pixels`` with ``SAVE_PIXELS``, otherwise nowhere.
 
     With ``WORDS``, pixels are ``PAIRED`` (``tile_pixels``), and stored in words of 32 bits: output pixels as three words per
     pair, saved pixels as two values of one channel per word.
@@ -205,7 +208,7 @@ def finish_tile(
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, mean, PROGRAM, OP_COUNT, CHANNELS, RGB)
     grey = tl.zeros(in_bounds.shape, tl.float32)
     if SUMS_GREY:
-        # The last op is the color jitter that contains the contrast. The flags of the jitter select the weights of grey.
+        # The flags of the color jitter, the last op, select the weights of grey.
         grey = tl.where(in_bounds, grey_of(r, g, b, PROGRAM[OP_COUNT - 1][2]) if RGB else r, 0.0)
         if SAVE_PIXELS:
             line = WIDTH if WIDTH > 0 else width
@@ -286,7 +289,7 @@ def gather_kernel(
         MAP_BEFORE, MAP_AFTER: Index map before and after the interpolation: (padding mode of ``map_index`` or 0 without a map,
             first column, first column of the fill).
         ANTIALIAS: (Filter or 0, largest value of the source, to which results are clamped, or 0). With a filter, a block is
-            one warp and computes its lines one after another, so that each source line is weighted once for all of them.
+            32 threads and computes its lines one after another. A triangle filter then sums each source line only once.
         OUT_SIZE_COLUMN: First column of height and width of the output image, if images differ in size after the pass, and lie
             at the top left of (``out_height``, ``out_width``); or -1.
         CONTRAST_COLUMN: Column of the apply mask of the contrast whose mean is computed; -1 to store output pixels.

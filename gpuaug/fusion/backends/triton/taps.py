@@ -3,8 +3,8 @@
 They compute the source coordinates of an output pixel, and read the source pixels around these coordinates, the *taps* of the
 output pixel. Values r, g and b are three channels with ``RGB``; without, one channel three times. A *line* is a row of pixels;
 ``row`` is the address of the sample's row in the parameter table. The *window* of a resize is the part of the source that the
-resize reads; the window of a warp is the whole source. An *index map* is an integer map of pixels, such as a flip, a crop or
-padding.
+resize reads; the window of a warp is the whole source. An *index map* maps integer coordinates of pixels to integer
+coordinates, such as a flip, a crop or padding.
 
 ``MAX_VALUE``: 255 for bytes and 65535 for 16-bit values, which are returned as floats in [0, ``MAX_VALUE``]; 0 for values in
 [0, 1].
@@ -20,8 +20,9 @@ from gpuaug.fusion.backends.triton.pixel_math import NO_NAN, as_float, clamped_s
 def select_buffers(route, source, source_b, out, out_b, samples):
     """Return whether a pass skips the sample, and the buffers that the sample is read from and written to.
 
-    There are two buffers, 0 and 1, which are adjacent in memory. ``route``: address of the sample's buffer route, which is 0
-    to skip the sample, else 1 + source buffer + 2 · output buffer. ``samples``: number of samples per buffer.
+    There are two buffers, 0 and 1, which are adjacent in memory; ``source`` and ``out`` are both the address of buffer 0.
+    ``route``: address of the sample's buffer route, which is 0 to skip the sample, else 1 + number of the source buffer + 2 ·
+    number of the output buffer. ``samples``: number of samples per buffer.
     """
     route = tl.load(route).to(tl.int32) - 1
     source += (route & 1).to(tl.int64) * samples * source_b
@@ -98,7 +99,7 @@ def load_resize(columns):
 
 @triton.jit
 def resize_coordinates(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
-    """Return the input coordinates of output pixels along one axis of a resize."""
+    """Return the coordinates of output pixels in the window of a resize along one axis, from the window's first pixel on."""
     coordinate = index.to(tl.float32)
     if HALF_PIXEL:
         coordinate = (coordinate + 0.5) * scale
@@ -108,8 +109,9 @@ def resize_coordinates(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.const
 
 @triton.jit
 def source_coordinates(x, y, columns, INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
-    """Return the input coordinates of output pixels, and the window of the taps: (x, y, start_x, count_x, start_y, count_y).
+    """Return the coordinates of output pixels, and the window of the taps: (x, y, start_x, count_x, start_y, count_y).
 
+    Coordinates of a resize begin at the first pixel of the window, those of a warp at the first pixel of the input.
     ``columns``: address of the columns of the interpolation. ``INTERPOLATION``: 1, resize; 2, affine; 3, perspective.
     """
     if INTERPOLATION == 1:

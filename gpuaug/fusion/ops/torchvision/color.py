@@ -31,7 +31,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         settings = [getattr(transform, adjustment) for adjustment in _ADJUSTMENTS]
-        self._order_setting = None
+        self._order_setting = None  # torchvision's transform has no setting for the order
         self._active = [limits is not None for limits in settings]
         self._active_indices = np.flatnonzero(self._active)
         self.bounds = [
@@ -46,7 +46,7 @@ class ColorJitter(TorchvisionOp, color_jitter.ColorJitter):
         return super().flags | color_jitter.TORCHVISION_GREY
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require 1 or 3 channels. Saturation and hue do not change images of one channel."""
+        """Return ("1 or 3", name of the op) for other numbers of channels. Saturation and hue do not change images of one."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
@@ -170,7 +170,7 @@ class Grayscale(TorchvisionOp, channel.Grayscale):
         return None if channels == size.channels else f"makes {channels} channels of {size.channels}"
 
     def unsupported_channels(self, channels: int) -> tuple[str, str] | None:
-        """Require 1 or 3 channels. Images of one channel are unchanged."""
+        """Return ("1 or 3", name of the op) for other numbers of channels. Images of one channel are unchanged."""
         return None if channels in (1, 3) else ("1 or 3", self.name)
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
@@ -221,7 +221,7 @@ class Solarize(TorchvisionOp, color.Solarize):
         return {}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
-        """Write the threshold in [0, 1], and 0 for the addition."""
+        """Write the threshold in [0, 1], and 0 for the number that only Kornia's transform adds to the pixels."""
         out[:, 1] = self._threshold
         out[:, 2] = 0
 
@@ -242,7 +242,7 @@ class Posterize(TorchvisionOp, color.Posterize):
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         if self.units.is_floating_point:
-            return "its levels for floats differ from its levels for bytes, as before v2.ToDtype(scale=True)"
+            return "it gives floats other levels than bytes: place it before v2.ToDtype(torch.float32, scale=True)"
         return super().unsupported()
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
