@@ -33,7 +33,7 @@ def endless(
     Args:
         dataset: Dataset whose items have about the same size in bytes.
         batch_size: Number of items in a batch.
-        options: Options of the suite, of which ``device`` and ``workers`` are read.
+        options: Options of the suite. Only ``device`` and ``workers`` are read.
         workers: Number of workers. Default: ``options.workers``.
         collate: Collate function. Default: PyTorch's.
         pin: Whether batches are page-locked if the device is a GPU.

@@ -8,7 +8,7 @@ from torchvision import models
 
 
 class Encoder(nn.Sequential):
-    """Encoder of images to feature maps with ``8 * width`` channels: four levels, each of which halves the side.
+    """Encoder of images to feature maps with ``8 * width`` channels, in four levels. A level halves the side.
 
     Input are float images, or uint8 images, which the encoder scales to [0, 1].
     """

@@ -72,7 +72,7 @@ CLASSES = sorted({ellipse.name for photograph in PHOTOGRAPHS for ellipse in phot
 
 
 class Objects:
-    """Loader of one detection batch, with attributes like those of a user's loader."""
+    """Loader of one detection batch, with the attribute ``dataset``, which has ``classes``."""
 
     classes = CLASSES
 

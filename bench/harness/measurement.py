@@ -44,7 +44,7 @@ def measure(
         suite: Name of the result.
         options: The result of ``flags.parse``.
         cases: For each case (labels of its rows, with the keys ``batch_size`` and ``case``; function that builds the rows).
-        baseline: Name of the row that ratios are relative to, or several names, of which each case has one.
+        baseline: Name of the row that ratios are relative to, or several names: a case has a row with one of them.
         ours: Names of rows that run through gpuaug, which plots show in another colour.
         ceilings: Names of rows that leave work out: upper bounds for the others.
         figures: Measures further figures of each row. Then rates and ratios are of images instead of steps, so that a slow row

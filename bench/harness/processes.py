@@ -86,7 +86,7 @@ def resource_usage(device: torch.device) -> dict[str, int]:
     """Return the current value of each resource in ``UNITS``; reserved GPU memory only for a GPU.
 
     Resident memory is RSS; private memory is USS, the pages that only this process maps; shared memory is the proportional
-    share (PSS) of shared pages, such as those of a ring. ``/dev/shm`` is the memory that all processes use there.
+    share (PSS) of shared pages, such as the pages of a ring. ``/dev/shm`` is the memory that all processes use there.
     """
     pages = _memory_bytes()
     shm = os.statvfs("/dev/shm")

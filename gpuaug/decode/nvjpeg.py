@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from gpuaug.core.errors import GpuAugError
 
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
-"""``NVJPEG_BACKEND_HYBRID``: Huffman codes on the host, the rest on the card. ``_GPU_HYBRID``: the host finds the segments of
-the file, and kernels of the card do the rest, Huffman codes included; baseline JPEGs only. ``_HARDWARE``: all on the JPEG
-engines."""
+"""``NVJPEG_BACKEND_HYBRID``: Huffman codes on the host, the rest on the card. ``_GPU_HYBRID``: Huffman codes on the card, too,
+after the host has prepared the file; baseline JPEGs only. ``_HARDWARE``: all on the JPEG engines."""
 
 FLAGS = 1 << 5
 """``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``, of nvJPEG 12.1: interpolate subsampled chroma as libjpeg-turbo does."""

@@ -80,7 +80,7 @@ DEFAULT = {
     "sharpness": ("SharpnessJitter", {"sharpness": (0.5, 1.5)}),
     "affine": ("RandomAffine", {"degrees": (-5.0, 5.0), "translate": (0.05, 0.05)}),
 }
-"""Transforms of LeRobot's default configuration, of which three are drawn with equal probability."""
+"""Transforms of LeRobot's default configuration. A call draws three of them, with equal probability."""
 
 
 class ImageTransformsConfig(SimpleNamespace):

@@ -103,7 +103,7 @@ def sim_mim(size: int, *, transforms: Any = v1) -> Any:
 def sim_clr(size: int, *, transforms: Any = v1) -> Any:
     """Return SimCLR's pipeline, with torchvision's blur in place of its blur class.
 
-    Kernel size, standard deviations and border mode are those of the class.
+    Kernel size, standard deviations and border mode are set by the class.
     """
     return _flipped_crop(
         transforms,

@@ -43,7 +43,8 @@ gpuaug, streamed            cls as a stage of a StreamedLoader, with the copy fr
                             on the host and images on the device through a StreamedLoader, whose stages augment them and
                             remove invalid boxes
 
-Of the presets, Kornia, and thereby rows with Kornia's modules, has all transforms of hflip only, and DALI those of all but ssd.
+Rows with Kornia's modules exist only for the preset hflip, because Kornia lacks transforms of the other presets. DALI lacks
+transforms of ssd only.
 
 Figures of a row:
 

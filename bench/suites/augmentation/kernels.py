@@ -2,7 +2,7 @@
 
     python -m bench kernels --json bench/results/kernels.json
 
-Pipelines are those of Kornia in the suite ``augment``, except torchvision's presets. There is a row for each pass: the time of
+Pipelines are Kornia's in the suite ``augment``, except torchvision's presets. There is a row for each pass: the time of
 its kernels in the profiler, the bytes that the pass must read and write (``explain``), and their share of the measured copy
 bandwidth. If Kornia runs a part of a pipeline, there is a row for each kernel, without bytes.
 """

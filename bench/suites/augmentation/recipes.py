@@ -6,12 +6,12 @@
 A recipe turns a batch of uint8 images on the device into the input of the training step: float images, and target dicts.
 ``bench/data/recipes`` has the recipes, and ``tests/recipes`` compares their results with torchvision's. Images of one size have
 256 x 256 pixels, photographs of different sizes about 640 x 480 or 480 x 640 and seven objects, as in COCO. Output sizes are
-those of the projects. All sizes scale with ``--size``. If a project passes floats to the recipe, all rows get floats: BYOL,
+the projects' own. All sizes scale with ``--size``. If a project passes floats to the recipe, all rows get floats: BYOL,
 LeRobot, and the eleven bands of L8 Biome. Rows:
 
 torchvision v2                  the recipe with v2's classes, one call per view for the whole batch: one draw for all images,
                                 whereas the recipe draws per image. Classes of timm, open_clip and LeRobot are called unchanged;
-                                those of timm and open_clip get floats, since their conversion takes only PIL images
+                                classes of timm and open_clip get floats, since their conversion takes only PIL images
 torchvision v2, image by image  photographs of different sizes: one call per image, because a batch has one size (for some of
                                 the images, since it is slow); the results are stacked
 Kornia                          torchgeo's recipe, of Kornia's modules

@@ -1,8 +1,8 @@
 """Decoding of JPEGs by host threads and the card together.
 
 An image has two phases: a *host phase* on a thread, and then a *card phase*, which a thread queues on a CUDA stream. Host
-phases read the Huffman codes of small and of progressive JPEGs. The card reads the Huffman codes of other JPEGs, whose host
-phases only copy the file. Pixels of undamaged files do not depend on this choice.
+phases read the Huffman codes of small and of progressive JPEGs. The card reads the Huffman codes of other JPEGs, for which the
+host phase only prepares the file. Pixels of undamaged files do not depend on this choice.
 """
 
 import threading
@@ -74,7 +74,8 @@ With 4 threads, 500 photographs of 12 megapixels were decoded per second, and 91
 PINNED_SHARE = {nvjpeg.HYBRID: 1, nvjpeg.GPU_HYBRID: 1 / 4}
 """Page-locked memory of a state, relative to its capacity, by backend of nvJPEG.
 
-It contains the coefficients of an image with ``HYBRID``, and the file with ``GPU_HYBRID``.
+It contains the coefficients of an image with ``HYBRID``, and the file with ``GPU_HYBRID``, which takes 1.0 to 1.7 times its
+length. For a longer file, such as one of the highest quality, nvJPEG enlarges the memory of the state.
 """
 
 DEVICE_SHARE = 3 / 2
