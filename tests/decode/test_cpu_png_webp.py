@@ -17,7 +17,7 @@ from support.files.encoded import by_pil, room_of
 from support.files.png_files import KINDS, chunk, damaged_png, damaged_webp, joined, png, png_chunks, rows, webp, webps
 
 from gpuaug import collate_encoded
-from gpuaug.decode.decoders import cpu, libwebp
+from gpuaug.decode.decoders import cpu, libspng, libwebp
 from gpuaug.decode.layout import Layout, Options
 
 GUARD = 4096
@@ -174,7 +174,7 @@ def test_text_behind_the_pixels_counts_with_that_before_them(monkeypatch):
     before = [(b"zTXt", b"key\0\0" + zlib.compress(bytes(995)))]
     assert same(png(2, 8, 5, 7, before=before))
     assert not same(png(2, 8, 5, 7, before=before, behind=[TEXT]))
-    monkeypatch.setattr(cpu, "_MAX_LIBSPNG_BYTES", 1000)
+    monkeypatch.setattr(libspng, "MAX_BYTES", 1000)
     assert not same(png(2, 8, 5, 7, behind=[(b"tEXt", b"key\0" + bytes(1001))]))
 
 

@@ -6,7 +6,6 @@ the GPU, or without a GPU directly into the batch.
 """
 
 import io
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,12 +13,15 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
-from gpuaug.decode.decoders import libwebp, turbojpeg, window_loop
+from gpuaug.decode.decoders import image_loop, libspng, libwebp, turbojpeg, window_loop
 from gpuaug.decode.decoders.base import FileDecoder, Resources
+from gpuaug.decode.decoders.image_loop import ImageLoop
 from gpuaug.decode.decoders.window_loop import WindowLoop
 from gpuaug.decode.headers import open_image
 from gpuaug.decode.layout import ImageInfo, Layout
@@ -51,15 +53,6 @@ _INVERSE_ORIENTATIONS = {6: 8, 8: 6}
 """Inverse of each EXIF orientation that is not its own inverse."""
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-_PNG_CHANNELS = {0: 1, 2: 3, 6: 4}
-"""Number of channels by colour type, for PNGs that libspng decodes. Palettes are as fast in PIL; grey with alpha fails."""
-
-_unpack_chunk_start = struct.Struct(">I4s").unpack_from
-"""Read the length and the type of a PNG chunk."""
-
-_MAX_LIBSPNG_BYTES = 2**26
-"""Maximum size in bytes of a PNG for libspng. PIL limits the text in a PNG, and a larger file may exceed this limit."""
 
 
 @cache
@@ -121,11 +114,11 @@ class Cpu(FileDecoder):
         pending = iter(indices[np.argsort(-cost)].tolist())
         threads = resources.pools.threads
         chunk_size = min(max(len(indices) // (2 * threads), 1), MAX_CHUNK)
-        compiled_loop = _make_window_loop(work)
+        loops = _make_loops(work)
         completion = _Completion(len(indices))
         try:
             for _ in range(min(-(-len(indices) // chunk_size), threads)):
-                resources.pools.images.submit(_decode_pending, work, infos, compiled_loop, pending, chunk_size, completion)
+                resources.pools.images.submit(_decode_pending, work, infos, loops, pending, chunk_size, completion)
         except RuntimeError as error:  # a thread could not be started; earlier ones are running
             for _ in pending:
                 completion.add(error)
@@ -214,7 +207,7 @@ def _decode_with_library(file: NDArray[np.uint8], info: ImageInfo, buffer: NDArr
             return _decode_with_simplejpeg(file, buffer, smaller=info.scale > 1)
         return None
     prefix = file[:16].tobytes()
-    if prefix[:8] == _PNG_SIGNATURE and imagecodecs() is not None and _fits_libspng(file):
+    if prefix[:8] == _PNG_SIGNATURE and imagecodecs() is not None and libspng.fits(file.data):
         return _decode_with_libspng(file, buffer)
     if prefix[8:15] == b"WEBPVP8" and libwebp.library() is not None and buffer.shape[2] in (1, 3):
         return _decode_with_libwebp(file, buffer)
@@ -285,39 +278,10 @@ def _decode_with_simplejpeg(file: NDArray[np.uint8], buffer: NDArray[np.uint8], 
     return buffer if pixels.shape == buffer.shape else pixels  # simplejpeg returns a new view of the buffer
 
 
-def _fits_libspng(file: NDArray[np.uint8]) -> bool:
-    """Return whether libspng and PIL decode a PNG to the same pixels, and PIL accepts the file if libspng does.
-
-    PIL has accepted the chunks before the pixels when it read the header. libspng ignores the chunks after the pixels, so these
-    must be of types that PIL never rejects.
-    """
-    data = file.data
-    position = 8
-    after_pixels = False
-    types_after_pixels = {b"IDAT", b"eXIf", b"tIME", b"tEXt"}
-    if file[25] not in _PNG_CHANNELS or len(data) > _MAX_LIBSPNG_BYTES:
-        return False
-    try:
-        while True:
-            length, chunk_type = _unpack_chunk_start(data, position)  # 0.3 µs
-            position += 12 + length
-            if chunk_type == b"IEND":
-                return True
-            if chunk_type in (b"zTXt", b"iTXt"):  # PIL limits the total text: after compressed text it may reject more text
-                types_after_pixels.discard(b"tEXt")
-            if chunk_type == b"fcTL":  # an animation, whose first frame may cover a part of the image only
-                return False
-            if after_pixels and chunk_type not in types_after_pixels:
-                return False
-            after_pixels = after_pixels or chunk_type == b"IDAT"
-    except struct.error:  # the file ends before the chunk IEND
-        return False
-
-
 def _decode_with_libspng(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     """Decode an image (h, w, C) with libspng. Return ``buffer`` or another array; ``None`` if libspng rejects the file."""
     channels = buffer.shape[2]
-    fits_buffer = _PNG_CHANNELS[int(file[25])] == channels
+    fits_buffer = libspng.CHANNELS[int(file[libspng.COLOUR_TYPE])] == channels
     if not fits_buffer and channels not in (1, 3):
         return None
     try:
@@ -404,34 +368,59 @@ def _copy(image: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
             out[..., channel] = image[..., channel]
 
 
-def _make_window_loop(work: Work) -> WindowLoop | None:
-    """Return the compiled loop that decodes windows of the batch; ``None`` if it cannot decode any window of this batch."""
+def _make_loops(work: Work) -> list[WindowLoop | ImageLoop]:
+    """Return the compiled loops that may decode images of the batch."""
+    layout = work.layout
+    if layout.channels not in (1, 3) or layout.dtype != torch.uint8:
+        return []
+    out, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
+    upright = layout.orientations == 1
+    return [*_window_loops(work, out, starts, upright), *_image_loops(work, out, starts, upright)]
+
+
+def _window_loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: NDArray[np.bool_]) -> Iterator[WindowLoop]:
+    """Yield the loop over windows of JPEGs, if it can decode images of the batch. Args: as for ``_image_loops``."""
     layout = work.layout
     table = layout.headers
-    mask = np.isin(table["format"], _WINDOW_FORMATS) & np.isin(table["channels"], (1, 3)) & (layout.orientations == 1)
+    mask = upright & np.isin(table["format"], _WINDOW_FORMATS) & np.isin(table["channels"], (1, 3))
     mask &= (layout.windows[:, 2:] != layout.shapes.sizes).any(1)
-    decode_jobs = window_loop.compiled() if layout.channels in (1, 3) and mask.any() else None
-    if decode_jobs is None:
-        return None
-    out, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
-    return WindowLoop(
-        decode_jobs,
-        work.encoded.data.data_ptr(),
-        out.data_ptr(),
-        layout.channels,
-        table,
-        starts,
-        layout.windows,
-        layout.requested_windows,
-        layout.scales,
-        mask,
-    )
+    decode_jobs = window_loop.compiled() if mask.any() else None
+    if decode_jobs is not None:
+        yield WindowLoop(
+            decode_jobs,
+            work.encoded.data.data_ptr(),
+            out.data_ptr(),
+            layout.channels,
+            table,
+            starts,
+            layout.windows,
+            layout.requested_windows,
+            layout.scales,
+            mask,
+        )
+
+
+def _image_loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: NDArray[np.bool_]) -> Iterator[ImageLoop]:
+    """Yield the loop over PNGs and WebPs, if it can decode images of the batch.
+
+    Args:
+        work: Decoding task of the batch.
+        out: Buffer for the decoded images.
+        starts: (B,) offset of each image in ``out``.
+        upright: (B,) mask of the images that are not rotated.
+    """
+    layout = work.layout
+    mask = upright & (layout.headers["format"] == Format.OTHER)
+    decode_jobs = image_loop.compiled() if mask.any() else None
+    if decode_jobs is not None:
+        files = work.encoded.data.numpy()
+        yield ImageLoop(decode_jobs, files, out.data_ptr(), layout.channels, layout.headers, starts, layout.windows, mask)
 
 
 def _decode_pending(
     work: Work,
     infos: list[ImageInfo],
-    compiled_loop: WindowLoop | None,
+    loops: list[WindowLoop | ImageLoop],
     pending: Iterator[int],
     chunk_size: int,
     completion: _Completion,
@@ -441,7 +430,7 @@ def _decode_pending(
     Args:
         work: Decoding task of the batch.
         infos: ``Layout.infos`` of the batch.
-        compiled_loop: Loop that decodes windows without the interpreter's lock, or ``None``.
+        loops: Compiled loops, which decode without the interpreter's lock.
         pending: Indices of the images that no thread has started, shared by all threads.
         chunk_size: Number of images that a thread takes at once.
         completion: Results of the batch.
@@ -450,7 +439,7 @@ def _decode_pending(
     data, offsets = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     starts = offsets.tolist()
     values, files = data.numpy(), work.encoded.data.numpy()
-    for index in _remaining_after_loop(compiled_loop, pending, chunk_size, completion):
+    for index in _remaining_after_loops(loops, pending, chunk_size, completion):
         try:
             info = infos[index]
             file = files[info.start : info.start + info.length]
@@ -463,24 +452,26 @@ def _decode_pending(
             completion.add(error)
 
 
-def _remaining_after_loop(
-    compiled_loop: WindowLoop | None, pending: Iterator[int], chunk_size: int, completion: _Completion
+def _remaining_after_loops(
+    loops: list[WindowLoop | ImageLoop], pending: Iterator[int], chunk_size: int, completion: _Completion
 ) -> Iterator[int]:
-    """Decode windows with ``compiled_loop``, and yield the indices of the images that it does not decode.
+    """Decode images with ``loops``, and yield the indices of the images that the loops do not decode.
 
     Args: as for ``_decode_pending``.
     """
-    if compiled_loop is None:
+    if not loops:
         yield from pending
         return
     while chunk := list(islice(pending, chunk_size)):
+        decoded = np.zeros(len(chunk), np.bool_)
         try:
-            decoded = compiled_loop.decode(chunk).tolist()
+            for loop in loops:
+                decoded |= loop.decode(chunk)
         except BaseException as error:  # raised by ``finish``
             for _ in chunk:
                 completion.add(error)
             continue
-        for index, is_decoded in zip(chunk, decoded, strict=True):
+        for index, is_decoded in zip(chunk, decoded.tolist(), strict=True):
             if is_decoded:
                 completion.add(index)
             else:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_DEMUX_ABI = 0x0107
-"""``WEBP_DEMUX_ABI_VERSION``: version of the structures below.
+DEMUX_ABI = 0x0107
+"""``WEBPDEMUX_ABI_VERSION``: version of the structures below.
 
 libwebp rejects a version whose upper byte differs from its own.
 """
@@ -96,7 +96,7 @@ def decode(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> bool:
     data = _Data(file.ctypes.data, file.size)
     frame = _Frame()
     # As in PIL, only the chunks of the frame are decoded, without the bytes that follow in the file.
-    demuxer = libwebp.container.WebPDemuxInternal(byref(data), 0, None, _DEMUX_ABI)
+    demuxer = libwebp.container.WebPDemuxInternal(byref(data), 0, None, DEMUX_ABI)
     try:
         if not demuxer or not libwebp.container.WebPDemuxGetFrame(demuxer, 1, byref(frame)):
             return False

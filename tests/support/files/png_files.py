@@ -1,5 +1,6 @@
 """PNGs of every colour type, depth and order of rows, with other chunks, and damaged ones; and damaged WebPs."""
 
+import functools
 import io
 import itertools
 import random
@@ -84,6 +85,7 @@ def webp(width=33, height=21, *, mode="RGB", seed=0, **options):
     return packed.getvalue()
 
 
+@functools.cache
 def webps():
     """WebPs by what they are: lossy, lossless, with alpha, with metadata, animated."""
     exif = Image.Exif()
