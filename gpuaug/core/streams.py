@@ -110,11 +110,19 @@ class Lane:
         tensor.record_stream(self.stream)
 
     def copy_parts(self, target: torch.Tensor, source: torch.Tensor, parts: Iterable[tuple[int, int, int]]) -> None:
-        """Copy parts of one flat tensor into another. A part is (start in ``target``, start in ``source``, length)."""
+        """Copy parts of one flat tensor into another, in one call that releases the interpreter's lock once.
+
+        Args:
+            target: Flat tensor on the device.
+            source: Flat tensor on the host.
+            parts: (start in ``target``, start in ``source``, length) per part.
+        """
+        targets, sources = list[torch.Tensor](), list[torch.Tensor]()
+        for target_start, source_start, length in parts:
+            targets.append(target[target_start : target_start + length])
+            sources.append(source[source_start : source_start + length])
         with cuda.stream(self.stream):
-            for target_start, source_start, length in parts:
-                part = source[source_start : source_start + length]
-                target[target_start : target_start + length].copy_(part, non_blocking=True)
+            torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
 class InLineLane(Lane):

@@ -113,8 +113,9 @@ class Cpu(FileDecoder):
         # All threads share one iterator. Submitting one task per image would take ten times as long in Python.
         pending = iter(indices[np.argsort(-cost)].tolist())
         threads = resources.pools.threads
-        chunk_size = min(max(len(indices) // (2 * threads), 1), MAX_CHUNK)
-        loops = _make_loops(work)
+        # Few images are spread over all threads.
+        chunk_size = min(-(-len(indices) // threads), MAX_CHUNK)
+        loops = _make_loops(work, indices)
         completion = _Completion(len(indices))
         try:
             for _ in range(min(-(-len(indices) // chunk_size), threads)):
@@ -368,14 +369,16 @@ def _copy(image: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:
             out[..., channel] = image[..., channel]
 
 
-def _make_loops(work: Work) -> list[WindowLoop | ImageLoop]:
-    """Return the compiled loops that may decode images of the batch."""
+def _make_loops(work: Work, indices: NDArray[Any]) -> list[WindowLoop | ImageLoop]:
+    """Return the compiled loops that may decode images of the batch. ``indices``: images that the CPU decodes."""
     layout = work.layout
     if layout.channels not in (1, 3) or layout.dtype != torch.uint8:
         return []
     out, starts = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
-    upright = layout.orientations == 1
-    return [*_window_loops(work, out, starts, upright), *_image_loops(work, out, starts, upright)]
+    mask = np.zeros(len(layout.headers), np.bool_)
+    mask[indices] = True
+    mask &= layout.orientations == 1
+    return [*_window_loops(work, out, starts, mask), *_image_loops(work, out, starts, mask)]
 
 
 def _window_loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: NDArray[np.bool_]) -> Iterator[WindowLoop]:
@@ -407,7 +410,7 @@ def _image_loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: ND
         work: Decoding task of the batch.
         out: Buffer for the decoded images.
         starts: (B,) offset of each image in ``out``.
-        upright: (B,) mask of the images that are not rotated.
+        upright: (B,) mask of the images that the CPU decodes and does not rotate.
     """
     layout = work.layout
     mask = upright & (layout.headers["format"] == Format.OTHER)
