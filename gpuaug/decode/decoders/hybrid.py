@@ -164,7 +164,10 @@ class Hybrid(FileDecoder):
             _ = self._phases
         indices = indices[np.argsort(-layout.headers["length"][indices])]
         images = _images(work, indices)
-        batch = _Batch(work.problems, images, iter(range(len(images))))
+        # Several batches are decoded at a time, so that one batch needs to keep only a third of the threads busy. Smaller calls,
+        # also only for the last images, take longer in all: a thread waits for the interpreter's lock after each call.
+        most_images = max(3 * len(images) // resources.pools.threads, 1)
+        batch = _Batch(work.problems, images, iter(range(len(images))), min(most_images, self._phases.most_images))
         lane = resources.card_lanes.get()  # before any state is taken, because only this thread puts states back
         try:
             try:
@@ -180,10 +183,7 @@ class Hybrid(FileDecoder):
         """Run host phases of a batch until all have started."""
         for number in batch.pending:
             _, length, *_ = batch.images[number].file  # the longest file of those that are pending
-            # Fewer and fewer images per call, so that all threads end at about the same time. At first a third of the threads
-            # would be enough for all images, because several batches are decoded at a time.
-            count = 3 * (len(batch.images) - number) // resources.pools.threads
-            count = min(count, MAX_CALL_BYTES // length, self._phases.most_images)
+            count = min(MAX_CALL_BYTES // length, batch.images_per_call)
             numbers = [number, *islice(batch.pending, max(count - 1, 0))]
             images = [batch.images[number] for number in numbers]
             try:
@@ -339,6 +339,8 @@ class _Batch:
     images: list[_Image]
     pending: Iterator[int]
     """Indices into ``images`` of the images whose host phase has not started. Shared by all threads."""
+    images_per_call: int
+    """Maximum number of images per call of host phases."""
     ready: "SimpleQueue[tuple[_Image, nvjpeg.PhasedState] | BaseException | None]" = field(default_factory=SimpleQueue)
     """One entry per image whose host phase has ended; ``None`` if the image cannot be decoded."""
 
