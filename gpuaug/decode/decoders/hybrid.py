@@ -164,8 +164,8 @@ class Hybrid(FileDecoder):
             _ = self._phases
         indices = indices[np.argsort(-layout.headers["length"][indices])]
         images = _images(work, indices)
-        # Several batches are decoded at a time, so that one batch needs to keep only a third of the threads busy. Smaller calls,
-        # also only for the last images, take longer in all: a thread waits for the interpreter's lock after each call.
+        # Several batches are decoded at a time, so that one batch needs to keep only a third of the threads busy. Smaller calls
+        # decode fewer images per second, because a thread waits for the interpreter's lock after each call.
         most_images = max(3 * len(images) // resources.pools.threads, 1)
         batch = _Batch(work.problems, images, iter(range(len(images))), min(most_images, self._phases.most_images))
         lane = resources.card_lanes.get()  # before any state is taken, because only this thread puts states back
