@@ -333,8 +333,8 @@ def test_two_encoders_and_a_busy_thread():
     encoders = [encoder(device=0.5, kind="eager encoder", name=name, host=3.0) for name in ("vae", "text")]
     found = said(load(), copy(), *encoders, step(host=4.0, device=1.0), streamed=9.9, in_line=10)
     assert found[-1] == (
-        "Encoding ('vae' and 'text') and the step do not overlap, because the training thread queues both: alone, they "
-        "take 6 and 4 ms."
+        "Encoding ('vae' and 'text') and the step do not overlap, because the training thread queues the kernels of "
+        "both: alone, they take 6 and 4 ms."
     )
 
 
