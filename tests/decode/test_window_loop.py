@@ -2,6 +2,9 @@
 
 import itertools
 import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from torchvision.transforms import v2
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, fuse
 from gpuaug.core.encoded import HEADER
-from gpuaug.decode.decoders import turbojpeg, window_loop
+from gpuaug.decode.decoders import c_calls, turbojpeg, window_loop
 
 
 def decoded_by_loop(cases):
@@ -149,11 +152,20 @@ def test_a_numba_that_cannot_be_imported_is_not_used(monkeypatch, caplog, error)
     def fail(_):
         raise error
 
-    window_loop.compiled.cache_clear()
-    try:
-        monkeypatch.setattr(window_loop, "_compile", fail)
-        monkeypatch.setattr(turbojpeg, "library", lambda: "libturbojpeg")
-        assert window_loop.compiled() is None
-    finally:
-        window_loop.compiled.cache_clear()
+    monkeypatch.setattr(window_loop, "_compile", fail)
+    monkeypatch.setattr(turbojpeg, "library", lambda: "libturbojpeg")
+    assert window_loop.compiled.__wrapped__() is None
     assert ("scipy" in caplog.text) == isinstance(error, AttributeError)
+
+
+def test_threads_that_need_a_loop_at_once_compile_it_once():
+    compilations = []
+
+    @c_calls.compile_once
+    def compiled():
+        compilations.append(threading.get_ident())
+        time.sleep(0.05)  # the other threads call meanwhile
+        return len(compilations)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [future.result() for future in [pool.submit(compiled) for _ in range(4)]] == [1] * 4

@@ -3,7 +3,9 @@
 import logging
 import platform
 import sys
+import threading
 from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 _log = logging.getLogger("gpuaug")
@@ -15,6 +17,21 @@ LOW = 0xFFFF_FFFF
 """Mask of the bits of a 32-bit result in a 64-bit register."""
 
 Loop = TypeVar("Loop")
+
+
+def compile_once(function: Callable[[], Loop]) -> Callable[[], Loop]:
+    """Decorate a function that compiles: it is called once per process, and other threads wait for its result.
+
+    With ``functools.cache`` alone, each thread that calls it before the first result would compile.
+    """
+    lock, cached = threading.Lock(), cache(function)
+
+    @wraps(function)
+    def locked() -> Loop:
+        with lock:
+            return cached()
+
+    return locked
 
 
 def compiled_or_none(purpose: str, compile_loop: Callable[[], Loop]) -> Loop | None:

@@ -7,14 +7,13 @@ threads, 3 were waiting.
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p, cast
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.decode.decoders import libspng, libwebp
-from gpuaug.decode.decoders.c_calls import LOW, c_call, compiled_or_none
+from gpuaug.decode.decoders.c_calls import LOW, c_call, compile_once, compiled_or_none
 
 _JOB = np.dtype(
     [
@@ -112,7 +111,7 @@ def _formats(files: NDArray[np.uint8], table: NDArray[np.void]) -> NDArray[np.in
     return result
 
 
-@cache
+@compile_once
 def compiled() -> DecodeJobs | None:
     """Return the compiled loop, or ``None`` if Numba or both libraries are missing, or the platform is not supported.
 

@@ -6,14 +6,13 @@ per image, and waits for it: of 16 cores, 10 were busy.
 
 from collections.abc import Callable, Sequence
 from ctypes import c_void_p, cast
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.decode.decoders import turbojpeg
-from gpuaug.decode.decoders.c_calls import LOW, c_call, compiled_or_none
+from gpuaug.decode.decoders.c_calls import LOW, c_call, compile_once, compiled_or_none
 from gpuaug.decode.decoders.turbojpeg import (
     DECOMPRESS,
     HEIGHT,
@@ -98,7 +97,7 @@ class WindowLoop:
         return decoded
 
 
-@cache
+@compile_once
 def compiled() -> DecodeJobs | None:
     """Return the compiled loop, or ``None`` if Numba or libturbojpeg is missing, or the platform is not supported.
 
