@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpuaug.core.errors import GpuAugError
+from gpuaug.decode.c_calls import call_each
 
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
 """``NVJPEG_BACKEND_HYBRID``: Huffman codes on the host, the rest on the card. ``_GPU_HYBRID``: Huffman codes on the card, too,
@@ -32,6 +33,12 @@ OUTPUT_Y, OUTPUT_RGBI = 2, 5
 
 OUTPUT = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
 """``nvjpegImage_t``: device addresses of the planes, and their pitches in bytes."""
+
+_IMAGE_INFO = np.dtype([("components", np.int32), ("subsampling", np.int32), ("widths", np.int32, 4), ("heights", np.int32, 4)])
+"""Results of ``nvjpegGetImageInfo`` for one file, with the widths and heights of its components."""
+
+_IMAGE_INFO_OFFSETS = np.array([0, 4, 8, 24])
+"""Offsets of the fields of ``_IMAGE_INFO`` in bytes."""
 
 STATUS = {
     1: "not initialized",
@@ -127,6 +134,8 @@ class Library:
         self._handle = c_void_p()
         self._set_roi = self._quick.nvjpegDecodeParamsSetROI
         self._set_roi.argtypes = [c_void_p, c_int, c_int, c_int, c_int]
+        self._image_info = self._quick.nvjpegGetImageInfo
+        self._image_info.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p, c_void_p]
 
     @property
     def exact_windows(self) -> bool:
@@ -191,14 +200,13 @@ class BatchDecoder(Library):
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
         """Return (B, 2) height and width of each file, by nvJPEG's parser; 0 if the parser fails."""
-        sizes = np.zeros((len(addresses), 2), np.int32)
-        components, sampling = c_int(), c_int()
-        widths, heights = (c_int * 4)(), (c_int * 4)()
-        arguments = (byref(components), byref(sampling), widths, heights)
-        info = self._quick.nvjpegGetImageInfo
-        for index, (address, length) in enumerate(zip(addresses.tolist(), lengths.tolist(), strict=True)):
-            if not info(self._handle, c_void_p(address), c_size_t(length), *arguments):
-                sizes[index] = heights[0], widths[0]
+        results = np.zeros(len(addresses), _IMAGE_INFO)
+        arguments = np.empty((len(addresses), 7), np.int64)
+        arguments[:, 0], arguments[:, 1], arguments[:, 2] = self._handle.value or 0, addresses, lengths
+        arguments[:, 3:] = results.ctypes.data + results.itemsize * np.arange(len(addresses))[:, None] + _IMAGE_INFO_OFFSETS
+        statuses = call_each(self._image_info, arguments)
+        sizes: NDArray[np.int32] = np.column_stack([results["heights"][:, 0], results["widths"][:, 0]])
+        sizes[statuses != 0] = 0
         return sizes
 
     def decode(
@@ -253,14 +261,14 @@ class BatchDecoder(Library):
             form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
         """
         handles = []
-        for window in windows.tolist():
+        for _ in range(len(windows)):
             try:
                 parameters = self._idle[form].pop()
             except IndexError:
                 parameters = self._created("nvjpegDecodeParamsCreate", self._handle)
                 self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(parameters), c_int(form))
-            self._set_window(parameters, window)
             handles.append(parameters)
+        call_each(self._set_roi, np.column_stack([handles, windows[:, [1, 0, 3, 2]]]))
         return np.array(handles, np.uint64)
 
     def put_back(self, parameters: NDArray[np.uint64], form: int) -> None:

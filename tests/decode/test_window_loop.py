@@ -14,7 +14,8 @@ from torchvision.transforms import v2
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, fuse
 from gpuaug.core.encoded import HEADER
-from gpuaug.decode.decoders import c_calls, turbojpeg, window_loop
+from gpuaug.decode import c_calls
+from gpuaug.decode.decoders import turbojpeg, window_loop
 
 
 def decoded_by_loop(cases):

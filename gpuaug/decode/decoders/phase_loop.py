@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.decode import nvjpeg
-from gpuaug.decode.decoders.c_calls import LOW, c_call, compiled_or_none
+from gpuaug.decode.c_calls import LOW, c_call, compiled_or_none
 
 File = tuple[int, int, int, int, int, Sequence[int]]
 """Address, length in bytes, height, width, output format, and window of a file."""

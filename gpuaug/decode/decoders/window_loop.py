@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuaug.decode.c_calls import LOW, c_call, compile_once, compiled_or_none
 from gpuaug.decode.decoders import turbojpeg
-from gpuaug.decode.decoders.c_calls import LOW, c_call, compile_once, compiled_or_none
 from gpuaug.decode.decoders.turbojpeg import (
     DECOMPRESS,
     HEIGHT,

@@ -1,5 +1,6 @@
 """Calls of C functions in loops that Numba compiles: the loops do not hold the interpreter's lock."""
 
+import ctypes
 import logging
 import platform
 import sys
@@ -7,6 +8,9 @@ import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 _log = logging.getLogger("gpuaug")
 
@@ -69,3 +73,48 @@ def c_call() -> Any:
         return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate  # type: ignore[no-untyped-call]
 
     return call
+
+
+def call_each(function: Any, arguments: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Call a C function once per row of arguments.
+
+    Args:
+        function: Function of ctypes, whose arguments and result are integers of at most 64 bits, or addresses.
+        arguments: (n, k) arguments of the n calls.
+
+    Returns:
+        (n,) results of 32 bits.
+    """
+    loop = _loop_over_calls(arguments.shape[1])
+    if loop is None:
+        return np.array([function(*row) & LOW for row in arguments.tolist()], np.int64)
+    return loop(ctypes.cast(function, ctypes.c_void_p).value or 0, arguments)
+
+
+@cache
+def _loop_over_calls(count: int) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]] | None:
+    """Return the compiled loop of ``call_each`` for functions of ``count`` arguments, or ``None`` without Numba."""
+    return compiled_or_none("call C functions", lambda: _compile_loop(count))
+
+
+def _compile_loop(count: int) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]]:
+    """Compile the loop of ``call_each``.
+
+    Raises:
+        ImportError: If Numba is not installed.
+    """
+    from numba import njit
+    from numba.np.unsafe.ndarray import to_fixed_tuple
+
+    call = c_call()
+    as_tuple: Any = to_fixed_tuple
+
+    @njit(nogil=True)  # type: ignore[untyped-decorator]
+    def loop(address: int, arguments: NDArray[np.int64]) -> NDArray[np.int64]:
+        results = np.empty(len(arguments), np.int64)
+        for index in range(len(arguments)):
+            results[index] = call(address, as_tuple(arguments[index], count)) & LOW
+        return results
+
+    loop(0, np.empty((0, count), np.int64))
+    return loop  # type: ignore[no-any-return]
