@@ -28,7 +28,8 @@ def compile_once(function: Callable[[], Loop]) -> Callable[[], Loop]:
 
     With ``functools.cache`` alone, each thread that calls it before the first result would compile.
     """
-    lock, cached = threading.Lock(), cache(function)
+    lock = threading.Lock()
+    cached = cache(function)
 
     @wraps(function)
     def locked() -> Loop:
