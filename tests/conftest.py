@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
@@ -63,6 +64,12 @@ def pytest_ignore_collect(collection_path):
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path, parent):
+    """Look for documented examples in no module of tests either: to look for them takes a second per process."""
+    return [node for node in (yield) if not isinstance(node, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """Collect tests without looking for garbage, of which there is next to none: a third of the time."""
     gc.disable()
@@ -73,7 +80,7 @@ def pytest_collection(session):
 
 
 def pytest_collection_finish(session):
-    _freeze()
+    gc.freeze()  # without looking for garbage, which would take longer than all that it saves
     if sys.platform == "linux":
         _use_huge_pages()
 

@@ -3,7 +3,6 @@
 import copy
 import re
 
-import datasets
 import pytest
 import torch
 from support.loader.checkpoints import Counter, Shards, Tape, stopped_at
@@ -151,6 +150,8 @@ def batch_of(rows):
 
 def of_hugging_faces(**shuffle):
     def stream(**options):
+        import datasets  # takes a second
+
         found = datasets.Dataset.from_dict({"number": list(range(15))}).to_iterable_dataset(num_shards=2)
         found = found.shuffle(seed=3, **shuffle) if shuffle else found
         return StatefulDataLoader(found.with_format("torch"), 3, collate_fn=batch_of, **options)
