@@ -1,8 +1,5 @@
 """Definition of a stage: it differs where one argument does, and not from process to process or from run to run."""
 
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +20,7 @@ from support.ops.other_arguments import (
     made,
     other_values,
 )
+from support.process import processes
 from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -81,15 +79,18 @@ ARGUMENTS = {
 """Arguments of a call, where they are not images alone."""
 
 
-def test_definition_is_the_same_in_another_process(request):
-    program = (
-        "import sys; sys.path[:0] = sys.argv[1:]; from support.ops import other_arguments; print(other_arguments.all_defined())"
-    )
-    paths = [str(request.config.rootpath / "tests"), str(request.config.rootpath)]
-    command = [sys.executable, "-W", "ignore", "-c", program, *paths]
-    env = {**os.environ, "PYTHONHASHSEED": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout == f"{all_defined()}\n"
+ANOTHER_PROCESS = """
+from support.ops import other_arguments
+print(hash("a string"))
+print(other_arguments.all_defined())
+"""
+
+
+def test_definition_is_the_same_in_another_process():
+    done = processes.run_script(ANOTHER_PROCESS)
+    hashed, definitions = done.stdout.splitlines()
+    assert int(hashed) != hash("a string"), "the order of sets is another there"
+    assert definitions == str(all_defined())
 
 
 class Scaled(nn.Module):

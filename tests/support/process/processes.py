@@ -46,7 +46,8 @@ def run_script(script, timeout_s=240):
 def _script_server():
     """The process that forks. It ends when its standard input is closed, at the latest at the end of this process."""
     command = [sys.executable, "-m", "support.process.script_server"]
-    return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=_environment())
+    environment = {**_environment(), "PYTHONHASHSEED": "1"}  # so that strings have other hashes than here
+    return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=environment)
 
 
 def run_interpreter(script, timeout_s=240):
