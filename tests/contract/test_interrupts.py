@@ -61,14 +61,14 @@ def of_numbers(feed, **options):
 
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 LOADERS = {
-    "list": (of_list, 11),
-    "encoders": (of_encoders, 211),
-    "images": (of_images, 41),
-    "thread": (of_numbers("plain"), 23),
+    "list": (of_list, 23),
+    "encoders": (of_encoders, 431),
+    "images": (of_images, 97),
+    "thread": (of_numbers("plain"), 53),
     "staged": (of_numbers("ring"), 13),
     "workers": (of_numbers("plain", num_workers=1), 101),
-    "workers with ring": (of_numbers("ring", num_workers=1), 151),
-    "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 151),
+    "workers with ring": (of_numbers("ring", num_workers=1), 307),
+    "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 307),
 }
 CASES = [
     pytest.param(make, step, id=name, marks=pytest.mark.slow if name in ("staged", "workers") else ())

@@ -25,7 +25,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gpuaug import IteratorEndedError, StreamedLoader
 from gpuaug.loader.checkpoint import VERSION
 
-
 ONLY_PLAIN = "workers that persist"
 
 

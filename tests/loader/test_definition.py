@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 
 import kornia.augmentation as K
 import numpy as np
@@ -28,18 +29,21 @@ from torchvision.transforms import v2
 import gpuaug
 
 EVERY = [*KORNIA, *TORCHVISION, *OTHERS]
-PAIRS = [(kind, name) for kind in EVERY for name in other_values(kind)]
 
 
 def named(value):
     return f"{value.__module__.partition('.')[0]}.{value.__name__}" if isinstance(value, type) else value
 
 
-@pytest.mark.parametrize(("kind", "name"), PAIRS, ids=named)
-def test_another_argument_makes_another_definition(kind, name):
-    for container, wrap in containers(kind).items():
-        then, now = (defined(wrap(module)) for module in (made(kind), made(kind, **{name: other_values(kind)[name]})))
-        assert (then != now) is ((kind.__name__, name) not in WITHOUT_EFFECT), container
+@pytest.mark.parametrize("kind", EVERY, ids=named)
+def test_another_argument_makes_another_definition(kind):
+    """Each argument alone, and within one of the containers in turn."""
+    wraps = containers(kind)
+    before = {container: defined(wrap(made(kind))) for container, wrap in wraps.items()}
+    for (name, value), container in zip(other_values(kind).items(), cycle(wraps)):
+        for where in {"alone", container}:
+            definition = defined(wraps[where](made(kind, **{name: value})))
+            assert (definition != before[where]) is ((kind.__name__, name) not in WITHOUT_EFFECT), (name, where)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -217,7 +217,7 @@ def test_the_table_has_every_loader(table):
 
 @pytest.mark.parametrize(("loader", "order"), MADE)
 def test_the_table_says_what_a_stop_does(loader, order, table):
-    positions = middle_of_second_epoch if "persistent" in order else some_positions
+    positions = few_positions if "persistent" in order else some_positions
     found = measured(MADE[loader, order], positions, tells=order.endswith("told each epoch"))
     assert found == table[loader, order]
 

@@ -97,7 +97,9 @@ def outcome(make, scenario, *, shows):
     return batches, torch.rand(3).tolist(), figures
 
 
-CASES = [(kind, scenario) for kind in list(KINDS)[:-3] for scenario in (fresh, between, chosen, middle)]
+CASES = [(kind, scenario) for kind in list(KINDS)[:-4] for scenario in (fresh, between, chosen, middle)]
+CASES += [("workers that draw", fresh), ("workers that draw", middle)]
+CASES += [pytest.param("workers that draw", scenario, marks=pytest.mark.slow) for scenario in (between, chosen)]
 CASES += [("workers that persist", between), ("workers that persist and draw", fresh)]
 CASES += [("a state", scenario) for scenario in (fresh, between, middle, loaded)]
 
