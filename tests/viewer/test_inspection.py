@@ -97,7 +97,11 @@ def outcome(make, scenario, *, shows):
     return batches, torch.rand(3).tolist(), figures
 
 
-CASES = [(kind, scenario) for kind in list(KINDS)[:-4] for scenario in (fresh, between, chosen, middle)]
+CASES = [  # each kind with each scenario: half of them are slow
+    pytest.param(kind, scenario, marks=pytest.mark.slow if (number + index) % 2 else ())
+    for number, kind in enumerate(list(KINDS)[:-4])
+    for index, scenario in enumerate((fresh, between, chosen, middle))
+]
 CASES += [("workers that draw", fresh), ("workers that draw", middle)]
 CASES += [pytest.param("workers that draw", scenario, marks=pytest.mark.slow) for scenario in (between, chosen)]
 CASES += [("workers that persist", between), ("workers that persist and draw", fresh)]
