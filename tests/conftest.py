@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import multiprocessing
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+from support.process.processes import share_fork_server
 
 from gpuaug.feed import prefetch
 
@@ -31,8 +31,8 @@ HUGE, COLLAPSE = 2**21, 25
 # Processes of pytest-xdist share the cores.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
 
-# Workers of the start method forkserver then share one import of torch, which takes them seconds each.
-multiprocessing.set_forkserver_preload(["torch.utils.data", "torchvision.datasets", "kornia.augmentation", "gpuaug"])
+if sys.platform == "linux":
+    share_fork_server()
 
 if os.environ.get("TORCH_CUDA_SANITIZER"):
     # PyTorch's sanitizer asks for the current stream at every operation, which a forked worker cannot reach.
