@@ -213,9 +213,10 @@ def pairs(kinds, scenarios):
 
 CASES = [
     *pairs(list(PLAIN)[:-1], PLAIN_SCENARIOS),
-    *(("workers that draw", scenario) for scenario in (between, middle)),
-    pytest.param("workers that draw", fresh, marks=pytest.mark.slow),
-    *(("workers that persist", scenario) for scenario in (between, left)),
+    ("workers that draw", middle),
+    *(pytest.param("workers that draw", scenario, marks=pytest.mark.slow) for scenario in (fresh, between)),
+    ("workers that persist", left),
+    pytest.param("workers that persist", between, marks=pytest.mark.slow),
     ("workers that persist and draw", fresh),
     *pairs(list(STATEFUL)[::2], STATEFUL_SCENARIOS),
     *(

@@ -66,7 +66,7 @@ def test_pictures_are_those_of_the_next_batch(device, dtype):
 
 
 @given(st.integers(0, 50), st.integers(0, 5))
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_captions_are_the_draws_of_the_pictures(seed, epoch):
     crop = gpuaug.fuse(K.AugmentationSequential(K.RandomCrop((5, 6)), K.RandomHorizontalFlip(), K.RandomInvert(p=0.3)))
     streamed = loader([lambda images: images, TransformStage(crop, name="crop")], seed=seed)
@@ -110,7 +110,6 @@ def test_n_is_the_number_of_samples():
         assert len(figure.axes) == count
         assert texts(figure)[0] == f"{count} of 4 samples in batch 0 of epoch 0"
     assert beside(figure) == ["as loaded"]
-    assert len(gpuaug.show(loader(count=9, batch=9), n=9).axes) == 9
     assert len(gpuaug.show(loader(count=9, batch=9)).axes) == 8
 
 
