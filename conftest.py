@@ -1,5 +1,7 @@
 """Names that every documented example may use."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,11 @@ from torch import nn
 import gpuaug
 
 collect_ignore_glob = ["gpuaug/integrations/*.py"]  # they import frameworks, and tests/frameworks imports them
+
+
+for finder in sys.meta_path:
+    # pytest rewrites the assertions of all plugins. For Hypothesis that takes two seconds per process, and no test needs it.
+    getattr(finder, "_must_rewrite", set()).discard("hypothesis")
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import multiprocessing
 import os
 import random
 import signal
@@ -13,8 +12,10 @@ import time
 import numpy as np
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+from support.process.processes import share_fork_server
 
 from gpuaug.feed import prefetch
 
@@ -30,8 +31,8 @@ HUGE, COLLAPSE = 2**21, 25
 # Processes of pytest-xdist share the cores.
 torch.set_num_threads(max(torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), 1))
 
-# Workers of the start method forkserver then share one import of torch, which takes them seconds each.
-multiprocessing.set_forkserver_preload(["torch.utils.data", "torchvision.datasets", "kornia.augmentation", "gpuaug"])
+if sys.platform == "linux":
+    share_fork_server()
 
 if os.environ.get("TORCH_CUDA_SANITIZER"):
     # PyTorch's sanitizer asks for the current stream at every operation, which a forked worker cannot reach.
@@ -63,6 +64,12 @@ def pytest_ignore_collect(collection_path):
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path, parent):
+    """Look for documented examples in no module of tests either: to look for them takes a second per process."""
+    return [node for node in (yield) if not isinstance(node, DoctestModule)]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
     """Collect tests without looking for garbage, of which there is next to none: a third of the time."""
     gc.disable()
@@ -73,7 +80,7 @@ def pytest_collection(session):
 
 
 def pytest_collection_finish(session):
-    _freeze()
+    gc.freeze()  # without looking for garbage, which would take longer than all that it saves
     if sys.platform == "linux":
         _use_huge_pages()
 

@@ -1,9 +1,10 @@
 """The contract for a column of clips: as tensors, and from video files that a ``DecodeStage`` decodes."""
 
+from functools import cache
+
 import kornia.augmentation as K
 import pytest
 import torch
-from contract.sources import DEPTHS
 from support.comparison.values import assert_values
 from support.video.videos import video
 from torch.utils.data import DataLoader
@@ -32,10 +33,11 @@ def clips(bad=()):
         yield {**chosen, "action": torch.tensor([float(start)]), "text": f"number {start}"}
 
 
+@cache
 def decoded():
     """The same samples as tensors, in batches."""
-    for batch in DataLoader(list(clips()), 2, collate_fn=collate_encoded):
-        yield {**batch, **{name: DecodeStage(backend="cpu")(batch[name], "cpu") for name in CAMERAS}}
+    loaded = DataLoader(list(clips()), 2, collate_fn=collate_encoded)
+    return [{**batch, **{name: DecodeStage(backend="cpu")(batch[name], "cpu") for name in CAMERAS}} for batch in loaded]
 
 
 def augment():
@@ -45,7 +47,7 @@ def augment():
 
 def loader(source, device, *, bad=(), on_error="raise", **options):
     own = {"generator": torch.Generator()}  # else a DataLoader draws from torch's
-    data = list(decoded()) if source == "tensors" else DataLoader(list(clips(bad)), 2, collate_fn=collate_encoded, **own)
+    data = decoded() if source == "tensors" else DataLoader(list(clips(bad)), 2, collate_fn=collate_encoded, **own)
     both = TransformStage(gpuaug.fuse(v2.RandomCrop(32)), on=dict.fromkeys(CAMERAS, "input"), name="both")
     stages = [both, TransformStage(gpuaug.fuse(augment()), on="wrist", name="wrist")]
     if source == "files":
@@ -87,7 +89,7 @@ def test_batches_are_complete_and_equal_to_the_reference_at_every_depth(source, 
         assert [text for batch in batches for text in batch["text"]] == [f"number {number}" for number in range(COUNT)]
         assert [batch["wrist"].shape for batch in batches] == [(2, FRAMES, 3, 24, 24)] * 3 + [(1, FRAMES, 3, 24, 24)]
     assert not torch.equal(epochs[0][0]["wrist"], epochs[1][0]["wrist"])
-    for depth in DEPTHS[1:]:
+    for depth in (1, 50):
         other = loader(source, device, depth=depth)
         kept = [[], []]
         for batches, want in zip(kept, epochs, strict=True):
@@ -131,7 +133,7 @@ def test_a_bad_clip_is_an_error_at_its_batch_or_its_whole_sample_is_replaced_and
 @pytest.mark.parametrize("device", DEVICES)
 def test_resume_is_exact(source, device):
     whole = values(loader(source, device))
-    for stop in (1, 3, BATCHES):
+    for stop in (1, 3):
         stopped = loader(source, device)
         iterator = iter(stopped)
         for _ in range(stop):

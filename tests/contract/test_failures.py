@@ -171,9 +171,13 @@ def test_an_iterator_that_has_failed_stays_ended(depth):
         next(batches)
 
 
-@pytest.mark.parametrize(("workers", "feed"), [(0, "plain"), (0, "ring"), (1, "plain"), (1, "ring")])
-@pytest.mark.parametrize("where", ["dataset", "stage"])
-@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize(
+    ("workers", "feed", "where", "at"),
+    [
+        *[(0, "plain", "dataset", 0), (0, "plain", "stage", 3), (0, "ring", "dataset", 3), (0, "ring", "stage", 0)],
+        *[(1, "plain", "dataset", 3), (1, "plain", "stage", 0), (1, "ring", "dataset", 0), (1, "ring", "stage", 3)],
+    ],
+)
 def test_a_batch_that_failed_is_tried_again_from_the_state_after_it(workers, feed, where, at):
     def make(*, fails):
         error = torch.OutOfMemoryError("CUDA out of memory.")

@@ -61,14 +61,14 @@ def of_numbers(feed, **options):
 
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 LOADERS = {
-    "list": (of_list, 11),
-    "encoders": (of_encoders, 211),
-    "images": (of_images, 41),
-    "thread": (of_numbers("plain"), 23),
+    "list": (of_list, 17),
+    "encoders": (of_encoders, 307),
+    "images": (of_images, 67),
+    "thread": (of_numbers("plain"), 37),
     "staged": (of_numbers("ring"), 13),
     "workers": (of_numbers("plain", num_workers=1), 101),
-    "workers with ring": (of_numbers("ring", num_workers=1), 151),
-    "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 151),
+    "workers with ring": (of_numbers("ring", num_workers=1), 211),
+    "persistent workers with ring": (of_numbers("ring", **PERSISTENT), 211),
 }
 CASES = [
     pytest.param(make, step, id=name, marks=pytest.mark.slow if name in ("staged", "workers") else ())

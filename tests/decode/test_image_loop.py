@@ -17,7 +17,14 @@ from gpuaug.decode.decoders import image_loop, libspng, libwebp
 GUARD, FILLED = 64, 0xA5
 """Bytes between the images, which the loop must leave as they are, and their value."""
 
-NUMBA = pytest.mark.skipif(image_loop.compiled() is None, reason="no Numba, or another machine")
+
+@pytest.fixture
+def _compiled_loop():
+    if image_loop.compiled() is None:  # asked here, because to compile takes seconds
+        pytest.skip("no Numba, or another machine")
+
+
+NUMBA = pytest.mark.usefixtures("_compiled_loop")
 SPNG = pytest.mark.skipif(libspng.functions() is None, reason="imagecodecs is missing, or exports no functions of libspng")
 WEBP = pytest.mark.skipif(libwebp.library() is None, reason="PIL has linked libwebp statically")
 

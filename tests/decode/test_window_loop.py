@@ -57,7 +57,13 @@ def decoded_by_loop(cases):
     return mask, images
 
 
-NUMBA = pytest.mark.skipif(window_loop.compiled() is None, reason="no Numba, or another machine")
+@pytest.fixture
+def _compiled_loop():
+    if window_loop.compiled() is None:  # asked here, because to compile takes seconds
+        pytest.skip("no Numba, or another machine")
+
+
+NUMBA = pytest.mark.usefixtures("_compiled_loop")
 
 
 @NUMBA

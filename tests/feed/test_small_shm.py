@@ -1,32 +1,46 @@
-"""Workers where ``/dev/shm`` has 16 MB, as a container has 64 MB: batches that torch cannot send arrive."""
+"""Workers where ``/dev/shm`` has 4 MB, as a container has 64 MB: batches that torch cannot send arrive."""
 
-import os
 import shutil
 import subprocess
-import sys
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 
 import pytest
 import torch
+from support.process import processes
 
 from gpuaug.feed import shared_storage
 
-TESTS = Path(__file__).parents[1]
-SCRIPT = "mount -t tmpfs -o size=16m tmpfs /dev/shm && exec {python} -W ignore -m support.feed.small_shm {case}"
+MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
+IN_NAMESPACE = """
+import ctypes
+import os
+import subprocess
+import warnings
+
+CLONE_NEWNS, CLONE_NEWUSER, MS_REC, MS_PRIVATE = 0x20000, 0x10000000, 0x4000, 0x40000
+libc = ctypes.CDLL(None, use_errno=True)
+user, group = os.getuid(), os.getgid()
+assert libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0, os.strerror(ctypes.get_errno())
+for name, text in (("setgroups", "deny"), ("uid_map", f"0 {{user}} 1"), ("gid_map", f"0 {{group}} 1")):
+    with open(f"/proc/self/{{name}}", "w") as file:
+        file.write(text)
+assert libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0, os.strerror(ctypes.get_errno())
+subprocess.run({mount!r}.split(), check=True)
+warnings.simplefilter("ignore")
+from support.feed import small_shm
+small_shm.{case}()
+"""
+"""What ``unshare -rm`` does, in a process that has imported torch."""
 
 
 def run(case):
-    """Lines that a program prints in a mount namespace of its own, with 16 MB of ``/dev/shm``."""
+    """Lines that a program prints in a mount namespace of its own, with 4 MB of ``/dev/shm``."""
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare")
-    paths = (str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", ""))
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    mounts = subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT.format(python="true", case="")], capture_output=True)
+    mounts = subprocess.run(["unshare", "-rm", *MOUNT.split()], capture_output=True)
     if mounts.returncode:
         pytest.skip(f"no mount namespace may be made: {mounts.stderr.decode().strip()}")
-    command = ["unshare", "-rm", "sh", "-c", SCRIPT.format(python=sys.executable, case=case)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=280)
+    done = processes.run_script(IN_NAMESPACE.format(mount=MOUNT, case=case))
     return done.stdout.splitlines() or pytest.fail(done.stderr)
 
 

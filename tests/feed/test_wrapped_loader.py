@@ -9,7 +9,7 @@ from contract.sources import failure
 from PIL import Image
 from support.feed.ring_cleanup import leave_by_break
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
-from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers
+from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers, without_workers
 from torch.utils.data import DataLoader
 
 import gpuaug
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["one epoch", "persistent"])
 def test_wrapped_loader_is_not_changed(options):
-    wrapped = with_workers(Samples(), **options)()
+    wrapped = with_workers(Samples(), num_workers=1, **options)()
     before = dict(vars(wrapped))
     with StreamedLoader(wrapped, device="cpu", feed="ring") as loader:
         list(loader)
@@ -44,20 +44,20 @@ def test_dataloader_subclass_uses_ring():
     assert_ring_is_plain(lambda: Named(Samples(), batch_size=2, num_workers=2))
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (1, 10), (2, 1), (2, 0), (0, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (2, 0), (0, 2), pytest.param(1, 10, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:Batches of .* travel without slots")
 def test_num_workers_may_change_between_epochs(before, after):
-    sizes = [int(200_000 * 1.4 ** (i // 12)) for i in range(50)]
+    sizes = [int(50_000 * 1.4 ** (i // 12)) for i in range(50)]
     wrapped = sized(sizes, num_workers=before)()
     want = list(sized(sizes, num_workers=0)())
-    loader = StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=2_000_000)
+    loader = StreamedLoader(wrapped, device="cpu", feed="ring", feed_bytes=500_000)
     assert_same([next(iter(loader)) for _ in range(2)], [want[0]] * 2)
     wrapped.num_workers = after
     wrapped.prefetch_factor = 2 if after else None
     assert_same(list(loader), want)
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_num_workers_may_change_with_open_iterator(after):
     wrapped = with_workers(Samples())()
@@ -77,7 +77,7 @@ def test_num_workers_may_change_with_open_iterator(after):
 
 
 def test_collate_fn_may_be_replaced_between_epochs():
-    wrapped = with_workers(Samples())()
+    wrapped = with_workers(Samples(), num_workers=1)()
     loader = StreamedLoader(wrapped, device="cpu", feed="ring")
     assert "image" in next(iter(loader))
     wrapped.collate_fn = padded
@@ -86,7 +86,7 @@ def test_collate_fn_may_be_replaced_between_epochs():
 
 
 def test_inference_mode_of_each_epoch_is_kept():
-    make = with_workers(Samples())
+    make = with_workers(Samples(), num_workers=1)
     for feed in ("plain", "ring"):
         loader = StreamedLoader(make(), device="cpu", feed=feed)
         found = []
@@ -94,11 +94,8 @@ def test_inference_mode_of_each_epoch_is_kept():
             with torch.inference_mode(mode):
                 found.append(list(loader))
         assert [epoch[-1]["image"].is_inference() for epoch in found] == [True, False, True]
-        assert_same(
-            [[batch["label"].tolist() for batch in epoch] for epoch in found[:1]], [[b["label"].tolist() for b in make()]]
-        )
-        for epoch in found[1:2]:
-            epoch[-1]["image"].add_(1)
+        assert [batch["label"].tolist() for batch in found[0]] == [batch["label"].tolist() for batch in without_workers(make)()]
+        found[1][-1]["image"].add_(1)
     assert loader.stats().slot_batches > 0
 
 

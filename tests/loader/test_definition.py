@@ -1,10 +1,8 @@
 """Definition of a stage: it differs where one argument does, and not from process to process or from run to run."""
 
-import os
-import subprocess
-import sys
 from contextlib import suppress
 from functools import partial
+from itertools import cycle
 
 import kornia.augmentation as K
 import numpy as np
@@ -23,6 +21,7 @@ from support.ops.other_arguments import (
     made,
     other_values,
 )
+from support.process import processes
 from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -30,18 +29,21 @@ from torchvision.transforms import v2
 import gpuaug
 
 EVERY = [*KORNIA, *TORCHVISION, *OTHERS]
-PAIRS = [(kind, name) for kind in EVERY for name in other_values(kind)]
 
 
 def named(value):
     return f"{value.__module__.partition('.')[0]}.{value.__name__}" if isinstance(value, type) else value
 
 
-@pytest.mark.parametrize(("kind", "name"), PAIRS, ids=named)
-def test_another_argument_makes_another_definition(kind, name):
-    for container, wrap in containers(kind).items():
-        then, now = (defined(wrap(module)) for module in (made(kind), made(kind, **{name: other_values(kind)[name]})))
-        assert (then != now) is ((kind.__name__, name) not in WITHOUT_EFFECT), container
+@pytest.mark.parametrize("kind", EVERY, ids=named)
+def test_another_argument_makes_another_definition(kind):
+    """Each argument alone, and within one of the containers in turn."""
+    wraps = containers(kind)
+    before = {container: defined(wrap(made(kind))) for container, wrap in wraps.items()}
+    for (name, value), container in zip(other_values(kind).items(), cycle(wraps)):
+        for where in {"alone", container}:
+            definition = defined(wraps[where](made(kind, **{name: value})))
+            assert (definition != before[where]) is ((kind.__name__, name) not in WITHOUT_EFFECT), (name, where)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -81,15 +83,18 @@ ARGUMENTS = {
 """Arguments of a call, where they are not images alone."""
 
 
-def test_definition_is_the_same_in_another_process(request):
-    program = (
-        "import sys; sys.path[:0] = sys.argv[1:]; from support.ops import other_arguments; print(other_arguments.all_defined())"
-    )
-    paths = [str(request.config.rootpath / "tests"), str(request.config.rootpath)]
-    command = [sys.executable, "-W", "ignore", "-c", program, *paths]
-    env = {**os.environ, "PYTHONHASHSEED": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout == f"{all_defined()}\n"
+ANOTHER_PROCESS = """
+from support.ops import other_arguments
+print(hash("a string"))
+print(other_arguments.all_defined())
+"""
+
+
+def test_definition_is_the_same_in_another_process():
+    done = processes.run_script(ANOTHER_PROCESS)
+    hashed, definitions = done.stdout.splitlines()
+    assert int(hashed) != hash("a string"), "the order of sets is another there"
+    assert definitions == str(all_defined())
 
 
 class Scaled(nn.Module):

@@ -83,11 +83,11 @@ PLAIN = {
         few(), batch_sampler=BatchSampler(RandomSampler(few(), generator=drawing()), 2, False)
     ),
     "a sampler that is told": lambda: DataLoader(few(), 2, sampler=Reordered()),
-    "workers that draw": lambda: DataLoader(Drawn(), 2, shuffle=True, num_workers=1),
+    "workers that draw": lambda: DataLoader(Drawn(60), 2, shuffle=True, num_workers=1),
 }
 PERSISTENT = {
-    "workers that persist": lambda: DataLoader(Numbers(), 2, shuffle=True, num_workers=1, persistent_workers=True),
-    "workers that persist and draw": lambda: DataLoader(Drawn(), 2, shuffle=True, num_workers=1, persistent_workers=True),
+    "workers that persist": lambda: DataLoader(Numbers(60), 2, shuffle=True, num_workers=1, persistent_workers=True),
+    "workers that persist and draw": lambda: DataLoader(Drawn(60), 2, shuffle=True, num_workers=1, persistent_workers=True),
 }
 STATEFUL = {
     "a state": lambda: StatefulDataLoader(few(), 2, shuffle=True, generator=drawing()),
@@ -201,13 +201,24 @@ def outcome(make, scenario, *, profiled):
 
 
 STATEFUL_SCENARIOS = (fresh, between, chosen, left, middle, loaded, loaded_at_the_end)
+PLAIN_SCENARIOS = (fresh, between, chosen, chosen_before, left, middle)
+
+
+def pairs(kinds, scenarios):
+    """Each kind with each scenario. Half of them are slow: each kind and each scenario is in the other half."""
+    for number, kind in enumerate(kinds):
+        for index, scenario in enumerate(scenarios):
+            yield pytest.param(kind, scenario, marks=pytest.mark.slow if (number + index) % 2 else ())
+
+
 CASES = [
-    *((kind, scenario) for kind in list(PLAIN)[:-1] for scenario in (fresh, between, chosen, chosen_before, left, middle)),
-    *(("workers that draw", scenario) for scenario in (between, middle)),
-    pytest.param("workers that draw", fresh, marks=pytest.mark.slow),
-    *(("workers that persist", scenario) for scenario in (between, left)),
+    *pairs(list(PLAIN)[:-1], PLAIN_SCENARIOS),
+    ("workers that draw", middle),
+    *(pytest.param("workers that draw", scenario, marks=pytest.mark.slow) for scenario in (fresh, between)),
+    ("workers that persist", left),
+    pytest.param("workers that persist", between, marks=pytest.mark.slow),
     ("workers that persist and draw", fresh),
-    *((kind, scenario) for kind in list(STATEFUL)[::2] for scenario in STATEFUL_SCENARIOS),
+    *pairs(list(STATEFUL)[::2], STATEFUL_SCENARIOS),
     *(
         pytest.param("a state and workers", scenario, marks=() if scenario is loaded else pytest.mark.slow)
         for scenario in STATEFUL_SCENARIOS

@@ -58,7 +58,7 @@ def test_stage_lanes_are_in_the_order_of_their_first_spans():
 
 
 def test_bars_are_at_their_spans_times_and_in_their_lanes_row():
-    timeline = run(at=123456.0)
+    timeline = run(3, at=123456.0)
     axes, rows, _ = drawn(timeline.figure())
     origin = min(span.start_ms for span in timeline.spans)
     for span, bar in bars(timeline):
@@ -71,7 +71,7 @@ def test_bars_are_at_their_spans_times_and_in_their_lanes_row():
 
 def test_colour_of_a_batch_is_the_same_in_all_lanes_and_repeats_after_ten():
     seen = {}
-    for span, bar in bars(run()):
+    for span, bar in bars(run(11)):
         seen.setdefault(span.batch, set()).add(colour(bar))
     assert all(len(colours) == 1 for colours in seen.values())
     assert len(set.union(*(seen[batch] for batch in range(10)))) == 10
@@ -79,7 +79,7 @@ def test_colour_of_a_batch_is_the_same_in_all_lanes_and_repeats_after_ten():
 
 
 def test_waits_are_hatched_and_in_the_legend():
-    timeline = run()
+    timeline = run(3)
     for span, bar in bars(timeline):
         assert bool(bar.get_hatch()) == span.waits
         assert (min(bar.get_facecolor()[:3]) >= 0.8) == span.waits
@@ -90,7 +90,7 @@ def test_waits_are_hatched_and_in_the_legend():
     assert not of(Span("copy", "copy", 0, 0, 1)).figure().legends
 
 
-@pytest.mark.parametrize("width_in", [6, 12, 20])
+@pytest.mark.parametrize("width_in", [6, 12])
 def test_batch_numbers_are_within_their_bars(width_in):
     timeline = run(batches=12)
     figure = timeline.figure(width_in)
@@ -149,7 +149,7 @@ def test_shortest_spans_are_visible(width_in):
         assert box(figure, bar).x1 <= box(figure, axes).x1 + 0.1, "it would be cut off"
 
 
-@pytest.mark.parametrize("width_in", [6, 12, 20])
+@pytest.mark.parametrize("width_in", [6, 20])
 def test_long_lane_names_are_shortened(width_in):
     figure = of(Span(LONG, LONG, 0, 0, 1), Span("stage/with_24_characters", "it", 0, 1, 2)).figure(width_in)
     axes, (short, whole), _ = drawn(figure)
@@ -170,11 +170,11 @@ def test_lane_names_are_no_formulas():
 
 @pytest.mark.parametrize(("scale", "unit", "end"), [(1e-4, "µs", 10.2), (1.0, "ms", 102.0), (1e3, "s", 102.0)])
 def test_time_axis_unit_and_origin(scale, unit, end):
-    figure = run(scale=scale).figure()
+    figure = run(3, scale=scale).figure()
     assert [text.get_text() for text in figure.texts] == [f"time in {unit}; one colour and number per batch"]
     first, last = drawn(figure)[0].get_xlim()
     assert first == 0
-    assert last == pytest.approx(109 * scale * {"µs": 1e3, "ms": 1, "s": 1e-3}[unit], rel=0.01)
+    assert last == pytest.approx(37 * scale * {"µs": 1e3, "ms": 1, "s": 1e-3}[unit], rel=0.01)
 
 
 def test_title_has_batches_device_and_depth():
@@ -200,8 +200,8 @@ def test_texts_do_not_overlap(lanes):
 @pytest.mark.parametrize(
     ("timeline", "suffix"),
     [
-        *((run(), suffix) for suffix in (".png", ".svg", ".pdf", ".PNG", ".json")),
-        *((timeline, suffix) for timeline in (of(), of(Span("copy", "copy", 0, 5, 5))) for suffix in (".png", ".json")),
+        *((run(2), suffix) for suffix in (".png", ".svg", ".pdf", ".json")),
+        *((timeline, suffix) for timeline in (of(), of(Span("copy", "copy", 0, 5, 5))) for suffix in (".PNG", ".json")),
     ],
 )
 def test_save_makes_the_folder_and_a_readable_file(tmp_path, suffix, timeline):
@@ -211,7 +211,7 @@ def test_save_makes_the_folder_and_a_readable_file(tmp_path, suffix, timeline):
         assert json.loads(path.read_text()) == timeline.chrome_trace()
     else:
         assert path.read_bytes().startswith(SIGNS[suffix.lower()])
-    if suffix == ".png":
+    if suffix in (".png", ".PNG"):
         with Image.open(path) as image:
             image.load()
             assert image.width == 900
@@ -229,17 +229,17 @@ def test_figure_without_spans():
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_save_is_deterministic_whatever_the_users_style(tmp_path, suffix, monkeypatch):
     paths = [tmp_path / f"{name}{suffix}" for name in "ab"]
-    run().save(paths[0])
+    run(2).save(paths[0])
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")  # the time is another one now
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 20, "svg.hashsalt": None, "axes.grid": True}):
         before = dict(matplotlib.rcParams)
-        run().save(paths[1])
+        run(2).save(paths[1])
         assert dict(matplotlib.rcParams) == before
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_width_in_is_the_figures_width():
-    assert [run().figure(width).get_figwidth() for width in (6, 20)] == [6, 20]
+    assert [run(1).figure(width).get_figwidth() for width in (6, 20)] == [6, 20]
 
 
 @pytest.mark.parametrize("name", ["run.jpg", "run", "run.json.gz"])
@@ -255,14 +255,14 @@ def test_save_refuses_other_suffixes(tmp_path, name):
 @pytest.mark.parametrize("width_in", [0, 5.9, float("nan"), float("inf"), "12"])
 def test_figure_refuses_a_width_in_that_cannot_be_drawn(width_in):
     with pytest.raises(ArgumentError) as caught:
-        run().figure(width_in)
+        run(1).figure(width_in)
     assert f"width_in must be a number from 6 to 400, got {width_in!r}" in str(caught.value)
 
 
 def test_notebook_shows_the_picture(monkeypatch):
     with matplotlib.rc_context({"savefig.facecolor": "black", "savefig.bbox": "tight"}):
-        picture = Image.open(io.BytesIO(run()._repr_png_()))
-    width_in, height_in = run().figure().get_size_inches()
+        picture = Image.open(io.BytesIO(run(2)._repr_png_()))
+    width_in, height_in = run(2).figure().get_size_inches()
     assert picture.size == pytest.approx((100 * width_in, 100 * height_in), abs=1)
     assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)

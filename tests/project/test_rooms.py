@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,14 @@ FUSION = {
 MOST_FILES, MOST_LINES = 16, 500
 
 
-TREES = [(ROOT / path, tree) for path, tree in sources("gpuaug")]
-FILES = [pytest.param(path, tree, id=str(path.relative_to(PACKAGE))) for path, tree in TREES]
+PATHS = sorted(PACKAGE.rglob("*.py"))
+FILES = [pytest.param(path, id=str(path.relative_to(PACKAGE))) for path in PATHS]
+
+
+@cache
+def trees():
+    """Syntax tree of each file. Not read at import, because that takes a second."""
+    return {ROOT / path: tree for path, tree in sources("gpuaug")}
 
 
 def module_of(path):
@@ -64,7 +71,7 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for path, _ in TREES}
+MODULES = {module_of(path): path for path in PATHS}
 
 
 def imported(tree):
@@ -94,9 +101,9 @@ def room_imported(name):
     return name.split(".")[1] if "." in name else "public"
 
 
-@pytest.mark.parametrize(("path", "tree"), FILES)
-def test_rooms_import_one_way(path, tree):
-    found = {room_imported(name) for name in modules_imported(tree)} - {room(path)}
+@pytest.mark.parametrize("path", FILES)
+def test_rooms_import_one_way(path):
+    found = {room_imported(name) for name in modules_imported(trees()[path])} - {room(path)}
     assert found <= ROOMS[room(path)]
 
 
@@ -105,10 +112,10 @@ def inner(name):
 
 
 @pytest.mark.parametrize(
-    ("path", "tree"), [param for param in FILES if room(param.values[0]) == "fusion" and param.values[0].parent != PACKAGE]
+    "path", [param for param in FILES if room(param.values[0]) == "fusion" and param.values[0].parent != PACKAGE]
 )
-def test_fusion_imports_one_way(path, tree):
-    name = module_of(path)
+def test_fusion_imports_one_way(path):
+    name, tree = module_of(path), trees()[path]
     if name == "gpuaug.fusion":
         assert not list(modules_imported(tree))
         return
@@ -125,22 +132,22 @@ def test_a_table_itself_goes_one_way(table):
 
 
 def test_every_room_is_in_the_table():
-    assert {room(path) for path, _ in TREES} == set(ROOMS)
+    assert {room(path) for path in PATHS} == set(ROOMS)
     fusion = {inner(name) for name in MODULES if name.startswith("gpuaug.fusion.")}
     assert fusion == set(FUSION)
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    needs = {module_of(path): set(modules_imported(tree)) - {module_of(path)} for path, tree in TREES}
+    needs = {module_of(path): set(modules_imported(tree)) - {module_of(path)} for path, tree in trees().items()}
     while free := {name for name, wanted in needs.items() if not wanted & set(needs)}:
         needs = {name: wanted for name, wanted in needs.items() if name not in free}
     assert not needs, "each of these needs another one of them"
 
 
 def test_no_file_and_no_folder_is_larger_than_a_reader_holds_in_mind():
-    long = {module_of(path): len(path.read_text().splitlines()) for path, _ in TREES}
+    long = {module_of(path): len(path.read_text().splitlines()) for path in PATHS}
     assert {name: count for name, count in long.items() if count > MOST_LINES} == {}
-    folders = [path.parent for path, _ in TREES]
+    folders = [path.parent for path in PATHS]
     assert {str(folder): folders.count(folder) for folder in set(folders) if folders.count(folder) > MOST_FILES} == {}
 
 
@@ -156,7 +163,7 @@ def test_folders_of_fusion_have_a_map_that_fits_a_screen(folder):
 
 
 def test_no_package_has_the_name_of_a_public_function():
-    packages = {path.parent.name for path, _ in TREES if path.name == "__init__.py"} - {"gpuaug"}
+    packages = {path.parent.name for path in PATHS if path.name == "__init__.py"} - {"gpuaug"}
     assert packages & set(gpuaug.__all__) == set()
 
 
@@ -164,7 +171,7 @@ def test_other_rooms_ask_the_loader_by_public_names():
     """The profiler, the viewer and the kit go through ``gpuaug.loader.inspection``."""
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
-        for path, tree in TREES
+        for path, tree in trees().items()
         if room(path) in ("profiler", "viewer", "benchkit", "cli")
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
@@ -174,12 +181,12 @@ def test_other_rooms_ask_the_loader_by_public_names():
 
 
 def test_kornia_is_imported_where_pipelines_are_lowered_and_measured_only():
-    found = {room(path) for path, tree in TREES if any(name.split(".")[0] == "kornia" for name in imported(tree))}
+    found = {room(path) for path, tree in trees().items() if any(name.split(".")[0] == "kornia" for name in imported(tree))}
     assert found <= {"fusion", "benchkit"}
 
 
 def test_triton_is_imported_in_its_folders_alone():
-    found = {path.parent for path, tree in TREES if any(name.split(".")[0] == "triton" for name in imported(tree))}
+    found = {path.parent for path, tree in trees().items() if any(name.split(".")[0] == "triton" for name in imported(tree))}
     folder = PACKAGE / "fusion" / "backends" / "triton"
     assert found == {folder, folder / "filters"}
 
@@ -203,7 +210,7 @@ def test_one_file_knows_of_streams_and_events():
     )
     found = {
         path.relative_to(PACKAGE).as_posix()
-        for path, tree in TREES
+        for path, tree in trees().items()
         if room(path) != "benchkit" and any(name.endswith(ends) for name in named(tree))
     }
     assert found == {"core/streams.py"}

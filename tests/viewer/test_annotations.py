@@ -61,7 +61,7 @@ WHOLE = st.integers(0, 12)
 
 
 @given(st.lists(st.tuples(WHOLE, WHOLE, WHOLE, WHOLE), min_size=1, max_size=len(COLOURS)))
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_kornia_boxes_include_their_last_pixel(corners):
     boxes = torch.tensor(corners).float()
     boxes[:, 2:] += boxes[:, :2]

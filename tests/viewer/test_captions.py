@@ -131,7 +131,7 @@ def test_is_words(value, are):
 
 
 @given(st.integers(0, 2**40))
-@settings(max_examples=20)
+@settings(max_examples=10)
 @left_to_kornia
 def test_captions_of_real_draws(seed):
     augment = gpuaug.fuse(

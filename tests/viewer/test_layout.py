@@ -31,7 +31,7 @@ def assert_laid_out(figure):
         assert a1 <= c0 + 1 or c1 <= a0 + 1 or b1 <= d0 + 1 or d1 <= b0 + 1
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 9])
+@pytest.mark.parametrize("count", [1, 9, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
 @left_to_kornia
 def test_many_draws_and_long_names_do_not_overlap(count):
     classes = [f"class {'of a long name ' * (index % 4)}{index}" for index in range(count)]
@@ -44,7 +44,7 @@ def test_many_draws_and_long_names_do_not_overlap(count):
 
 
 @given(st.lists(st.tuples(st.integers(4, 40), st.integers(4, 40)), min_size=1, max_size=10), st.integers(1, 3))
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_pictures_of_every_shape_do_not_overlap(sizes, views):
     images = [torch.rand(3, height, width) for height, width in sizes]
 
@@ -62,7 +62,7 @@ def test_flat_and_high_pictures_do_not_overlap():
             TransformStage(gpuaug.fuse(MANY[2]), into=1, name=LONG),
             TransformStage(gpuaug.fuse(MANY[2]), into=2, name="b"),
         ]
-        assert_laid_out(gpuaug.show(of((torch.rand(3, 3, height, width) * 9 - 4,), *stages)))
+        assert_laid_out(gpuaug.show(of((torch.rand(2, 3, height, width) * 9 - 4,), *stages)))
 
 
 def test_flat_pictures_leave_room_for_texts():
@@ -85,17 +85,17 @@ def test_columns_share_the_samples_evenly():
         tops = sorted({round(box.y1, 4) for box in boxes}, reverse=True)
         return [sum(round(box.y1, 4) == top for box in boxes) for top in tops]
 
-    assert {count: rows(count) for count in (1, 8, 9, 16, 17)} == {1: [1], 8: [8], 9: [5, 4], 16: [8, 8], 17: [6, 6, 5]}
+    assert {count: rows(count) for count in (9, 17)} == {9: [5, 4], 17: [6, 6, 5]}
 
 
 def test_long_labels_keep_their_shares():
-    shares = torch.tensor([[0.7, 0.3]] * 8)
+    shares = torch.tensor([[0.7, 0.3]] * 3)
 
     class Named(list):
         classes = ["a very long name of a class", "another very long name"]  # noqa: RUF012
         dataset = property(lambda self: self)
 
-    streamed = gpuaug.StreamedLoader(Named([(torch.rand(8, 3, 4, 4), shares)]), device="cpu")
+    streamed = gpuaug.StreamedLoader(Named([(torch.rand(3, 3, 4, 4), shares)]), device="cpu")
     figure = gpuaug.show(streamed)
     for label in above(figure):
         first, second = label.split(", ")
@@ -106,7 +106,7 @@ def test_long_labels_keep_their_shares():
 
 
 @given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=1, max_size=6), st.floats(0.3, 3.0))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_wrapped_lines_fit_and_keep_words_that_fit(words, room_in):
     size = 7.0
     lines = wrapped(" ".join(words), size, room_in, indent=3)

@@ -66,7 +66,7 @@ def test_pictures_are_those_of_the_next_batch(device, dtype):
 
 
 @given(st.integers(0, 50), st.integers(0, 5))
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_captions_are_the_draws_of_the_pictures(seed, epoch):
     crop = gpuaug.fuse(K.AugmentationSequential(K.RandomCrop((5, 6)), K.RandomHorizontalFlip(), K.RandomInvert(p=0.3)))
     streamed = loader([lambda images: images, TransformStage(crop, name="crop")], seed=seed)
@@ -105,13 +105,12 @@ def test_caption_without_draws():
 
 def test_n_is_the_number_of_samples():
     streamed = loader()
-    for n, count in ((1, 1), (4, 4), (9, 4), (np.int64(2), 2)):
+    for n, count in ((1, 1), (9, 4), (np.int64(2), 2)):
         figure = gpuaug.show(streamed, n=n)
         assert len(figure.axes) == count
         assert texts(figure)[0] == f"{count} of 4 samples in batch 0 of epoch 0"
     assert beside(figure) == ["as loaded"]
-    assert len(gpuaug.show(loader(count=16, batch=16), n=16).axes) == 16
-    assert len(gpuaug.show(loader(count=16, batch=16)).axes) == 8
+    assert len(gpuaug.show(loader(count=9, batch=9)).axes) == 8
 
 
 CLASSES = ["cat", "dog", "a class with a name that has no end and then some", "bird"]
@@ -119,12 +118,12 @@ CLASSES = ["cat", "dog", "a class with a name that has no end and then some", "b
 
 def test_class_names_of_the_dataset():
     streamed = loader(count=4, classes=CLASSES)
-    assert above(gpuaug.show(streamed))[:2] == ["0: cat", "1: dog"]
-    assert above(gpuaug.show(streamed))[3] == "3: bird"
+    cat, dog, _, bird = above(gpuaug.show(streamed))
+    assert (cat, dog, bird) == ("0: cat", "1: dog", "3: bird")
     assert above(gpuaug.show(loader(count=2)))[1] == "1: class 1"
     within = StreamedLoader(DataLoader(Subset(Subset(streamed.dataset, [2, 3]), [1, 0]), 2), device="cpu")
-    assert above(gpuaug.show(within))[0] == "0: bird"
-    shortened = above(gpuaug.show(within))[1]
+    bird, shortened = above(gpuaug.show(within))
+    assert bird == "0: bird"
     assert shortened.startswith("1: a class")
     assert "…" in shortened
     assert above(gpuaug.show(of(torch.rand(2, 3, 4, 4)))) == ["0", "1"]
@@ -145,8 +144,9 @@ def test_soft_labels():
     assert long.endswith(" 30%")
 
 
-@pytest.mark.parametrize("rest", [False, True])
-@pytest.mark.parametrize("kind", ["mixup", "cutmix", "kornia"])
+@pytest.mark.parametrize(
+    ("kind", "rest"), [("mixup", False), ("cutmix", False), ("cutmix", True), ("kornia", False), ("kornia", True)]
+)
 def test_mixed_labels(kind, rest):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -154,20 +154,20 @@ def test_mixed_labels(kind, rest):
     module = {"mixup": gpuaug.fuse(K.RandomMixUpV2(p=1.0)), "cutmix": gpuaug.fuse(cut), "kornia": cut}[kind]
     scale = TransformStage(lambda images: images / 255, name="scale")
     streamed = loader([scale, TransformStage(module, on={0: "input", 1: "class"}, name="mix")], batch=12)
-    figure = gpuaug.show(streamed)
+    figure = gpuaug.show(streamed, n=5)
     images, labels = next(iter(streamed))
-    check(figure, streamed.dataset.images[:8] / 255, shown(images)[:8])
-    labels = labels.reshape(-1, 3)[:8]
+    check(figure, streamed.dataset.images[:5] / 255, shown(images)[:5])
+    labels = labels.reshape(-1, 3)[:5]
     expected = []
     for own, partner, share in labels.tolist():
-        of_partner = 1 - share if rest and kind != "mixup" else share
+        of_partner = 1 - share if rest else share
         parts = sorted(((of_partner, int(partner)), (1 - of_partner, int(own))), reverse=True)
         told = ", ".join(f"class {label} {part:.0%}" for part, label in parts if part >= 0.005)
         whole = own == partner or max(of_partner, 1 - of_partner) > 0.995
         label = f"class {int(own) if own == partner else parts[0][1]}" if whole else told
         expected += [label] if label != f"class {int(own)}" else []
-    assert above(figure)[8:] == expected
-    assert len(expected) > 5
+    assert above(figure)[5:] == expected
+    assert len(expected) > 2
     if kind == "mixup":
         assert beneath(figure)[0] == f"MixUp {labels[0, 2]:.2f} of sample {labels[0, 1]:.0f}"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.feed.ring_cleanup import leave_by_break
 from support.feed.ring_equality import assert_same
-from support.feed.ring_inputs import Samples, with_workers
+from support.feed.ring_inputs import Samples, with_workers, without_workers
 from support.process.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 
 @pytest.mark.parametrize("which", ["one loader", "two loaders"])
 def test_two_interleaved_iterators(which):
-    wrapped = with_workers(Samples())()
+    wrapped = with_workers(Samples(), num_workers=1)()
     first = StreamedLoader(wrapped, device="cpu", feed="ring")
     second = first if which == "one loader" else StreamedLoader(wrapped, device="cpu", feed="ring")
-    want = list(wrapped)
+    want = list(without_workers(with_workers(Samples()))())
     for _ in range(2):
         found = list(zip(first, second, strict=True))
         assert_same([a for a, _ in found], want)
@@ -36,9 +36,8 @@ def test_two_interleaved_iterators(which):
 
 
 def test_iterator_continues_while_others_begin_and_end():
-    wrapped = with_workers(Samples())()
-    loader = StreamedLoader(wrapped, device="cpu", feed="ring")
-    want = list(wrapped)
+    loader = StreamedLoader(with_workers(Samples(), num_workers=1)(), device="cpu", feed="ring")
+    want = list(without_workers(with_workers(Samples()))())
     list(loader)
     batches = iter(loader)
     got = [next(batches)]
@@ -95,7 +94,7 @@ def test_late_write_of_previous_epochs_worker_does_not_reach_new_batches(monkeyp
 
 def test_new_iterator_takes_over_persistent_workers():
     loader = StreamedLoader(with_workers(Samples(), persistent_workers=True)(), device="cpu", feed="ring")
-    want = list(with_workers(Samples())())
+    want = list(without_workers(with_workers(Samples()))())
     list(loader)
     for taken in range(9):
         first, second = iter(loader), iter(loader)

@@ -30,7 +30,11 @@ TOO_LARGE = pytest.mark.filterwarnings("ignore:Batches of .* travel without slot
 
 @pytest.mark.parametrize(
     ("name", "persistent"),
-    [*((name, number % 2 == 1) for number, name in enumerate(SIZES)), ("growing", False), ("shrinking", True)],
+    [
+        *[("changing", False), ("growing", True), ("growing by far", False), ("shrinking", True), ("one that is larger", True)],
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("growing", False), ("shrinking", False)]),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("empty at first", True), ("around a page", False)]),
+    ],
 )
 def test_batch_sizes_may_change(name, persistent):
     make = sized(SIZES[name], num_workers=2 if persistent else 1, persistent_workers=persistent)
@@ -53,33 +57,19 @@ def test_grown_batches_use_slots_again():
     assert stats.slot_batches > 32 + 8, "all of the second epoch, and some larger ones of the first"
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_ring_memory_stays_within_feed_bytes(persistent):
-    budget = 4_000_000
-    sizes = [20_000 * (i // 5 + 1) for i in range(40)]
-    make = made(lambda i: any_bits(i, torch.uint8, sizes[i]), len(sizes), persistent_workers=persistent)
-    with StreamedLoader(make(), device="cpu", feed="ring", feed_bytes=budget) as loader:
-        most = 0
-        for _ in range(3):
-            for _ in loader:
-                most = max(most, ring_bytes())
-        assert loader.stats().slot_batches > 0
-        assert 0 < most <= budget + 1_000_000
-
-
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, True), (2, False)])
 def test_all_slots_of_growing_batches_stay_within_feed_bytes(workers, persistent):
-    sizes = [int(200_000 * 1.3 ** (i // 5)) for i in range(40)]
+    sizes = [int(50_000 * 1.3 ** (i // 5)) for i in range(40)]
     options = {"persistent_workers": persistent} if workers else {}
-    loader = made(lambda i: any_bits(i, torch.uint8, sizes[i]), len(sizes), num_workers=workers, **options)()
-    assert_slots_stay_within(4_000_000, loader)
+    loader = made(lambda i: torch.zeros(sizes[i], dtype=torch.uint8), len(sizes), num_workers=workers, **options)()
+    assert_slots_stay_within(1_000_000, loader)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_all_slots_of_growing_encoded_batches_stay_within_feed_bytes(workers):
-    sides = [int((200_000 / 3 * 1.3 ** (i // 5)) ** 0.5) for i in range(40)]
+    sides = [int((50_000 / 3 * 1.3 ** (i // 5)) ** 0.5) for i in range(40)]
     files = [encoded(side, side, "BMP") for side in sides]
-    assert_slots_stay_within(4_000_000, DataLoader(files, 1, collate_fn=collate_encoded, num_workers=workers))
+    assert_slots_stay_within(1_000_000, DataLoader(files, 1, collate_fn=collate_encoded, num_workers=workers))
 
 
 def assert_slots_stay_within(budget, loader):
@@ -101,7 +91,7 @@ def assert_slots_stay_within(budget, loader):
     assert slot_bytes[0] < largest <= slot_bytes[1], "the second pass has slots that hold the largest batches"
 
 
-@pytest.mark.parametrize("feed_bytes", [0, 1, 100, 4095])
+@pytest.mark.parametrize("feed_bytes", [0, 4095])
 @TOO_LARGE
 def test_feed_bytes_too_small_for_any_slot(feed_bytes):
     assert_ring_is_plain(made(lambda i: values(i, 5000)), slots=False, feed_bytes=feed_bytes)
@@ -117,5 +107,5 @@ def test_feed_bytes_of_one_slot(workers, slots):
 
 @TOO_LARGE
 def test_feed_bytes_that_only_small_batches_fit():
-    sizes = [1000 if i % 3 else 5_000_000 for i in range(1, 25)]
+    sizes = [1000 if i % 3 else 500_000 for i in range(1, 25)]
     assert_ring_is_plain(sized(sizes), feed_bytes=300_000)

@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 import torch
 from support.comparison.values import assert_values
+from support.feed.ring_inputs import without_workers
 
 from gpuaug import StreamedLoader
 from gpuaug.core.encoded import Headers
@@ -80,9 +81,20 @@ def passes(make, feed, epochs=1, **options):
         return found, replace(loader.stats()), torch.get_rng_state()
 
 
-def assert_ring_is_plain(make, *, slots=True, epochs=1, **options):
-    """Both feeds give the same. ``slots`` says whether any batch must have come through one, ``None`` that it may."""
-    want, plain, plain_state = passes(make, "plain", epochs, **{k: v for k, v in options.items() if k != "feed_bytes"})
+def assert_ring_is_plain(make, *, slots=True, epochs=1, depends_on_workers=False, **options):
+    """Assert that both feeds give the same.
+
+    Args:
+        make: Function that returns the wrapped loader.
+        slots: Whether at least one batch must come through a slot; ``None`` if it may.
+        epochs: Number of epochs.
+        depends_on_workers: Whether batches depend on the workers. If not, the plain feed reads without workers, to save time.
+        options: Further arguments of ``StreamedLoader``.
+    """
+    # Workers that persist draw one seed per loader, others one per epoch, as a loader without workers does.
+    persists = epochs > 1 and getattr(make(), "persistent_workers", False)
+    plain_make = make if depends_on_workers or persists else without_workers(make)
+    want, plain, plain_state = passes(plain_make, "plain", epochs, **{k: v for k, v in options.items() if k != "feed_bytes"})
     got, stats, state = passes(make, "ring", epochs, **options)
     assert_same(got, want, "epochs")
     assert_values(state, plain_state, about="the global generator")

@@ -232,6 +232,18 @@ def with_workers(dataset, **options):
     return lambda: DataLoader(dataset, **{"num_workers": 2, "batch_size": 2, **options})
 
 
+def without_workers(make):
+    """Function that returns the same ``DataLoader`` without workers. Other iterables are unchanged."""
+
+    def made():
+        loader = make()
+        if isinstance(loader, DataLoader):
+            loader.num_workers, loader.prefetch_factor = 0, None
+        return loader
+
+    return made
+
+
 class Source:
     """Some other iterable."""
 

@@ -1,4 +1,4 @@
-"""Loops over large batches from workers, run as a program where ``/dev/shm`` is small. Prints a line for each."""
+"""Loops over large batches from workers, run in a process where ``/dev/shm`` is small. They print a line each."""
 
 import sys
 from collections import namedtuple
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 import gpuaug
 from gpuaug.core import batch as batches
 
-SIDE = 1024  # six images of three channels are 19 MB
+SIDE = 512  # six images of three channels are 4.7 MB
 Pair = namedtuple("Pair", "image label")
 
 
@@ -80,11 +80,6 @@ def started():
     for context in ("spawn", "forkserver"):
         wanted = list(loader("tuple", workers=0))
         check(f"{context},", gpuaug.StreamedLoader(loader("tuple", multiprocessing_context=context), device="cpu"), wanted)
-    large = TensorDataset(torch.arange(32)[:, None].repeat(1, 2**18))
+    large = TensorDataset(torch.arange(32)[:, None].repeat(1, 2**16))
     sent = DataLoader(large, 8, num_workers=2, multiprocessing_context="spawn")
     check("spawn, large dataset,", gpuaug.StreamedLoader(sent, device="cpu"), list(DataLoader(large, 8)))
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    {"forked": forked, "started": started}[sys.argv[1]]()

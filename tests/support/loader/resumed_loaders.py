@@ -93,7 +93,7 @@ GLOBAL = {
     "weighted by torch's generator": lambda: {"batch_size": 2, "sampler": WeightedRandomSampler(range(1, 15), SAMPLES)},
 }
 QUICK = {"shuffled by a generator", "shuffled by torch's generator"}
-WORKERS = [{}, {"num_workers": 2, "prefetch_factor": 3}, {"num_workers": 2, "persistent_workers": True}]
+WORKERS = [{}, {"num_workers": 2, "prefetch_factor": 3}, {"num_workers": 1, "persistent_workers": True}]
 
 
 def noisy(images):

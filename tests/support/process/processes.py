@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from support.process.waiting import WAIT_S, until
@@ -46,7 +47,44 @@ def run_script(script, timeout_s=240):
 def _script_server():
     """The process that forks. It ends when its standard input is closed, at the latest at the end of this process."""
     command = [sys.executable, "-m", "support.process.script_server"]
-    return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=_environment())
+    environment = {**_environment(), "PYTHONHASHSEED": "1"}  # so that strings have other hashes than here
+    return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=environment)
+
+
+FORK_SERVER = """
+import os
+import socket
+from multiprocessing import forkserver
+
+listener = socket.socket(socket.AF_UNIX)
+listener.bind({address!r})
+listener.listen()
+if os.fork():
+    os._exit(0)  # so that the next script can run
+forkserver.main(listener.fileno(), os.open({alive!r}, os.O_RDONLY), [])
+"""
+
+
+def share_fork_server():
+    """Have workers of the start method forkserver forked from a script's process, which has imported torch and gpuaug.
+
+    Otherwise the server would be a new interpreter, which imports them for several seconds.
+    """
+    server = forkserver._forkserver
+    folder = tempfile.TemporaryDirectory()
+
+    def ensure_running():
+        with server._lock:
+            resource_tracker.ensure_running()
+            if server._forkserver_address is None:
+                address, alive = str(Path(folder.name, "socket")), str(Path(folder.name, "alive"))
+                os.mkfifo(alive)
+                server._forkserver_alive_fd = os.open(alive, os.O_RDWR)  # the server ends when this process closes it
+                done = run_script(FORK_SERVER.format(address=address, alive=alive))
+                assert done.returncode == 0, done.stderr
+                server._forkserver_address = address
+
+    server.ensure_running = ensure_running
 
 
 def run_interpreter(script, timeout_s=240):
