@@ -44,10 +44,10 @@ def still():
     return lossless("still", [next(pictures(1, HEIGHT, WIDTH))] * 12)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_still_video_stays_still(still, seed):
-    draw = random.Random(seed)
-    names = sorted(draw.sample(sorted(STILL), 4), key=lambda name: name not in UINT16_UNIT)
+    shuffled = random.Random(seed // 4).sample(sorted(STILL), len(STILL))  # four seeds share one order, a quarter for each
+    names = sorted(shuffled[seed % 4 :: 4], key=lambda name: name not in UINT16_UNIT)
     ragged = seed % 3 == 0
     if ragged:
         names.insert(0, "resized crop")

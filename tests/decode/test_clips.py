@@ -97,7 +97,7 @@ def loader(clips, *, workers=0, batch_size=2, **options):
 def test_frames_and_pixels_are_those_of_pyav(case):
     path = path_of(case)
     wanted, rng = frames(path), random.Random(0)
-    starts = [0, 1, len(wanted) - 9, *(rng.randrange(len(wanted) - 8) for _ in range(9))]
+    starts = [0, 1, len(wanted) - 9, *(rng.randrange(len(wanted) - 8) for _ in range(4))]
     got = decoded(*(read_clip(path, 3, 4, start=start) for start in starts))
     for start, clip in zip(starts, got, strict=True):
         assert np.array_equal(clip, wanted[start : start + 9 : 4]), start
@@ -372,7 +372,7 @@ def damaged(case, seed):
 
 def test_a_damaged_clip_decodes_alike_alone_and_beside_others_whatever_memory_held():
     chosen = [0, 9, 17, 25, 38]
-    clips = [read_clip(damaged(case, seed), chosen) for seed in range(6) for case in ("h264", "hevc", "vp9")]
+    clips = [read_clip(damaged(case, seed), chosen) for seed in range(3) for case in ("h264", "hevc", "vp9")]
     alone = []
     for clip in clips:
         try:
@@ -380,7 +380,7 @@ def test_a_damaged_clip_decodes_alike_alone_and_beside_others_whatever_memory_he
         except DecodeError:
             alone.append(None)
     bad = [index for index, made in enumerate(alone) if made is None]
-    assert 3 < len(bad) < len(clips) - 3
+    assert 2 < len(bad) < len(clips) - 2
     sources = source_indices(len(clips), bad)
     for threads, byte in ((1, 0x5A), (2, 0xFF), (8, 0x01)):
         with memory_that_held(byte):

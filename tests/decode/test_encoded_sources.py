@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import pickle
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -43,7 +44,9 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, marks=pytest.mark.slow if method == "spawn" else ())  # to a worker it is what forkserver is
+        pytest.param(
+            method, marks=() if method == "fork" else pytest.mark.slow
+        )  # others need what is pickled here, and seconds
         for method in multiprocessing.get_all_start_methods()
     ],
 )
@@ -51,7 +54,8 @@ def test_image_folder(method, folder):
     root, names = folder
     dataset = ImageFolder(root, loader=gpuaug.read_encoded)
     options = {"batch_size": 4, "num_workers": 1, "multiprocessing_context": method}
-    assert_holds(list(DataLoader(dataset, collate_fn=gpuaug.collate_encoded, **options)), names)
+    dataset, collate = pickle.loads(pickle.dumps((dataset, gpuaug.collate_encoded)))
+    assert_holds(list(DataLoader(dataset, collate_fn=collate, **options)), names)
 
 
 def test_webdataset(tmp_path):

@@ -51,12 +51,15 @@ def assert_as_stored(files):
 def test_every_place_and_type_of_an_orientation(kind):
     places = getattr(exif_files, f"in_{kind}")
     files = {}
-    for form, order, value in itertools.product((*TYPES, *UNKNOWN), "<>", VALUES):
+    for number, (form, order, value) in enumerate(itertools.product((*TYPES, *UNKNOWN), "<>", VALUES)):
         if kind in ("webp", "avif") and (value > 8 or form not in (3, 4)):
             continue  # slower to make, and their EXIF is read by the same function
         if form not in (3, 4) and value not in (1, 6):
             continue
-        for place, data in places(exif(value, form, order)).items():
+        made = list(places(exif(value, form, order)).items())
+        if (form, order) not in ((3, "<"), (4, ">")) or value not in (0, 6, 8, 9):
+            made = [made[0], made[number % len(made)]]  # EXIF of all places is read by one function
+        for place, data in made:
             files[f"{place}: {value} of type {form}, {order}"] = data
     if not files:
         pytest.skip(f"PIL without {kind}")
@@ -69,7 +72,8 @@ def test_tiffs_are_turned_once_or_not_at_all(order):
     files = {
         f"{place}: {value} of type {form}": data
         for form, value in itertools.product(sorted(set(TYPES) - {2, 7, 16}), VALUES)
-        for place, data in exif_files.in_tiff(value, form, order).items()
+        if value in (0, 1, 6, 8, 9) or form == 3
+        for place, data in exif_files.in_tiff(value, form, order, None if form in (3, 5) else [""]).items()
     }
     assert assert_equal_to_pil(files) > len(files) // 3
     stored = exif_files.noise(0, 5, 9, 3)
@@ -132,7 +136,7 @@ def test_exif_between_the_frames_of_an_animation_is_of_no_frame_that_is_decoded(
 
 def test_texts_are_decompressed_as_far_as_pil_does():
     whole = exif_files.encoded("PNG", 5, 9)
-    bomb = chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(bytes(2**26)))
+    bomb = chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(bytes(2**22)))
     _, texts = reader.of_png(memoryview(whole[:33] + bomb + whole[33:]))
     assert len(texts) == 0
     assert len(reader._text(b"zTXt", bomb[8:-4])) == 2**20
@@ -172,7 +176,7 @@ def with_entries(*entries):
 @example(with_entries((271, 2, 4, 0), (271, 2, 20, 30), (274, 3, 1, 6)), b"")  # the same of an entry that it had before
 @example(with_entries((274, 3, 0, 6), (274, 3, 1, 8)), b"")
 @example(with_entries((274, 14, 1, 6), (274, 3, 1, 8)), b"")
-@settings(max_examples=600)
+@settings(max_examples=250)
 def test_any_exif_is_read_as_by_pil(data, metadata):
     image = PIL.Image.new("L", (1, 1))
     image.info = {"exif": data, "xmp": metadata}

@@ -97,7 +97,8 @@ UNSPECIFIED, PREMULTIPLIED_ALPHA, ALPHA = 0, 1, 2
 def test_a_tiff_of_more_bands_than_colours_is_refused(planar, order):
     """PIL decodes some of their bands without a word. Alpha alone is left out."""
     kinds = (UNSPECIFIED, PREMULTIPLIED_ALPHA, ALPHA)
-    extras = [each for count in range(4) for each in itertools.product(kinds, repeat=count)]
+    most = 3 if (planar, order) == ("contig", "<") else 2
+    extras = [each for count in range(most + 1) for each in itertools.product(kinds, repeat=count)]
     images = refused = 0
     for (photometric, colours), extra in itertools.product(PHOTOMETRIC.items(), extras):
         pixels = noise(0, 5, 9, colours + len(extra))

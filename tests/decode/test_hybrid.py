@@ -26,7 +26,7 @@ from gpuaug.decode.layout import Layout
 FILES = [encoded(40 + number, 30, seed=number, progressive=number % 2 == 0) for number in range(9)]
 
 
-@pytest.fixture(params=[(1, 1), (2, 1), (64, 1), (1, 4), (2, 4), (3, 4), (64, 4)], ids="{0[0]}-{0[1]}".format)
+@pytest.fixture(params=[(1, 1), (2, 1), (3, 4), (64, 4)], ids="{0[0]}-{0[1]}".format)
 def decoder(request, monkeypatch):
     """Hybrid decoder with these maximum numbers of states, and of images per call of the host phases. Stages use it."""
     most_states, most_images = request.param
@@ -34,6 +34,10 @@ def decoder(request, monkeypatch):
     monkeypatch.setattr(phase_loop.OneByOne, "most_images", most_images)
     nvjpeg_double.use(monkeypatch)
     return registry.find("hybrid", "a device")["hybrid"]
+
+
+one_decoder = pytest.mark.parametrize("decoder", [(2, 4)], indirect=True, ids=["2-4"])
+"""For tests in which the numbers of states and of images per call do not matter."""
 
 
 def decoded(files, members=1, **options):
@@ -57,6 +61,7 @@ def test_images_are_decoded_with_as_few_states_as_there_are(decoder, members, ch
     assert all_idle(decoder)
 
 
+@one_decoder
 def test_images_are_turned_and_made_smaller(decoder):
     files = [encoded(64, 40, orientation=6, progressive=True), encoded(64, 64)]
     (images,) = decoded(files, min_side=32)
@@ -111,6 +116,7 @@ def test_bytes_of_its_states_are_counted(decoder):
     assert decoder.held_bytes == (made, 2 * made)
 
 
+@one_decoder
 def test_stats_count_the_bytes_of_its_states(decoder):
     streamed = StreamedLoader([[collate_encoded(FILES), 0]], [DecodeStage(backend="hybrid")], device="cpu")
     (images, _) = next(iter(streamed))
@@ -137,6 +143,7 @@ def test_it_decodes_while_the_engines_do(monkeypatch):
     assert len(images) == len(FILES)
 
 
+@one_decoder
 def test_files_that_it_takes_follow_from_the_header(decoder):
     table = collate_encoded([FILES[0], FILES[1], encoded(30, 20, mode="CMYK"), encoded(30, 20, "PNG")]).headers.table
     assert decoder.takes(table).tolist() == [True, True, False, False]
@@ -155,13 +162,15 @@ def large_table(count):
     return table
 
 
+@one_decoder
 def test_a_share_of_the_large_baseline_files_is_not_left_to_the_engines(decoder):
     table = large_table(4000)
     for lengths in (table["length"], table["length"] // 4096 * 4096):  # in blocks of 4096 bytes, too
         table["length"] = lengths
         first = decoder.takes_first(table)
         assert abs(first.mean() - hybrid.LARGE_SHARE) < 0.03
-        assert np.array_equal(first, [decoder.takes_first(table[number : number + 1])[0] for number in range(len(table))])
+        some = range(0, len(table), 20)
+        assert np.array_equal(first[some], [decoder.takes_first(table[number : number + 1])[0] for number in some])
     others = table[first]
     others["width"] = 1000
     assert not decoder.takes_first(others).any()
@@ -169,6 +178,7 @@ def test_a_share_of_the_large_baseline_files_is_not_left_to_the_engines(decoder)
     assert not decoder.takes_first(others).any()
 
 
+@one_decoder
 def test_files_that_are_taken_first_are_decoded_by_the_hybrid_decoder_if_there_is_one(decoder):
     engines, cpu = nvjpeg_double.ON_CARD
     headers, options = SimpleNamespace(table=large_table(100)), DecodeStage().options
@@ -206,6 +216,7 @@ def test_calls_of_host_phases_share_the_batch_and_have_few_bytes(monkeypatch, th
     assert numbers == counts
 
 
+@one_decoder
 def test_the_longest_files_begin(decoder, monkeypatch):
     host_phase, lengths = PhasedDecoder.host_phase, []
     monkeypatch.setattr(PhasedDecoder, "host_phase", lambda *call: lengths.append(call[3]) or host_phase(*call))
@@ -275,6 +286,7 @@ def test_each_image_gets_a_state_of_its_capacity_and_backend(decoder, monkeypatc
     assert len(decoded(files)[0]) == 4
 
 
+@one_decoder
 def test_there_is_a_lane_for_each_call_that_may_run_at_once(decoder):
     (engines, *_), lanes = nvjpeg_double.ON_CARD, Lanes(torch.device("cpu"))
     scheduled = Decoder("decode", lanes, DecodeStage().options, lambda: [engines, decoder])
@@ -289,6 +301,7 @@ def test_fewer_states_have_a_large_capacity():
     assert [hybrid.most_states(nvjpeg.GPU_HYBRID, 2**power) for power in powers] == [96, 96, 96, 64, 32, 16, 8, 4]
 
 
+@one_decoder
 def test_phases_are_compiled_once_for_all_threads_and_batches(decoder, monkeypatch):
     compiled = []
 
@@ -302,6 +315,7 @@ def test_phases_are_compiled_once_for_all_threads_and_batches(decoder, monkeypat
     assert len(compiled) == 1
 
 
+@one_decoder
 def test_an_error_of_the_compilation_is_raised_at_its_batch(decoder, monkeypatch):
     def fail(single):
         raise MemoryError("of the compiler")

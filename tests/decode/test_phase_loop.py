@@ -21,9 +21,12 @@ class Functions:
     """C functions that note their calls. A status is set by (function, state or stream that the call is for)."""
 
     def __init__(self):
-        self.calls, self.statuses, self.size = [], {}, (40, 30)
+        self.reset()
         self._functions = [self._function(name, number) for name, number in ARGUMENTS.items()]
         self.addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in self._functions]
+
+    def reset(self):
+        self.calls, self.statuses, self.size = [], {}, (40, 30)
 
     def _function(self, name, number):
         def called(*arguments):
@@ -37,15 +40,22 @@ class Functions:
         return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * number)(called)
 
 
-@pytest.fixture
-def functions():
+@pytest.fixture(scope="module")
+def shared_functions():
     return Functions()
 
 
 @pytest.fixture
-def loop(functions):
+def functions(shared_functions):
+    shared_functions.reset()
+    return shared_functions
+
+
+@pytest.fixture(scope="module")
+def loop(shared_functions):
+    """Compiled once for all tests, for the addresses of the functions."""
     try:
-        return phase_loop.PhaseLoop(phase_loop.compile_phases(functions.addresses))
+        return phase_loop.PhaseLoop(phase_loop.compile_phases(shared_functions.addresses))
     except ImportError:
         pytest.skip("no Numba")
 

@@ -80,8 +80,7 @@ def test_batches_are_those_of_whole_images(device, pipeline, monkeypatch):
 
 
 @on_each_device
-@pytest.mark.parametrize("options", [{"channels": 1}, {"min_side": 16}, {"exif": False}])
-@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize(("options", "views"), [({"channels": 1}, 3), ({"min_side": 16}, 1), ({"exif": False}, 3)])
 def test_options_of_stages_do_not_change_what_a_window_holds(device, options, views, monkeypatch):
     stages = [DecodeStage(**options), fuse(K.AugmentationSequential(*CROP), ragged=True, views=views)]
     made, undecoded = batches(device, stages)

@@ -136,11 +136,11 @@ def tiff(pixels=None, order="<", **options):
     return file.getvalue()
 
 
-def in_tiff(value, form, order):
-    """TIFFs with an orientation, which PIL decodes itself or by libtiff."""
+def in_tiff(value, form, order, names=None):
+    """TIFFs with an orientation, which PIL decodes itself or by libtiff: these of ``TIFFS``, or all."""
     many = [value, 1] if form in (5, 10) else value
     tags = [(ORIENTATION, form, 1, many, True)]
-    return {f"{kind}": tiff(order=order, extratags=tags, **options) for kind, options in TIFFS.items()}
+    return {name: tiff(order=order, extratags=tags, **TIFFS[name]) for name in names or TIFFS}
 
 
 TIFFS = {"": {}, "in strips": {"rowsperstrip": 2}, "compressed": {"compression": "zlib"}}
