@@ -82,7 +82,9 @@ def test_only_public_names_of_gpuaug_are_used():
     for path, tree in TREES.items():
         names = [name for module, name in imported(path) if module == "gpuaug" and name]
         names += [
-            node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "gpuaug"
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "gpuaug"
         ]
         private = [
             name for module, name in imported(path) if module.startswith("gpuaug.") and not f"{module}.".startswith(f"{KIT}.")

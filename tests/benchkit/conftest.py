@@ -1,3 +1,3 @@
-from support.bench.fixtures import class_folder, one_thread
+from support.bench.fixtures import class_folder, made_photographs, one_thread, photograph_cache
 
-__all__ = ["class_folder", "one_thread"]
+__all__ = ["class_folder", "made_photographs", "one_thread", "photograph_cache"]

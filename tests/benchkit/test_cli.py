@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
-from torchvision.models.resnet import BasicBlock, ResNet
+from support.bench.small_models import use_small_model
 
 from gpuaug import cli
 from gpuaug.benchkit import loops, results
@@ -24,8 +24,13 @@ TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.05", "-
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path, capsys, monkeypatch, workers):
     monkeypatch.chdir(tmp_path)  # a longer path would be broken into lines
-    small = partial(ResNet, BasicBlock, [1, 1, 1, 1])
-    monkeypatch.setattr(loops.torchvision.models, "get_model", lambda name, weights, **options: small(**options))
+    use_small_model(monkeypatch)
+    setup_for = loops.setup_for
+    small_images = {"source_px": 48, "crop_px": 32}
+    monkeypatch.setattr(
+        loops, "setup_for", lambda *arguments, **options: replace(setup_for(*arguments, **options), **small_images)
+    )
+    monkeypatch.setattr(loops.Setup, "discard", 0)
     path = Path("uses.json")
     command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
@@ -68,8 +73,7 @@ def test_version_is_printed(capsys):
     assert capsys.readouterr().out == f"gpuaug {metadata.version('gpuaug')}\n"
 
 
-def test_bench_uses_the_photographs_when_there_is_no_data(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_bench_uses_the_photographs_when_there_is_no_data(tmp_path, monkeypatch, photograph_cache):
     monkeypatch.setattr(cli, "_measure", lambda *_: [{"name": "a", "case": "b", "steps_per_s": 1.0}])
     assert cli.main([*TINY, "--json", str(tmp_path / "uses.json")]) == 0
     settings = json.loads((tmp_path / "uses.json").read_text())["settings"]

@@ -5,6 +5,7 @@ from itertools import islice
 
 import pytest
 import torch
+from support.bench.small_models import use_small_model
 
 import gpuaug
 from gpuaug.benchkit import loops, uses
@@ -16,7 +17,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def setup(class_folder):
-    return loops.setup_for(CPU, class_folders(class_folder, None), batch_size=4, workers=0)
+    setup = loops.setup_for(CPU, class_folders(class_folder, None), batch_size=4, workers=0)
+    return replace(setup, source_px=48, crop_px=32)
 
 
 def test_batches_go_on_after_the_last_image_and_come_in_the_same_order_to_each_loop(setup):
@@ -59,6 +61,7 @@ def test_the_fused_pipeline_writes_what_a_half_precision_model_reads(setup):
 
 
 def test_a_step_trains(setup, monkeypatch):
+    use_small_model(monkeypatch)
     made = []
     original = loops.torchvision.models.get_model
     monkeypatch.setattr(loops.torchvision.models, "get_model", lambda *a, **k: made.append(original(*a, **k)) or made[-1])
@@ -103,7 +106,8 @@ def test_the_fused_pipeline_stands_beside_kornia_in_the_loop_and_alone(setup):
     assert names["augment alone"] == ["Kornia, eager", "gpuaug.fuse"]
 
 
-def test_each_variant_steps_and_can_be_left(setup):
+def test_each_variant_steps_and_can_be_left(setup, monkeypatch):
+    use_small_model(monkeypatch)
     for use in uses.three_uses(setup):
         for variant in use.variants:
             steps = variant.steps()

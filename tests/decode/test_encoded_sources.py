@@ -44,9 +44,8 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(
-            method, marks=() if method == "fork" else pytest.mark.slow
-        )  # others need what is pickled here, and seconds
+        # Other methods need what is pickled below, and take seconds.
+        pytest.param(method, marks=() if method == "fork" else pytest.mark.slow)
         for method in multiprocessing.get_all_start_methods()
     ],
 )

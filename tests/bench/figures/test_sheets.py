@@ -19,8 +19,7 @@ def test_kornia_and_fuse_agree_where_the_sheets_show_it(name):
         assert comparison.label.endswith("masks: 0 pixels differ")
 
 
-def test_a_sheet_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_sheet_is_drawn(tmp_path, photograph_cache):
     (target,) = sheets.main(["--only", "segmentation", "--images", str(tmp_path), "--side", "16", "--device", "cpu"])
     assert target == tmp_path / "sheet_segmentation.png"
     with Image.open(target) as image:

@@ -76,7 +76,7 @@ def test_boxes_follow_the_pixels(case, name):
     boxes_checked = 0
     with ExitStack() as stack:
         call = augmenters.create_call(name, case, squares(64, 8), stack)
-        for _ in range(6):
+        for _ in range(3):
             outputs = call()
             for image, box in zip(outputs[0], boxes_of(outputs), strict=True):
                 if (box[2:] - box[:2]).min() < 3:

@@ -25,6 +25,7 @@ def test_ratio_is_that_of_the_pairs_of_processes_with_its_interval():
 def test_a_process_imports_the_gpuaug_of_its_checkout(tmp_path, monkeypatch):
     (tmp_path / "gpuaug").mkdir()
     (tmp_path / "gpuaug" / "__init__.py").write_text("raise SystemExit(3)")
+    (tmp_path / "torch.py").write_text("import gpuaug")  # comes before gpuaug, and torch itself takes seconds
     monkeypatch.chdir(pair.ROOT)
     child = pair.Child(tmp_path, Namespace(device="cpu", workers=0, size=32, batch=4, rows="augment, cls"))
     with pytest.raises(SystemExit, match="because a process ended with status 3"):

@@ -9,7 +9,7 @@ from bench import __main__
 from bench.figures import tables
 from bench.suites import SUITES
 from bench.suites.augmentation import detection, kernels, ragged, views
-from bench.suites.training import classifier, encoder_decoder
+from bench.suites.training import classifier, encoder_decoder, profiles
 from bench.suites.transport import lifetimes
 
 # Suite, flags that make it small, and the rows that must be there on a CPU.
@@ -114,21 +114,31 @@ def assert_figures_follow_from_parts(rows):
     assert whole["headspace"] == pytest.approx(streamed["wall_ms"] / step)
 
 
+def run_profiles(folder, *flags):
+    flags = ["--width", "4", "--model", "squeezenet1_1", "--batches", "8", "--results", str(folder), *flags]
+    assert run_suites(["profiles"], *TINY[:6], "--workers", "0", "--repeats", "1", *flags) == 0
+
+
 def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
-    flags = ["--width", "4", "--model", "squeezenet1_1", "--batches", "8", "--timelines", str(tmp_path)]
     folder = tmp_path / "results"
-    assert run_suites(["profiles"], *TINY[:6], "--workers", "0", "--repeats", "1", *flags, "--results", str(folder)) == 0
+    run_profiles(folder)
     result = json.loads((folder / "profiles.json").read_text())
     cases = list(dict.fromkeys(row["case"] for row in result["rows"]))
     assert cases == ["classifier, Kornia", "classifier, fused", "encoder-decoder", "ResNet-50, fused"]
     for case in cases:
         assert_figures_follow_from_parts([row for row in result["rows"] if row["case"] == case])
-    assert len(list(tmp_path.glob("timeline_*"))) == 8
     page = tmp_path / "page.md"
     page.write_text("<!-- table: profiles -->\n<!-- end -->\n")
     assert tables.main([str(page), "--results", str(folder)]) == 0
     assert f"| ms a batch | {' | '.join(cases)} |" in page.read_text()
     assert f"- *{cases[2]}, B=2*: {' '.join(result['settings']['verdicts'][f'{cases[2]}, B=2'])}" in page.read_text()
+
+
+def test_profiles_writes_a_picture_and_a_trace_of_a_case(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "CASES", {"encoder-decoder": profiles.CASES["encoder-decoder"]})
+    run_profiles(tmp_path, "--timelines", str(tmp_path))
+    names = ["timeline_encoder_decoder_2.json", "timeline_encoder_decoder_2.png"]
+    assert sorted(path.name for path in tmp_path.glob("timeline_*")) == names
 
 
 def test_rows_chooses_variants_and_what_needs_a_gpu_is_skipped_with_the_reason(capsys):

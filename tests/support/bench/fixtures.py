@@ -21,6 +21,25 @@ def class_folder(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="session")
+def made_photographs(tmp_path_factory):
+    """Cache folder in which the photographs of scikit-image have been made, which takes a second."""
+    from gpuaug.benchkit.photos import photographs
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        photographs()
+    return folder
+
+
+@pytest.fixture
+def photograph_cache(made_photographs, monkeypatch):
+    """The user's cache folder, with the photographs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made_photographs))
+    return made_photographs
+
+
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch):
     """Steps this small gain nothing from a second thread, and lose a hundredfold when its core is busy."""

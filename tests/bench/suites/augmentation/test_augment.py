@@ -62,8 +62,7 @@ PRESETS = {
 """Rows of torchvision's presets beside those that all have."""
 
 
-def test_presets_have_torchvisions_rows_and_their_ratios(without_peers, monkeypatch):
-    monkeypatch.setattr(call_rows, "_MAX_CALLS", 3)
+def test_presets_have_torchvisions_rows_and_their_ratios(without_peers):
     module, arguments = SUITES["augment_presets"]
     result = run.importlib.import_module(module).main([*arguments, *TINY, "--batch", "2"])
     results.check(result)

@@ -4,14 +4,13 @@ from support.bench.commands import assert_runs_on_a_gpu, measure_suite, rows_by_
 
 import gpuaug
 from bench.figures import tables
-from bench.harness import call_rows, measurement
+from bench.harness import measurement
 from bench.peers import dali
 from bench.suites.augmentation import recipes
 from bench.suites.augmentation.recipes import CASES, KORNIA, ONE_BY_ONE, OURS, TORCHVISION
 
 
 def test_every_recipe_has_the_row_of_its_library_and_ours(tmp_path, monkeypatch):
-    monkeypatch.setattr(call_rows, "_MAX_SECONDS", 0)
     monkeypatch.setattr(measurement, "release", lambda device: None)
     result = measure_suite("recipes", tmp_path)
     missing = {row["case"] for row in result["settings"]["skipped"] if row["name"] == OURS}

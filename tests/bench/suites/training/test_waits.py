@@ -11,7 +11,7 @@ from gpuaug.benchkit import results
 @pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
 def test_waits_has_the_steps_of_both_loops_and_draws_them(tmp_path):
     path, image = tmp_path / "waits.json", tmp_path / "waits.png"
-    waits.main([*TINY, "--case", "small/resnet18", "--json", str(path)])
+    waits.main([*TINY, "--case", "small/squeezenet1_1", "--json", str(path)])
     result = json.loads(path.read_text())
     results.check(result)
     assert len(result["settings"]["loops"]) == 2

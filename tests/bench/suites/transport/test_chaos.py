@@ -16,7 +16,7 @@ def assert_passes(device, trials, seed=0, processes=1):
 
 
 def test_trials_equal_depth_0_whatever_goes_wrong():
-    assert assert_passes("cpu", 30) >= {"kill", "resume", "stage", "dataset", "break", "interleaved"}
+    assert assert_passes("cpu", 12) >= {"kill", "resume", "stage", "dataset", "break", "interleaved"}
 
 
 @pytest.mark.slow

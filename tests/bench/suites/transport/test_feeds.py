@@ -9,7 +9,7 @@ from bench.suites.transport import feeds as suite
 from gpuaug.benchkit import results
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the ring needs Linux")
-TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--workers", "1", "--seconds", "0.05", "--repeats", "2"]
+TINY = ["--device", "cpu", "--size", "32", "--batch", "2", "--workers", "1", "--seconds", "0.02", "--repeats", "2"]
 OURS = ["StreamedLoader, plain", "StreamedLoader", "StreamedLoader, fused"]
 ON_CPU = ["DataLoader, unpinned", *OURS, "stacking alone"]
 
