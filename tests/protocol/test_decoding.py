@@ -237,15 +237,21 @@ class Machine:
 
 
 LEFT_IN_FLIGHT = {"leave": 2, "in_flight": True}
+FILES = {"engines": FOR_ENGINES, "turned": TURNED, "mixed": MIXED, "hybrid": FOR_HYBRID, "all": ALL_DECODERS}
+DEPTHS = (0, 1, 2, 3)
+HOW = {"read": {}, "kept": {"kept": True}, "left early": {"leave": 2}, "left in flight": LEFT_IN_FLIGHT}
 
 
-@pytest.mark.parametrize(
-    "files", [FOR_ENGINES, TURNED, MIXED, FOR_HYBRID, ALL_DECODERS], ids=["engines", "turned", "mixed", "hybrid", "all"]
-)
-@pytest.mark.parametrize("depth", [0, 1, 2, 3])
-@pytest.mark.parametrize(
-    "how", [{}, {"kept": True}, {"leave": 2}, LEFT_IN_FLIGHT], ids=["read", "kept", "left early", "left in flight"]
-)
+def loops():
+    """Every loop. Those that are not slow have each pair of files, depth and how it is read or left."""
+    for (row, (files, chosen)), depth, (number, (name, how)) in itertools.product(
+        enumerate(FILES.items()), DEPTHS, enumerate(HOW.items())
+    ):
+        marks = () if number == (row + depth) % len(HOW) else pytest.mark.slow
+        yield pytest.param(chosen, depth, how, id=f"{name}-{depth}-{files}", marks=marks)
+
+
+@pytest.mark.parametrize(("files", "depth", "how"), loops())
 def test_nothing_is_unordered(monkeypatch, files, depth, how):
     if not depth:
         how = {**how, "in_flight": False}  # nothing is between two batches
@@ -359,8 +365,7 @@ def test_device_memory_is_bounded_over_epochs(monkeypatch):
     assert len(pixel_blocks(Machine(monkeypatch, depth=2).train())) <= 2 * 2 + 3 + PREPARED
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3])
-@pytest.mark.parametrize("step", [0, 24])
+@pytest.mark.parametrize(("depth", "step"), [(0, 24), (1, 0), (2, 24), (3, 0), (3, 24)])
 def test_memory_of_pixels_is_within_its_formula(monkeypatch, depth, step):
     def files(number):
         return [encoded(64, 64 + step * number), encoded(64, 64 + step * number, "PNG")]
@@ -399,9 +404,7 @@ def decode_without_a_loader(patch, files):
     return cuda.history
 
 
-@pytest.mark.parametrize(
-    "files", [FOR_ENGINES, TURNED, MIXED, FOR_HYBRID, ALL_DECODERS], ids=["engines", "turned", "mixed", "hybrid", "all"]
-)
+@pytest.mark.parametrize("files", FILES.values(), ids=FILES)
 def test_a_stage_that_is_called_by_itself_is_ordered_after_the_readers_of_a_loader_that_is_gone(monkeypatch, files):
     history = decode_without_a_loader(monkeypatch, files)
     assert not history.violations, history.report()
