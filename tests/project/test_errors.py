@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.messages import registry
-from support.messages.finder import KINDS, ROOT, literal, sites, sources
+from support.messages.finder import KINDS, ROOT, literal, nodes_of, sites
 
 import gpuaug
 from gpuaug.core import errors
@@ -88,12 +88,13 @@ def test_there_are_texts_to_look_at_in_every_folder():
 def test_the_package_raises_and_warns_by_its_own_classes():
     # What Python raises of itself cannot be told from the user's own errors.
     foreign = []
-    for path, tree in sources("gpuaug"):
-        for node in ast.walk(tree):
+    for path, nodes in nodes_of("gpuaug"):
+        for node in nodes:
             kind = node.exc.func if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) else None
             if isinstance(kind, ast.Name) and hasattr(builtins, kind.id):
                 foreign.append(f"{path}:{node.lineno} raises {kind.id}")
-            warns = isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
+            called = node.func if isinstance(node, ast.Call) else None
+            warns = isinstance(called, ast.Attribute) and called.attr == "warn" and ast.unparse(called) == "warnings.warn"
             if warns and "GpuAugWarning" not in map(ast.unparse, node.args[1:2]):
                 foreign.append(f"{path}:{node.lineno} warns by another class")
     assert foreign == []
@@ -110,10 +111,10 @@ def runs_of_three(text):
 def texts_in_tests():
     """The strings of the tests that are texts of errors, or patterns for them, with ``…`` for what may be anything."""
     found = set()
-    for _, tree in sources("tests"):
-        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+    for _, nodes in nodes_of("tests"):
+        inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in inner | prose:
                 pattern = re.sub(r"\\[dswDSW][+*?]*|\.[*+]\??", "…", literal(node))
                 found.add(re.sub(r"^\^|\$$|\\(?=\W)", "", pattern))

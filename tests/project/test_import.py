@@ -8,30 +8,22 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from support.process import processes
 
 import gpuaug
 
 HEAVY = ["matplotlib", "rich", "skimage", "torch._dynamo", "torchvision", "triton"]
 
 
-@pytest.mark.timeout(120)
-def test_import_is_quiet_and_light():
-    code = (
-        "import json, os, sys, numpy.random, torch, kornia.augmentation; before = set(sys.modules); import gpuaug; "
-        "print(json.dumps([sorted(set(sys.modules) - before), torch.cuda.is_initialized(), "
-        "os.environ['CUDA_DEVICE_MAX_CONNECTIONS']]))"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    command = [sys.executable, "-W", "always", "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr) == (0, "")
-    modules, initialized, hardware_queues = json.loads(done.stdout)
-    assert not initialized
-    assert hardware_queues == "32"
-    assert [name for name in HEAVY if name in modules] == []
-    assert {name.split(".")[0] for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
-
+IMPORT = """
+import json, os, sys, warnings, numpy.random, torch, kornia.augmentation
+before = set(sys.modules)
+with warnings.catch_warnings():
+    warnings.simplefilter("always")
+    import gpuaug
+added = sorted(set(sys.modules) - before)
+print(json.dumps([added, torch.cuda.is_initialized(), os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]]))
+print("imported", file=sys.stderr, flush=True)
+"""
 
 USED = """
 import sys
@@ -61,11 +53,29 @@ absent("matplotlib.pyplot")
 """
 
 
+@pytest.fixture(scope="module")
+def interpreter():
+    """A new interpreter that imports the package and then uses it, since to import torch takes seconds."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    command = [sys.executable, "-c", IMPORT + USED]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+
+
 @pytest.mark.timeout(120)
-def test_what_does_not_need_a_library_does_not_import_it():
+def test_import_is_quiet_and_light(interpreter):
+    assert interpreter.stderr.partition("imported\n")[:2] == ("", "imported\n")
+    modules, initialized, hardware_queues = json.loads(interpreter.stdout.splitlines()[0])
+    assert not initialized
+    assert hardware_queues == "32"
+    assert [name for name in HEAVY if name in modules] == []
+    assert {name.split(".")[0] for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
+
+
+@pytest.mark.timeout(120)
+def test_what_does_not_need_a_library_does_not_import_it(interpreter):
     """The command, stages, a timeline, its figure, a fused pipeline of Kornia's, and ``show``."""
-    done = processes.run_interpreter(USED, timeout_s=100)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (interpreter.returncode, interpreter.stderr.partition("imported\n")[2]) == (0, "")
+    assert len(interpreter.stdout.splitlines()) == 1
 
 
 def test_a_script_beside_a_clone_finds_the_package_and_not_the_clones_folder(tmp_path):

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.messages.finder import ROOT, sources
+from support.messages.finder import ROOT, nodes, sources
 
 import gpuaug
 
@@ -74,9 +74,14 @@ def module_of(path):
 MODULES = {module_of(path): path for path in PATHS}
 
 
+@cache
 def imported(tree):
     """Every dotted name that is imported anywhere in a file, within functions too."""
-    for node in ast.walk(tree):
+    return list(_imported(tree))
+
+
+def _imported(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -173,7 +178,7 @@ def test_other_rooms_ask_the_loader_by_public_names():
         f"{path.relative_to(PACKAGE)}:{node.lineno} {ast.unparse(node)}"
         for path, tree in trees().items()
         if room(path) in ("profiler", "viewer", "benchkit", "cli")
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
         if "loader" in ast.unparse(node.value).rpartition(".")[2]
     ]
@@ -193,8 +198,8 @@ def test_triton_is_imported_in_its_folders_alone():
 
 def test_one_file_knows_of_streams_and_events():
     def named(tree):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
+        for node in nodes(tree):
+            if isinstance(node, ast.Attribute) and node.attr in last_parts:
                 yield ast.unparse(node)
         yield from imported(tree)
 
@@ -208,6 +213,7 @@ def test_one_file_knows_of_streams_and_events():
         "_CudaEventBase",
         "_cuda_setStream",
     )
+    last_parts = {end.rpartition(".")[2] for end in ends}
     found = {
         path.relative_to(PACKAGE).as_posix()
         for path, tree in trees().items()

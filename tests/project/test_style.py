@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.messages.finder import sources
+from support.messages.finder import nodes_of
 from support.public import typed_program
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +29,9 @@ def test_style(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def packed(tree):
+def packed(nodes):
     """Assignments in functions and classes of several values of different forms that do not depend on one another."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
             targets, values = node.targets[0].elts, node.value.elts
             read = {ast.unparse(part) for value in values for part in ast.walk(value)}
@@ -50,7 +50,7 @@ def form(value):
 
 @pytest.mark.parametrize("room", ["gpuaug", "bench"])
 def test_one_assignment_states_one_fact(room):
-    found = [f"{path}:{node.lineno}: {ast.unparse(node)}" for path, tree in sources(room) for node in packed(tree)]
+    found = [f"{path}:{node.lineno}: {ast.unparse(node)}" for path, nodes in nodes_of(room) for node in packed(nodes)]
     assert [each for each in found if not each.startswith(LEFT_ALONE)] == []
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values, difference
-from support.messages.finder import sources
+from support.messages.finder import nodes_of
 
 import gpuaug
 
@@ -94,12 +94,12 @@ def test_tests_of_pixels_compare_tensors_by_assert_values():
     found = [
         f"{path}:{node.lineno}: {ast.unparse(part)}"
         for folder in TESTS
-        for path, tree in sources(folder)
-        for node in ast.walk(tree)
+        for path, nodes in nodes_of(folder)
+        for node in nodes
         if isinstance(node, ast.Assert)
         for part in conditions(node.test)
         if not isinstance(part, ast.UnaryOp)
-        if CLOSE.search(ast.unparse(part)) or (isinstance(part, ast.Call) and EQUAL.search(ast.unparse(part)))
+        if CLOSE.search(text := ast.unparse(part)) or (isinstance(part, ast.Call) and EQUAL.search(text))
     ]
     assert not found, "a failure would not say where it is; call assert_values of support/comparison/values.py: " + "; ".join(
         found
