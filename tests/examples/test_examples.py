@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.process.examples import EXAMPLES, differences, run_example
 
-STEPS = ["--steps", 2, "--size", 32, "--batch-size", 3]
+STEPS = ["--steps", 2, "--size", 32, "--batch-size", 2]
 EPOCHS = ["--epochs", 1, "--size", 32, "--batch-size", 6]
 ARGUMENTS = {
     "action_recognition": [*EPOCHS, "--frames", 4],
@@ -57,10 +57,10 @@ RESUMED = {"latent_lora": [], "linear_probe": ["--epochs", 3], "two_towers": [],
 def test_run_that_is_resumed_equals_an_uninterrupted_one(name, data, tmp_path):
     small = [*data, "--workers", 0, "--size", 32, "--batch-size", 5, *RESUMED[name]]
     whole, stopped = ["--checkpoint", tmp_path / "whole.pt"], ["--checkpoint", tmp_path / "stopped.pt"]
-    run_example(name, *small, *whole, "--steps", 9)
-    run_example(name, *small, *stopped, "--steps", 7)  # in the second epoch
+    run_example(name, *small, *whole, "--steps", 6)
+    run_example(name, *small, *stopped, "--steps", 5)  # in the second epoch
     assert differences(*(torch.load(path) for _, path in (whole, stopped))), "nothing was left to do"
-    run_example(name, *small, *stopped, "--steps", 9, "--resume")
+    run_example(name, *small, *stopped, "--steps", 6, "--resume")
     assert differences(*(torch.load(path) for _, path in (whole, stopped))) == []
 
 

@@ -12,8 +12,8 @@ from support.process.examples import EXAMPLES, differences, finished, free_port,
 from gpuaug.benchkit import results
 
 SCRIPT = EXAMPLES / "train_imagefolder.py"
-# Of 24 images three are evaluated, and the others are four steps an epoch.
-SMALL = ["--model", "shufflenet_v2_x0_5", "--size", 32, "--batch-size", 5, "--epochs", 2, "--workers", 0]
+# Of 24 images three are evaluated, and the others are three steps an epoch.
+SMALL = ["--model", "shufflenet_v2_x0_5", "--size", 32, "--batch-size", 7, "--epochs", 2, "--workers", 0]
 
 
 def small(folder, **settings):
@@ -28,7 +28,7 @@ def assert_equal(one, two):
 def test_run_that_is_resumed_equals_an_uninterrupted_one(class_folder, tmp_path):
     whole, stopped = tmp_path / "whole.pt", tmp_path / "stopped.pt"
     run_example("train_imagefolder", *small(class_folder, checkpoint=whole))
-    for step in (4, 5):  # at the end of the first epoch, and in the second
+    for step in (3, 4):  # at the end of the first epoch, and in the second
         run_example("train_imagefolder", *small(class_folder, checkpoint=stopped, steps=step))
         assert differences(torch.load(whole), torch.load(stopped)), "nothing was left to do"
         run_example("train_imagefolder", *small(class_folder, checkpoint=stopped), "--resume")
@@ -39,18 +39,18 @@ def test_evaluation_and_rate_are_printed_and_written(class_folder, tmp_path, cap
     run_example("train_imagefolder", *small(class_folder))
     printed = capsys.readouterr().out
     found = re.findall(r"^epoch (\d), step (\d): accuracy (\d+)\.", printed, re.MULTILINE)
-    assert [(epoch, step) for epoch, step, _ in found] == [("0", "4"), ("1", "8")]
+    assert [(epoch, step) for epoch, step, _ in found] == [("0", "3"), ("1", "6")]
     assert {int(accuracy) for *_, accuracy in found} <= {0, 33, 66, 100}, "three images are evaluated"
     file = tmp_path / "scaling.json"
     for _ in range(2):
-        run_example("train_imagefolder", *small(class_folder, steps=3, json=file))
+        run_example("train_imagefolder", *small(class_folder, steps=2, json=file))
     assert "accuracy" not in capsys.readouterr().out
     found = json.loads(file.read_text())
     results.check(found)
     (row,) = found["rows"]
     assert (row["name"], row["images_per_s_of_ranks"]) == ("1 rank", [row["images_per_s"]])
     results.write(file, found | {"rows": [row | {"name": "2 ranks", "images_per_s_of_ranks": [1.0, 1.0]}]})
-    run_example("train_imagefolder", *small(class_folder, steps=3, json=file))
+    run_example("train_imagefolder", *small(class_folder, steps=2, json=file))
     assert [row["name"] for row in json.loads(file.read_text())["rows"]] == ["1 rank", "2 ranks"]
     assert str(class_folder) not in str(found["settings"]), "a result does not tell where images lie"
 
