@@ -16,7 +16,8 @@ def assert_passes(device, trials, seed=0, processes=1):
 
 
 def test_trials_equal_depth_0_whatever_goes_wrong():
-    assert assert_passes("cpu", 12) >= {"kill", "resume", "stage", "dataset", "break", "interleaved"}
+    """Of this seed the first ten trials have every fault."""
+    assert assert_passes("cpu", 10, seed=2) == {"none", "kill", "resume", "stage", "dataset", "break", "close", "interleaved"}
 
 
 @pytest.mark.slow
