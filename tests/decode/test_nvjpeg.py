@@ -334,7 +334,7 @@ def real_decoder(request, monkeypatch):
     if request.param == "in Python":
         monkeypatch.setattr(c_calls, "_loop_over_calls", lambda count: None)
     decoder = object.__new__(nvjpeg.BatchDecoder)
-    decoder._handle, decoder._idle = ctypes.c_void_p(77), {nvjpeg.OUTPUT_RGBI: [100, 101, 102]}
+    decoder._handle, decoder._idle_parameters = ctypes.c_void_p(77), {nvjpeg.OUTPUT_RGBI: [100, 101, 102]}
     return decoder
 
 
@@ -364,7 +364,7 @@ def test_windows_are_set_as_left_top_width_and_height(real_decoder):
     real_decoder._set_roi = set_roi
     handles = real_decoder.with_windows(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), nvjpeg.OUTPUT_RGBI)
     assert calls == [(handle, *window) for handle, window in zip(handles.tolist(), [(2, 1, 4, 3), (6, 5, 8, 7)], strict=True)]
-    assert real_decoder._idle[nvjpeg.OUTPUT_RGBI] == [100]
+    assert real_decoder._idle_parameters[nvjpeg.OUTPUT_RGBI] == [100]
 
 
 @pytest.mark.parametrize("count", [1, 5, 7])
