@@ -40,7 +40,8 @@ def add_note(error: BaseException, note: str, *, replaces: str | None = None) ->
     Args:
         error: Error. The same object may be raised several times.
         note: Text of the note.
-        replaces: Beginning of older notes to remove. Default: ``note``, so that a note is not added twice.
+        replaces: Older notes of the error that begin with this text are removed. Default: ``note``, so that a note is not added
+            twice.
     """
     with contextlib.suppress(Exception):  # a note that cannot be added must not hide the error
         notes = vars(error).setdefault("__notes__", [])

@@ -17,7 +17,10 @@ from gpuaug.decode.headers import Header, parse
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
 ALIGN = 64
-"""Alignment of each file in the buffer in bytes, and padding after the last file: decoders read in words, and past the end."""
+"""Alignment of each file in the buffer in bytes, and padding after the last file.
+
+Decoders read whole words, and beyond the end of a file.
+"""
 
 MAX_FILE_BYTES = 2**30
 """Maximum size of a file in bytes: larger than any image, and too small to exhaust the memory of a worker."""
@@ -28,20 +31,20 @@ _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # without O_BINARY, Wind
 def collate_encoded(samples: Sequence[Any]) -> Batch:
     """Make a batch of undecoded images or clips: ``DataLoader(dataset, collate_fn=gpuaug.collate_encoded)``.
 
-    An image is a file: ``read_encoded(path)``, a path of ``pathlib``, or a str if it is the whole sample; or the bytes of a
-    file: bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); or Hugging Face's ``{"bytes": …, "path": …}``. A
-    member of bytes holds images if the bytes of any sample begin like an image file; otherwise it is a label. A clip is
-    ``read_clip(path, …)``. Of its video, only the packets are read from which its frames are decoded. Samples have the
-    structures that ``collate_ragged`` accepts. Other members are collated as by ``collate_ragged``.
+    An image is one of: a path, as ``read_encoded(path)`` or of ``pathlib``, or as a str if it is the whole sample; the bytes of
+    a file, as bytes, bytearray, memoryview, or a uint8 tensor or array (bytes,); Hugging Face's ``{"bytes": …, "path": …}``. A
+    clip is ``read_clip(path, …)``. Only the packets of the video from which frames of the clip are decoded enter the batch.
+    Samples have the structures that ``collate_ragged`` accepts. Other members are collated as by ``collate_ragged``.
 
     Args:
-        samples: Samples of the same structure. The first sample determines which members are images or clips.
+        samples: Samples of the same structure. A member holds images or clips if its value in the first sample is one. But
+            bytes may also be labels: they are images if in any sample they begin like an image file.
 
     Returns:
         Batch of the samples' structure, as ``default_collate`` returns it (a list for a tuple), with one ``Encoded`` per member
-        of images or clips. Its ``headers.problems`` describes files and headers that cannot be read. In a worker of a
-        ``StreamedLoader`` the files may be in a slot, page-locked memory that is overwritten once the batch is decoded. So
-        return the batch from the collate function, and keep no reference to it.
+        of images or clips. ``Encoded.headers.problems`` describes files and headers that cannot be read. In a worker of a
+        ``StreamedLoader`` the files may be in page-locked memory that is overwritten once the batch is decoded. So return
+        the batch from the collate function, and keep no reference to it.
 
     Raises:
         ArgumentTypeError: If no member is an encoded image, or a sample lacks an image that the first sample has.
@@ -50,9 +53,10 @@ def collate_encoded(samples: Sequence[Any]) -> Batch:
 
     Cost:
         On the host, one copy of the bytes, from the page cache into the buffer, and about 15 µs more per image. In a worker
-        of a ``StreamedLoader`` the buffer is the slot that the decoder reads. For clips, a process reads all packets of a video
-        once, in some 10 µs per frame of 340x256, and for each clip the packets from the key frame before the clip to its end:
-        30 KB to 1 MB. A process keeps 8 videos open, and the time stamps of 1024 videos.
+        of a ``StreamedLoader`` the decoder reads this buffer, without another copy. The first clip of a video in a process
+        reads all packets of the video, to find the time stamps, in some 10 µs per frame of 340x256. Every clip reads the
+        packets from the key frame before the clip to its end: 30 KB to 1 MB. A process keeps 8 videos open, and the time stamps
+        of 1024 videos.
 
     Examples:
         >>> import io
@@ -93,19 +97,22 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
     # At least one spare byte after each file: a read of one byte more than the length shows whether the file has grown.
     padded_lengths = [(length // ALIGN + 1) * ALIGN for length in lengths]
     starts = [0, *accumulate(padded_lengths)]
-    data = allocate_tensor((starts.pop() + ALIGN,), torch.uint8)
+    data = allocate_tensor((starts.pop() + ALIGN,), torch.uint8)  # the last start is the end of the padded files
     buffer = data.numpy().data
     rows = []
     problems = {}
     zeros = bytes(ALIGN)
-    for index, ((name, content), start, length, size) in enumerate(zip(sources, starts, lengths, padded_lengths, strict=True)):
+    for index, ((name, content), start, length, padded_length) in enumerate(
+        zip(sources, starts, lengths, padded_lengths, strict=True)
+    ):
         end = start + length
         problem = read_problems.get(index, "")
         if content is not None and not problem:
             buffer[start:end] = content
         elif length:
             problem = _read(name, buffer[start : end + 1], length)
-        buffer[end : start + size] = zeros[: start + size - end]  # a reused buffer holds bytes of earlier files
+        # A reused buffer holds bytes of earlier files.
+        buffer[end : start + padded_length] = zeros[: start + padded_length - end]
         header = Header(problem=problem) if problem else parse(buffer[start:end])
         if header.problem:
             problems[index] = header.problem
@@ -119,9 +126,9 @@ def _read(path: str, buffer: memoryview, length: int) -> str:
     try:
         file = os.open(path, _OPEN_FLAGS)
         try:
-            count = _read_some(file, buffer)
+            count = _read_once(file, buffer)
             # A call may read fewer bytes than requested.
-            while 0 < count < length and (next_count := _read_some(file, buffer[count:])):
+            while 0 < count < length and (next_count := _read_once(file, buffer[count:])):
                 count += next_count
         finally:
             os.close(file)
@@ -130,7 +137,7 @@ def _read(path: str, buffer: memoryview, length: int) -> str:
     return "" if count == length else "its size has changed while it was read"
 
 
-def _read_some(file: int, buffer: memoryview) -> int:
+def _read_once(file: int, buffer: memoryview) -> int:
     """Read up to ``len(buffer)`` bytes. Return the number of bytes read, 0 at the end of the file."""
     if hasattr(os, "readv"):
         return os.readv(file, [buffer])

@@ -12,13 +12,16 @@ _ORIENTATION = 274
 """Number of the tag with the orientation."""
 
 _BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM*\0": ">", b"MM\0*": ">", b"MM\0+": ">"}
-"""Byte order for each signature of EXIF's TIFF structure that PIL accepts, two of which are invalid."""
+"""Byte order for each signature of EXIF's TIFF structure that PIL accepts. The second and the third are not valid TIFF."""
 
 _VALUE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 """Type of an entry → bytes per value. PIL ignores entries of other types."""
 
 _STRUCT_FORMATS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
-"""Type of an entry that PIL reads as a number → ``struct`` format. PIL never reads a BYTE (1) as an orientation."""
+"""Type of an entry that PIL reads as a number → ``struct`` format.
+
+The type BYTE (1) is not among them, because PIL reads it as bytes.
+"""
 
 _STRUCTS = {
     order: (
@@ -61,8 +64,8 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
         8
     """
     try:
-        value = _entry(memoryview(exif))
-    except (struct.error, ValueError, ArithmeticError):  # the last two: the value is not a number, or is infinite
+        value = _orientation_value(memoryview(exif))
+    except (struct.error, ValueError, ArithmeticError):  # ValueError: NaN. ArithmeticError: infinity, or division by 0
         return 1
     if value is None:
         match = _XMP_ORIENTATION.search(xmp)
@@ -70,7 +73,7 @@ def orientation(exif: Any, xmp: Any = b"") -> int:
     return value if 1 <= value <= 8 else 1
 
 
-def _entry(tiff: memoryview) -> int | None:
+def _orientation_value(tiff: memoryview) -> int | None:
     """Return the value of the orientation entry; 0 if it is not an integer, ``None`` if there is no entry.
 
     Raises:
@@ -88,7 +91,7 @@ def _entry(tiff: memoryview) -> int | None:
     unpack_long, unpack_short, unpack_entry = _STRUCTS[order]
     (directory,) = unpack_long(tiff, 4)
     (count,) = unpack_short(tiff, directory) if directory + 2 <= len(tiff) else (0,)
-    tags_read = set[int]()
+    tags_read = set[int]()  # PIL ignores later entries of the same tag
     external_bytes = 0  # total size of the values that are not stored in their entries
     for start in range(directory + 2, min(directory + 2 + 12 * count, len(tiff) - 11), 12):
         tag, entry_type, values, offset = unpack_entry(tiff, start)
@@ -119,8 +122,8 @@ def _entry(tiff: memoryview) -> int | None:
 def of_png(data: memoryview) -> tuple[bytes, bytes]:
     """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels.
 
-    EXIF comes from the last chunk ``eXIf``, or chunk ``tEXt`` with the key ``exif``; without either, from the hexadecimal text
-    that ImageMagick writes, decoded to bytes.
+    EXIF is the content of the last chunk that is ``eXIf``, or ``tEXt`` with the key ``exif``. Without such a chunk, EXIF is
+    decoded from the hexadecimal text that ImageMagick writes.
 
     Args:
         data: (bytes,) content of the file.
@@ -155,9 +158,9 @@ def of_png(data: memoryview) -> tuple[bytes, bytes]:
         elif chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
             break  # PIL stops before the second frame of an animation
     if not exif and hexadecimal_exif:
-        try:
+        try:  # the first three lines are a header
             exif = bytes.fromhex("".join(hexadecimal_exif.decode("latin-1").split("\n")[3:]))
-        except ValueError:  # damaged
+        except ValueError:  # PIL raises an error, so the orientation must be 1, whatever the XMP
             xmp = b""
     return exif, xmp
 

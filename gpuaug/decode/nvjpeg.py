@@ -23,13 +23,17 @@ from gpuaug.core.errors import GpuAugError
 from gpuaug.decode.c_calls import call_each
 
 HYBRID, GPU_HYBRID, HARDWARE = 1, 2, 3
-"""``NVJPEG_BACKEND_HYBRID``: Huffman codes on the host, the rest on the card. ``_GPU_HYBRID``: Huffman codes on the card, too,
-after the host has prepared the file; baseline JPEGs only. ``_HARDWARE``: all on the JPEG engines."""
+"""Backends of nvJPEG, by where a JPEG is decoded.
+
+``NVJPEG_BACKEND_HYBRID``: the host reads the Huffman codes, the card does the rest. ``_GPU_HYBRID``: the host only prepares the
+file, and the card also reads the Huffman codes; baseline JPEGs only. ``_HARDWARE``: the JPEG engines do all.
+"""
 
 FLAGS = 1 << 5
-"""``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``, of nvJPEG 12.1: interpolate subsampled chroma as libjpeg-turbo does."""
+"""``NVJPEG_FLAGS_UPSAMPLING_WITH_INTERPOLATION``, from nvJPEG 12.1 on: interpolate subsampled chroma as libjpeg-turbo does."""
 
 OUTPUT_Y, OUTPUT_RGBI = 2, 5
+"""Output formats: luma only, and interleaved RGB."""
 
 OUTPUT = np.dtype([("channel", np.uint64, 4), ("pitch", np.uint64, 4)])
 """``nvjpegImage_t``: device addresses of the planes, and their pitches in bytes."""
@@ -53,7 +57,7 @@ STATUS = {
     10: "incomplete bitstream",
 }
 OF_THE_FILE = {3, 4, 10}
-"""Statuses caused by a file. All others are caused by the library or the card."""
+"""Statuses whose cause is the file. The cause of all other statuses is the library or the GPU."""
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Environment variable that CUDA reads when it starts: number of hardware queues that the streams of a process share."""
@@ -106,9 +110,9 @@ def _wheels(major: str) -> list[Path]:
 def ask_for_queues() -> int:
     """Set CUDA's number of hardware queues to the maximum, unless CUDA has started or the user has set the number.
 
-    nvJPEG decodes on about sixteen internal streams, and a stream waits for all earlier work on its hardware queue, of any
-    stream. While a ResNet-50 trained, a call took 59 ms, as long as the training step, with CUDA's default of 8 queues, and
-    12 ms with 32.
+    nvJPEG decodes on about sixteen internal streams. Streams that share a hardware queue wait for each other's earlier work.
+    While a ResNet-50 trained, a call of ``BatchDecoder.decode`` took 59 ms with CUDA's default of 8 queues, as long as the
+    training step, and 12 ms with 32.
 
     Returns:
         Number of hardware queues of this process.
@@ -124,24 +128,24 @@ queues = ask_for_queues()
 
 
 class Library:
-    """Handle of nvJPEG."""
+    """Base class of decoders: the functions of nvJPEG's library, and an nvJPEG handle."""
 
     def __init__(self) -> None:
         path = find_library()
         assert path is not None
-        # CDLL releases the GIL during a call. PyDLL keeps it, for calls that are faster than releasing the GIL.
-        self._library, self._quick = ctypes.CDLL(path), ctypes.PyDLL(path)
+        # CDLL releases the GIL during a call. PyDLL holds it, for calls that take less time than releasing it.
+        self._library, self._with_gil = ctypes.CDLL(path), ctypes.PyDLL(path)
         self._handle = c_void_p()
-        self._set_roi = self._quick.nvjpegDecodeParamsSetROI
+        self._set_roi = self._with_gil.nvjpegDecodeParamsSetROI
         self._set_roi.argtypes = [c_void_p, c_int, c_int, c_int, c_int]
-        self._image_info = self._quick.nvjpegGetImageInfo
+        self._image_info = self._with_gil.nvjpegGetImageInfo
         self._image_info.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p, c_void_p]
 
     @property
     def exact_windows(self) -> bool:
         """Whether pixels decoded within a window equal the pixels of the whole image.
 
-        Before nvJPEG 13.2, windows with interpolated chroma may be wrong by a pixel at their edges.
+        Before nvJPEG 13.2, the outermost pixels of a window may have wrong values where chroma is interpolated.
         """
         return tuple(int(part) for part in self.version.split(".")[:2]) >= (13, 2)
 
@@ -166,7 +170,7 @@ class Library:
         if status:
             raise NvJpegError(name, status)
 
-    def _created(self, name: str, *arguments: Any) -> int:
+    def _create_object(self, name: str, *arguments: Any) -> int:
         """Call a function of nvJPEG that creates an object, and return the handle of the object."""
         handle = c_void_p()
         self._call(name, *arguments, byref(handle))
@@ -174,10 +178,11 @@ class Library:
 
 
 class BatchDecoder(Library):
-    """JPEG engines of one device, with one decoding state per kind of file. Calls of ``decode`` must not overlap.
+    """JPEG engines of one device. Calls of ``decode`` must not overlap.
 
-    If nvJPEG cannot create another state, kinds share the first state. An H200 had 136 states for one process, and about 30 in
-    all for 12 processes with 32 hardware queues each.
+    Files are decoded in groups that have one chroma subsampling each. Each group has a decoding state, because nvJPEG sets up a
+    state again when the subsampling changes. If nvJPEG cannot create another state, groups share the first state. On an H200,
+    nvJPEG could create 136 states in one process, or about 30 in all in 12 processes with 32 hardware queues each.
 
     Args:
         device: A CUDA device.
@@ -190,13 +195,13 @@ class BatchDecoder(Library):
         super().__init__()
         with torch.cuda.device(device):
             self._create(HARDWARE)
-            self._first = self._created("nvjpegJpegStateCreate", self._handle)
+            self._first_state = self._create_object("nvjpegJpegStateCreate", self._handle)
         self._states: dict[int, int] = {}
-        """State per kind of file."""
-        self._idle: dict[int, list[int]] = {OUTPUT_Y: [], OUTPUT_RGBI: []}
-        """Handles of parameters that no batch uses, by output format."""
-        self._initialized: dict[int, tuple[int, int]] = {}
-        """(number of images, output format) of the last batch, by state."""
+        """Decoding state by group."""
+        self._idle_parameters: dict[int, list[int]] = {OUTPUT_Y: [], OUTPUT_RGBI: []}
+        """Handles of decoding parameters (``nvjpegDecodeParams_t``) that no batch uses, by output format."""
+        self._setups: dict[int, tuple[int, int]] = {}
+        """(number of images, output format) that each state is initialized for."""
 
     def sizes(self, addresses: NDArray[np.uint64], lengths: NDArray[np.uint64]) -> NDArray[np.int32]:
         """Return (B, 2) height and width of each file, by nvJPEG's parser; 0 if the parser fails."""
@@ -211,7 +216,7 @@ class BatchDecoder(Library):
 
     def decode(
         self,
-        kind: int,
+        group: int,
         addresses: NDArray[np.uint64],
         lengths: NDArray[np.uint64],
         outputs: NDArray[np.void],
@@ -219,16 +224,16 @@ class BatchDecoder(Library):
         stream: int,
         parameters: NDArray[np.uint64] | None = None,
     ) -> int:
-        """Decode a batch. Blocks while the engines work; work of the multiprocessors is queued on ``stream``.
+        """Decode the files of one group. Blocks while the engines work, and queues the colour conversion on ``stream``.
 
         Args:
-            kind: Kind of the files, which must have one chroma subsampling: nvJPEG sets up a state again when that changes.
+            group: Number of the group. All files of all calls with this number must have the same chroma subsampling.
             addresses: (B,) host addresses of the files.
             lengths: (B,) lengths of the files in bytes.
             outputs: (B,) records of ``OUTPUT``.
             form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
             stream: Handle of a CUDA stream.
-            parameters: (B,) handles of parameters with the window of each image. ``None``: decode whole images.
+            parameters: (B,) handles from ``with_windows``. ``None``: decode whole images.
 
         Returns:
             0, or a status in ``OF_THE_FILE``, after which all outputs of the batch are undefined.
@@ -236,11 +241,11 @@ class BatchDecoder(Library):
         Raises:
             NvJpegError: If nvJPEG returns another status.
         """
-        state, shape = self._state(kind), (len(addresses), form)
-        if self._initialized.get(state) != shape:
-            self._initialized.pop(state, None)  # set again on success
-            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(shape[0]), c_int(1), c_int(form))
-            self._initialized[state] = shape
+        state, setup = self._state(group), (len(addresses), form)
+        if self._setups.get(state) != setup:
+            self._setups.pop(state, None)  # set again on success
+            self._call("nvjpegDecodeBatchedInitialize", self._handle, c_void_p(state), c_int(setup[0]), c_int(1), c_int(form))
+            self._setups[state] = setup
         arrays = [c_void_p(array.ctypes.data) for array in (addresses, lengths, outputs)]
         if parameters is None:
             status = int(self._library.nvjpegDecodeBatched(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
@@ -248,13 +253,13 @@ class BatchDecoder(Library):
             arrays.append(c_void_p(parameters.ctypes.data))
             status = int(self._library.nvjpegDecodeBatchedEx(self._handle, c_void_p(state), *arrays, c_void_p(stream)))
         if status:
-            del self._initialized[state]  # nvjpeg.h: initialize again after a failed batch
+            del self._setups[state]  # nvjpeg.h: initialize again after a failed batch
             if status not in OF_THE_FILE:
                 raise NvJpegError("nvjpegDecodeBatched", status)
         return status
 
     def with_windows(self, windows: NDArray[np.int64], form: int) -> NDArray[np.uint64]:
-        """Return (B,) handles of parameters with windows, for ``decode``. Thread-safe.
+        """Return (B,) handles of decoding parameters, each with the window of one image, for ``decode``. Thread-safe.
 
         Args:
             windows: (B, 4) top, left, height and width of the part of each image to decode.
@@ -263,30 +268,39 @@ class BatchDecoder(Library):
         handles = []
         for _ in range(len(windows)):
             try:
-                parameters = self._idle[form].pop()
+                parameters = self._idle_parameters[form].pop()
             except IndexError:
-                parameters = self._created("nvjpegDecodeParamsCreate", self._handle)
-                self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(parameters), c_int(form))
+                parameters = self._create_object("nvjpegDecodeParamsCreate", self._handle)
+                self._with_gil.nvjpegDecodeParamsSetOutputFormat(c_void_p(parameters), c_int(form))
             handles.append(parameters)
         call_each(self._set_roi, np.column_stack([handles, windows[:, [1, 0, 3, 2]]]))
         return np.array(handles, np.uint64)
 
     def put_back(self, parameters: NDArray[np.uint64], form: int) -> None:
-        """Return the handles of parameters to the pool, after the call that used them."""
-        self._idle[form] += parameters.tolist()
+        """Make handles from ``with_windows`` available for reuse. Call after the ``decode`` that used them."""
+        self._idle_parameters[form] += parameters.tolist()
 
-    def _state(self, kind: int) -> int:
-        if kind not in self._states:
-            state = self._first
+    def _state(self, group: int) -> int:
+        if group not in self._states:
+            state = self._first_state
             if self._states:
                 with suppress(NvJpegError):
-                    state = self._created("nvjpegJpegStateCreate", self._handle)
-            self._states[kind] = state
-        return self._states[kind]
+                    state = self._create_object("nvjpegJpegStateCreate", self._handle)
+            self._states[group] = state
+        return self._states[group]
 
 
 class PhasedState:
-    """Decoding state of one image between its phases: handles of nvJPEG, as integers."""
+    """Decoding state of one image between its two phases.
+
+    Args:
+        decoder: Decoder that created the state.
+        state: Handle of nvJPEG's state (``nvjpegJpegState_t``).
+        pinned: Handle of the state's buffer in page-locked memory (``nvjpegBufferPinned_t``).
+        device: Handle of the state's buffer in device memory (``nvjpegBufferDevice_t``).
+        stream: Handle of the parsed file (``nvjpegJpegStream_t``); not a CUDA stream.
+        parameters: Handle of the decoding parameters (``nvjpegDecodeParams_t``): output format and window.
+    """
 
     __slots__ = (
         *("_output", "_output_address", "decoder", "device", "form", "height", "parameters", "pinned", "state", "stream"),
@@ -298,12 +312,12 @@ class PhasedState:
         self.state, self.pinned, self.device, self.stream, self.parameters = state, pinned, device, stream, parameters
         self.width, self.height = c_uint(), c_uint()
         self.form = 0
-        """Output format that the parameters are set to."""
+        """Output format that ``parameters`` are set to; 0 before the first image."""
         self._output = (c_uint64 * 8)()
         self._output_address = addressof(self._output)
 
     def output_of(self, address: int, pitch: int) -> int:
-        """Set the output, of one plane, to a device address and its bytes per row. Return the address of the ``OUTPUT``."""
+        """Set the output to one plane: its device address and bytes per row. Return the host address of the ``OUTPUT``."""
         self._output[0] = address
         self._output[4] = pitch
         return self._output_address
@@ -312,8 +326,8 @@ class PhasedState:
 class PhasedDecoder(Library):
     """Decode one JPEG in two phases, on any threads. Images in different states may be in any phase at the same time.
 
-    Arguments are integers, and their conversion is declared once per function, because threads wait for the interpreter's lock
-    while Python prepares a call.
+    Arguments of nvJPEG's functions are integers, and ``argtypes`` declares their C types once per function. This shortens the
+    calls, in which other threads wait for Python's interpreter lock.
 
     Args:
         device: A CUDA device.
@@ -327,26 +341,26 @@ class PhasedDecoder(Library):
         super().__init__()
         with torch.cuda.device(device):
             self._create(backend)
-            self._decoder = self._created("nvjpegDecoderCreate", self._handle, c_int(backend))
+            self._decoder = self._create_object("nvjpegDecoderCreate", self._handle, c_int(backend))
         pointer = c_void_p
         self._parse = self._library.nvjpegJpegStreamParse
         self._parse.argtypes = [pointer, pointer, c_size_t, c_int, c_int, pointer]
-        self._dimensions = self._quick.nvjpegJpegStreamGetFrameDimensions
+        self._dimensions = self._with_gil.nvjpegJpegStreamGetFrameDimensions
         self._dimensions.argtypes = [pointer, pointer, pointer]
-        self._host = self._library.nvjpegDecodeJpegHost
-        self._host.argtypes = [pointer] * 5
-        self._transfer = self._library.nvjpegDecodeJpegTransferToDevice
-        self._transfer.argtypes = [pointer] * 5
-        self._on_device = self._library.nvjpegDecodeJpegDevice
-        self._on_device.argtypes = [pointer] * 5
+        self._decode_host = self._library.nvjpegDecodeJpegHost
+        self._decode_host.argtypes = [pointer] * 5
+        self._decode_transfer = self._library.nvjpegDecodeJpegTransferToDevice
+        self._decode_transfer.argtypes = [pointer] * 5
+        self._decode_device = self._library.nvjpegDecodeJpegDevice
+        self._decode_device.argtypes = [pointer] * 5
         self.handles = int(self._handle.value or 0), self._decoder
-        """Handles of nvJPEG and of its decoder."""
+        """Handles of the library (``nvjpegHandle_t``) and of its decoder (``nvjpegJpegDecoder_t``)."""
 
     @property
     def addresses(self) -> list[int]:
-        """Addresses of the functions that the phases call, in order."""
-        functions: list[Any] = [self._parse, self._dimensions, self._quick.nvjpegDecodeParamsSetOutputFormat, self._set_roi]
-        functions += [self._host, self._transfer, self._on_device]
+        """Addresses of the functions that the phases call, in the order of the calls, for a compiled loop."""
+        functions: list[Any] = [self._parse, self._dimensions, self._with_gil.nvjpegDecodeParamsSetOutputFormat, self._set_roi]
+        functions += [self._decode_host, self._decode_transfer, self._decode_device]
         return [int(cast(function, c_void_p).value or 0) for function in functions]
 
     def state(self, pinned_bytes: int, device_bytes: int) -> PhasedState:
@@ -362,15 +376,15 @@ class PhasedDecoder(Library):
         """
         handle = self._handle
         with ExitStack() as undo:  # destroys the objects of an attempt that fails
-            state = self._created("nvjpegDecoderStateCreate", handle, c_void_p(self._decoder))
+            state = self._create_object("nvjpegDecoderStateCreate", handle, c_void_p(self._decoder))
             undo.callback(self._library.nvjpegJpegStateDestroy, c_void_p(state))
-            pinned = self._created("nvjpegBufferPinnedCreate", handle, None)
+            pinned = self._create_object("nvjpegBufferPinnedCreate", handle, None)
             undo.callback(self._library.nvjpegBufferPinnedDestroy, c_void_p(pinned))
-            device = self._created("nvjpegBufferDeviceCreate", handle, None)
+            device = self._create_object("nvjpegBufferDeviceCreate", handle, None)
             undo.callback(self._library.nvjpegBufferDeviceDestroy, c_void_p(device))
-            stream = self._created("nvjpegJpegStreamCreate", handle)
+            stream = self._create_object("nvjpegJpegStreamCreate", handle)
             undo.callback(self._library.nvjpegJpegStreamDestroy, c_void_p(stream))
-            parameters = self._created("nvjpegDecodeParamsCreate", handle)
+            parameters = self._create_object("nvjpegDecodeParamsCreate", handle)
             undo.callback(self._library.nvjpegDecodeParamsDestroy, c_void_p(parameters))
             self._call("nvjpegBufferPinnedResize", c_void_p(pinned), c_size_t(pinned_bytes), None)
             self._call("nvjpegBufferDeviceResize", c_void_p(device), c_size_t(device_bytes), None)
@@ -384,21 +398,21 @@ class PhasedDecoder(Library):
         sizes = []
         for name, buffer in (("Pinned", state.pinned), ("Device", state.device)):
             size, address = c_size_t(), c_void_p()
-            getattr(self._quick, f"nvjpegBuffer{name}Retrieve")(c_void_p(buffer), byref(size), byref(address))
+            getattr(self._with_gil, f"nvjpegBuffer{name}Retrieve")(c_void_p(buffer), byref(size), byref(address))
             sizes.append(int(size.value))
         return sizes[0], sizes[1]
 
     def host_phase(
         self, state: PhasedState, address: int, length: int, height: int, width: int, form: int, window: Sequence[int]
     ) -> str:
-        """Prepare a file: with ``HYBRID``, read its Huffman codes. The card phase of the state's last image must have ended.
+        """Run the first phase of an image: with ``HYBRID``, read its Huffman codes; with ``GPU_HYBRID``, only prepare the file.
 
         Args:
-            state: State that no other image uses.
+            state: State that no other image uses. The GPU work of the card phase of its last image must have ended.
             address: Host address of the file.
             length: Length of the file in bytes.
-            height: Height of the image in its header.
-            width: Width of the image in its header.
+            height: Height of the image according to its header.
+            width: Width of the image according to its header.
             form: ``OUTPUT_RGBI`` or ``OUTPUT_Y``.
             window: Top, left, height and width of the part of the image to decode.
 
@@ -417,20 +431,20 @@ class PhasedDecoder(Library):
             if size != (width, height):
                 return size_problem(*size, width, height)
             if state.form != form:
-                self._quick.nvjpegDecodeParamsSetOutputFormat(c_void_p(state.parameters), c_int(form))
+                self._with_gil.nvjpegDecodeParamsSetOutputFormat(c_void_p(state.parameters), c_int(form))
                 state.form = form
             self._set_window(state.parameters, window)
-            status = self._host(handle, decoder, state.state, state.parameters, state.stream)
+            status = self._decode_host(handle, decoder, state.state, state.parameters, state.stream)
         return problem("nvjpegDecodeJpegHost", status)
 
     def card_phase(self, state: PhasedState, address: int, pitch: int, stream: int) -> str:
-        """Queue the second phase of an image whose host phase has ended. The state is in use until this GPU work has ended.
+        """Queue the second phase of an image whose host phase has ended. The state is in use until the queued work has ended.
 
         Args:
             state: State of the image.
             address: Device address of the output.
             pitch: Bytes per row of the output.
-            stream: Handle of a CUDA stream.
+            stream: Handle of the CUDA stream of the GPU work.
 
         Returns:
             Reason why the file cannot be decoded, or an empty string.
@@ -440,9 +454,9 @@ class PhasedDecoder(Library):
         """
         handle, decoder = self.handles
         output = state.output_of(address, pitch)
-        status = self._transfer(handle, decoder, state.state, state.stream, stream)
+        status = self._decode_transfer(handle, decoder, state.state, state.stream, stream)
         if not status:
-            status = self._on_device(handle, decoder, state.state, output, stream)
+            status = self._decode_device(handle, decoder, state.state, output, stream)
         return problem("nvjpegDecodeJpegDevice", status)
 
 
@@ -458,23 +472,24 @@ def problem(call: str, status: int) -> str:
 
 
 def size_problem(found_width: int, found_height: int, width: int, height: int) -> str:
-    """Return the reason why a file whose size differs from ``width`` and ``height``, of its header, cannot be decoded."""
+    """Return the reason why a file cannot be decoded whose size according to nvJPEG differs from ``width`` and ``height``."""
     return f"nvJPEG finds {found_width}x{found_height} pixels and its header {width}x{height}"
 
 
-_entered = threading.local()
+_thread = threading.local()
+"""``device``: device that ``enter`` has prepared the thread for."""
 
 
 def enter(device: torch.device) -> None:
     """Prepare this thread to call nvJPEG on ``device``."""
-    if getattr(_entered, "device", None) != device:
+    if getattr(_thread, "device", None) != device:
         torch.cuda.set_device(device)
         relax_capture()
-        _entered.device = device
+        _thread.device = device
 
 
 def relax_capture() -> None:
-    """Allow CUDA calls of this thread while another thread captures a graph, which does not contain these calls."""
+    """Allow CUDA calls of this thread while another thread captures a CUDA graph. They do not become part of the graph."""
     runtime = ctypes.CDLL(f"libcudart.so.{major()}")
     mode = c_int(_RELAXED)
     runtime.cudaThreadExchangeStreamCaptureMode(byref(mode))

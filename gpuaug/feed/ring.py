@@ -58,10 +58,13 @@ POISON = False
 """Whether freed slots are overwritten. Set by tests, so that a read of a freed slot returns wrong values."""
 
 PageLockedSlots = dict[tuple[int, int], tuple[int, int]]
-"""(generation, slot) → (offset, bytes) of each slot that may be page-locked."""
+"""(generation, slot) → (offset, bytes) of each page-locked slot.
+
+After an interrupt, a slot may be listed whose page-locking did not begin, or has ended.
+"""
 
 _page_locked_memories: dict[int, tuple[int, Memory, PageLockedSlots, deque[Event]]] = {}
-"""Key of each memory that may be page-locked → arguments of ``_end_page_locking``.
+"""``Memory.key`` → arguments of ``_end_page_locking``, for each memory that may have page-locked slots.
 
 The references keep the memory mapped until no slot is page-locked any more, which an interrupt may delay. Otherwise the process
 could map other pages at the same addresses, and CUDA would still copy from the pages that it has locked.
@@ -89,8 +92,8 @@ class Ring:
         for key, arguments in list(_page_locked_memories.items()):
             if key not in rings:  # the ring was deleted, and ``_end_page_locking`` was interrupted
                 _end_page_locking(*arguments)
-        # Address space for all generations, because older ones may still be read while the newest is in use. Unwritten pages
-        # take no memory.
+        # Address space for all generations, because slots of older generations may still be read while the newest generation
+        # is in use. Unwritten pages take no memory.
         self.memory = Memory(DATA_OFFSET + MAX_GENERATIONS * (budget_bytes + mmap.PAGESIZE))
         self.slots_in_use: set[tuple[int, int]] = set()
         """(generation, slot) of each slot that holds a batch which this process has received."""
@@ -101,7 +104,8 @@ class Ring:
         # events, but must not refer to slots, which refer to the ring.
         self._events: deque[Event] = deque()
         self._slots: deque[Slot] = deque()
-        self._generation_lock = threading.Lock()  # the background thread adds larger slots, the training thread adds more slots
+        # The background thread adds larger slots, and the training thread adds more slots.
+        self._generation_lock = threading.Lock()
         self._next_slot_bytes = 0  # size of the slots that ``add_larger_slots`` adds; 0: none
         self._warned_of_size = False
         self._page_locking_failed = False
@@ -122,6 +126,7 @@ class Ring:
 
     def batch_and_slot(self, description: BatchInSlot) -> tuple[Batch, Slot]:
         """Return (batch, slot) for a description from a worker. The tensors of the batch share the memory of the slot."""
+        # Without worker processes, the description was not unpickled, and has no ``Slot``.
         slot = description.slot or Slot(self, *description.number)
 
         def tensor(leaf: Any) -> Any:
@@ -137,22 +142,22 @@ class Ring:
         """
         needed_bytes = batch_bytes(batch)
         with self._generation_lock:
-            number, _, slot_bytes, _ = self.memory.newest_generation()
+            newest_number, _, slot_bytes, _ = self.memory.newest_generation()
             if needed_bytes <= slot_bytes or not needed_bytes:
-                return number > 0
-            needed_bytes = math.ceil(needed_bytes * (GROWTH if number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
-            # Workers may be writing into older slots, whose memory stays until the next iteration.
-            generations = map(self.memory.generation, range(1, number + 1))
+                return newest_number > 0
+            needed_bytes = math.ceil(needed_bytes * (GROWTH if newest_number else 1) / mmap.PAGESIZE) * mmap.PAGESIZE
+            # Workers may be writing into older slots, whose memory is released only when the next epoch begins.
+            generations = map(self.memory.generation, range(1, newest_number + 1))
             older_bytes = sum(count * size for _, size, count in generations) * self.workers
             slots = self._slots_within_budget(needed_bytes, older_bytes)
-            if slots and number < MAX_GENERATIONS:
+            if slots and newest_number < MAX_GENERATIONS:
                 self._add_generation(needed_bytes, slots)
                 return True
-            if self._slots_within_budget(needed_bytes):
+            if self._slots_within_budget(needed_bytes):  # the budget suffices once older slots are released
                 self._next_slot_bytes = max(self._next_slot_bytes, needed_bytes)
-                return number > 0
+                return newest_number > 0
             self._warn_of_size(needed_bytes)
-            return number > 0
+            return newest_number > 0
 
     def _warn_of_size(self, slot_bytes: int) -> None:
         """Warn once that one slot per worker exceeds the budget."""
@@ -169,9 +174,9 @@ class Ring:
         )
 
     def add_larger_slots(self) -> None:
-        """Add the larger slots for which ``make_room`` found no memory beside older slots.
+        """Add the larger slots that ``make_room`` could not add, because they exceeded the budget together with older slots.
 
-        Call when an iteration begins, immediately before older slots are released.
+        Call when an epoch begins, immediately before older slots are released.
         """
         with self._generation_lock:
             slots = self._slots_within_budget(self._next_slot_bytes) if self._next_slot_bytes else 0
@@ -183,38 +188,40 @@ class Ring:
         """Increase the number of slots per worker, within the budget. Running workers use the new slots at their next batch."""
         with self._generation_lock:
             self.slots_per_worker = slots_per_worker
-            number, _, slot_bytes, current = self.memory.newest_generation()
-            slots = self._slots_within_budget(slot_bytes) if number else 0
-            if slots > current and number < MAX_GENERATIONS:
+            newest_number, _, slot_bytes, current_slots = self.memory.newest_generation()
+            slots = self._slots_within_budget(slot_bytes) if newest_number else 0
+            if slots > current_slots and newest_number < MAX_GENERATIONS:
                 self._add_generation(slot_bytes, slots)
-            elif slots > current:
+            elif slots > current_slots:
                 _log.warning(
                     "Workers have %d slots each, fewer than the %d for this depth, because the slots of a ring can be changed "
                     "only %d times. Call loader.close() between two loops: workers then start again with a new ring.",
-                    current,
+                    current_slots,
                     slots_per_worker,
                     MAX_GENERATIONS,
                 )
 
     def _slots_within_budget(self, slot_bytes: int, older_bytes: int = 0) -> int:
         """Return the number of slots per worker that fit into the budget beside ``older_bytes`` of older slots."""
-        affordable = max(self._budget_bytes - older_bytes, 0) // (slot_bytes * self.workers)
-        return min(self.slots_per_worker, affordable, MAX_SLOTS // self.workers)
+        slots_in_budget = max(self._budget_bytes - older_bytes, 0) // (slot_bytes * self.workers)
+        return min(self.slots_per_worker, slots_in_budget, MAX_SLOTS // self.workers)
 
     def _add_generation(self, slot_bytes: int, slots_per_worker: int) -> None:
         """Add a generation of slots. Call with ``_generation_lock`` held."""
-        number, old_start, old_bytes, old_count = self.memory.newest_generation()
+        newest_number, old_start, old_bytes, old_count = self.memory.newest_generation()
         old_end = old_start + old_bytes * old_count * self.workers
         start = max(old_end, math.ceil(DATA_OFFSET / mmap.PAGESIZE) * mmap.PAGESIZE)
         header = self.memory.header
-        new_number = number + 1
+        new_number = newest_number + 1
+        # Layout of the header: number of the newest generation, then (start, bytes per slot, slots per worker) of each
+        # generation. Generation 0 has no slots.
         header[1 + 3 * new_number : 4 + 3 * new_number] = start, slot_bytes, slots_per_worker
-        header[0] = new_number  # last: workers read the number first
+        header[0] = new_number  # written last, because workers read the number before the values of the generation
 
     def free_slots_of_ended_workers(self) -> None:
         """Free the slots into which ended workers were writing. Call before new workers start."""
-        number, *_ = self.memory.newest_generation()
-        for generation in range(1, number + 1):
+        newest_number, *_ = self.memory.newest_generation()
+        for generation in range(1, newest_number + 1):
             slots_per_worker = self.memory.generation(generation)[2]
             for slot in range(self.workers * slots_per_worker):
                 if (generation, slot) not in self.slots_in_use:
@@ -222,16 +229,16 @@ class Ring:
         self.release_old_generations()
 
     def release_old_generations(self) -> None:
-        """Return the memory of older generations to the system. Call when no worker writes into older slots any more."""
+        """Release the memory of older generations to the system. Call when no worker writes into older slots any more."""
         for generation in range(1, self.memory.newest_generation()[0]):
             start, slot_bytes, slots_per_worker = self.memory.generation(generation)
             # A copy of the set, because the background thread may be adding entries.
             if slots_per_worker and not any(used_generation == generation for used_generation, _ in self.slots_in_use.copy()):
                 num_bytes = slot_bytes * slots_per_worker * self.workers
-                old_slots = [number for number in self._page_locked_slots if number[0] == generation]
+                old_slots = [slot for slot in self._page_locked_slots if slot[0] == generation]
                 if _end_page_locking_of(self.memory, self._page_locked_slots, old_slots):
                     self.memory.map.madvise(mmap.MADV_REMOVE, start, num_bytes)
-                    self.memory.header[3 + 3 * generation] = 0
+                    self.memory.header[3 + 3 * generation] = 0  # slots per worker: the generation has no slots any more
 
     def page_lock(self, slot: Slot) -> None:
         """Page-lock a slot unless it is page-locked. Call before the slot is read, on a thread that may make CUDA calls.
@@ -257,22 +264,23 @@ class Ring:
     def _warn_of_page_locking(self, slot_bytes: int, error: int) -> None:
         """Warn that the other slots stay pageable, because CUDA could not page-lock a slot."""
         if self.pinned_bytes >= slot_bytes * self.workers:
-            way_out = f"Lower feed_bytes of the StreamedLoader to {self.pinned_bytes}, the bytes that could be page-locked."
+            advice = f"Lower feed_bytes of the StreamedLoader to {self.pinned_bytes}, the bytes that could be page-locked."
         else:
-            way_out = (
+            advice = (
                 "Lower batch_size of the DataLoader, or pass feed='plain' to the StreamedLoader and pin_memory=True to the "
                 "DataLoader."
             )
         warnings.warn(
             f"Copies of batches make the training thread wait, because a slot of {slot_bytes / 1e6:.1f} MB could not be "
-            f"page-locked (CUDA error {error}). {way_out}",
+            f"page-locked (CUDA error {error}). {advice}",
             GpuAugWarning,
             stacklevel=2,
         )
 
     def read_until(self, slot: Slot, event: Event) -> None:
         """Keep a slot in use until ``event``, which was recorded after the copy from the slot, has passed."""
-        self._slots.append(slot)  # before the event: an interrupt in between then makes slots be freed late, not early
+        # The slot is appended first. After an interrupt between the lines, slots are freed too late, but never too early.
+        self._slots.append(slot)
         self._events.append(event)
 
     def free_read_slots(self) -> None:
@@ -280,7 +288,7 @@ class Ring:
         while self._events and self._events[0].query():
             self._events.popleft()
             self._slots.popleft()
-        if not self._events:
+        if not self._events:  # after an interrupt, a slot without an event may be left over
             self._slots.clear()
 
     def free(self, number: tuple[int, int]) -> None:
@@ -326,7 +334,7 @@ def _end_page_locking_of(memory: Memory, page_locked_slots: PageLockedSlots, slo
 
 def _clear_error() -> None:
     """Clear the error that CUDA has stored after a failed call. Otherwise the user's next launch would raise it."""
-    with suppress(Exception):
+    with suppress(Exception):  # the launch raises the stored error, which clears it
         torch.empty(1, device="cuda").fill_(1)
 
 

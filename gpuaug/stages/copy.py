@@ -25,7 +25,10 @@ SMALL_BYTES = 32 * 1024
 """Largest size of a packed leaf. For a larger leaf, a separate copy costs less than packing on the host."""
 
 MIN_PACKED_LEAVES = 8
-"""Smallest number of leaves that are packed. For twelve, packing and single copies take the training thread equally long."""
+"""Smallest number of leaves that are packed, so that one copy replaces eight or more.
+
+On the training thread, packing twelve leaves takes as long as twelve single copies.
+"""
 
 ALIGN_BYTES = 256
 """Alignment in bytes of the first tensor of each dtype in a packed buffer."""
@@ -66,14 +69,14 @@ class Copier:
         warn_pageable: Whether to warn about batches in pageable memory.
 
     Cost:
-        One asynchronous copy per tensor (``bench run handover``). Eight or more small tensors share one copy, as do the tensors
-        of one key in a list of target dicts. The host waits only for copies from pageable memory: see the warning.
+        One asynchronous copy per tensor. Eight or more small tensors share one copy, as do the tensors of one key in a list of
+        target dicts. The host waits only for copies from pageable memory, about which ``warn_pageable`` warns.
     """
 
     def __init__(self, device: torch.device, *, warn_pageable: bool = True) -> None:
         self._device = device
         self._non_blocking = device.type == "cuda"
-        self._checked_first = False
+        self._first_batch_checked = False
         self._warn_pageable = warn_pageable
         self._takes_non_blocking: dict[type, bool] = {}
 
@@ -83,9 +86,9 @@ class Copier:
         Raises:
             DeviceError: If a leaf is on another accelerator.
         """
-        if not self._checked_first:
-            self._check_first(unpack_targets(batch))
-            self._checked_first = True
+        if not self._first_batch_checked:
+            self._check_first_batch(unpack_targets(batch))
+            self._first_batch_checked = True
         # Masks are large: copying them one by one costs less than packing them on this thread.
         batch = pack_targets(batch, _page_locked, masks=False) if self._non_blocking else batch
         copied = Copied(None)
@@ -104,6 +107,7 @@ class Copier:
         return copied
 
     def _move(self, leaf: Any, copied: Copied) -> Any:
+        """Copy a leaf to the device, and update ``copied``. A leaf that cannot be moved is returned unchanged."""
         if isinstance(leaf, torch.Tensor):
             if not (leaf.is_cpu and self._non_blocking):
                 if leaf.device == self._device:
@@ -137,6 +141,7 @@ class Copier:
         return leaf
 
     def _pack(self, batch: Batch, copied: Copied) -> dict[int, tuple[Any, Any]]:
+        """Copy small tensors to the device in one copy. Return ``id`` of a leaf → (leaf, copy); empty if they are too few."""
         leaves = batches.leaves(batch)
         if len(leaves) < MIN_PACKED_LEAVES:
             return {}
@@ -149,9 +154,9 @@ class Copier:
         parts = layout.unpack(packed.to(self._device, non_blocking=True))
         return {leaf_id: (leaf, parts[leaf_id]) for leaf_id, leaf in small.items()}
 
-    def _check_first(self, batch: Batch) -> None:
+    def _check_first_batch(self, batch: Batch) -> None:
         """Log the leaves of the first batch that stay on the host. Warn about pageable memory, whose copy blocks the host."""
-        # Without the Shapes of a Ragged, which belong on the host.
+        # The ``Shapes`` of a ``Ragged`` are not logged, because they are meant to stay on the host.
         host_leaves = [
             f"{path or 'the batch'} ({type(leaf).__name__})"
             for path, leaf in batches.named_leaves(batch)
@@ -179,6 +184,7 @@ class Copier:
 
 
 def _page_locked(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor in page-locked memory."""
     # PyTorch reuses the memory of the tensor only after copies from the tensor have ended.
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
@@ -215,8 +221,9 @@ class BufferLayout:
     def unpack(self, buffer: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return ``id`` of a leaf → tensor in ``buffer``, the device's copy of the packed buffer.
 
-        The tensors share the memory of the buffer. ``data`` gives each tensor a separate version counter: with a common one,
-        an in-place change of labels would make autograd refuse a backward pass that has saved sample weights.
+        The tensors share the memory of the buffer. ``.data`` gives each tensor a separate version counter. With a common
+        counter, an in-place change of one tensor, such as the labels, would make autograd raise an error for every other tensor
+        that it has saved for the backward pass.
         """
         parts: dict[int, torch.Tensor] = {}
         for dtype, start, end, members in self._groups:
@@ -226,6 +233,7 @@ class BufferLayout:
 
 
 def _can_be_packed(leaf: Any) -> bool:
+    """Return whether a leaf is a small dense CPU tensor, whose values are all that must be copied."""
     return (
         type(leaf) is torch.Tensor
         and leaf.is_cpu
@@ -238,11 +246,12 @@ def _can_be_packed(leaf: Any) -> bool:
 
 
 def _num_bytes(leaf: torch.Tensor) -> int:
-    """Bytes of a tensor's values; 0 for a sparse tensor."""
+    """Return the bytes of a tensor's values; 0 for a sparse tensor."""
     return leaf.nbytes if leaf.layout is torch.strided else 0
 
 
 def _accepts_non_blocking(to: Callable[..., Any]) -> bool:
+    """Return whether a ``to`` method has a parameter ``non_blocking``."""
     try:
         parameters = inspect.signature(to).parameters.values()
     except (TypeError, ValueError):  # a C function without a signature

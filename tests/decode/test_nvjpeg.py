@@ -286,10 +286,10 @@ def engines(monkeypatch):
     calls = Calls(monkeypatch)
     decoder = nvjpeg.BatchDecoder(CARD)
 
-    def decode(count, kind=0):
+    def decode(count, group=0):
         files = np.ones(count, np.uint64)
         calls.names.clear()
-        decoder.decode(kind, files, files, np.zeros(count, nvjpeg.OUTPUT), nvjpeg.OUTPUT_RGBI, 0)
+        decoder.decode(group, files, files, np.zeros(count, nvjpeg.OUTPUT), nvjpeg.OUTPUT_RGBI, 0)
         return calls.state, calls.names
 
     return calls, decode
@@ -307,14 +307,14 @@ def test_engines_are_initialized_again_for_another_number_of_images_and_after_th
 
 
 @pytest.mark.parametrize("status", [0, 5])
-def test_each_kind_has_a_state_unless_no_more_can_be_made(monkeypatch, status):
+def test_each_group_has_a_state_unless_no_more_can_be_made(monkeypatch, status):
     calls, decode = engines(monkeypatch)
-    first, _ = decode(2, kind=7)
+    first, _ = decode(2, group=7)
     calls.statuses["nvjpegJpegStateCreate"] = status
-    second, names = decode(3, kind=8)
+    second, names = decode(3, group=8)
     assert names == ["nvjpegJpegStateCreate", "nvjpegDecodeBatchedInitialize", "nvjpegDecodeBatched"]
     assert (second == first) == bool(status)
-    again, names = decode(2, kind=7)
+    again, names = decode(2, group=7)
     assert again == first
     assert len(names) == (2 if status else 1), "another number of images than the state had last"
 
@@ -334,7 +334,7 @@ def real_decoder(request, monkeypatch):
     if request.param == "in Python":
         monkeypatch.setattr(c_calls, "_loop_over_calls", lambda count: None)
     decoder = object.__new__(nvjpeg.BatchDecoder)
-    decoder._handle, decoder._idle = ctypes.c_void_p(77), {nvjpeg.OUTPUT_RGBI: [100, 101, 102]}
+    decoder._handle, decoder._idle_parameters = ctypes.c_void_p(77), {nvjpeg.OUTPUT_RGBI: [100, 101, 102]}
     return decoder
 
 
@@ -364,7 +364,7 @@ def test_windows_are_set_as_left_top_width_and_height(real_decoder):
     real_decoder._set_roi = set_roi
     handles = real_decoder.with_windows(np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), nvjpeg.OUTPUT_RGBI)
     assert calls == [(handle, *window) for handle, window in zip(handles.tolist(), [(2, 1, 4, 3), (6, 5, 8, 7)], strict=True)]
-    assert real_decoder._idle[nvjpeg.OUTPUT_RGBI] == [100]
+    assert real_decoder._idle_parameters[nvjpeg.OUTPUT_RGBI] == [100]
 
 
 @pytest.mark.parametrize("count", [1, 5, 7])

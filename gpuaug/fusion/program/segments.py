@@ -1,8 +1,8 @@
 """Splitting of a pipeline into segments, for images of one size: consecutive ops with one plan, or a single separate op.
 
 A plan groups ops into passes (``plan.py``). Each pass reads and writes all images once. An op is *separate*, that is, without a
-plan, if its library runs its module, always or for images of this size. A container of Kornia with ``random_apply`` is
-separate, too, because it picks modules anew for every batch.
+plan, if Kornia or torchvision runs its module: for images of any size, or only of sizes that the op does not support. A
+container of Kornia with ``random_apply`` is separate, too, because it picks modules anew for every batch.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class Segments:
         key = (start, size.frames, size.channels, *((0, 0) if size.ragged else (size.height, size.width)), masks, ops)
         segment = self._cached.get(key)
         if segment is None:
-            segment = self._segment(self._ops if ops is None else ops, start, size, masks)
+            segment = self._create_segment(self._ops if ops is None else ops, start, size, masks)
             if len(self._cached) >= _CACHE_SIZE:
                 self._cached.clear()
             self._cached[key] = segment
@@ -83,12 +83,15 @@ class Segments:
     def whole_plan(self, size: Size, *, masks: bool, views: int) -> Plan | None:
         """Return the plan that runs the whole pipeline for all views at once; ``None`` if there is no such plan.
 
+        A view is one of several random outputs per image.
+
         Args:
             size: Size of the images.
             masks: Whether there are masks.
             views: Number of views.
         """
-        # With a mix, views run one by one, so that images are mixed with images of the same view.
+        # ``random_apply`` picks other ops for every batch. With a mix, views run one by one, so that an image is mixed with an
+        # image of the same view.
         if self.has_random_apply or (self._has_mix and views > 1):
             return None
         segment = self.at(0, size, masks=masks)
@@ -104,8 +107,9 @@ class Segments:
             if segment.plan is not None:
                 size = segment.plan.out
             elif segment.separate_op is not None:
-                (entry,) = draw_in_order(segment.all_ops, Sampler((0,), size.batch), size)
-                size = entry.out
+                # The output size may depend on draws. The draws of seed 0 are enough for a description of the pipeline.
+                (drawn_op,) = draw_in_order(segment.all_ops, Sampler((0,), size.batch), size)
+                size = drawn_op.out
             start = segment.stop
         return segments
 
@@ -119,7 +123,7 @@ class Segments:
             return [(self._ops, all_draws)]
         groups: list[tuple[list[Op | EagerOp], list[OpDraws]]] = [([], [])]
         for op, draws in zip(self._ops, all_draws, strict=True):
-            # Draws without layers are those of a container whose library runs it, for images of this size.
+            # A container with ``random_apply`` has draws without "layers" if Kornia runs it, because of the image size.
             op_itself = (PickedOp(op, draws, starts_plan=False),)
             for picked_op in op.picked_ops(draws) if isinstance(op, RandomApply) and "layers" in draws else op_itself:
                 if picked_op.starts_plan and groups[-1][0]:
@@ -132,23 +136,24 @@ class Segments:
             groups[-1][1].append({})
         return [(tuple(ops), group_draws) for ops, group_draws in groups]
 
-    def _segment(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
-        """Create the segment that begins with ``ops[start]``. Other arguments as of ``at``."""
+    def _create_segment(self, ops: Sequence[Op | EagerOp], start: int, size: Size, masks: bool) -> Segment:
+        """Create the segment that begins with ``ops[start]``. ``size``, ``masks``: as for ``at``."""
         separate_op, plan_ops = _split(ops[start:], size)
         if separate_op is not None:
             return Segment(start + 1, separate_op=separate_op)
         new_plan = plan(plan_ops, size, masks=masks)
-        if not self.has_random_apply:
+        if not self.has_random_apply:  # otherwise no caller reads these counts, because ``whole_plan`` returns ``None``
             new_plan.uniforms_per_op = count_uniforms(plan_ops, size)
             new_plan.uniform_count = max(sum(new_plan.uniforms_per_op), 1)
         return Segment(start + len(plan_ops), plan_ops, new_plan)
 
 
 def check_channels(op: Op | None, channels: int) -> None:
-    """Check that an op supports images of ``channels`` channels.
+    """Check that an op supports images of ``channels`` channels. With ``op=None``, nothing is checked.
 
     Raises:
-        ArgumentError: If the op does not support them, or if a setting has neither one value nor one per channel.
+        ArgumentError: If the op does not support this number of channels, or a setting has neither one value nor one value per
+            channel.
     """
     for part in op.ops if isinstance(op, Picking) else (op,):
         requirement = part.unsupported_channels(channels) if isinstance(part, Op) else None
@@ -178,7 +183,9 @@ def _split(ops: Sequence[Op | EagerOp], size: Size) -> tuple[EagerOp | RandomApp
         reason = op.reason if isinstance(op, EagerOp) else op.unsupported_size(size)
         if isinstance(op, EagerOp) or (isinstance(op, RandomApply) and reason is None):
             separate_op: EagerOp | RandomApply = op
-        elif reason is None or op.draws_size:  # no library can run an op that draws sizes, so the plan raises an error
+        elif reason is None or op.draws_size:
+            # An op that draws a size per image has no fallback: a library must return images of one size. For an unsupported
+            # input size, ``plan`` raises the error.
             plan_ops.append(op)
             size = op.out(size)
             continue

@@ -19,7 +19,9 @@ from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
 def target_dicts_for_crop(op: BoxCropOp, values: Sequence[Any], keys: Sequence[str]) -> TargetDicts:
-    """Return the input that holds the boxes by which the crop windows are chosen.
+    """Return the input whose boxes determine the crop windows.
+
+    If no target dict has boxes, the first input of target dicts is returned.
 
     Args:
         op: Op of the crop.
@@ -27,7 +29,7 @@ def target_dicts_for_crop(op: BoxCropOp, values: Sequence[Any], keys: Sequence[s
         keys: Data key of each input.
 
     Raises:
-        ArgumentError: If there are no target dicts, or several inputs have boxes.
+        ArgumentError: If no input holds target dicts, or several inputs have boxes.
     """
     inputs = [value for value in values if isinstance(value, TargetDicts)]
     candidates = [value for value in inputs if value.has_boxes] or inputs[:1]
@@ -40,17 +42,17 @@ def target_dicts_for_crop(op: BoxCropOp, values: Sequence[Any], keys: Sequence[s
 
 
 def crop_by_boxes(
-    plan: Plan, crop: BoxCrop, table: Tensor, target_dicts: TargetDicts, previous: Tensor | None
+    plan: Plan, crop: BoxCrop, table: Tensor, target_dicts: TargetDicts, matrix_to_plan: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Choose the crop window of each image, and set ``target_dicts.valid_after_crop``.
+    """Choose the crop window of each image, and set ``target_dicts.valid_after_crop``, the mask of valid boxes.
 
     Args:
         plan: Plan that contains the crop.
         crop: The crop and its pass.
         table: Parameter table of the plan, (B, columns). Not modified.
         target_dicts: Input that holds the boxes.
-        previous: Matrices that map pixels of the input images to pixels of the images at the start of the plan, (B, 3, 3);
-            ``None`` for the identity.
+        matrix_to_plan: Matrices that map pixels of the input images to pixels of the images at the start of the plan,
+            (B, 3, 3); ``None`` for the identity.
 
     Returns:
         (parameter table with the windows, (B, columns); matrices that map pixels of the input images to output pixels of the
@@ -59,15 +61,16 @@ def crop_by_boxes(
     Cost:
         About twenty launches, in addition to the launches of ``BoxCropOp.windows``.
     """
-    # The resize that follows the crop has six columns: scale, start and count per axis. In ``table`` the window is the image.
+    # The resize that follows the crop reads a window of its source. It has three columns per axis, x then y: source pixels per
+    # output pixel, and first pixel and number of pixels of the window. In the input ``table``, the window is the whole image.
     # The columns from ``plan.width`` on are: matrix before the crop, matrix after the crop, draws of the crop, and one number
     # per axis, which is -1 if a flip is between crop and resize.
     column = crop.pass_.first_column + crop.pass_.columns.warp
     scale = table[:, column : column + 4 : 3]
     sides = table[:, column + 2 : column + 6 : 3]
     matrix_before, matrix_after, draws, flip_signs = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns, 2), 1)
-    matrix_before = composed(previous, matrix_before.view(-1, 3, 3))
-    boxes, owners = target_dicts.boxes_at(matrix_before)
+    matrix_before = composed(matrix_to_plan, matrix_before.view(-1, 3, 3))
+    boxes, owners = target_dicts.boxes_at(matrix_before)  # owners: index of the image of each box
     boxes = torch.minimum(boxes.clamp(min=0), sides.repeat(1, 2)[owners])
     windows, is_valid = crop.op.windows(draws, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
@@ -80,6 +83,7 @@ def crop_by_boxes(
     flipped_start = torch.where(flip_signs < 0, sides - start - count, start)
     warp = torch.stack((count / out_sides, flipped_start, count), 2).flatten(1)
     factors = sides / count
+    # Maps a pixel x of the image to (x + 0.5 - start) * factor - 0.5, because pixel centres lie half a pixel from the edges.
     crop_matrix = torch.nn.functional.pad(factors, (0, 1), value=1.0).diag_embed()
     crop_matrix[:, :2, 2] = (0.5 - start) * factors - 0.5
     new_table = torch.cat((table[:, :column], warp, table[:, column + 6 :]), 1)

@@ -38,10 +38,10 @@ class BatchDecoder:
     def put_back(self, parameters, form):
         assert len(set(parameters.tolist())) == len(parameters)
 
-    def decode(self, kind, addresses, lengths, outputs, form, stream, parameters=None):
+    def decode(self, group, addresses, lengths, outputs, form, stream, parameters=None):
         try:
             opened = [_open(*file) for file in zip(addresses, lengths, strict=True)]
-            self._check(kind, opened)
+            self._check(group, opened)
             images = [_decoded(image, form) for image in opened]
         except OSError:
             return BAD_JPEG
@@ -52,11 +52,11 @@ class BatchDecoder:
                 ctypes.memmove(int(output["channel"][0]) + row * int(output["pitch"][0]), line.ctypes.data, line.nbytes)
         return 0
 
-    def _check(self, kind, images):
-        """Check that files of a kind have one subsampling, and that the largest image comes first: else nvJPEG is slow."""
+    def _check(self, group, images):
+        """Check that files of a group have one subsampling, and that the largest image comes first: else nvJPEG is slow."""
         samplings = {image.layer[0][1:3] if image.mode == "RGB" else None for image in images}
         assert len(samplings) == 1
-        assert samplings == self._samplings.setdefault(kind, samplings)
+        assert samplings == self._samplings.setdefault(group, samplings)
         areas = [image.width * image.height for image in images]
         assert areas == sorted(areas, reverse=True)
 

@@ -1,7 +1,7 @@
-"""Launches of Triton kernels that take little host time, and constants that several kernels have.
+"""Launches of Triton kernels with little host time, and constants that are common to several kernels.
 
-A pass is one reading and writing of all images. Its *front* is its first op, if that op is not pointwise and has a separate
-kernel. Triton compiles one *form* of a kernel for each set of constants and dtypes of tensors.
+A pass is one reading and writing of all images. The front op of an ``OpPass`` is its first op, for which there is a separate
+kernel, such as a blur. Triton compiles one *form* of a kernel for each set of constants and dtypes of tensors.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ T = TypeVar("T")
 MOST_ARGUMENTS = 49
 """Maximum number of arguments of a kernel, constants included.
 
-To parse these arguments and 13 more, Triton's launcher allocates 16 bytes per argument with malloc. If a request has 1 KiB or
-more, glibc first merges all freed small blocks, which takes 0.1 ms after a training step.
+Triton's launcher adds 13 arguments, and allocates 16 bytes per argument with malloc to parse them: 992 bytes for 49 arguments.
+For 1 KiB or more, glibc first merges all freed small blocks, which takes 0.1 ms after a training step.
 """
 
 _pending: ContextVar[dict[Any, Callable[[], None]] | None] = ContextVar("_pending", default=None)
@@ -43,7 +43,9 @@ class _CompiledKernel(NamedTuple):
 
     launcher: Callable[..., None]
     function: int
+    """Handle of the kernel in the CUDA driver."""
     metadata: Any
+    """Properties of the kernel, such as its number of warps, in the format of the launcher."""
     constants: tuple[Any, ...]
     """Constants, in the order of the kernel's signature."""
     arguments: tuple[Any, ...]
@@ -64,7 +66,8 @@ class Launch:
         integers: Integer arguments after the tensors, in the order of the kernel's signature.
         constants: The constants by name.
         warps: Warps in a block.
-        fp_fusion: Whether a product and a sum may be one instruction that rounds once. ``byte_share`` relies on this.
+        fp_fusion: Whether the compiler may fuse a product and a sum into one instruction, which rounds once. Pass ``False`` if
+            products must be rounded before they are added.
         registers: Maximum number of registers per thread, to bound the registers of a block. Default: the compiler chooses.
     """
 
@@ -85,7 +88,7 @@ class Launch:
         self._grid = grid
         self._integers = tuple(integers)
         self._constants = constants
-        # Both are always passed, because the compiler's default of enable_fp_fusion differs between versions.
+        # enable_fp_fusion is always passed, because the compiler's default differs between versions.
         self._options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": fp_fusion}
         if registers is not None:
             self._options["maxnreg"] = registers
@@ -98,7 +101,7 @@ class Launch:
 
         Args:
             tensors: In the order of the kernel's arguments.
-            grid: Grid of this call, if it differs between batches, as for boxes. Default: the grid of the constructor.
+            grid: Grid of this call, for a kernel whose grid differs between batches. Default: the grid of the constructor.
             integers: Integer arguments of this call. Default: the integers of the constructor.
 
         Cost:
@@ -116,22 +119,22 @@ class Launch:
             )
             return
         grid = grid or self._grid
-        arguments = self._integers if integers is None else tuple(integers)
+        call_integers = self._integers if integers is None else tuple(integers)
         form = (self._kernel, device, *self._constants.values(), *(tensor.dtype for tensor in tensors))
         jobs = _pending.get()
         if jobs is None:
-            self._compile(form, self._kernel[grid], tensors, arguments)
-        elif form not in _compiled_forms and hasattr(self._kernel, "warmup"):  # not in Triton 3.4's interpreter
-            jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, arguments))
+            self._compile(form, self._kernel[grid], tensors, call_integers)
+        elif form not in _compiled_forms and hasattr(self._kernel, "warmup"):  # Triton 3.4's interpreter has none
+            jobs.setdefault(form, partial(self._compile, form, partial(self._kernel.warmup, grid=grid), tensors, call_integers))
 
     def _compile(self, form: Any, compiler: Callable[..., Any], tensors: Sequence[Tensor], integers: Sequence[int]) -> None:
         """Compile a form. ``compiler``: ``kernel[grid]``, which also launches, or ``kernel.warmup``, which does not."""
         with on_device(tensors[0].device):
             kernel = compiler(*tensors, *integers, **self._constants, **self._options)
-            if kernel is not None:  # the interpreter compiles nothing
+            if kernel is not None:  # Triton's interpreter compiles nothing
                 names = self._kernel.arg_names[len(tensors) + len(integers) :]
                 constants = tuple(self._constants[name] for name in names)
-                # ``run`` is read before ``function``, because this loads the kernel, which sets ``function``.
+                # ``run`` is read before ``function``: reading ``run`` loads the kernel, which sets ``function``.
                 compiled = _CompiledKernel(
                     kernel.run, kernel.function, kernel.packed_metadata, constants, (*self._integers, *constants)
                 )
@@ -141,10 +144,10 @@ class Launch:
 
 @contextmanager
 def compile_in_parallel() -> Iterator[None]:
-    """Return a context manager in which launches of new forms do not run, and at whose end their kernels are compiled.
+    """Return a context manager in which a ``Launch`` without a compiled kernel does not run. Its kernel is compiled at the end.
 
-    Threads compile the kernels in parallel: four fifths of the compile time do not hold the interpreter lock. A nested context
-    leaves its compilations to the outer context.
+    Each form is compiled once. Threads compile forms in parallel, and hold Python's interpreter lock during a fifth of the
+    compile time only. A nested context leaves its compilations to the outer context.
     """
     if _pending.get() is not None:
         yield
@@ -156,7 +159,7 @@ def compile_in_parallel() -> Iterator[None]:
     finally:
         _pending.reset(token)
     # Errors of the threads are ignored: the launch compiles the kernel again, and raises an error that persists. CPython until
-    # 3.11.8 and 3.12.2 may fail to parse in several threads (https://github.com/python/cpython/issues/106905).
+    # 3.11.8 and 3.12.2 may fail to parse Python code in several threads at once (https://github.com/python/cpython/issues/106905).
     with ThreadPoolExecutor() as threads:
         wait([threads.submit(job) for job in jobs.values()])
 
@@ -166,29 +169,41 @@ def _empty_kernel() -> None:
     pass
 
 
-def compile_and_run(launch: Callable[[], Any], other: Callable[[], Any] | None) -> None:
-    """Call ``launch``, and compile the kernels of ``other`` at the same time. Errors of ``other`` are suppressed."""
-    # At the first compilation of a process, Triton takes 0.3 s to build a helper of its driver, and 0.3 s to hash its source
-    # for the key of its cache. Threads that start together would each pay both.
-    if hasattr(_empty_kernel, "warmup"):  # not in Triton 3.4's interpreter
+def compile_and_run(launch: Callable[[], Any], other_launches: Callable[[], Any] | None) -> None:
+    """Launch a kernel, and compile further kernels at the same time as this kernel.
+
+    Args:
+        launch: Function that launches the kernel. It is called twice: the first call only compiles.
+        other_launches: Function that launches further kernels. They are compiled, but do not run. Errors are suppressed.
+    """
+    # At the first compilation of a process, Triton builds a C module for its driver, which takes 0.3 s, and hashes its own
+    # source for the keys of its cache, which takes 0.3 s. Without this compilation, every thread would do both.
+    if hasattr(_empty_kernel, "warmup"):  # Triton 3.4's interpreter has none
         _empty_kernel.warmup(grid=(1,), enable_fp_fusion=True)
     with compile_in_parallel():
         launch()
-        if other is not None:
+        if other_launches is not None:
             with suppress(Exception):
-                other()
+                other_launches()
     launch()
 
 
 def cached_launch(pass_: P, source: Any, rows: Tensor, out: Tensor, make: Callable[[P, Any, Tensor, Tensor], T]) -> T:
     """Return the launches ``make(pass_, source, rows, out)``, cached per pass by dtype, size and strides of the tensors.
 
-    For a crop, a flip and a jitter, ``make`` takes 16 µs of host time, and the cache 1 µs (one core, 2026-11-26).
+    For a crop, a flip and a jitter, ``make`` takes 16 µs of host time, and a cache hit 1 µs (one core, 2026-11-26).
+
+    Args:
+        pass_: Pass that the launches run.
+        source: Images that the pass reads: a tensor, or ragged images.
+        rows: Parameter table from the first column of the pass on, (B, K).
+        out: Output images of the pass.
+        make: Function that prepares the launches.
     """
     key = make, source_key(source), out.dtype, out.shape, rows.stride(0), out.stride()
     value: T | None = pass_.launch_cache.get(key)
     if value is None:
-        if len(pass_.launch_cache) >= 64:
+        if len(pass_.launch_cache) >= 64:  # bounds the memory if every batch has another size
             pass_.launch_cache.clear()
         value = pass_.launch_cache[key] = make(pass_, source, rows, out)
     return value
@@ -197,8 +212,8 @@ def cached_launch(pass_: P, source: Any, rows: Tensor, out: Tensor, make: Callab
 def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
     """Return the constants of kernels that read images of one size.
 
-    ``SOURCE_W``: stride of the source along x, in elements. ``FRAMES``: images per row of the parameter table, the frames of a
-    clip. ``BYTES``: whether pixels are bytes. ``CHANNELS``: number of channels.
+    ``SOURCE_W``: stride of the source along x, in elements. ``FRAMES``: frames per clip, which share a row of the
+    parameter table; 1 for images. ``BYTES``: whether pixels are uint8. ``CHANNELS``: number of channels.
     """
     return {
         "SOURCE_W": source.stride(3),
@@ -209,11 +224,12 @@ def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
 
 
 def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
-    """Return the constants of kernels that read images of one size and store output pixels, and the planes of the grid.
+    """Return (constants of kernels that read images of one size and store output pixels, blocks of the grid along channels).
 
-    In addition to ``source_constants``: ``OUT_W``: stride of the output along x, in elements. ``PROGRAM``, ``OP_COUNT``:
-    pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes all three channels. The kernels of passes
-    that can skip samples also take ``ROUTE_COLUMN``: column of the buffer route (``select_buffers`` in ``taps.py``), or -1.
+    The constants are those of ``source_constants``, and: ``OUT_W``: stride of the output along x, in elements. ``PROGRAM``,
+    ``OP_COUNT``: pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes all three channels.
+
+    Kernels of passes that can skip samples need a further constant, ``ROUTE_COLUMN``, which is ``BasePass.route_column``.
     """
     # If the channels of a pixel are adjacent, a block of three planes stores whole pixels.
     channels = source.shape[1]
@@ -227,6 +243,7 @@ def source_key(source: Tensor | Ragged) -> tuple[Any, ...]:
     if isinstance(source, Tensor):
         return source.dtype, source.shape[0], source.stride()
     shapes = source.shapes
+    # The side matters because a faster interpolation needs two pixels per axis.
     return source.data.dtype, len(source), shapes.channels, shapes.layout, shapes.windows is None, shapes.shortest_side > 1
 
 
