@@ -117,7 +117,7 @@ class DecodeStage(Stage):
         For clips, 12 threads feed the video engines. Each has up to 3 open sessions, one per codec and size, and closes the
         least recently used. A session takes 5 MB for 340x256 and 36 MB for 1280x720 (H.264, H100), plus about 40 frames of 1.5
         bytes per pixel. A batch takes another 1.5 bytes per pixel while it is decoded. Sessions belong to a device, and stay
-        open for later loaders. An H100 decodes 319 clips per second, each 16 frames of 340x256: every fourth of the video.
+        open for later loaders. An H100 decodes 319 clips per second: 16 frames of 340x256 per clip, every fourth frame.
 
     Examples:
         >>> import io, PIL.Image
