@@ -1,4 +1,4 @@
-"""Batches of undecoded images or clips: image files, or packets of videos, in one flat buffer, and fields of their headers."""
+"""Batches of undecoded images or clips: the bytes of image files or video packets in one flat buffer, and header fields."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class Format(IntEnum):
     UNREADABLE = 0
     """Cannot be decoded. ``Headers.problems`` has the reason."""
     JPEG = 1
-    """Baseline JPEG (SOF0, 8 bits) in one scan: YCbCr, or grey without restart markers. JPEG engines decode it correctly if
-    they support its chroma sampling."""
+    """Baseline JPEG (SOF0, 8 bits) in one scan: YCbCr, or grey without restart markers. The JPEG engines of a GPU decode it
+    correctly if they support its chroma sampling."""
     OTHER_JPEG = 2
     """JPEG of 8 bits that no other member names: several scans, arithmetic coding, SOF1, grey with restart markers, or colours
     other than grey and YCbCr."""
@@ -29,7 +29,7 @@ class Format(IntEnum):
     PROGRESSIVE_JPEG = 5
     """Progressive JPEG (SOF2) of 8 bits, Huffman-coded, grey or YCbCr."""
     DEEP = 6
-    """PNG or TIFF of 16 bits, or TIFF with more bands than colours and alpha. Decoded with ``channels=None`` only."""
+    """PNG or TIFF of 16 bits, or TIFF with bands in addition to colours and alpha. Decoded with ``channels=None`` only."""
 
 
 SAMPLE_TYPES = ("uint8", "uint16", "int16")
@@ -42,10 +42,10 @@ HEADER = np.dtype(
         ("length", np.int64),  # length of the file in bytes
         ("height", np.int32),  # height of the image in pixels, before rotation by the EXIF orientation
         ("width", np.int32),  # width of the image in pixels, before rotation
-        ("channels", np.uint8),  # components of a JPEG, bands of another image (a palette is one)
+        ("channels", np.uint8),  # components of a JPEG, bands of another image (1 for a palette image)
         ("stored_channels", np.uint8),  # channels if decoded with channels=None, where palettes and CMYK become RGB
         ("format", np.uint8),  # value of the Format
-        ("sampling", np.uint8),  # JPEG: 4·h + v for luma factors h x v (5: 4:4:4 or grey); 0 if a chroma factor is not 1x1
+        ("sampling", np.uint8),  # JPEG: 4·h + v for luma factors h x v (4:4:4 and grey: 5); 0 if a chroma factor is not 1x1
         ("orientation", np.uint8),  # EXIF orientation, 1 to 8
         ("type", np.uint8),  # dtype of the pixels, as an index into SAMPLE_TYPES
     ]
@@ -58,7 +58,7 @@ class Headers:
 
     Args:
         table: (B,) records of ``HEADER``.
-        names: Path of each image, or an empty string.
+        names: Path of each image; an empty string if it is not known.
         problems: Index of each image that cannot be decoded → reason.
     """
 
@@ -125,7 +125,7 @@ class Encoded:
 
 CLIP = np.dtype(
     [
-        ("start", np.int64),  # offset of the clip in the buffer, in bytes: parameter sets of the codec, then packets
+        ("start", np.int64),  # offset in the buffer, in bytes, of the clip: parameter sets of the codec, then packets
         ("length", np.int64),  # length of the clip in bytes
         ("extradata", np.int32),  # number of bytes of the parameter sets
         ("packets", np.int64),  # index of the first packet in ClipHeaders.packets
@@ -135,15 +135,12 @@ CLIP = np.dtype(
         ("pixels", "S16"),  # FFmpeg's name of the pixel format, such as yuv420p
         ("height", np.int32),  # height of a frame in pixels, before rotation by the orientation
         ("width", np.int32),  # width of a frame in pixels, before rotation
-        ("matrix", np.uint8),  # number of the colour matrix in H.273; 2 if the file has none
+        ("matrix", np.uint8),  # MatrixCoefficients of H.273, a code of the colour matrix; 2 if the file has none
         ("full_range", np.bool_),  # whether black is 0, not 16
         ("interlaced", np.bool_),
         ("orientation", np.uint8),  # EXIF orientation of the frames: 1, 3, 6 or 8
-        ("reorder", np.int16),  # number of frames by which decoding runs ahead of display
-        (
-            "instant",
-            np.bool_,
-        ),  # whether the clip needs no frames before its first packet; true unless the codec is H.264
+        ("reorder", np.int16),  # number of frames by which the decoding order runs ahead of the display order
+        ("instant", np.bool_),  # H.264: whether no frame depends on frames before the first packet; other codecs: true
     ]
 )
 """Structured NumPy dtype: the header fields of one clip."""
@@ -151,8 +148,8 @@ CLIP = np.dtype(
 PACKET = np.dtype([("start", np.int64), ("size", np.int32), ("pts", np.int64), ("key", np.bool_)])
 """Structured NumPy dtype: one packet, which holds one frame.
 
-``start``: offset in the buffer, and ``size``: length, in bytes. ``pts``: presentation time stamp. ``key``: whether it is a key
-frame.
+``start``: offset in the buffer, in bytes. ``size``: number of bytes. ``pts``: presentation time stamp. ``key``: whether the
+frame is a key frame.
 """
 
 
@@ -161,10 +158,10 @@ class ClipHeaders(Headers):
 
     Args:
         table: (B,) records of ``CLIP``.
-        names: Path of each video, or an empty string.
+        names: Path of each video; an empty string if it is not known.
         problems: Index of each clip that cannot be decoded → reason.
-        packets: (P,) records of ``PACKET``, clip by clip, in decoding order.
-        pts: (B, T) presentation time stamps of the frames of the clips, in units of the video.
+        packets: (P,) records of ``PACKET``: the P packets of all clips, clip by clip, in decoding order.
+        pts: (B, T) presentation time stamps of the frames of the clips, in the video's time base.
     """
 
     __slots__ = ("packets", "pts")
@@ -185,7 +182,7 @@ class ClipHeaders(Headers):
 
 
 class EncodedClips(Encoded):
-    """A batch of undecoded clips: the packets of their videos, concatenated.
+    """A batch of undecoded clips: the video packets that they need, concatenated.
 
     ``gpuaug.collate_encoded`` returns an ``EncodedClips`` for clips of ``gpuaug.read_clip``; ``gpuaug.DecodeStage`` decodes it
     to frames. ``len()`` is the number of clips.

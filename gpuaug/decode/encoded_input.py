@@ -28,18 +28,18 @@ _SIGNATURES = (
 _IMAGE_BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")
 """Brands (bytes 8 to 11) of AVIF and HEIF files.
 
-Videos also have ``ftyp`` in bytes 4 to 7, so only the brand tells an image.
+Videos also have ``ftyp`` in bytes 4 to 7. Only the brand distinguishes images from videos.
 """
 
 _match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]").match
 """Match the start of PBM, PGM, PPM and related formats: type, then size or comment.
 
-The type alone, such as P5, may be a label.
+The type alone, such as P5, is not enough: a label may be the same bytes.
 """
 
 
 class EncodedFile:
-    """Image file that is not read yet, as ``read_encoded`` returns it.
+    """Image file that is read when its batch is collated. Returned by ``read_encoded``.
 
     Args:
         path: Path of the file.
@@ -59,7 +59,7 @@ class EncodedFile:
             DecodeError: If the file is not an image.
 
         Cost:
-            Reads the file. The batch reads it again, from the page cache.
+            Reads the file. The collate function reads it again, from the page cache.
         """
         return self._size()[0]
 
@@ -98,7 +98,7 @@ def _refuse_to_flatten(file: EncodedFile) -> NoReturn:
 register_pytree_node(
     EncodedFile,
     _refuse_to_flatten,
-    lambda _values, _context: EncodedFile(""),
+    lambda _values, _context: EncodedFile(""),  # never called, because flattening raises an error
     serialized_type_name="gpuaug.EncodedFile",
 )
 
@@ -137,7 +137,8 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
 def _register_size_with_torchvision() -> None:
     """Register ``EncodedFile`` for torchvision's ``get_size``, which ``wrap_dataset_for_transforms_v2`` calls for boxes.
 
-    torchvision has no public function to register a type. Without its private registry, the wrapper raises ``TypeError``.
+    torchvision has no public function to register a type. If a type is not in its private registry, the wrapper raises
+    ``TypeError``.
     """
     functional = sys.modules.get("torchvision.transforms.v2.functional")
     kernels = getattr(getattr(functional, "_utils", None), "_KERNEL_REGISTRY", {}).get(getattr(functional, "get_size", None))
@@ -145,32 +146,32 @@ def _register_size_with_torchvision() -> None:
         kernels.setdefault(EncodedFile, EncodedFile._size)
 
 
-def are_encoded(members: Sequence[Any], path: str) -> bool:
+def are_encoded(members: Sequence[Any], member_path: str) -> bool:
     """Return whether a member of the batch holds encoded images or clips.
 
     The type of the first value decides, except for bytes, which may also be labels: they are images if any of them begin like
-    an image file. If the samples themselves are bytes or text (``path`` is empty), they are images or paths of images.
+    an image file. With an empty ``member_path``, bytes are images, and text is the path of an image file.
 
     Args:
         members: (B,) values of the member, one per sample.
-        path: Path of the member within a sample.
+        member_path: Path of the member within a sample; empty if the samples themselves are the values.
     """
     first = members[0]
     if type(first) is Clip:
         return True
-    if not path:
+    if not member_path:
         return isinstance(first, str) or _is_encoded(first)
     if _is_bytes(first):
         return any(_is_bytes(value) and _begins_like_image(_bytes_view(value)) for value in members)
     return _is_encoded(first)
 
 
-def name_and_bytes(value: Any, path: str, position: str) -> tuple[str, memoryview | None]:
-    """Return (name or empty string, bytes) of an encoded image in memory, or (path, ``None``) of an image file.
+def name_and_bytes(value: Any, member_path: str, position: str) -> tuple[str, memoryview | None]:
+    """Return (name or empty string, bytes) of an encoded image in memory, or (path of the file, ``None``) of a file.
 
     Args:
         value: Value of a member in one sample.
-        path: Path of the member within the sample; empty if ``value`` is the sample itself.
+        member_path: Path of the member within the sample; empty if ``value`` is the sample itself.
         position: Position of the value, for the error message.
 
     Raises:
@@ -186,7 +187,7 @@ def name_and_bytes(value: Any, path: str, position: str) -> tuple[str, memoryvie
         if content is None and name:
             return name, None
         return name, _bytes_view(b"" if content is None else content)
-    if isinstance(value, os.PathLike) or (isinstance(value, str) and not path):
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and not member_path):
         return os.fsdecode(value), None
     refuse(value, position)
 

@@ -52,14 +52,14 @@ MAX_THREADS = 4096
 """Maximum number of threads that decode on the CPU, far above any number of cores."""
 
 CORES_PER_SPARE_CORE = 8
-"""One of this number of cores is not used for decoding, but left to other threads and the workers.
+"""One in this number of cores is left to other threads and the workers. The other cores decode.
 
 With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: 12, 14 and 16
-threads on 16 cores decoded 8,300, 9,000 and 8,200 images/s on a card without engines (H200, 2026-11-26, without Numba).
+threads on 16 cores decoded 8,300, 9,000 and 8,200 images/s without engines and without Numba's loops (H200, 2026-11-26).
 """
 
 MAX_LOGGED_PROBLEMS = 3
-"""Maximum number of images whose problems a log message describes. It counts the other images."""
+"""Maximum number of problems that a log message describes. The message counts the others."""
 
 _log = logging.getLogger("gpuaug")
 
@@ -70,7 +70,7 @@ class DecodeStage(Stage):
     The stage decodes ahead of all other stages, on background threads, regardless of its position in ``stages``. The JPEG
     engines of a data-centre card (A100, H100, H200, B200) decode baseline JPEGs. Host threads and the card together decode
     progressive JPEGs, a share of the JPEGs with over 4 megapixels, and all baseline JPEGs on a card without engines. Host
-    threads decode all other files, and all files without a GPU. ``print(DecodeStage().decoders)`` shows the files of each.
+    threads decode all other files, and all files without a GPU. ``print(DecodeStage().decoders)`` lists the files per decoder.
 
     Clips of ``read_clip`` become a tensor (B, T, 3, H, W) uint8, or a ``Ragged`` of B·T frames if clips differ in size. The
     video engines of a card (``nvdec``) decode H.264, HEVC, VP9 and, if the card has an engine for it, AV1, in 4:2:0 of 8 bits;
@@ -79,21 +79,21 @@ class DecodeStage(Stage):
     Args:
         on: Members of the batch to decode: a selector, or several. Default: every ``Encoded``.
         backend: ``"auto"``: all available decoders: engines, hybrid (host threads and the card together) and CPU.
-            ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``: as ``"auto"``
-            for clips; an error if it is not available. ``"cpu"``: host threads only. The decoder of an image or a clip depends
-            only on its header and its length.
+            ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``: the same for
+            clips; images are decoded on the CPU. ``"cpu"``: host threads only. The decoder of an image or a clip depends only
+            on its header and its length.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, with 8 or 16 bits and any number
-            of bands. Both must be the same for all images of a batch.
+            of bands. Bits and bands must be the same for all images of a batch.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
             many pixels. Lossless JPEGs and other formats are decoded at full size.
-        scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 at which
-            it is at least as large as its size after the resize. Applies to JPEGs that the CPU decodes, if the fused stage
-            transforms only images. Pixels then differ from the pixels of whole images. Default: full resolution.
+        scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 of its
+            size that is not smaller than the size to which the stage resizes it. Applies to JPEGs that the CPU decodes, if the
+            fused stage transforms only images. Pixels then differ from those of whole images. Default: full resolution.
         exif: Whether images are rotated upright by the orientation in their EXIF, or in XMP if EXIF has none, as PIL's
             ``exif_transpose`` does, before all stages. ``False``: images of all formats are decoded as stored.
-        on_error: For an image that cannot be decoded, ``"raise"`` an error at its batch, or ``"replace"`` its sample, in every
-            member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples, and a
-            log message names the first.
+        on_error: If an image cannot be decoded: ``"raise"``: raise an error at its batch. ``"replace"``: replace its sample, in
+            every member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples,
+            and a log message names the first.
         max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
         threads: Number of threads that decode on the CPU. Default: seven eighths of the cores that this process may use,
             within its affinity and the CPU quota of its container, divided by the number of ranks on this machine
@@ -106,8 +106,8 @@ class DecodeStage(Stage):
         DecodeError: In iteration, if an image cannot be decoded; with ``on_error="replace"``, if no image of a batch can be.
 
     Warns:
-        GpuAugWarning: If a GPU's images are decoded on the host because nvJPEG is not installed for torch's CUDA or cannot be
-            set up, or on the card in a process whose streams share too few hardware queues.
+        GpuAugWarning: If the host decodes all images for a GPU, because nvJPEG is not installed for torch's CUDA or cannot be
+            set up. Also if the card decodes, but the streams of this process share too few hardware queues.
 
     Cost:
         The training thread allocates the memory for the pixels of a batch. On an H200 the engines decode about 35 000 images of
@@ -117,7 +117,7 @@ class DecodeStage(Stage):
         For clips, 12 threads feed the video engines. Each has up to 3 open sessions, one per codec and size, and closes the
         least recently used. A session takes 5 MB for 340x256 and 36 MB for 1280x720 (H.264, H100), plus about 40 frames of 1.5
         bytes per pixel. A batch takes another 1.5 bytes per pixel while it is decoded. Sessions belong to a device, and stay
-        open for later loaders. An H100 decodes 319 clips per second, each 16 frames of 340x256, every fourth of the video.
+        open for later loaders. An H100 decodes 319 clips per second: 16 frames of 340x256 per clip, every fourth frame.
 
     Examples:
         >>> import io, PIL.Image
@@ -246,7 +246,7 @@ class BoundDecode(BoundStage):
             self.decoder.decoders_of(EncodedClips)
 
     def versions(self, required_keys: Collection[str] = ()) -> dict[str, str]:
-        """Return text with the decoders and their versions, for the state of a loader.
+        """Return the names and versions of the decoders as text, for the state of a loader.
 
         The key for the decoders of images is the name of the stage, and for the decoders of clips ``"<name>, clips"``. A key is
         missing if no batch has needed its decoders, unless it is in ``required_keys``.
@@ -297,7 +297,7 @@ class BoundDecode(BoundStage):
     def _windows(
         self, encoded: Encoded, batch: Batch, position: Position, stages: Sequence[BoundStage], shapes: Shapes
     ) -> Windows | None:
-        """Return the windows that the first stage which reads ``encoded`` needs; ``None`` for whole images.
+        """Return the windows that are needed by the first stage that reads ``encoded``; ``None`` for whole images.
 
         Args:
             encoded: Encoded images.
@@ -307,7 +307,7 @@ class BoundDecode(BoundStage):
             shapes: Sizes of the decoded images.
         """
         if sum(member is encoded for member in _encoded_in(batch)) > 1:
-            return None
+            return None  # other occurrences of the member are not cropped
         for stage in stages:
             if isinstance(stage, BoundDecode):
                 continue
@@ -404,11 +404,11 @@ class Decoding:
         )
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Wait for the decoders on the host, and make the copy lane wait for their events. The copy lane must be current.
+        """Block until the decoding threads have finished, and make the copy lane, which must be current, wait for their events.
 
         Args:
             batch: Batch with a placeholder for each ``Encoded``.
-            waiting: Factory of the context in which this thread blocks. Not called if the images are decoded already.
+            waiting: Function that returns a context manager around the wait. Not called if the images are decoded already.
 
         Returns:
             Batch in which samples whose image cannot be decoded are replaced.

@@ -2,7 +2,7 @@
 
 A batch is *pulled* from the wrapped loader, *submitted* to stages that work on other threads (decoding), *launched* (its copy
 and stages are queued on *lanes*, the CUDA streams of the loader), and *handed over*: returned by ``next``. The *consumer* is
-the stream that trains. Without CUDA, all work runs *in line*, on the training thread.
+the stream of the training step. Without CUDA, all work runs *in line*, on the training thread.
 """
 
 import os
@@ -41,7 +41,7 @@ class PipelinedIterator:
         bound_stages: Stages, each with its lane (CUDA stream).
         start: Position of the training loop (epoch and batch) before the first batch.
         first_position: Random-number position (seed, epoch, rank, batch index) of the first batch.
-        depth: Maximum number of batches that are launched before ``next`` is called for them. May be set between two batches.
+        depth: Maximum number of launched batches after ``next`` has returned its batch. May be set between two batches.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class PipelinedIterator:
         self._loop_position = start
         self._ended = False
         self._state_at_end: Any = None
+        """State of the wrapped loader at the last pull; at its end, once it has ended."""
         self._iterator_state: dict[str, Any] = {}
         """Objects that stages keep for the duration of this iterator, keyed by the name of the stage or encoder."""
         self._submitted: deque[Submitted] = deque()
@@ -151,10 +152,11 @@ class PipelinedIterator:
         hooks = self._shared.hooks
         with hooks.span("gpuaug/wait", batch_index, consumer, waits=True):
             self._lanes.hand_over(launched.ready, consumer)
-        # The loader allocated these tensors on another stream, which must not reuse their memory before they have been read.
+        # The wrapped loader allocated these tensors on its stream, which must not reuse their memory before they are read.
         for tensor in launched.resident:
             consumer.reads(tensor)
         if launched.source_lane is not None:
+            # The batch has objects whose tensors cannot be listed: the stream that wrote them waits for all stages instead.
             launched.source_lane.wait(launched.ready)
         stats.batches += 1
         stats.ready = len(self.launched_batches)
@@ -234,7 +236,7 @@ class PipelinedIterator:
         try:
             with launch_context:
                 action()
-        except BaseException:  # an interrupt: __exit__ may not have run, and a launch may have recorded no event
+        except BaseException:  # after an interrupt, __exit__ may not have run, and a launch may have recorded no event
             launch_context.__exit__(None, None, None)
             self._lanes.wait_for_all_lanes()
             raise
@@ -243,10 +245,10 @@ class PipelinedIterator:
         self._loop_position = position
         self._shared.progress.set_position(position)
 
-    def _add_note(self, error: BaseException, where: str, batch: int) -> None:
+    def _add_note(self, error: BaseException, where: str, batch_index: int) -> None:
         """Add the position of the batch to an error, and advice to an error about memory."""
         prefix = f"gpuaug: raised {where}, at batch "
-        add_note(error, f"{prefix}{batch} of epoch {self._launch_position.epoch}.", replaces=prefix)
+        add_note(error, f"{prefix}{batch_index} of epoch {self._launch_position.epoch}.", replaces=prefix)
         if isinstance(error, torch.OutOfMemoryError):
             depth = 0 if self._lanes.in_line else self.depth
             way_out = "Lower depth, or batch_size of the DataLoader." if depth else "Lower batch_size of the DataLoader."
@@ -285,13 +287,14 @@ class PipelinedIterator:
                 pulled = self.feed_iterator.get(block=True)
             waited_s = time.perf_counter() - start
             stats.starved += 1
-            stats.starved_ms += waited_s * 1e3  # without a call, during which another thread could change the counter
+            stats.starved_ms += waited_s * 1e3  # no call in this line: during a call another thread could change the counter
             assert pulled is not None
         self._ended = pulled.ended
         self._state_at_end = pulled.state
         return pulled
 
     def _submit(self, pulled: Pulled) -> None:
+        """Add a pulled batch to ``_submitted``, and begin the stages' work on other threads. Without such work, launch it."""
         batch_index = self._launch_position.batch + len(self._submitted)
         self._submitted.append(submitted := Submitted(pulled, error=pulled.error))
         if pulled.error is not None:
@@ -320,6 +323,7 @@ class PipelinedIterator:
         return None
 
     def _launch_next(self) -> None:
+        """Launch the oldest submitted batch, or store its error."""
         submitted = self._submitted.popleft()
         if submitted.error is None:
             self._launch(submitted)
@@ -335,12 +339,12 @@ class PipelinedIterator:
         _abandon(self._submitted)
 
     @contextmanager
-    def _decode_wait(self, batch: int) -> Iterator[None]:
-        """Context manager around a wait of the training thread for the decoding of ``batch``: counts and traces the wait."""
+    def _decode_wait(self, batch_index: int) -> Iterator[None]:
+        """Context manager around a wait of the training thread for the decoding of a batch: counts and traces the wait."""
         stats = self._shared.stats
         start = time.perf_counter()
         try:
-            with self._shared.hooks.span("gpuaug/wait for decoding", batch, waits=True):
+            with self._shared.hooks.span("gpuaug/wait for decoding", batch_index, waits=True):
                 yield
         finally:
             waited_s = time.perf_counter() - start
@@ -348,6 +352,7 @@ class PipelinedIterator:
             stats.decode_wait_ms += waited_s * 1e3
 
     def _launch(self, submitted: Submitted) -> None:
+        """Queue the copy and the stages of a batch, and add it to ``launched_batches``. Store an error for ``pop``."""
         pulled = submitted.pulled
         stats = self._shared.stats
         feed = self._shared.feed
@@ -375,16 +380,17 @@ class PipelinedIterator:
                 stats.other_batches += 1
             with hooks.span("gpuaug/copy", batch_index, lane):
                 copied = self._copier.copy(pulled.batch)
-            if copied.resident or copied.resident_objects:  # the loader has written them on its stream
+            # The wrapped loader wrote resident members, which were on the device before the copy, on its own stream.
+            if copied.resident or copied.resident_objects:
                 loader_lane = self._lanes.follow(pulled.stream)
                 source_lane = loader_lane if copied.resident_objects else None
             batch = copied.batch
             ready = lane.record_event()
-            feed.read_until(pulled, ready)
+            feed.read_until(pulled, ready)  # frees the slot when the copy has ended
             branches = Branches(ready, concurrent=self._concurrent and not self._is_first_batch)
             for stage in self._bound_stages:
                 current_work = f"stage {stage.name!r}"
-                if copied.packed and stage.reads_pending(batch):
+                if copied.packed and stage.reads_pending(batch):  # an earlier stage has removed boxes
                     batch = self._without_removed_boxes(batch, lane.record_event(), batch_index)
                 values = stage.read(batch)
                 read_by_stages.extend(batches.objects_to_keep(values))
@@ -433,7 +439,7 @@ def _abandon(submitted: deque[Submitted]) -> None:
 def _end_threads(
     process: int, submitted: deque[Submitted], bound_stages: Sequence[BoundStage], iterator_state: dict[str, Any]
 ) -> None:
-    """End the stages' work on other threads, and these threads. Not a method: a finalizer must not refer to its object."""
+    """End the stages' work on other threads, then end these threads. Not a method: a finalizer must not refer to its object."""
     if os.getpid() != process:
         return  # the threads do not exist in a forked process
     _abandon(submitted)

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
-from gpuaug.stages.encoders import EncoderCall, tables_of
+from gpuaug.stages.encoders import EncoderCall, attribute_tensors
 from gpuaug.stages.graph_memory import (
     MAX_GRAPHS,
     MAX_SIGNATURES,
@@ -287,7 +287,7 @@ class GraphRunner:
         finally:
             if gc_enabled:
                 gc.enable()
-        return _Graph(graph, static_inputs, outputs, need, tables_of(self._encode.module))
+        return _Graph(graph, static_inputs, outputs, need, attribute_tensors(self._encode.module))
 
     def _static_like(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Calls of a frozen encoder, and the selected part of its result."""
+"""Call of a frozen encoder that returns a selected part of the encoder's result."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -51,8 +51,8 @@ class EncoderCall:
     Args:
         encoder: The encoder.
         output: Part of the encoder's result to return.
-        parameters: Parameters to which the inputs are passed. ``None``: they are passed by position.
-        device: Type of the encoder's device.
+        argument_names: Names of the encoder's arguments for the inputs. ``None``: inputs are passed by position.
+        device: Device type of the encoder, such as ``"cuda"``.
         autocast: Dtype of ``torch.autocast``. ``None``: autocast as set in the calling thread.
         memory_format: Memory format of four-dimensional inputs. ``None``: unchanged.
     """
@@ -62,7 +62,7 @@ class EncoderCall:
         encoder: Encoder,
         *,
         output: Output,
-        parameters: list[str] | None,
+        argument_names: list[str] | None,
         device: str,
         autocast: torch.dtype | None,
         memory_format: torch.memory_format | None,
@@ -74,7 +74,7 @@ class EncoderCall:
         """Cache of ``_indices_of_module_tensors``, keyed by the input shapes and the number of tensors in the result."""
         self._encoder = encoder
         self._output = output
-        self._parameters = parameters
+        self._argument_names = argument_names
         self._device = device
         self._autocast = autocast
         self._memory_format = memory_format
@@ -87,20 +87,20 @@ class EncoderCall:
         """
         if any(module.training for module in self.module.modules()):
             self.module.eval()
-        values = tuple(_formatted(value, self._memory_format) for value in values)
-        # No cache, in which autocast would keep weights that it converted in the private memory of a graph.
+        values = tuple(_in_memory_format(value, self._memory_format) for value in values)
+        # cache_enabled=False, because converted weights in the cache would lie in the private memory of a CUDA graph.
         autocast = torch.autocast(self._device, dtype=self._autocast, cache_enabled=False) if self._autocast else nullcontext()
         with torch.no_grad(), autocast:
-            if self._parameters is None:
+            if self._argument_names is None:
                 result = self._encoder(*values)
             else:
-                result = self._encoder(**dict(zip(self._parameters, values, strict=True)))
+                result = self._encoder(**dict(zip(self._argument_names, values, strict=True)))
             part = _part(result, self._output)
         # detach() returns a new tensor, so map_leaves rebuilds every container that holds tensors.
         return batches.map_leaves(batches.cached_by_id(_detached), part)
 
     def run_eagerly(self, *values: Any) -> Any:
-        """Run without a CUDA graph. Return a result that shares no memory with the inputs, as after a replay.
+        """Run without a CUDA graph. Return a result that shares no memory with the inputs, as the replay of a graph does.
 
         Raises:
             ArgumentError: If the encoder has written to its input.
@@ -131,18 +131,18 @@ class EncoderCall:
     def _indices_of_module_tensors(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
         """Return the indices of result tensors that share memory with tensors of the module or with fixed arguments."""
         key = (tuple(tensor.shape for tensor in inputs), len(result))
-        if key not in self._module_tensor_indices:  # a search of all modules takes as long as tens of launches
+        if key not in self._module_tensor_indices:  # a search of all modules takes as long as tens of kernel launches
             if len(self._module_tensor_indices) == _MAX_SHAPES:
                 self._module_tensor_indices.clear()
-            module_tensors = [*self.module.parameters(), *self.module.buffers(), *tables_of(self.module)]
+            module_tensors = [*self.module.parameters(), *self.module.buffers(), *attribute_tensors(self.module)]
             module_tensors += batches.tensors(list(fixed_arguments(self._encoder)))
             addresses = {_address(tensor) for tensor in module_tensors} - {None}
             self._module_tensor_indices[key] = {index for index, leaf in enumerate(result) if _address(leaf) in addresses}
         return self._module_tensor_indices[key]
 
 
-def tables_of(encoder: nn.Module) -> list[torch.Tensor]:
-    """Return the tensors in plain attributes of modules, such as position tables, without parameters and buffers."""
+def attribute_tensors(encoder: nn.Module) -> list[torch.Tensor]:
+    """Return the tensors in plain attributes of an encoder's modules, such as position tables; no parameters or buffers."""
     ignored = {"_parameters", "_buffers", "_modules"}
     tensors: list[torch.Tensor] = []
     for module in encoder.modules():
@@ -169,7 +169,7 @@ def _part(result: Any, output: Output) -> Any:
         ) from error
 
 
-def _formatted(value: Any, memory_format: torch.memory_format | None) -> Any:
+def _in_memory_format(value: Any, memory_format: torch.memory_format | None) -> Any:
     if memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4:
         return value
     return value.contiguous(memory_format=memory_format)

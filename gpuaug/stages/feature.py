@@ -339,7 +339,7 @@ class _Branch:
         self._encode = EncoderCall(
             encoder,
             output=stage.output,
-            parameters=stage.selection.data_keys,
+            argument_names=stage.selection.data_keys,
             device=lanes.device.type,
             autocast=stage.autocast,
             memory_format=stage.memory_format,

@@ -1,4 +1,4 @@
-"""Containers that run transforms for some samples only, if these transforms change sizes.
+"""Random containers, such as ``v2.RandomChoice``, whose transforms change the image size of some samples only.
 
 Such a container makes one draw per sample. A *gate* of an op in the container is the set of outcomes of the draw for which the
 op runs.
@@ -19,11 +19,14 @@ PROBE_SIZE = Size(1, 3, 4093, 4099)
 """Arbitrary input size that is unlikely to be the output size of a transform."""
 
 _PROBE_SIZES = PROBE_SIZE, Size(1, 3, 2, 1)
-"""Input sizes. Every transform that changes sizes changes at least one of these; padding of small images changes the second."""
+"""``PROBE_SIZE`` and a small size. An op that changes sizes changes one of them: padding of small images changes the second."""
 
 
 def sizing_op(op: Op | EagerOp | None) -> Op | None:
-    """Return ``op``, or the op that a fallback module has for other sizes, if it changes the image size; else ``None``."""
+    """Return the op that computes the output size of ``op``, if ``op`` changes the image size; else ``None``.
+
+    For a fallback module, which a library runs, this is the op to which the module is lowered for other image sizes.
+    """
     lowered = op.lowered if isinstance(op, EagerOp) else op
     return lowered if lowered is not None and any(lowered.out(size) != size for size in _PROBE_SIZES) else None
 
@@ -61,18 +64,20 @@ def without_last_transform(member: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def prepare_sizes(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set[Op]) -> str | None:
-    """Prepare the ops of a container with a random choice for samples of different sizes.
+    """Prepare the ops of a random container that changes the size of some samples only.
 
     Args:
-        choice: Modules of the container, which change the size of some samples.
-        end: Resize to one size after the choice.
-        sized_by_choice: Set to which ops are added whose output size depends on the draw of a container only.
+        choice: Modules of the container, in order. At least one changes the image size.
+        end: Resize to one size that follows the container; ``None`` if there is none.
+        sized_by_choice: Ops with ``draws_size`` that draw no size themselves, but that a container runs for some samples only.
+            Ops of this container are added.
 
     Returns:
-        ``None`` if the ops can be fused, in which case their attributes ``draws_size`` and ``choice_end`` are set. Otherwise
-        the reason, which is empty if the only reason is that sizes differ after the container.
+        ``None`` if the ops can be fused. Their attributes ``draws_size`` and ``choice_end`` (see ``Op``) are then set.
+        Otherwise the reason, or an empty string if the only reason is that samples differ in size after the container.
     """
     sizing_leaves = [leaf for leaf in choice if sizing_op(leaf.op) is not None]
+    # Modules up to the last change of size may run on images of different sizes.
     stop = len(choice) if end is not None else choice.index(sizing_leaves[-1]) + 1
     for leaf in (*choice[:stop], *([] if end is None else [end])):
         if isinstance(leaf.op, EagerOp):
@@ -83,12 +88,13 @@ def prepare_sizes(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set
     if end is None:
         crop_by_boxes = next((op.name for op in ops if isinstance(op, BoxCropOp)), None)
         if crop_by_boxes is not None:
-            return f"{crop_by_boxes} without the same v2.Resize((height, width)) at the end of each of them"
+            return f"{crop_by_boxes} without the same v2.Resize((height, width)) at the end of each transform of the choice"
         sizes = _end_sizes(ops)
         if all(not size.ragged and size == sizes[0] for size in sizes):
+            # Removed from ``ops``: the last op to change sizes gives all samples one size, so it does not draw a size.
             ops.pop().choice_end = sizes[0].height, sizes[0].width
         elif not any(op.draws_size and op not in sized_by_choice for op in ops):
-            # torchvision runs the container, which works for images that happen to have one size.
+            # No op draws a size itself. torchvision runs the container, without an error if all output images have one size.
             return ""
     for op in ops:
         if not op.draws_size:
@@ -98,11 +104,11 @@ def prepare_sizes(choice: Sequence[Leaf], end: Leaf | None, sized_by_choice: set
 
 
 def _end_sizes(ops: Sequence[Op]) -> list[Size]:
-    """Return the output size of the container of ``ops`` for images of any size, for each set of ops that run together."""
+    """Return the output size of a container for each subset of its ``ops`` that a draw can select, for images of any size."""
     sizes = []
-    for runs in set(zip(*(op.gates[0].outcomes.tolist() for op in ops), strict=True)):
+    for gates_open in set(zip(*(op.gates[0].outcomes.tolist() for op in ops), strict=True)):
         size = Size(1, 3, *ANY_SIDES)
-        for op, run in zip(ops, runs, strict=True):
-            size = op.out(size) if run else size
+        for op, gate_open in zip(ops, gates_open, strict=True):
+            size = op.out(size) if gate_open else size
         sizes.append(size)
     return sizes

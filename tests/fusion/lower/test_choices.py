@@ -159,7 +159,7 @@ REFUSED = {
     ),
     "a crop by boxes": (
         [v2.CenterCrop(9), v2.Compose([v2.RandomIoUCrop(), v2.Resize((9, 9))])],
-        r"got RandomIoUCrop_0 without the same v2.Resize\(\(height, width\)\) at the end of each of them",
+        r"got RandomIoUCrop_0 without the same v2.Resize\(\(height, width\)\) at the end of each transform of the choice",
     ),
 }
 

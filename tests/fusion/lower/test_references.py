@@ -176,7 +176,7 @@ def test_copy_is_fused_wherever_it_stands(pipeline):
 @left_to_torchvision
 def test_a_padding_mode_that_masks_do_not_have_is_not_fused():
     augment = gpuaug.fuse(v2.Compose([FixedSizeCrop((20, 30), padding_mode="edge"), TO_FLOAT]))
-    reason = "padding_mode='edge', which its masks do not have"
+    reason = "padding_mode='edge' for images, but not for masks"
     assert augment.explain((2, 3, 25, 25)).lines[0].reason == reason
 
 

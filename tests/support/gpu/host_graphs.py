@@ -11,7 +11,7 @@ from gpuaug import StreamedLoader
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph, feature
 from gpuaug.stages.cuda_graph import GraphRunner, _Graph
-from gpuaug.stages.encoders import tables_of
+from gpuaug.stages.encoders import attribute_tensors
 from gpuaug.stages.graph_memory import MemoryNeed
 
 MB = 1 << 20
@@ -44,7 +44,7 @@ class HostGraphs(GraphRunner):
                     with torch.inference_mode(kept.is_inference()):
                         kept.copy_(made)
 
-        return _Graph(SimpleNamespace(replay=replay), static, outputs, need, tables_of(self._encode.module))
+        return _Graph(SimpleNamespace(replay=replay), static, outputs, need, attribute_tensors(self._encode.module))
 
     def _measure(self):
         self.num_bytes = sum(graph.need.peak_bytes + graph.need.io_bytes for graph in self._graphs.values())

@@ -16,9 +16,10 @@ from gpuaug.fusion.ops.boxes import BoxMapping
 BLOCK = 128
 """Boxes per thread block."""
 
-# Value of the kernel's constants, and number of numbers per box, by ``gpuaug.fusion.ops.boxes.BoxLayout``.
 _LAYOUTS = {"vertices": 0, "corners": 1, "sides": 2, "centre": 3, "points": 4}
+"""Value of ``LAYOUT`` and ``TO_LAYOUT`` for each ``BoxLayout``: four vertices, XYXY, XYWH, CXCYWH, points (XY first)."""
 _NUMBERS_PER_BOX = {"vertices": 8, "corners": 4, "sides": 4, "centre": 4}
+"""Numbers per box in each layout of boxes."""
 
 
 @triton.jit
@@ -48,7 +49,7 @@ def quotient(a, b, DOUBLE: tl.constexpr):
 
 @triton.jit
 def map_point(x, y, matrix, in_bounds, DOUBLE: tl.constexpr):
-    """Map a point by the 3x3 matrix at address ``matrix``."""
+    """Map a point by the 3x3 matrix at address ``matrix``, in homogeneous coordinates."""
     mapped_x = (load_number(matrix + 2, in_bounds, DOUBLE) + load_number(matrix, in_bounds, DOUBLE) * x) + load_number(
         matrix + 1, in_bounds, DOUBLE
     ) * y
@@ -93,7 +94,7 @@ def box_kernel(
     """Map ``values``, boxes or points, to ``results``, and write the mask of valid boxes to ``valid_result``.
 
     ``matrices``: one 3x3 matrix per sample, input → output pixel coordinates. ``boxes_per_sample``: number of boxes per sample,
-    without ``owners``. ``image_layouts``: offset, height and width of each ragged image.
+    if there are no ``owners``. ``image_layouts``: (offset, height, width) of each ragged image; not a layout of boxes.
 
     Constants:
         LAYOUT, NUMBERS, TO_LAYOUT, TO_NUMBERS: Layout (``_LAYOUTS``) and numbers per box, of the input and of the output.
@@ -121,17 +122,17 @@ def box_kernel(
     lower_limit = zeros + out_height
     x1 = load_number(box, in_bounds, DOUBLE)
     y1 = load_number(box + 1, in_bounds, DOUBLE)
-    if LAYOUT == 4:
+    if LAYOUT == 4:  # points
         x1, y1 = map_point(x1 - shift, y1 - shift, matrix, in_bounds, DOUBLE)
         tl.store(result, (x1 + shift).to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 1, (y1 + shift).to(results.dtype.element_ty), mask=in_bounds)
-        if NUMBERS == 3:
+        if NUMBERS == 3:  # a number that is no coordinate, such as the visibility of a keypoint
             tl.store(result + 2, load_number(box + 2, in_bounds, DOUBLE).to(results.dtype.element_ty), mask=in_bounds)
         return
     x2 = load_number(box + 2, in_bounds, DOUBLE)
     y2 = load_number(box + 3, in_bounds, DOUBLE)
     has_extent = in_bounds
-    if LAYOUT == 0:
+    if LAYOUT == 0:  # four vertices: their extent is not checked
         ax, ay = map_point(x1, y1, matrix, in_bounds, DOUBLE)
         bx, by = map_point(x2, y2, matrix, in_bounds, DOUBLE)
         cx, cy = map_point(
@@ -142,7 +143,7 @@ def box_kernel(
         )
     else:
         has_extent = (x2 > 0) & (y2 > 0)
-        if LAYOUT == 1:
+        if LAYOUT == 1:  # XYXY
             has_extent = (x2 - x1 > (0 if EDGES else -1)) & (y2 - y1 > (0 if EDGES else -1))
         if FRACTIONS:
             height = zeros + source_height
@@ -151,10 +152,10 @@ def box_kernel(
                 height = load_number(image_layouts + owner * IMAGE_LAYOUT_COLUMNS + 1, in_bounds, DOUBLE)
                 width = load_number(image_layouts + owner * IMAGE_LAYOUT_COLUMNS + 2, in_bounds, DOUBLE)
             x1, y1, x2, y2 = x1 * width, y1 * height, x2 * width, y2 * height
-        if LAYOUT == 3:
+        if LAYOUT == 3:  # from the centre to the first corner
             x1 = x1 - x2 / 2
             y1 = y1 - y2 / 2
-        if LAYOUT > 1:
+        if LAYOUT > 1:  # from width and height to the last corner
             x2 = x1 + x2 if EDGES else x1 + x2 - 1
             y2 = y1 + y2 if EDGES else y1 + y2 - 1
         x1, y1, x2, y2 = x1 - shift, y1 - shift, x2 - shift, y2 - shift
@@ -178,19 +179,20 @@ def box_kernel(
         x2 = minimum(maximum(x2, 0.0), end_x)
         y2 = minimum(maximum(y2, 0.0), end_y)
     if TO_LAYOUT == 0:
+        # The vertices are (x1, y1), (x2, y1), (x2, y2), (x1, y2). The first two are stored at the end, with y1 in place of y2.
         tl.store(result + 4, x2.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 5, y2.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 6, x1.to(results.dtype.element_ty), mask=in_bounds)
         tl.store(result + 7, y2.to(results.dtype.element_ty), mask=in_bounds)
         y2 = y1
-    elif TO_LAYOUT > 1:
-        across = x2 - x1 if EDGES else x2 - x1 + 1
-        down = y2 - y1 if EDGES else y2 - y1 + 1
+    elif TO_LAYOUT > 1:  # XYWH or CXCYWH
+        box_width = x2 - x1 if EDGES else x2 - x1 + 1
+        box_height = y2 - y1 if EDGES else y2 - y1 + 1
         if TO_LAYOUT == 3:
             x1 = (x1 + x2) / 2
             y1 = (y1 + y2) / 2
-        x2 = across
-        y2 = down
+        x2 = box_width
+        y2 = box_height
     if TO_FRACTIONS:
         x1, y1 = quotient(x1, right_limit, DOUBLE), quotient(y1, lower_limit, DOUBLE)
         x2, y2 = quotient(x2, right_limit, DOUBLE), quotient(y2, lower_limit, DOUBLE)
@@ -258,6 +260,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
     if not box_count:
         return results, valid_result
     matrix = mapping.matrix
+    # The matrix stands in for absent tensors, which the kernel does not read.
     tensors = (
         values,
         matrix if valid is None else valid.contiguous().view(torch.uint8),
@@ -267,7 +270,7 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
         results,
         matrix if valid_result is None else valid_result.view(torch.uint8),
     )
-    source = (1, 1) if layout_columns else mapping.source
+    source = (1, 1) if layout_columns else mapping.source  # not read for ragged images
     boxes_per_sample = 1 if has_owners else shape[1]
     with on_device(values.device):
         integers = (box_count, boxes_per_sample, matrix.stride(0), *source, *mapping.out)

@@ -1,9 +1,9 @@
-"""Device functions that read the source of a gather, the op of a pass that moves pixels.
+"""Device functions that read the source of a *gather*. A gather is the op that moves pixels in a pass.
 
 They compute the source coordinates of an output pixel, and read the source pixels around these coordinates, the *taps* of the
-output pixel. Values r, g and b are three channels with ``RGB``; without, one channel three times. A *line* is a row of pixels;
-``row`` is the address of the sample's row in the parameter table. The *window* of a resize is the part of the source that the
-resize reads; the window of a warp is the whole source. An *index map* maps integer coordinates of pixels to integer
+output pixel. Values r, g and b are three channels with ``RGB``; without ``RGB``, all three are one channel. A *line* is a row
+of pixels; ``row`` is the address of the sample's row in the parameter table. The *window* of a resize is the part of the source
+that the resize reads; the window of a warp is the whole source. An *index map* maps integer coordinates of pixels to integer
 coordinates, such as a flip, a crop or padding.
 
 ``MAX_VALUE``: 255 for bytes and 65535 for 16-bit values, which are returned as floats in [0, ``MAX_VALUE``]; 0 for values in
@@ -43,13 +43,15 @@ def pad_index(index, low, high, PADDING: tl.constexpr):
 def map_index(index, map_columns, AXIS: tl.constexpr, PADDING: tl.constexpr):
     """Map an index along one axis through an index map. Return the source index, and whether it is not in constant padding.
 
-    ``map_columns``: address of the columns of the map. ``PADDING``: 1, no padding; 2, constant; 3, reflection; 4, the border
-    pixel.
+    The source index is sign · index + offset. If it is not in [low, high), the pixel is padding.
+
+    ``map_columns``: address of the columns of the map: (sign, offset) of x and of y; then, with padding, (low, high) of x and
+    of y. ``AXIS``: 0 for x, 1 for y. ``PADDING``: 1, no padding; 2, constant; 3, reflection; 4, the border pixel.
     """
     sign = tl.load(map_columns + 2 * AXIS).to(tl.int32)
     offset = tl.load(map_columns + 2 * AXIS + 1).to(tl.int32)
     index = sign * index + offset
-    not_padding = index == index
+    not_padding = index == index  # true, in the shape of the index
     if PADDING >= 2:
         low = tl.load(map_columns + 4 + 2 * AXIS).to(tl.int32)
         high = tl.load(map_columns + 5 + 2 * AXIS).to(tl.int32)
@@ -68,7 +70,7 @@ def tap_axis(index, start, count, map_columns, AXIS: tl.constexpr, ZEROS: tl.con
     ``start``, ``count``: first pixel and number of pixels of the window. ``ZEROS``: pixels outside the window are 0.
     ``map_columns``, ``PADDING``: index map before the interpolation (``map_index``); ``PADDING`` is 0 without a map.
     """
-    in_window = index == index
+    in_window = index == index  # true, in the shape of the index
     if ZEROS:
         in_window = (index >= 0) & (index < count)
     index = start + tl.minimum(tl.maximum(index, 0), count - 1)
@@ -99,7 +101,7 @@ def load_resize(columns):
 
 @triton.jit
 def resize_coordinates(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
-    """Return the coordinates of output pixels in the window of a resize along one axis, from the window's first pixel on."""
+    """Return the coordinates of output pixels along one axis, relative to the first pixel of the window of a resize."""
     coordinate = index.to(tl.float32)
     if HALF_PIXEL:
         coordinate = (coordinate + 0.5) * scale
@@ -130,7 +132,7 @@ def source_coordinates(x, y, columns, INTERPOLATION: tl.constexpr, HALF_PIXEL: t
             source_x = tl.div_rn(source_x, depth)
             source_y = tl.div_rn(source_y, depth)
             sizes = columns + 9
-        # Clamped, because a larger float would not convert to an integer. All such pixels are outside.
+        # Clamped, because a larger float would not convert to an integer; NaN becomes -limit. All such pixels are outside.
         limit = 1048576.0
         source_x = tl.minimum(tl.maximum(tl.where(source_x == source_x, source_x, -limit), -limit), limit)
         source_y = tl.minimum(tl.maximum(tl.where(source_y == source_y, source_y, -limit), -limit), limit)
@@ -151,7 +153,7 @@ def first_neighbour(coordinate, start, count, HALF_PIXEL: tl.constexpr):
     if HALF_PIXEL:
         coordinate = tl.minimum(tl.maximum(coordinate, 0.0), (count - 1).to(tl.float32))
     first = tl.minimum(tl.floor(coordinate).to(tl.int32), tl.maximum(count - 2, -start))
-    # Clamped, because rounding may move the last coordinate beyond the window.
+    # The weight is clamped to [0, 1], because rounding may move the last coordinate beyond the window.
     return first, clamped_sum(coordinate, 1.0, -first.to(tl.float32), NO_NAN)
 
 
@@ -225,9 +227,9 @@ def filter_weight(distance, FILTER: tl.constexpr):
 
 @triton.jit
 def support_range(coordinate, scale, count, FILTER: tl.constexpr):
-    """Return (first, end, factor) per output pixel. Only source pixels in [first, end) have a nonzero weight.
+    """Return (first, end, shrink) per output pixel. Only source pixels in [first, end) have a nonzero weight.
 
-    ``factor`` converts distances in source pixels to distances for ``filter_weight``.
+    ``shrink``: factor that converts distances in source pixels to distances for ``filter_weight``.
     """
     support = tl.maximum(scale, 1.0) * FILTER
     first = tl.maximum((coordinate - support + 1.0).to(tl.int32), 0)
@@ -239,8 +241,8 @@ def support_range(coordinate, scale, count, FILTER: tl.constexpr):
 def padded_range(coordinate, scale, count, FILTER: tl.constexpr):
     """Return a range of source pixels in the window that contains all pixels with a nonzero weight, per output pixel.
 
-    All ranges have one length. Returned are (first index, distance of the first index from the output pixel for
-    ``filter_weight``, such distance between neighbours, length).
+    All ranges have one length. Returns (first index, its distance from the output pixel, distance between neighbours, length),
+    with distances in the unit of ``filter_weight``.
     """
     first, _, shrink = support_range(coordinate, scale, count, FILTER)
     length = tl.minimum(tl.ceil(2 * FILTER * tl.maximum(scale, 1.0)).to(tl.int32), count)
@@ -252,7 +254,7 @@ def padded_range(coordinate, scale, count, FILTER: tl.constexpr):
 def weight_sum(coordinate, scale, count, FILTER: tl.constexpr):
     """Return the sum of the weights of all pixels, per output pixel, along one axis."""
     _, distance, shrink, length = padded_range(coordinate, scale, count, FILTER)
-    sum_of_weights = coordinate * 0.0
+    sum_of_weights = coordinate * 0.0  # zeros in the shape of the coordinate
     # Not a for loop, because the interpreter does not support ranges up to a loaded number.
     tap = 0
     while tap < length:
@@ -295,11 +297,11 @@ def line_sums(
     while tap < length:
         weight = filter_weight(tap * shrink + distance, FILTER)
         x = start + first + tap
-        in_window = weight == weight
+        in_window = weight == weight  # true, in the shape of the weight
         not_padding = in_window
         if PADDING > 0:
             x, not_padding = map_index(x, map_columns, 0, PADDING)
-            # != 0, because in the interpreter of Triton 3.9 a mask of a scalar and a block is an integer.
+            # != 0, because in the interpreter of Triton 3.9 the & of a scalar mask and a block mask is a block of integers.
             not_padding = (not_padding & not_padding_y) != 0
         offset = (x * SOURCE_W).to(tl.uint32)
         r = add_weighted(
@@ -324,9 +326,9 @@ def antialiased_line(
     If a triangle filter shrinks the image, each source line has weights in two output lines. So the sums of a source line along
     x are computed once, and added to both output lines.
 
-    ``state``: (output line of the state or -1, next source line, sum of weights, sums of r, g and b). ``resize_x``: source
-    coordinates of the columns, scale, window, and inverse sums of weights. ``resize_y``: scale and window. ``CLAMP``: largest
-    value of the result; 0 for no clamping.
+    ``state``: (output line to which the sums belong, or -1 without sums; next source line; sum of weights; sums of r, g and b).
+    ``resize_x``: source coordinates of the columns, scale, window, and inverse sums of weights. ``resize_y``: scale and window.
+    A window is its first pixel and its number of pixels. ``CLAMP``: largest value of the result; 0 for no clamping.
     """
     state_line, line, total, r, g, b = state
     source_x, scale_x, start_x, count_x, inverse_x = resize_x
@@ -345,7 +347,7 @@ def antialiased_line(
     next_b = zeros
     while line < end:
         source_line = start_y + line
-        not_padding = source_line == source_line
+        not_padding = source_line == source_line  # true, in the shape of the index
         if PADDING > 0:
             source_line, not_padding = map_index(source_line, map_columns, 1, PADDING)
         line_r, line_g, line_b = line_sums(

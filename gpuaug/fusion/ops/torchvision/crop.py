@@ -1,7 +1,8 @@
 """torchvision's flips, crops, padding, and selection of frames.
 
 A transform is *lowered* to an op, or run by torchvision. The *canvas* is the padded image. Samples outside the *apply mask*
-skip the op.
+skip the op. A *call* is the name and the arguments of a function in ``torchvision.transforms.v2.functional`` that repeats the
+op on one image.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
     """``v2.RandomHorizontalFlip``."""
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``horizontal_flip`` without arguments."""
+        """Call of ``horizontal_flip``, without arguments."""
         return [("horizontal_flip", {})]
 
 
@@ -42,7 +43,7 @@ class VerticalFlip(TorchvisionOp, crop.VerticalFlip):
     """``v2.RandomVerticalFlip``."""
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``vertical_flip`` without arguments."""
+        """Call of ``vertical_flip``, without arguments."""
         return [("vertical_flip", {})]
 
 
@@ -61,12 +62,12 @@ class UniformTemporalSubsample(TorchvisionOp, FrameOp):
         return indices
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``uniform_temporal_subsample`` with ``num_samples``."""
+        """Call of ``uniform_temporal_subsample`` with ``num_samples``."""
         return [("uniform_temporal_subsample", {"num_samples": self.count})]
 
 
 class CenterCrop(TorchvisionOp, crop.CenterCrop):
-    """``v2.CenterCrop``. A margin that is not whole is rounded to even. Images smaller than the crop are padded with 0."""
+    """``v2.CenterCrop``. A margin of n + 1/2 pixels is rounded to even. Images smaller than the crop are padded with 0."""
 
     edge = "constant"
 
@@ -75,7 +76,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         self._height, self._width = transform.size
 
     def unsupported_size(self, size: Size) -> str | None:
-        """Reason if samples that skip the op would have another size, or ``None``."""
+        """Reason if samples that skip the op would have another size than the others, or ``None``."""
         return unsupported_skip(self, size=size)
 
     def start(self, size: Size) -> tuple[Any, Any]:
@@ -83,7 +84,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
         return _margin(size.width, self._width), _margin(size.height, self._height)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``center_crop`` with ``output_size``."""
+        """Call of ``center_crop`` with ``output_size``."""
         return [("center_crop", {"output_size": list(self.module.size)})]  # type: ignore[arg-type]
 
 
@@ -93,7 +94,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
     Args:
         name: Name of the transform in its container.
         transform: Transform of the user.
-        units: dtype whose value range ``fill`` of the transform refers to.
+        units: dtype of the images that the transform expects. Its value range is the range of ``fill``.
         mode: Padding mode of a transform without the setting ``padding_mode``; ``""`` to read the setting.
     """
 
@@ -102,6 +103,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
         self._pads = True
         """Whether the transform pads, according to its settings."""
         self._mode = mode or transform.padding_mode
+        # torchvision's ``pad`` truncates the fill of integer images.
         self.fill = self.unit_fill(transform.fill, truncates=True) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
@@ -130,7 +132,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
         return crop.unsupported_padding(self._padding(size), self.edge, size)
 
     def pad_call(self, size: Size, sample: int) -> Call:
-        """``pad`` with ``padding`` in pixels, ``fill`` and ``padding_mode``, for one sample."""
+        """Call of ``pad`` with ``padding`` in pixels, ``fill`` and ``padding_mode``, for one sample."""
         left, right, top, bottom = (int(side) for side in self._padding(size.sample(sample)))
         transform: Any = self.module
         arguments = {"fill": image_fill(transform.fill), "padding_mode": self._mode}
@@ -151,7 +153,8 @@ class Pad(_PaddingOp):
     def unsupported_size(self, size: Size) -> str | None:
         """Reason why images of ``size`` cannot be padded in a fused pass, or ``None``.
 
-        torchvision raises an error for some padding. Samples that skip the op must have the size of the others.
+        Negative padding is not fused, nor is reflection of more pixels than the image has. Samples that skip the op must have
+        the size of the others.
         """
         return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
@@ -175,7 +178,7 @@ class Pad(_PaddingOp):
         return crop.translations(size, *self._start(draws, size))
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``pad`` with its arguments."""
+        """Call of ``pad`` with its arguments."""
         return [self.pad_call(size, sample)]
 
     def describe(self) -> str:
@@ -217,7 +220,7 @@ class RandomCrop(_PaddingOp, crop.Crop):
         return self._unsupported_padding(size) or unsupported_skip(self, size=size)
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``pad``, unless the padding is 0, and ``crop`` with the window in pixels."""
+        """Call of ``pad``, unless the padding is 0, and call of ``crop`` with the window in pixels."""
         name, arguments = self.pad_call(size, sample)
         pad_calls = [(name, arguments)] if any(arguments["padding"]) else []
         window = {"top": int(draws["y"][sample]), "left": int(draws["x"][sample])}
@@ -253,7 +256,7 @@ class FixedSizeCrop(RandomCrop):
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        return None if self._mode == "constant" else f"padding_mode={self._mode!r}, which its masks do not have"
+        return None if self._mode == "constant" else f"padding_mode={self._mode!r} for images, but not for masks"
 
     def _padding(self, size: Size) -> Sequence[Any]:
         return 0, np.maximum(self._width - size.width, 0), 0, np.maximum(self._height - size.height, 0)
@@ -323,7 +326,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
         return matrix
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``pad`` with ``padding`` in pixels and ``fill``."""
+        """Call of ``pad`` with ``padding`` in pixels and ``fill``."""
         image_size = size.sample(sample)
         canvas = self.out_drawn(self.sample_draws(draws, sample), image_size).sample(0)
         left, top = int(draws["x"][sample]), int(draws["y"][sample])
@@ -354,3 +357,4 @@ LOWERED: dict[type[nn.Module], type[TorchvisionOp]] = {
     v2.RandomCrop: RandomCrop,
     v2.RandomZoomOut: ZoomOut,
 }
+"""Op for each transform of torchvision. Transforms of its reference scripts are in ``lower/references.py``."""

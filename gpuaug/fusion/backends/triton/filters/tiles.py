@@ -1,16 +1,16 @@
-"""Device functions of several filter kernels (tile indices, reading beyond the border, storing), and launch arguments.
+"""Device functions that filter kernels share (tile indices, reads beyond the border, stores), and launch arguments.
 
 A *tile* is (ACROSS, ALONG) output pixels. The filter works along the last axis, which lies in the registers of one thread. A
 thread block is one warp with one tile. It reads each line of the source once per tile, and adds the line to all outputs that
-depend on the line, with weights that are equal in all threads: one multiplication per tap, and no shuffle. Loops over lines are
+depend on the line. All threads have equal weights, so a tap takes one multiplication, and no shuffle. Loops over lines are
 unrolled, so that the compiler can keep a tile in registers. Where the compiler cannot infer that addresses are contiguous along
-the first axis, values are read and stored through one axis (``flatten``).
+the first axis, tiles are flattened to one axis before they are loaded or stored (``flatten``).
 
 In a pass that skips samples, a block has several warps with one tile each, adjacent along the first axis. A warp of a small
 blur may have four tiles (``small_blur.py``).
 
 A *line* is a row or column of pixels; a *row* is a row of the parameter table. The suffixes ``_b``, ``_c``, ``_h`` and ``_W``
-denote strides, in elements, of the axes batch, channel, line and x. ``BYTES``: whether pixels are bytes.
+denote strides, in elements, of the axes batch, channel, y and x. ``BYTES``: whether pixels are bytes.
 """
 
 from typing import Any
@@ -29,12 +29,16 @@ ALONG = 16
 """Outputs of a tile along the axis that the filter works along."""
 
 ACROSS = 32
-"""Outputs of a tile along the other axis: a multiple of the threads in a warp."""
+"""Outputs of a tile along the other axis: a multiple of the threads in a warp.
+
+The constant ``ACROSS`` of a kernel counts the outputs of all tiles of a block.
+"""
 
 TILES = 8
 """Maximum number of tiles, and of warps, per block in a pass that skips samples; a power of two.
 
-With several tiles per block, the pass has fewer blocks of skipped samples, which only start and end.
+Blocks of skipped samples only start and end. With several tiles per block, there are fewer of them. The constant ``TILES`` of a
+kernel is the number of tiles in its blocks.
 """
 
 LINES = tl.constexpr(8)
@@ -44,22 +48,26 @@ BORDERS = {"constant": 0, "reflect": 1, "replicate": 2, "circular": 3}
 """Value of the constant ``BORDER`` by padding mode."""
 
 SIZES = ("height", "width", "tiles", "row_stride")
+"""Size arguments of the filter kernels. Triton does not compile a separate kernel for values of 1 or multiples of 16."""
 STRIDES = ("source_b", "source_c", "source_h", "out_b", "out_c", "out_h")
+"""Stride arguments of the filter kernels, compiled like ``SIZES``."""
 POINTERS = ("source", "blurred_y", "tables", "out", "rows")
+"""Pointer arguments of the filter kernels. Triton does not compile a separate kernel for aligned addresses."""
 
 
 @triton.jit
 def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.constexpr):
-    """Return the indices of the outputs of the block's tiles.
+    """Return the pixel indices of the outputs of the block's tiles.
 
     Args:
-        tiles: Number of tiles across the image.
-        ALONG: Outputs along one tile.
-        ACROSS: Outputs across all tiles of the block.
+        tiles: Number of tiles of an image along the first axis.
+        ALONG: Outputs of a tile along the last axis.
+        ACROSS: Outputs of the block's tiles along the first axis.
         TILES: Number of tiles of the block.
 
     Returns:
-        First index along each tile, indices along, (ACROSS or 1, ALONG), and indices across, (ACROSS, 1).
+        Index of the tile's first output along the last axis, a scalar or (ACROSS, 1); indices along the last axis, (1, ALONG)
+        or (ACROSS, ALONG); indices along the first axis, (ACROSS, 1). The second shape if the block has several tiles.
     """
     index = tl.arange(0, ACROSS)[:, None]
     tile_across: tl.constexpr = ACROSS // TILES
@@ -72,11 +80,11 @@ def tile_indices(tiles, ALONG: tl.constexpr, ACROSS: tl.constexpr, TILES: tl.con
 
 @triton.jit
 def border_index(index, size, BORDER: tl.constexpr):
-    """Return the index of the source pixel for any index. With a constant border, the caller masks pixels outside the image."""
-    if BORDER == 1:
+    """Return the source index for an index that may be beyond the border. For a constant border, the caller masks pixels."""
+    if BORDER == 1:  # reflect
         index = tl.abs(index)
         index = size - 1 - tl.abs(size - 1 - index)
-    if BORDER == 3:
+    if BORDER == 3:  # circular
         index = tl.where(index < 0, index + size, index)
         index = tl.where(index >= size, index - size, index)
     return tl.minimum(tl.maximum(index, 0), size - 1)
@@ -86,7 +94,7 @@ def border_index(index, size, BORDER: tl.constexpr):
 def load_pixels(pointer, inside, BORDER: tl.constexpr, BYTES: tl.constexpr):
     """Load pixels: bytes as 0 to 255, other types in [0, 1]. With a constant border, pixels that are not ``inside`` are 0."""
     if BORDER == 0:
-        # != 0, because in the interpreter of Triton 3.9 a mask of a scalar and a block is an integer.
+        # != 0, because in the interpreter of Triton 3.9 the & of a scalar mask and a block mask is a block of integers.
         return as_float(tl.load(pointer, mask=inside != 0, other=0), BYTES)
     return as_float(tl.load(pointer), BYTES)
 
@@ -135,12 +143,13 @@ def add_lines(total, lines, start, exponent, norm, TAPS: tl.constexpr, ALONG: tl
 
     A line is added only to the outputs that depend on it, because a weight of 0 would not remove NaN. ``start``: index of the
     first of the lines, counted from the first line that the tile depends on. ``exponent``, ``norm``: results of
-    ``gaussian_exponent`` and ``gaussian_norm``.
+    ``gaussian_exponent`` and ``gaussian_norm``. ``TAPS``: size of the Gaussian in lines.
     """
     count: tl.constexpr = lines.shape[1]
     bits = lines.to(tl.int32, bitcast=True)
     for index in tl.static_range(count):
-        # Selects one line, as a sum of its bits and zeros. This compiles to no instruction, because a thread has all lines.
+        # Selects one line, as a sum of its bits and zeros. This compiles to no instruction, because a thread has all lines. The
+        # sum is of integers, because a compiler may not omit the addition of 0.0 to a float.
         line = tl.sum(tl.where(tl.arange(0, count)[None, :] == index, bits, 0), axis=1, keep_dims=True)
         tap = start + index - tl.arange(0, ALONG)[None, :]
         distance = (tap - TAPS // 2).to(tl.float32)
@@ -162,21 +171,21 @@ def load_exact(pointer, BYTES: tl.constexpr, in_bounds=None):
 
 @triton.jit
 def count_levels(
-    pointer, top, left, down, across, height, width, source_h, SOURCE_W: tl.constexpr, BYTES: tl.constexpr,
+    pointer, top, left, rect_height, rect_width, height, width, source_h, SOURCE_W: tl.constexpr, BYTES: tl.constexpr,
     FACTOR: tl.constexpr, OFFSET: tl.constexpr, REFLECTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the number of pixels per byte level in a rectangle of one channel, (LEVELS,) int32.
 
-    ``top``, ``left``, ``down``, ``across``: position, height and width of the rectangle. ``REFLECTS``: the rectangle may extend
-    beyond the image, which is reflected there. ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
+    ``top``, ``left``: position of the rectangle. ``REFLECTS``: the rectangle may extend beyond the image, which is reflected
+    there. ``FACTOR``, ``OFFSET``: map from values in [0, 1] to levels (``to_level``).
     """
-    pixels = down * across
+    pixels = rect_height * rect_width
     counts = tl.zeros((LEVELS,), tl.int32)
     for start in range(0, pixels, BLOCK):
         index = start + tl.arange(0, BLOCK)
-        inside = tl.minimum(index, pixels - 1)
-        y = top + inside // across
-        x = left + inside % across
+        clamped_index = tl.minimum(index, pixels - 1)
+        y = top + clamped_index // rect_width
+        x = left + clamped_index % rect_width
         if REFLECTS:
             y = border_index(y, height, 1)
             x = border_index(x, width, 1)
@@ -196,8 +205,8 @@ def load_exact_tile(pointer, in_bounds, BYTES: tl.constexpr):
 def load_exact_pixels(pointer, in_bounds, source_c, BYTES: tl.constexpr, RGB: tl.constexpr, X_LAST: tl.constexpr = False):
     """Load (r, g, b) of a tile by ``load_exact``; without ``RGB``, one channel three times.
 
-    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image,
-    because with clamped column indices the compiler could not infer that addresses are contiguous.
+    The first axis of the tile is x; with ``X_LAST``, the last axis is x. ``in_bounds``: mask of the columns inside the image.
+    Column indices are not clamped instead, because the compiler could not infer that clamped addresses are contiguous.
     """
     r = load_exact(pointer, BYTES, in_bounds) if X_LAST else load_exact_tile(pointer, in_bounds, BYTES)
     g = r
@@ -229,8 +238,9 @@ def store_tile(
 ):  # fmt: skip
     """Run the pointwise ops on a tile and store it. The first axis of the tile is x; with ``X_LAST``, the last axis is x.
 
-    ``WORDS``: store two neighbouring pixels as three words of 32 bits; needs ``X_LAST``, with x from ``first_x`` on. ``GROUP``:
-    number of neighbours along x that begin at an aligned address, and lie all inside or all outside the image.
+    ``plane``: index of the channel; 0 with ``RGB``. ``row``: address of the sample's table row. ``WORDS``: store two adjacent
+    pixels of a 16-bit dtype, channels last, as three words of 32 bits; needs ``RGB`` and ``X_LAST``, with x from ``first_x``
+    on. ``GROUP``: number of neighbours along x that begin at an aligned address, and lie all inside or all outside the image.
     """
     r, g, b = apply_point_ops(r, g, b, x, y, sample, plane, height, width, row, 0.0, PROGRAM, OP_COUNT, CHANNELS, RGB)
     if WORDS:
@@ -238,6 +248,7 @@ def store_tile(
         g = tl.reshape(g, r.shape)
         b = tl.reshape(b, r.shape)
         packed = tl.reshape(pack_words(r, g, b, out.dtype.element_ty), r.shape[0], 4 * r.shape[1])
+        # Of four packed words per pair of pixels, the last is not stored. Strides are halved: a word has two elements.
         word = tl.arange(0, 4 * r.shape[1])[None, :]
         offset = first_x // 2 * 3 + word // 4 * 3 + word % 4
         target = out.to(tl.pointer_type(tl.int32)) + sample.to(tl.int64) * (out_b // 2) + y * (out_h // 2) + offset
@@ -258,12 +269,13 @@ def store_tile(
 
 
 def tiles_of(pass_: OpPass[FrontOp], along: int, across: int) -> tuple[int, int, dict[str, int]]:
-    """Return the number of tiles across, the number of blocks and the constants of a block.
+    """Return the number of tiles along the first axis, the number of blocks, and the kernel's constants for tiles.
 
-    ``along``, ``across``: numbers of pixels of a plane along the axis of the filter, and along the other axis.
+    ``along``, ``across``: size of the image in pixels along the axis of the filter, and along the other axis.
     """
     tiles_across = triton.cdiv(across, ACROSS)
     tiles = tiles_across * triton.cdiv(along, ALONG)
+    # Only a pass with a column of buffer routes skips samples.
     block_tiles = min(TILES, triton.next_power_of_2(tiles)) if pass_.route_column >= 0 else 1
     return tiles_across, triton.cdiv(tiles, block_tiles), {"ALONG": ALONG, "ACROSS": ACROSS * block_tiles, "TILES": block_tiles}
 
@@ -281,9 +293,9 @@ def storing_launch(
     """Return the launch of a filter's kernel that stores output pixels.
 
     Args:
-        kernel: Kernel whose integer arguments are the sizes, the number of tiles across, and the strides of rows, source and
-            output.
-        pass_: The pass.
+        kernel: Kernel whose integer arguments are the height, the width, the number of tiles along the first axis, and the
+            strides of rows, source and output.
+        pass_: Pass that the kernel runs.
         source: (B, C, H, W) input, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
         rows: (B, K) parameter table.
         out: (B, C, H, W) output, of a type in ``IMAGE_DTYPES`` or ``UINT16_UNIT``.
