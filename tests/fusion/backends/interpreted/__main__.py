@@ -11,10 +11,13 @@ import importlib
 import sys
 
 import numpy as np
-import triton.language as tl
-from triton.language.semantic import TritonSemantic
-from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, InterpreterOptions, interpreter_builder
+from fusion.backends.interpreted.acceleration import (
+    leave_out_overflow_checks,
+    look_types_up_once,
+    patch_language_once,
+    replay_operations,
+)
+from triton.runtime.interpreter import InterpreterBuilder
 
 from gpuaug.fusion.backends.triton import backend, boxes
 from gpuaug.fusion.backends.triton.filters import levels, small_blur, tiles
@@ -32,82 +35,6 @@ def shrink_blocks():
     levels.BLOCK = 256
     levels.TILE_BLOCK = 64
     levels.SPLIT_PIXELS = 110
-
-
-def leave_out_overflow_checks():
-    """Leave out the interpreter's checks that integers stay within 32 bits: a third of the time."""
-    interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
-
-
-def patch_language_once():
-    """Patch Triton's language once per launch, and not again for each function that a kernel calls: half of the time.
-
-    Modules of Triton's own see the language under other names. These stay patched after the first call of such a function.
-    """
-    patched, modules = InterpretedFunction.__call__, set()
-
-    def call(self, *args, **kwargs):
-        module = self.fn.__module__
-        if module in modules or module.startswith("gpuaug."):
-            return self.rewrite()(*args, **kwargs)
-        modules.add(module)
-        return patched(self, *args, **kwargs)
-
-    InterpretedFunction.__call__ = call
-
-
-def look_types_up_once():
-    """Keep what follows from a type of Triton's alone, which the interpreter makes at each operation: a third of the time."""
-    dtype_of, begin, of_block = interpreter._get_np_dtype, tl.tensor.__init__, tl.block_type.with_element_ty
-    dtypes, attributes, blocks = {}, {}, {}
-
-    def kept_dtype(kind):
-        scalar = kind.scalar
-        if scalar.name not in dtypes:
-            dtypes[scalar.name] = dtype_of(scalar)
-        return dtypes[scalar.name]
-
-    def begun(self, handle, kind):
-        if kind.name not in attributes:
-            begin(self, handle, kind)
-            attributes[kind.name] = {name: value for name, value in vars(self).items() if name not in ("handle", "type")}
-        vars(self).update(attributes[kind.name], handle=handle, type=kind)
-
-    def kept_block(self, scalar):
-        key = self.name, scalar.name
-        if key not in blocks:
-            blocks[key] = of_block(self, scalar)
-        return blocks[key]
-
-    interpreter._get_np_dtype, tl.tensor.__init__, tl.block_type.with_element_ty = kept_dtype, begun, kept_block
-
-
-def convert_operands_once():
-    """Return operands of one type as they are, and build the block of a constant once: a quarter of the time.
-
-    A division converts its operands each time, since Triton divides half precision in single precision.
-    """
-    convert = TritonSemantic.binary_op_type_checking_impl
-    blocks = {}
-
-    def converted(self, lhs, rhs, left_pointer=False, right_pointer=False, arithmetic=True, division=False):
-        left_is_tensor, right_is_tensor = isinstance(lhs, tl.tensor), isinstance(rhs, tl.tensor)
-        if left_is_tensor and right_is_tensor and not division:
-            scalar = lhs.type.scalar
-            if scalar.name == rhs.type.scalar.name and not scalar.is_ptr():
-                return (lhs, rhs) if lhs.type.name == rhs.type.name else self.broadcast_impl_value(lhs, rhs)
-        if left_is_tensor == right_is_tensor:
-            return convert(self, lhs, rhs, left_pointer, right_pointer, arithmetic, division)
-        tensor, constant = (lhs, rhs) if left_is_tensor else (rhs, lhs)
-        key = left_is_tensor, repr(constant), tensor.type.name, arithmetic, division
-        if key not in blocks:
-            both = convert(self, lhs, rhs, left_pointer, right_pointer, arithmetic, division)
-            if both[not left_is_tensor] is not tensor:
-                return both
-            blocks[key] = both[left_is_tensor]
-        return (lhs, blocks[key]) if left_is_tensor else (blocks[key], rhs)
-
-    TritonSemantic.binary_op_type_checking_impl = converted
 
 
 def check_addresses():
@@ -155,7 +82,7 @@ def main(arguments):
     leave_out_overflow_checks()
     patch_language_once()
     look_types_up_once()
-    convert_operands_once()
+    replay_operations()
     check_addresses()
     for name in names:
         module = importlib.import_module(f"fusion.backends.interpreted.interpret_{name}")
