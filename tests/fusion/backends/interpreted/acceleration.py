@@ -64,14 +64,18 @@ def look_types_up_once():
 
 
 OPERATIONS = {
-    *(f"__{side}{name}__" for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor")),
-    *(f"__{name}__" for name in ("lt", "le", "gt", "ge", "eq", "ne", "lshift", "rshift", "neg", "invert")),
-    *("to", "where", "minimum", "maximum", "fma", "abs", "div_rn", "sqrt_rn", "floor", "ceil", "exp", "load"),
+    *(f"__{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")),
+    *(f"__{name}__" for name in ("radd", "rsub", "rmul", "rtruediv", "lt", "le", "gt", "ge", "eq", "ne", "neg", "invert")),
+    *("abs", "ceil", "div_rn", "exp", "floor", "fma", "maximum", "minimum", "sqrt_rn", "to", "where"),
+    *("__getitem__", "arange", "broadcast_to", "full", "load", "reshape", "trans"),
 }
 """Names of the language's functions whose steps depend on the types of tensors and on constants alone."""
 
-ELEMENTWISE = {"binary_op", "ternary_op", "unary_op"}
+FUNCTION_LAST = {"binary_op", "ternary_op", "unary_op"}
 """Methods of the builder that apply their last argument, a function of NumPy's, to the values of the others."""
+
+ELEMENTWISE = {*FUNCTION_LAST, "cast_impl", "create_addptr", "create_idiv", "create_fabs", "create_fma"}
+"""Methods of the builder that compute with arrays of different shapes what they do with arrays broadcast to one shape."""
 
 
 class Recorder(InterpreterBuilder):
@@ -89,7 +93,7 @@ class Recorder(InterpreterBuilder):
 
         def recorded(*args, **kwargs):
             made = attribute(*args, **kwargs)
-            # A method calls those that are elementwise with what they need. Of others, the outermost has all arguments.
+            # The innermost of elementwise methods says what is computed. Of others, the outermost has all arguments.
             if isinstance(made, TensorHandle) and not (id(made) in self.makers and self.makers[id(made)][1] in ELEMENTWISE):
                 self.makers[id(made)] = made, name, args, kwargs
             return made
@@ -97,85 +101,83 @@ class Recorder(InterpreterBuilder):
         return recorded
 
 
-class Unknown(Exception):
+class UnknownSourceError(Exception):
     """A value that no method of the builder made."""
 
 
-def steps_of(value, makers, inputs, *, whole):
-    """Function from the arrays of the inputs to that of a value. ``whole``: of its shape, and not of one that NumPy broadcasts."""
-    for index, each in enumerate(inputs):
-        if value is each:
+def replay_steps(value, makers, inputs, arrays):
+    """Function from the arrays of the inputs to that of a value, or to one that NumPy broadcasts to its shape."""
+    for index, source in enumerate(inputs):
+        if value is source:
             return lambda arrays: arrays[index]
     if id(value) not in makers:
-        raise Unknown
+        raise UnknownSourceError
     _, name, args, kwargs = makers[id(value)]
     if name.startswith("get_"):
         constant = value.data
         return lambda arrays: constant
     if name in ("create_splat", "create_broadcast"):
         (source,) = (arg for arg in args if isinstance(arg, TensorHandle))
-        narrow, shape = steps_of(source, makers, inputs, whole=False), value.data.shape
-        return (lambda arrays: np.broadcast_to(narrow(arrays), shape)) if whole else narrow
-    elementwise = name in ELEMENTWISE
-    parts = [
-        steps_of(arg, makers, inputs, whole=whole if elementwise else True) if isinstance(arg, TensorHandle) else None
-        for arg in args
-    ]
-    if elementwise:
-        *parts, function = *parts[:-1], args[-1]
-        dtype = value.data.dtype
-        if len(parts) == 2:
-            left, right = parts
+        return replay_steps(source, makers, inputs, arrays)
+    steps = replay_steps if name in ELEMENTWISE else replay_whole
+    parts = {
+        index: steps(arg, makers, inputs, arrays) for index, arg in enumerate(args) if isinstance(arg, TensorHandle)
+    }
+    if name in FUNCTION_LAST:
+        return replay_function(args[-1], list(parts.values()), value.data.dtype)
+    if kwargs:
+        raise UnknownSourceError
+    method = getattr(interpreter_builder, name)
+    slots = [(parts.get(index), arg.dtype if index in parts else arg) for index, arg in enumerate(args)]
+    return lambda arrays: method(*[TensorHandle(part(arrays), fixed) if part else fixed for part, fixed in slots]).data
 
-            def compute(arrays):
-                result = function(left(arrays), right(arrays))
-                return result if result.dtype == dtype else result.astype(dtype)
 
-        else:
+def replay_function(function, parts, dtype):
+    """Function from the arrays of the inputs to the result of a function of NumPy's."""
+    if len(parts) == 2:
+        left, right = parts
 
-            def compute(arrays):
-                result = function(*(part(arrays) for part in parts))
-                return result if result.dtype == dtype else result.astype(dtype)
+        def compute(arrays):
+            result = function(left(arrays), right(arrays))
+            return result if result.dtype == dtype else result.astype(dtype)
 
         return compute
-    if kwargs:
-        raise Unknown
-    method = getattr(interpreter_builder, name)
-    types = [arg.dtype if part else None for part, arg in zip(parts, args, strict=True)]
 
-    def call(arrays):
-        return method(
-            *(
-                TensorHandle(part(arrays), kind) if part else arg
-                for part, kind, arg in zip(parts, types, args, strict=True)
-            )
-        ).data
+    def compute_all(arrays):
+        result = function(*[part(arrays) for part in parts])
+        return result if result.dtype == dtype else result.astype(dtype)
 
-    return call
+    return compute_all
+
+
+def replay_whole(value, makers, inputs, arrays):
+    """``replay_steps`` with results of the shape of the value."""
+    steps, shape = replay_steps(value, makers, inputs, arrays), value.data.shape
+    return steps if steps(arrays).shape == shape else lambda arrays: np.broadcast_to(steps(arrays), shape)
+
+
+def own_handle(arg):
+    """A tensor with a handle of its own, which tells the two operands of x * x apart; other arguments as they are."""
+    return tl.tensor(arg.handle.clone(), arg.type) if type(arg) is tl.tensor else arg
 
 
 def replay_of(operation, args, kwargs):
     """(result, replay) of one call: ``replay`` maps the arrays of the inputs to the tensor of another call of these types."""
-    # Handles of their own tell the two operands of x * x apart.
-    args = [tl.tensor(arg.handle.clone(), arg.type) if type(arg) is tl.tensor else arg for arg in args]
-    kwargs = {
-        name: tl.tensor(arg.handle.clone(), arg.type) if type(arg) is tl.tensor else arg for name, arg in kwargs.items()
-    }
+    args, kwargs = [own_handle(arg) for arg in args], {name: own_handle(arg) for name, arg in kwargs.items()}
     inputs = [arg.handle for arg in (*args, *kwargs.values()) if type(arg) is tl.tensor]
     recorder, builder = Recorder(), interpreter_semantic.builder
     interpreter_semantic.builder = recorder
     try:
-        result = operation(*args, **kwargs)
+        result = operation(*args, **kwargs, _semantic=interpreter_semantic)
     finally:
         interpreter_semantic.builder = builder
     if not isinstance(result, tl.tensor):
         return result, None
-    handle = result.handle
+    handle, arrays = result.handle, [source.data for source in inputs]
     try:
-        compute = steps_of(handle, recorder.makers, inputs, whole=True)
-    except Unknown:
+        compute = replay_whole(handle, recorder.makers, inputs, arrays)
+    except UnknownSourceError:
         return result, None
-    arrays = [each.data for each in inputs]
     again = compute(arrays)
     if again.dtype != handle.data.dtype or again.shape != handle.data.shape or again.tobytes() != handle.data.tobytes():
         return result, None
@@ -197,18 +199,9 @@ def replayed(operation):
     """The operation, whose steps are worked out once for each combination of types and constants."""
     replays = {}
 
-    def call(*args, **kwargs):
+    def call(*args, _semantic=None, **kwargs):
         key, arrays = [], []
-        for arg in args:
-            if type(arg) is tl.tensor:
-                key.append(arg.type.name)
-                arrays.append(arg.handle.data)
-            else:
-                key.append(repr(arg))
-        for name, arg in kwargs.items():
-            if name == "_semantic":
-                continue
-            key.append(name)
+        for arg in (*args, *kwargs, *kwargs.values()) if kwargs else args:
             if type(arg) is tl.tensor:
                 key.append(arg.type.name)
                 arrays.append(arg.handle.data)
@@ -219,7 +212,7 @@ def replayed(operation):
             result, replays[key] = replay_of(operation, args, kwargs)
             return result
         replay = replays[key]
-        return replay(arrays) if replay else operation(*args, **kwargs)
+        return replay(arrays) if replay else operation(*args, **kwargs, _semantic=interpreter_semantic)
 
     return call
 
@@ -229,6 +222,8 @@ def replay_operations():
     patch = interpreter._patch_attr
 
     def patch_replayed(obj, name, member, *args):
-        patch(obj, name, replayed(member) if name in OPERATIONS else member, *args)
+        patch(obj, name, member, *args)
+        if name in OPERATIONS:
+            setattr(obj, name, replayed(member))
 
     interpreter._patch_attr = patch_replayed
