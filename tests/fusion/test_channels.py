@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from kornia.augmentation import auto
+from support.batches.pairwise import sweep
 from support.comparison.kornia_draws import kornias, ours
 from support.comparison.replay import assert_replays as assert_replays_kornia
 from support.comparison.replay import left_to_kornia, photographs
@@ -62,8 +63,7 @@ KORNIA = {
 }
 
 
-@pytest.mark.parametrize("channels", CHANNELS)
-@pytest.mark.parametrize("name", KORNIA)
+@pytest.mark.parametrize(("name", "channels"), sweep(KORNIA, CHANNELS))
 def test_kornias_modules_are_fused_where_kornia_takes_the_channels(name, channels):
     images, module = photographs(2, channels), KORNIA[name]()
     if getattr(module, "p", 1.0) < 1:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches.pairwise import sweep
 from support.batches.ragged import SIZES, images_of, one_by_one, pack, targets_of
 from support.comparison.replay import as_kornia_takes_them
 from support.comparison.values import assert_values
@@ -63,8 +64,7 @@ def container(modules):
     return K.AugmentationSequential(*modules)
 
 
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
-@pytest.mark.parametrize("name", [*EXACT, *CLOSE])
+@pytest.mark.parametrize(("name", "layout"), sweep([*EXACT, *CLOSE], ["chw", "hwc"]))
 def test_ragged_images_equal_kornia_on_each_alone(name, layout):
     images, pipeline = images_of(), container({**EXACT, **CLOSE}[name]())
     augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
@@ -82,7 +82,7 @@ def test_ragged_images_equal_kornia_on_each_alone(name, layout):
     layout=st.sampled_from(["chw", "hwc"]),
     seed=st.integers(0, 2**62),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_ragged_images_of_any_size_equal_each_alone(sizes, channels, layout, seed):
     images = images_of(sizes, channels)
     pipeline = container([K.RandomHorizontalFlip(), K.RandomResizedCrop((9, 11)), K.RandomVerticalFlip()])
@@ -150,14 +150,12 @@ AHEAD = {
 }
 
 
-@pytest.mark.parametrize("follow", [False, True], ids=["images", "and points"])
-@pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize("name", AHEAD)
+@pytest.mark.parametrize(("name", "views", "follow"), sweep(AHEAD, [1, 2], [False, True]))
 def test_ragged_calls_equal_draw_for_any_sizes(name, views, follow):
     """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
     augment = gpuaug.fuse(AHEAD[name](), ragged=True, views=views)
     turns = [pack(images_of(SIZES[first:] + SIZES[:first])) for first in range(4)]
-    batches = [turns[index % 4] for index in range(20)]
+    batches = [turns[index % 4] for index in range(10)]
     others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()
     keys = ["input", "keypoints"][: 1 + follow]
     torch.manual_seed(0)

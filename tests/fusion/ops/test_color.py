@@ -11,6 +11,7 @@ from contextlib import suppress
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import as_kornia_takes_them, assert_replays, both, photographs
 from support.comparison.values import assert_values
 from support.ops.op_cases import CASES, MEAN, STD, table
@@ -22,8 +23,7 @@ from gpuaug.fusion.policies.one_of import OneOf
 PIXELS = table(lambda case: {**case.settings, **case.more_pixels} if case.pointwise else {})
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", PIXELS)
+@pytest.mark.parametrize(("name", "p"), [(name, 0.5) for name in PIXELS] + sweep(PIXELS, [0.0, 1.0]))
 def test_pointwise_ops_equal_kornia(name, p):
     case, settings = PIXELS[name]
     pipeline = K.AugmentationSequential(case.kind(**settings, p=p))

@@ -5,6 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import as_kornia_takes_them, assert_replays, both, left_to_kornia, photographs
 from support.comparison.values import assert_values
 
@@ -60,9 +61,7 @@ def container(made):
     return K.AugmentationSequential(*made) if isinstance(made, list) else K.AugmentationSequential(made)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("name", "p", "shape"), sweep(EXACT, [0.5, 0.0, 1.0], SHAPES), ids=str)
 def test_crops_pads_and_flips_equal_kornia_exactly(name, p, shape):
     pipeline, images = container(EXACT[name](p)), photographs(*shape)
     if shape == (1, 1, 33, 17) and "reflected" not in name:
@@ -71,8 +70,7 @@ def test_crops_pads_and_flips_equal_kornia_exactly(name, p, shape):
         assert_replays(pipeline, images, seed)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", CLOSE)
+@pytest.mark.parametrize(("name", "shape"), sweep(CLOSE, SHAPES), ids=str)
 def test_resized_crops_and_resizes_are_close_to_kornia(name, shape):
     pipeline = container(CLOSE[name]())
     for seed in range(3):

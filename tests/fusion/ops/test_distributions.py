@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import ndtr
+from support.batches.pairwise import sweep
 from support.comparison.kornia_draws import CONSTANT, COUNT, DISTRIBUTION_CASES, PARTNERS, SHAPE, columns, kornias, made, ours
 from support.comparison.statistics import ALPHA, apart, distance, related, together_apart
 from support.comparison.values import assert_values
@@ -33,8 +34,7 @@ def same(mine, its, batch, masks=True):
     assert len(one) < 2 or together_apart(one, other) < 1
 
 
-@pytest.mark.parametrize("p", [0.3, 1.0])
-@pytest.mark.parametrize("name", DISTRIBUTION_CASES)
+@pytest.mark.parametrize(("name", "p"), sweep(DISTRIBUTION_CASES, [0.3, 1.0]))
 def test_draws_have_kornia_distribution(name, p):
     module, shape = made(name, p=p), SHAPE
     if p < 1 and DISTRIBUTION_CASES[name][1].get("size") == (12, 40):
@@ -43,8 +43,9 @@ def test_draws_have_kornia_distribution(name, p):
     same(ours(module, shape, 0), kornias(module, shape, 1), COUNT, masks=module.p_batch == 1)
 
 
-@pytest.mark.parametrize("name", ["resized crop", "resized crop, misses", "crop", "erasing", "cutmix"])
-@pytest.mark.parametrize("size", [(37, 11), (3, 200), (5, 4), (1, 6)])
+@pytest.mark.parametrize(
+    ("name", "size"), sweep(["resized crop", "resized crop, misses", "crop", "erasing", "cutmix"], [(37, 11), (3, 200), (5, 4), (1, 6)])
+)
 def test_integer_draws_have_kornia_distribution_at_other_sizes(name, size):
     kind, settings = DISTRIBUTION_CASES[name]
     module = kind(**{**settings, **({"size": (min(3, size[0]), 3)} if "size" in settings else {})}, p=1.0)
@@ -139,7 +140,7 @@ def test_same_on_batch_draws_once_for_all_samples(name):
 @pytest.mark.parametrize("name", ["resized crop, misses", "erasing", "affine"])
 def test_same_on_batch_draws_have_kornia_distribution(name):
     module = made(name, p=1.0 if "crop" in name else 0.3, same_on_batch=True)
-    augment, shape, count = gpuaug.fuse(module), (2, 3, 24, 40), 800
+    augment, shape, count = gpuaug.fuse(module), (2, 3, 24, 40), 300
     mine = batches(lambda seed: columns(augment.draw(shape, seed).as_kornia(), 2), count)
     torch.manual_seed(0)
     its = batches(lambda _: columns(module.forward_parameters(torch.Size(shape)), 2), count)
@@ -159,7 +160,7 @@ def test_same_on_batch_draws_have_kornia_distribution(name):
     ids=lambda module: type(module).__name__,
 )
 def test_p_batch_masks_have_kornia_distribution(module):
-    augment, shape, count = gpuaug.fuse(module), (3, 3, 24, 40), 600
+    augment, shape, count = gpuaug.fuse(module), (3, 3, 24, 40), 300
     mine = batches(lambda seed: augment.draw(shape, seed).as_kornia()["batch_prob"].numpy(), count)
     torch.manual_seed(0)
     its = batches(lambda _: module.forward_parameters(torch.Size(shape))["batch_prob"].numpy(), count)
@@ -170,7 +171,7 @@ def test_p_batch_masks_have_kornia_distribution(module):
 @pytest.mark.parametrize("kind", [K.ColorJitter, K.ColorJiggle])
 def test_color_jitter_orders_have_kornia_distribution(kind):
     module = kind(0.4, 0.4, 0.4, 0.1)
-    augment, shape, count = gpuaug.fuse(module), (1, 3, 4, 4), 2400
+    augment, shape, count = gpuaug.fuse(module), (1, 3, 4, 4), 1000
     mine = batches(lambda seed: augment.draw(shape, seed).as_kornia()["order"].numpy(), count)
     torch.manual_seed(0)
     its = batches(lambda _: module.forward_parameters(torch.Size(shape))["order"].numpy(), count)

@@ -5,6 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.batches.ragged import images_of, one_by_one, pack
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
 from support.comparison.values import assert_values
@@ -59,10 +60,7 @@ def apply_mask_of(draws):
     return torch.tensor([bool(draws.of(index)) for index in range(len(draws))])
 
 
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("p", [0.5, 0.0])
-@pytest.mark.parametrize("by", ["batch", "sample"])
-@pytest.mark.parametrize("name", CROPS)
+@pytest.mark.parametrize(("name", "by", "p", "same"), sweep(CROPS, ["batch", "sample"], [0.5, 0.0], [False, True]))
 def test_skipped_crops_are_unchanged_and_others_equal_kornia(name, by, p, same):
     pipeline = K.AugmentationSequential(by_chance(CROPS[name](), by, p, same), data_keys=KEYS)
     augment = gpuaug.fuse(pipeline)
@@ -93,9 +91,7 @@ def test_kornia_sets_p_batch_of_crops(name):
     assert (module.p, module.p_batch) == (1.0, 0.25)
 
 
-@pytest.mark.parametrize("same", [False, True])
-@pytest.mark.parametrize("by", ["batch", "sample"])
-@pytest.mark.parametrize("p", [0.2, 0.5])
+@pytest.mark.parametrize(("by", "p", "same"), sweep(["batch", "sample"], [0.2, 0.5], [False, True]))
 def test_crops_change_a_share_p_of_the_samples(p, by, same):
     """In calls, whose draws are made for many batches at once."""
     images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))

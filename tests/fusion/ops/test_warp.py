@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import assert_replays, both, left_to_kornia, photographs
 from support.comparison.values import assert_values
 
@@ -31,12 +32,11 @@ WARPS = {
 SHAPES = [(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 16, 16)]
 
 
-@pytest.mark.parametrize("options", [{"p": 0.0}, {"p": 0.5}, {"p": 1.0}, {"p": 1.0, "same_on_batch": True}], ids=str)
-@pytest.mark.parametrize("name", WARPS)
-def test_warps_are_close_to_kornia(name, options):
-    pipeline = K.AugmentationSequential(WARPS[name](**options))
+@pytest.mark.parametrize(("name", "p", "same"), sweep(WARPS, [0.5, 0.0, 1.0], [False, True]))
+def test_warps_are_close_to_kornia(name, p, same):
+    pipeline = K.AugmentationSequential(WARPS[name](p=p, same_on_batch=same))
     for seed, shape in enumerate(SHAPES):
-        assert_replays(pipeline, photographs(*shape), seed, atol=5e-5 if options["p"] else 0)
+        assert_replays(pipeline, photographs(*shape), seed, atol=5e-5 if p else 0)
 
 
 @pytest.mark.parametrize("name", WARPS)

@@ -8,6 +8,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
 from support.ops.pipelines import CLOSE, EXACT, MEAN, RGB_CLOSE, RGB_EXACT, STD, TIES, by_the_batch
@@ -74,8 +75,7 @@ def blocks(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("points", [False, True])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("name", "points"), sweep(PIPELINES, [False, True]))
 def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
     augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
@@ -88,8 +88,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
         assert_values(table, draw_tables(planned, segment.ops, size, (seed,), host, points=points)[0])
 
 
-@pytest.mark.parametrize("points", [False, True])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("name", "points"), sweep(PIPELINES, [False, True]))
 def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points):
     augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.gpu.launches import Launches
@@ -58,9 +59,7 @@ def assert_alike(expected, got, tolerance=1e-3):
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=1e-6)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("name", "key", "p"), sweep(PIPELINES, KEYS, [0.5, 0.0, 1.0]))
 @left_to_kornia
 def test_boxes_and_keypoints_equal_kornia(name, key, p):
     for seed in range(3 if p == 0.5 else 1):

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.targets.detection import masks
@@ -67,8 +68,7 @@ def followed(modules, images, given, seed=0, **options):
     return expected, got, pipeline
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("name", "p"), sweep(EXACT, [0.5, 0.0, 1.0]))
 @left_to_kornia
 def test_masks_under_crops_flips_and_resizes_equal_kornia(name, p):
     for seed in range(3):
@@ -94,9 +94,11 @@ def near_ties(matrix, height, width):
     return ((places - places.floor() - 0.5).abs() < 1e-3).any(-1)[:, None]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(5, 1, 32, 48), (5, 4, 32, 48), (5, 32, 48)], ids=str)
-@pytest.mark.parametrize("name", ["pads between two classes", "pad, resize, crop", "resized crop", "erasing", "quarters"])
+MANY_SHAPES = [(5, 1, 32, 48), (5, 4, 32, 48), (5, 32, 48)]
+OF_SHAPES = ["pads between two classes", "pad, resize, crop", "resized crop", "erasing", "quarters"]
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), sweep(OF_SHAPES, MANY_SHAPES, DTYPES), ids=str)
 def test_masks_keep_their_dtype_and_shape(name, shape, dtype):
     expected, got, _ = followed(EXACT[name](0.5), photographs(5), masks(*shape, dtype=dtype))
     assert_values(got, expected)

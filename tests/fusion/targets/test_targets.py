@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.gpu.launches import Launches
@@ -19,8 +20,7 @@ F = pytest.importorskip("torchvision.transforms.v2.functional")
 KEYS = ["input", "targets"]
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("name", "p"), sweep(PIPELINES, [0.5, 0.0, 1.0]))
 @left_to_kornia
 def test_target_boxes_and_keypoints_equal_kornia(name, p):
     for seed in range(3):

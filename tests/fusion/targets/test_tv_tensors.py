@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torchvision
+from support.batches.pairwise import sweep
 from support.comparison.replay import photographs
 from support.comparison.torchvision_replay import followed
 from support.comparison.values import assert_values
@@ -74,8 +75,7 @@ def target(count, canvas=(32, 48), form="XYXY", seed=0):
     }
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", MOVING)
+@pytest.mark.parametrize(("name", "form"), sweep(MOVING, FORMATS))
 def test_tensors_follow_images_as_torchvision_takes_them(name, form):
     if "nearest" in name and VERSION < (0, 26):
         pytest.skip("older versions resize masks by NEAREST whatever they are told")

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.targets.detection import PIPELINES, annotations
@@ -24,9 +25,8 @@ def drawn_valid(seed=0):
     return torch.rand(5, 4, generator=torch.Generator().manual_seed(seed)) < 0.7
 
 
-@pytest.mark.parametrize("p", [0.5, 1.0])
-@pytest.mark.parametrize("key", BOXES)
-@pytest.mark.parametrize("name", [*PIPELINES, "another pipeline's module between"])
+@pytest.mark.parametrize(("name", "key"), sweep([*PIPELINES, "another pipeline's module between"], BOXES))
+@pytest.mark.parametrize("p", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 @left_to_kornia
 def test_boxes_with_valid_are_clamped_kornia_boxes(name, key, p):
     own = {
