@@ -24,7 +24,7 @@ def arrived(given_batches, device, depth, feed):
         return list(loader)
 
 
-@cases(200)
+@cases(90)
 @given(st.lists(ANY_BATCH, max_size=4), st.integers(0, 3), st.sampled_from(["plain", "ring"]))
 def test_any_batch_arrives(given_batches, depth, feed):
     assert_same(arrived(given_batches, "cpu", depth, feed), given_batches)

@@ -1,5 +1,7 @@
 """Every lowered class of Kornia's has its ``Case``, and what the case says reaches the tests."""
 
+import functools
+
 import pytest
 from support.ops import pipelines
 from support.ops.op_cases import CASES
@@ -14,13 +16,18 @@ def test_every_lowered_class_has_a_case(kind):
     )
 
 
-@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
-def test_kernels_of_every_class_are_compared_with_torch(kind):
-    found = {
+@functools.cache
+def compared_classes():
+    """Classes of the modules in the pipelines that kernels are compared on."""
+    return {
         type(each)
         for group in pipelines.GROUPS
         for make in getattr(pipelines, group).values()
         for module in make()
         for each in module.modules()
     }
-    assert kind in found, "take alone=False out of its Case, or add a pipeline with it to tests/support/ops/pipelines.py"
+
+
+@pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
+def test_kernels_of_every_class_are_compared_with_torch(kind):
+    assert kind in compared_classes(), "take alone=False out of its Case, or add a pipeline with it to tests/support/ops/pipelines.py"

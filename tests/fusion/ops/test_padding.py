@@ -69,7 +69,7 @@ def drawn(pipeline, images, seed):
     return augment, augment.draw(images.shape, seed=seed)
 
 
-@cases(250)
+@cases(100)
 @given(TORCHVISION_COMPOSITIONS, st.booleans(), st.integers(0, 9))
 def test_any_composition_equals_torchvision_step_by_step(modules, floats, seed):
     images = bytes_of().float() / 255 if floats else bytes_of()
@@ -78,7 +78,7 @@ def test_any_composition_equals_torchvision_step_by_step(modules, floats, seed):
         same(augment(images, draws=draws), replayed(draws, images.float() / (1 if floats else 255)), modules)
 
 
-@cases(150)
+@cases(60)
 @given(KORNIA_COMPOSITIONS, st.integers(0, 9))
 def test_any_composition_equals_kornia_step_by_step(modules, seed):
     images, pipeline = bytes_of(), K.AugmentationSequential(*modules)
@@ -88,7 +88,7 @@ def test_any_composition_equals_kornia_step_by_step(modules, seed):
         same(augment(images, draws=draws), expected, modules)
 
 
-@cases(100)
+@cases(50)
 @given(TORCHVISION_COMPOSITIONS | KORNIA_COMPOSITIONS, st.integers(0, 9))
 def test_masks_take_the_pixels_that_images_take(modules, seed):
     images = bytes_of().float()

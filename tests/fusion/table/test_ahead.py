@@ -222,7 +222,7 @@ def test_threads_may_draw_from_one_pipeline_at_once():
         assert set().union(*pool.map(run, range(4))) == {torch.Size((3, 3, 16, 20))}
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3])
+@pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_prefetch_in_a_loader_draws_the_next_batches(blocks, calls):
     images = photographs(50, 3, 30, 41)
     augment = gpuaug.fuse(simple())

@@ -73,7 +73,7 @@ def through(augment, given_records, keys):
 
 @pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
 @pytest.mark.parametrize("name", PIPELINES)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(given_records=RECORDS)
 def test_dicts_by_column_equal_dicts_one_by_one(name, keys, given_records):
     augment = gpuaug.fuse(PIPELINES[name])
@@ -83,7 +83,7 @@ def test_dicts_by_column_equal_dicts_one_by_one(name, keys, given_records):
     assert_same(got, want)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(given_records=RECORDS | records(keys=["boxes", "valid"]))
 def test_sanitize_by_column_equals_sanitize_one_by_one(given_records):
     per_box = ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]
@@ -96,7 +96,7 @@ def test_sanitize_by_column_equals_sanitize_one_by_one(given_records):
 @pytest.mark.usefixtures("_any_number_is_packed")
 @pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
 @pytest.mark.parametrize("name", PIPELINES)
-@settings(max_examples=40)
+@settings(max_examples=16)
 @given(given_records=RECORDS | records(keys=["boxes", "labels", "masks"]), masks_apart=st.booleans())
 def test_packed_dicts_give_what_the_dicts_give(name, keys, given_records, masks_apart):
     augment = gpuaug.fuse(PIPELINES[name])
@@ -107,7 +107,7 @@ def test_packed_dicts_give_what_the_dicts_give(name, keys, given_records, masks_
 
 @pytest.mark.usefixtures("_any_number_is_packed")
 @pytest.mark.parametrize("per_box", [None, ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(given_records=RECORDS | records(keys=["boxes", "valid"]))
 def test_sanitize_of_packed_dicts_equals_sanitize_of_dicts(per_box, given_records):
     got = outcome(lambda: settle_targets(gpuaug.sanitize(packed(given_records), per_box=per_box)))

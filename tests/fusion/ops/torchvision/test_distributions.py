@@ -13,7 +13,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
-COUNT, OURS = 2000, 8000
+COUNT, OURS = 1000, 6000
 """Samples of torchvision's, which draws one by one, and of ours."""
 
 HEIGHT, WIDTH = 24, 40

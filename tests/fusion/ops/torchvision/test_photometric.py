@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 
-COUNT = 4000
+COUNT = 2000
 FACTORS = ("brightness", "contrast", "saturation", "hue")
 LEFT_OUT = -1.0
 """A factor that no adjustment takes, in the place of one that is not made."""
