@@ -44,7 +44,8 @@ def test_draws_have_kornia_distribution(name, p):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), sweep(["resized crop", "resized crop, misses", "crop", "erasing", "cutmix"], [(37, 11), (3, 200), (5, 4), (1, 6)])
+    ("name", "size"),
+    sweep(["resized crop", "resized crop, misses", "crop", "erasing", "cutmix"], [(37, 11), (3, 200), (5, 4), (1, 6)]),
 )
 def test_integer_draws_have_kornia_distribution_at_other_sizes(name, size):
     kind, settings = DISTRIBUTION_CASES[name]
@@ -166,6 +167,8 @@ def test_p_batch_masks_have_kornia_distribution(module):
     its = batches(lambda _: module.forward_parameters(torch.Size(shape))["batch_prob"].numpy(), count)
     assert all(len(np.unique(mask)) == 1 for mask in (*mine, *its))
     assert apart(np.array(mine)[:, 0], np.array(its)[:, 0]) < 1
+    # Five standard deviations of a share.
+    assert abs(np.array(mine)[:, 0].mean() - 0.3) < 5 * (0.21 / count) ** 0.5
 
 
 @pytest.mark.parametrize("kind", [K.ColorJitter, K.ColorJiggle])

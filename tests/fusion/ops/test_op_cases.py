@@ -30,4 +30,6 @@ def compared_classes():
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_kernels_of_every_class_are_compared_with_torch(kind):
-    assert kind in compared_classes(), "take alone=False out of its Case, or add a pipeline with it to tests/support/ops/pipelines.py"
+    assert kind in compared_classes(), (
+        "take alone=False out of its Case, or add a pipeline with it to tests/support/ops/pipelines.py"
+    )

@@ -120,9 +120,7 @@ def replay_steps(value, makers, inputs, arrays):
         (source,) = (arg for arg in args if isinstance(arg, TensorHandle))
         return replay_steps(source, makers, inputs, arrays)
     steps = replay_steps if name in ELEMENTWISE else replay_whole
-    parts = {
-        index: steps(arg, makers, inputs, arrays) for index, arg in enumerate(args) if isinstance(arg, TensorHandle)
-    }
+    parts = {index: steps(arg, makers, inputs, arrays) for index, arg in enumerate(args) if isinstance(arg, TensorHandle)}
     if name in FUNCTION_LAST:
         return replay_function(args[-1], list(parts.values()), value.data.dtype)
     if kwargs:

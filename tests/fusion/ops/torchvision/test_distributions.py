@@ -13,7 +13,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
-COUNT, OURS = 1000, 6000
+COUNT, OURS = 2000, 8000
 """Samples of torchvision's, which draws one by one, and of ours."""
 
 HEIGHT, WIDTH = 24, 40
@@ -112,7 +112,8 @@ LONG = ("perspective, far",)
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DISTRIBUTION_CASES])
 def test_parameters_have_torchvisions_distribution(name):
-    right, found = theirs(DISTRIBUTION_CASES[name](), COUNT, 0), ours(DISTRIBUTION_CASES[name](), OURS, 1)
+    count = 2 * COUNT if "perspective" in name else OURS  # torchvision's coefficients take a least squares problem per sample
+    right, found = theirs(DISTRIBUTION_CASES[name](), COUNT, 0), ours(DISTRIBUTION_CASES[name](), count, 1)
     assert right.keys() == found.keys()
     for key in right:
         assert apart(right[key], found[key]) < 1, key
@@ -120,7 +121,7 @@ def test_parameters_have_torchvisions_distribution(name):
         assert together_apart(right, found) < 1
     if name in OFF:
         make, key = OFF[name]
-        assert apart(right[key], ours(make(), OURS, 1)[key]) > 1, "settings that are off are told apart"
+        assert apart(right[key], ours(make(), count, 1)[key]) > 1, "settings that are off are told apart"
 
 
 OFF = {
