@@ -170,6 +170,12 @@ def test_blurs_read_several_lines_with_one_load(side, made):
         assert "shfl" not in compiled.asm["ptx"]
 
 
+def test_wide_blurs_of_floats_compile_for_a_gpu(made):
+    blurs = [K.RandomGaussianBlur((3, 11), (0.3, 2.0))]
+    through_both(blurs, photographs(2, dtype=torch.float32), torch.float32, torch.contiguous_format)
+    assert {"blur_columns_kernel", "blur_rows_kernel"} <= {name for name, *_ in made}
+
+
 def test_blurs_in_strips_read_several_pixels_at_once_and_keep_columns(made):
     blurs = [K.CenterCrop((32, 48)), K.RandomGaussianBlur((23, 23), (0.1, 2.0), p=0.5)]
     through_both(blurs, photographs(2), torch.bfloat16, torch.channels_last)
