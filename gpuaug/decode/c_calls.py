@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,11 @@ LOW = 0xFFFF_FFFF
 """Mask of the bits of a 32-bit result in a 64-bit register."""
 
 Loop = TypeVar("Loop")
+Arguments = TypeVarTuple("Arguments")
 
 
-def compile_once(function: Callable[[], Loop]) -> Callable[[], Loop]:
-    """Decorate a function that compiles: it is called once per process, and other threads wait for its result.
+def compile_once(function: Callable[[*Arguments], Loop]) -> Callable[[*Arguments], Loop]:
+    """Decorate a function that compiles: it is called once per process and arguments, and other threads wait for its result.
 
     With ``functools.cache`` alone, each thread that calls it before the first result would compile.
     """
@@ -32,9 +33,9 @@ def compile_once(function: Callable[[], Loop]) -> Callable[[], Loop]:
     cached = cache(function)
 
     @wraps(function)
-    def locked() -> Loop:
+    def locked(*arguments: *Arguments) -> Loop:
         with lock:
-            return cached()
+            return cached(*arguments)
 
     return locked
 
@@ -92,7 +93,7 @@ def call_each(function: Any, arguments: NDArray[np.int64]) -> NDArray[np.int64]:
     return loop(ctypes.cast(function, ctypes.c_void_p).value or 0, arguments)
 
 
-@cache
+@compile_once
 def _loop_over_calls(count: int) -> Callable[[int, NDArray[np.int64]], NDArray[np.int64]] | None:
     """Return the compiled loop of ``call_each`` for functions of ``count`` arguments, or ``None`` without Numba."""
     return compiled_or_none("call C functions", lambda: _compile_loop(count))
