@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEMUX_ABI = 0x0107
-"""``WEBPDEMUX_ABI_VERSION``: version of the structures below.
+"""``WEBP_DEMUX_ABI_VERSION``: version of the structures below.
 
 libwebp rejects a version whose upper byte differs from its own.
 """
