@@ -19,7 +19,7 @@ WARPS = {
     "quarters": lambda **o: K.RandomRotation90((-3, 3), **o),
     "affine": lambda **o: K.RandomAffine(30.0, (0.2, 0.1), (0.7, 1.3), (5.0, 20.0), **o),
     "affine, angle alone": lambda **o: K.RandomAffine(30.0, **o),
-    "affine, two scales": lambda **o: K.RandomAffine(0.0, scale=(0.5, 0.8, 1.1, 1.4), align_corners=True, **o),
+    "affine, two scales": lambda **o: K.RandomAffine(30.0, scale=(0.5, 0.8, 1.1, 1.4), align_corners=True, **o),
     "affine, four shears": lambda **o: K.RandomAffine((-10.0, 40.0), shear=(-5.0, 5.0, 10.0, 20.0), **o),
     "affine, border": lambda **o: K.RandomAffine(30.0, (0.2, 0.1), padding_mode="border", **o),
     "shear": lambda **o: K.RandomShear((-10.0, 20.0), **o),
