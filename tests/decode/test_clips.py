@@ -19,6 +19,7 @@ from torchvision import tv_tensors
 
 import gpuaug
 from gpuaug import ArgumentError, ArgumentTypeError, DecodeError, DecodeStage, StreamedLoader, collate_encoded, read_clip
+from gpuaug.decode.clips import nal
 from gpuaug.decode.clips.video_file import MAX_OPEN, VIDEOS
 from gpuaug.decode.layout import source_indices
 
@@ -450,3 +451,10 @@ def test_the_decoders_of_clips_are_shown():
     table = DecodeStage(backend="cpu").decoders
     assert table["nvdec"].words == "backend='cpu'"
     assert "pyav     PyAV" in str(table)
+
+
+@pytest.mark.parametrize("packet", [b"\0\0\0\5ab", b"\0\0\0\2ab\0", b"\0\0\0\2ab\0\0\0\1"], ids=["unit", "length", "last unit"])
+def test_a_packet_that_is_cut_off_is_damaged(packet):
+    assert nal.with_start_codes(memoryview(b"\0\0\0\2ab"), 4) == b"\0\0\0\1ab"
+    with pytest.raises(nal.DamagedPacketError, match="a packet is damaged"):
+        nal.with_start_codes(memoryview(packet), 4)

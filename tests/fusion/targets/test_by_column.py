@@ -106,6 +106,20 @@ def test_packed_dicts_give_what_the_dicts_give(name, keys, given_records, masks_
 
 
 @pytest.mark.usefixtures("_any_number_is_packed")
+@pytest.mark.parametrize("key", ["keypoints", "masks"])
+def test_packed_dicts_without_boxes_give_what_the_dicts_give(key):
+    values = {
+        "keypoints": torch.arange(36.0).view(2, 6, 3),
+        "masks": torch.arange(2 * HEIGHT * WIDTH).view(2, 1, HEIGHT, WIDTH),
+    }
+    given_records = [{key: value, "labels": torch.arange(len(value))} for value in values[key]]
+    augment = gpuaug.fuse(PIPELINES["Kornia's"])
+    made = through(augment, packed(given_records), "targets")
+    assert type(made) is packed_targets.PackedTargets
+    assert_same(unpack_targets(made), through(augment, given_records, "targets"))
+
+
+@pytest.mark.usefixtures("_any_number_is_packed")
 @pytest.mark.parametrize("per_box", [None, ["boxes", "labels", "masks", "keypoints", "area", "names", "others"]])
 @settings(max_examples=20)
 @given(given_records=RECORDS | records(keys=["boxes", "valid"]))
