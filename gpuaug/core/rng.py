@@ -251,7 +251,7 @@ def default_rank() -> int:
 
 
 class _HostState:
-    """State of torch's CPU generator for a key of 63 bits, all of which it depends on. ``manual_seed`` uses only 32 bits.
+    """State of torch's CPU generator for a key of 63 bits. It depends on all bits; ``manual_seed`` would use only 32 of them.
 
     While the state is set, ``torch.initial_seed()`` returns the key.
     """

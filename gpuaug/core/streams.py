@@ -223,7 +223,7 @@ class Lanes:
         self.copy = self.lane("copy")
 
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
-        """Return the lane ``name``, created on first use. ``urgent``: its kernels run before those of other streams."""
+        """Return the lane ``name``, created on first use. ``urgent``: the lane has a higher priority than other streams."""
         if name not in self._lanes:
             self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
         return self._lanes[name]

@@ -88,7 +88,7 @@ class DecodeStage(Stage):
             many pixels. Lossless JPEGs and other formats are decoded at full size.
         scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 of its
             size that is not smaller than the size to which the stage resizes it. Applies to JPEGs that the CPU decodes, if the
-            fused stage transforms only images. Pixels then differ from those of whole images. Default: full resolution.
+            fused stage transforms only images. Pixels then differ from the pixels at full resolution. Default: full resolution.
         exif: Whether images are rotated upright by the orientation in their EXIF, or in XMP if EXIF has none, as PIL's
             ``exif_transpose`` does, before all stages. ``False``: images of all formats are decoded as stored.
         on_error: If an image cannot be decoded: ``"raise"``: raise an error at its batch. ``"replace"``: replace its sample, in

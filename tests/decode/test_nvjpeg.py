@@ -382,3 +382,10 @@ def test_c_functions_are_called_once_per_row(count, monkeypatch):
     assert c_calls.call_each(function, rows).tolist() == compiled == [-row & 2**32 - 1 for row in rows.sum(1).tolist()]
     assert calls == [tuple(row) for row in rows.tolist()] * 2
     assert c_calls.call_each(function, rows[:0]).tolist() == []
+
+
+def test_loop_over_c_functions_does_not_hold_the_interpreters_lock():
+    loop = c_calls._loop_over_calls(1)
+    if loop is None:
+        pytest.skip("no Numba, or another machine")
+    assert loop.targetoptions["nogil"]

@@ -52,8 +52,6 @@ _ROWS_REVERSED, _COLUMNS_REVERSED = (3, 4, 6, 7), (2, 3, 7, 8)
 _INVERSE_ORIENTATIONS = {6: 8, 8: 6}
 """Inverse of each EXIF orientation that is not its own inverse."""
 
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
 
 @cache
 def simplejpeg() -> Any:
@@ -208,9 +206,9 @@ def _decode_with_library(file: NDArray[np.uint8], info: ImageInfo, buffer: NDArr
             return _decode_with_simplejpeg(file, buffer, smaller=info.scale > 1)
         return None
     prefix = file[:16].tobytes()
-    if prefix[:8] == _PNG_SIGNATURE and imagecodecs() is not None and libspng.fits(file.data):
+    if prefix[:8] == libspng.SIGNATURE and imagecodecs() is not None and libspng.fits(file.data):
         return _decode_with_libspng(file, buffer)
-    if prefix[8:15] == b"WEBPVP8" and libwebp.library() is not None and buffer.shape[2] in (1, 3):
+    if prefix[8:15] == libwebp.SIGNATURE and libwebp.library() is not None and buffer.shape[2] in (1, 3):
         return _decode_with_libwebp(file, buffer)
     return None
 
@@ -307,7 +305,7 @@ def _decode_deep(file: NDArray[np.uint8], info: ImageInfo, dtype: np.dtype[Any])
     library = imagecodecs()
     if library is None:
         return 'imagecodecs, which decodes it, is not installed: pip install "gpuaug[decode]"'
-    is_png = file[:8].tobytes() == _PNG_SIGNATURE
+    is_png = file[:8].tobytes() == libspng.SIGNATURE
     pixels: NDArray[Any] = library.png_decode(file) if is_png else library.tiff_decode(file, index=0)
     shape = (info.height, info.width, info.channels)
     if pixels.ndim == 2:

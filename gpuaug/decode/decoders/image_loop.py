@@ -33,11 +33,11 @@ _WORDS = 12
 _PNG, _WEBP = 1, 2
 """Formats of files, for the field ``format`` of ``_JOB``."""
 
-_PREFIXES = {_PNG: (0, b"\x89PNG\r\n\x1a\n"), _WEBP: (8, b"WEBPVP8")}
+_SIGNATURES = {_PNG: (0, libspng.SIGNATURE), _WEBP: (8, libwebp.SIGNATURE)}
 """Format → offset and value of the bytes that all files of the format have."""
 
 _PREFIX_BYTES = 16
-"""Number of bytes of a file that ``_PREFIXES`` needs."""
+"""Number of bytes at the beginning of a file that contain its signature."""
 
 DecodeJobs = Callable[[NDArray[np.uint8], NDArray[np.void], int, NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]], None]
 """Function of the files, (n,) records of ``_JOB``, the number of channels, a scratch buffer, ``_WORDS`` integers, and an (n,)
@@ -105,7 +105,7 @@ def _formats(files: NDArray[np.uint8], table: NDArray[np.void]) -> NDArray[np.in
     result = np.zeros(len(table), np.int64)
     long_enough = np.flatnonzero(table["length"] >= _PREFIX_BYTES)
     prefixes = files[table["start"][long_enough, None] + np.arange(_PREFIX_BYTES)]
-    for file_format, (offset, value) in _PREFIXES.items():
+    for file_format, (offset, value) in _SIGNATURES.items():
         equal = prefixes[:, offset : offset + len(value)] == np.frombuffer(value, np.uint8)
         result[long_enough[equal.all(1)]] = file_format
     return result

@@ -11,8 +11,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+"""First bytes of a PNG."""
+
 CHANNELS = {0: 1, 2: 3, 6: 4}
 """Number of channels by colour type, for PNGs that libspng decodes. Palettes are as fast in PIL; grey with alpha fails."""
+
+_COLOUR_TYPES = tuple(CHANNELS)  # Numba compiles no dict
 
 DEPTH, COLOUR_TYPE = 24, 25
 """Offsets of the number of bits per channel and of the colour type in a file, in bytes."""
@@ -44,7 +49,7 @@ def fits(file: Sequence[int] | NDArray[Any]) -> bool:
         file: (bytes,) file that begins with the signature of PNGs.
     """
     size = len(file)
-    if size < _FIRST_BYTES or size > MAX_BYTES or file[COLOUR_TYPE] not in (0, 2, 6):
+    if size < _FIRST_BYTES or size > MAX_BYTES or file[COLOUR_TYPE] not in _COLOUR_TYPES:
         return False
     position = 8
     after_pixels = False

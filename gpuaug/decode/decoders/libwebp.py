@@ -12,6 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+SIGNATURE = b"WEBPVP8"
+"""Bytes 8 to 14 of a WebP."""
+
 DEMUX_ABI = 0x0107
 """``WEBP_DEMUX_ABI_VERSION``: version of the structures below.
 

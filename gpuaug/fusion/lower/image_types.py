@@ -124,7 +124,7 @@ class ImageTypes:
             self.require_floats(op.name)
         mean, std = float(op.mean.max(initial=0)), float(op.std.max(initial=0))
         if self.at_most_one and (mean > 1 or std > _MOST_DEVIATION):
-            # A scaling implies that images are integers, but not of which type.
+            # A conversion that scales shows that images are integers, but not which integer type.
             types = ", by 65535 for uint16 images or by 32767 for int16 ones" if self._has_conversion else ""
             error = ArgumentError(
                 f"mean and std of {op.name} must be for images in [0, 1], got a mean of {mean:g} and a std of {std:g}. "

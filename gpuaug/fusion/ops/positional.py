@@ -109,7 +109,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
     Args:
         counter: Four 32-bit words, int64 tensors whose shapes broadcast.
-        key: Two 32-bit words, int64 tensors whose shapes broadcast with those of ``counter``.
+        key: Two 32-bit words, int64 tensors whose shapes broadcast with the shapes of the tensors in ``counter``.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key

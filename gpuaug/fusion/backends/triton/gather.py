@@ -213,7 +213,7 @@ def finish_tile(
         if SAVE_PIXELS:
             line = WIDTH if WIDTH > 0 else width
             pixels = PIXELS if PIXELS > 0 else height * width
-            if WORDS:  # from here on, x, y and the mask are those of pairs
+            if WORDS:  # from here on, x, y and the mask are per pair of pixels
                 x, y = tile_pixels(left // 2, top, TILE_H, TILE_W // 2, False)
                 in_bounds = (x == x) if FULL_TILES else (2 * x < width) & (y < height)
                 line = line // 2

@@ -226,8 +226,8 @@ def source_constants(pass_: OpPass[FrontOp], source: Tensor) -> dict[str, Any]:
 def output_constants(pass_: OpPass[FrontOp], source: Tensor, out: Tensor) -> tuple[dict[str, Any], int]:
     """Return (constants of kernels that read images of one size and store output pixels, blocks of the grid along channels).
 
-    The constants are those of ``source_constants``, and: ``OUT_W``: stride of the output along x, in elements. ``PROGRAM``,
-    ``OP_COUNT``: pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes all three channels.
+    The constants are the result of ``source_constants``, and four others. ``OUT_W``: stride of the output along x, in elements.
+    ``PROGRAM``, ``OP_COUNT``: pointwise ops (``points.py``) and their number. ``RGB``: whether a block computes three channels.
 
     Kernels of passes that can skip samples need a further constant, ``ROUTE_COLUMN``, which is ``BasePass.route_column``.
     """

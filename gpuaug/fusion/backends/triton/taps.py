@@ -113,7 +113,7 @@ def resize_coordinates(index, scale, HALF_PIXEL: tl.constexpr, NEAREST: tl.const
 def source_coordinates(x, y, columns, INTERPOLATION: tl.constexpr, HALF_PIXEL: tl.constexpr, NEAREST: tl.constexpr):
     """Return the coordinates of output pixels, and the window of the taps: (x, y, start_x, count_x, start_y, count_y).
 
-    Coordinates of a resize begin at the first pixel of the window, those of a warp at the first pixel of the input.
+    For a resize, coordinates are relative to the first pixel of the window; for a warp, to the first pixel of the input.
     ``columns``: address of the columns of the interpolation. ``INTERPOLATION``: 1, resize; 2, affine; 3, perspective.
     """
     if INTERPOLATION == 1:

@@ -80,7 +80,7 @@ class SharpnessJitter(Sharpness):
 
 
 class Equalize(TorchvisionOp, filters.Equalize):
-    """``v2.RandomEqualize``. Values of uint8 images are rounded to the nearest level, those of floats as in torchvision."""
+    """``v2.RandomEqualize``. uint8 images are rounded to the nearest level, float images are converted as in torchvision."""
 
     keeps_values = False
     unfused_dtypes = (torch.uint16, torch.int16)
