@@ -4,6 +4,7 @@ import kornia.augmentation as K
 import pytest
 import torch
 from support.batches.ragged import images_of, pack
+from support.comparison import box_windows
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.targets.detection import PIPELINES, annotations, masks, records_of
@@ -12,6 +13,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import boxes as kernels_boxes
 from gpuaug.fusion.backends.triton import mask
 
@@ -135,6 +137,11 @@ def test_crops_by_boxes_equal_the_cpu():
         torch.testing.assert_close(record["boxes"].cpu(), other["boxes"], atol=1e-3, rtol=1e-5)
         assert_values(record["valid"].cpu(), other["valid"])
         assert (record["masks"].cpu() != other["masks"]).float().sum() <= 0.01 * other["masks"].numel()
+
+
+@pytest.mark.parametrize("name", box_windows.TRANSFORMS)
+def test_windows_equal_the_cpu(name):
+    assert not box_windows.difference(name, dispatch.box_windows, torch.device("cuda"), samples=2000)
 
 
 @pytest.mark.parametrize(

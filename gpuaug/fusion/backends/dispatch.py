@@ -19,7 +19,9 @@ from gpuaug.fusion.backends.readers import MaskLayout
 from gpuaug.fusion.backends.triton_failure import TritonFailure, shortened
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
+from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import SoftLabels
+from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
@@ -107,6 +109,15 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 
         return box_kernel.map_boxes(values, valid, mapping, dtype)
     return boxes.map_boxes(values, valid, mapping, dtype)
+
+
+def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose the crop windows of images by their boxes. See ``BoxCropOp.windows``."""
+    if sides.is_cuda and sides.numel() and isinstance(op, IoUCrop) and _triton_backend(sides.device) is not None:
+        from gpuaug.fusion.backends.triton import box_windows as windows_kernel
+
+        return windows_kernel.box_windows(op, numbers, sides, boxes, owners)
+    return op.windows(numbers, sides, boxes, owners)
 
 
 def backend_name(device: torch.device) -> str:

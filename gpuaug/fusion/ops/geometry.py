@@ -229,7 +229,7 @@ class BoxCropOp(IndexOp):
         Shape:
             - numbers: (B, columns) float32, as drawn
             - sides: (B, 2) float32: width and height of the images
-            - boxes: (n, 4) float32, XYXY in coordinates of pixel edges; NaN for a missing box
+            - boxes: (n, 4) float32, XYXY in coordinates of pixel edges, also outside of the image; NaN for a missing box
             - owners: (n,) int64: sample index of each box
             - returns: (B, 4) float32: left, top, width and height; (n,) bool: True for boxes that stay valid
         """

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.ops.boxes import composed
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.program.plan import BoxCrop, Plan
@@ -59,7 +60,7 @@ def crop_by_boxes(
         plan, (B, 3, 3)).
 
     Cost:
-        About twenty launches, in addition to the launches of ``BoxCropOp.windows``.
+        About twenty launches, in addition to the launches of ``dispatch.box_windows``.
     """
     # The resize that follows the crop reads a window of its source. It has three columns per axis, x then y: source pixels per
     # output pixel, and first pixel and number of pixels of the window. In the input ``table``, the window is the whole image.
@@ -71,8 +72,7 @@ def crop_by_boxes(
     matrix_before, matrix_after, draws, flip_signs = table[:, plan.width :].split((3 * 3, 3 * 3, crop.op.columns, 2), 1)
     matrix_before = composed(matrix_to_plan, matrix_before.view(-1, 3, 3))
     boxes, owners = target_dicts.boxes_at(matrix_before)  # owners: index of the image of each box
-    boxes = torch.minimum(boxes.clamp(min=0), sides.repeat(1, 2)[owners])
-    windows, is_valid = crop.op.windows(draws, sides, boxes, owners)
+    windows, is_valid = dispatch.box_windows(crop.op, draws, sides, boxes, owners)
     start, count = windows[:, :2], windows[:, 2:]
     minimum = crop.op.min_side_and_area
     if any(minimum):

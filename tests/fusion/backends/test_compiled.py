@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from support.batches import clips
 from support.batches.ragged import images_of, pack
 from support.comparison import device_crops, readers
+from support.comparison.box_windows import inputs_of, op_of
 from support.comparison.executors import through_both
 from support.comparison.replay import photographs
 from support.gpu.compiled import CompileOnly
@@ -22,7 +23,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.backends.readers import MaskLayout
-from gpuaug.fusion.backends.triton import backend, boxes, channels, crops, mix
+from gpuaug.fusion.backends.triton import backend, box_windows, boxes, channels, crops, mix
 from gpuaug.fusion.backends.triton.filters import blur, levels, sharpness, small_blur
 from gpuaug.fusion.lower.kornia import LOWERED
 from gpuaug.fusion.ops.base import PointOp, Size
@@ -247,6 +248,17 @@ def test_crops_kernel_compiles_for_a_gpu(name, follow, monkeypatch):
     (compiled,) = made.values()
     assert compiled.asm["cubin"]
     assert "fma" not in compiled.asm["ptx"].replace("fma.rn.f64", ""), "a product of the windows was not rounded"
+
+
+def test_box_windows_kernel_compiles_for_a_gpu(monkeypatch):
+    made = {}
+    monkeypatch.setattr(box_windows, "box_windows_kernel", CompileOnly(box_windows.box_windows_kernel, made))
+    monkeypatch.setattr(box_windows, "_launches", {})
+    op = op_of(v2.RandomIoUCrop())
+    box_windows.box_windows(op, *inputs_of(op, 5))
+    (compiled,) = made.values()
+    assert compiled.asm["cubin"]
+    assert "fma" not in compiled.asm["ptx"], "a product of the windows was not rounded"
 
 
 @pytest.mark.parametrize("mixed", [False, True])

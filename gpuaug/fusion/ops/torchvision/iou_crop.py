@@ -25,40 +25,38 @@ In torchvision the number of rounds is unlimited. With the default options, an i
 windows reaches the last round with a probability of 1 in 30,000.
 """
 
-_SEED_LENGTH = 2
+SEED_LENGTH = 2
 """Number of uniform numbers, of 24 bits each, that form the seed of a sample."""
 
 
 class IoUCrop(TorchvisionOp, BoxCropOp):
     """``v2.RandomIoUCrop``."""
 
-    columns = _SEED_LENGTH + ROUNDS
+    columns = SEED_LENGTH + ROUNDS
     description = "crop by boxes"
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self._options = [float(option) for option in transform.options]
-        self._trial_count = int(transform.trials)
-        self._min_scale = float(transform.min_scale)
-        self._scale_range = float(transform.max_scale) - float(transform.min_scale)
+        self.trial_count = int(transform.trials)
+        self.min_scale = float(transform.min_scale)
+        self.scale_range = float(transform.max_scale) - float(transform.min_scale)
         # Above 0, so that an empty window, whose ratio is 0 or NaN, is not valid.
-        self._min_ratio = max(float(transform.min_aspect_ratio), 2**-24)
-        self._max_ratio = float(transform.max_aspect_ratio)
+        self.min_ratio = max(float(transform.min_aspect_ratio), 2**-24)
+        self.max_ratio = float(transform.max_aspect_ratio)
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
-        if self._min_scale + self._scale_range > 1:
-            return f"max_scale={self._min_scale + self._scale_range:g}, with which crops are larger than the image"
-        return None if self._trial_count > 0 and self._options else "no trials, or no options"
+        if self.min_scale + self.scale_range > 1:
+            return f"max_scale={self.min_scale + self.scale_range:g}, with which crops are larger than the image"
+        return None if self.trial_count > 0 and self._options else "no trials, or no options"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw ``"numbers"``, (B, columns): the seed, then the option of every round."""
         uniform = sampler.uniform(self.columns)
-        options = np.array(self._options, np.float32)[
-            (uniform[_SEED_LENGTH:] * np.float32(len(self._options))).astype(np.int64)
-        ]
+        options = np.array(self._options, np.float32)[(uniform[SEED_LENGTH:] * np.float32(len(self._options))).astype(np.int64)]
         options[-1] = 1
-        return {"numbers": np.concatenate((uniform[:_SEED_LENGTH], options)).T}
+        return {"numbers": np.concatenate((uniform[:SEED_LENGTH], options)).T}
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Not supported, because the crop depends on the boxes.
@@ -77,19 +75,21 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
         Shape:
             - numbers: (B, columns), as drawn
             - sides: (B, 2), width and height of the images
-            - boxes: (n, 4), XYXY in pixels
+            - boxes: (n, 4), XYXY in pixels; parts outside of the image are ignored
             - owners: (n,), sample index of each box
             - returns: windows (B, 4) as (x, y, width, height) in pixels, and the mask of the boxes that stay valid, (n,) bool
 
         Cost:
-            About 80 launches, and 50 bytes per trial, round and box.
+            About 80 launches, and 50 bytes per trial, round and box. On a GPU with Triton, ``dispatch.box_windows`` chooses the
+            same windows in one launch.
         """
+        boxes = torch.minimum(boxes.clamp(min=0), sides.repeat(1, 2)[owners])
         scales, offsets = self._trials(numbers)
-        side = torch.floor(sides[..., None] * scales.mul_(self._scale_range).add_(self._min_scale))
+        side = torch.floor(sides[..., None] * scales.mul_(self.scale_range).add_(self.min_scale))
         start = torch.floor((sides[..., None] - side) * offsets)
         ratio = side[:, 0] / side[:, 1]
-        has_ratio = (ratio >= self._min_ratio) & (ratio <= self._max_ratio)
-        option = numbers[:, _SEED_LENGTH:, None].expand(-1, -1, self._trial_count).flatten(1)
+        has_ratio = (ratio >= self.min_ratio) & (ratio <= self.max_ratio)
+        option = numbers[:, SEED_LENGTH:, None].expand(-1, -1, self.trial_count).flatten(1)
         trials = torch.cat((start, start + side, option[:, None]), 1)
         # Dimensions from here on: (box, coordinate, trial of the image of the box).
         box_start, box_end = boxes[:, :2, None], boxes[:, 2:, None]
@@ -110,8 +110,8 @@ class IoUCrop(TorchvisionOp, BoxCropOp):
 
     def _trials(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Uniform numbers for the sides and for the offsets of all trials, (B, 2, rounds · trials) each, from SplitMix64."""
-        seeds = (numbers[:, :_SEED_LENGTH] * 2**24).long()
-        count = ROUNDS * self._trial_count
+        seeds = (numbers[:, :SEED_LENGTH] * 2**24).long()
+        count = ROUNDS * self.trial_count
         increments = torch.arange(1, 2 * count + 1, device=numbers.device) * _as_int64(SPLITMIX_INCREMENT)
         bits = _splitmix64_mix((seeds[:, :1] << 24 | seeds[:, 1:]) + increments)
         halves = torch.stack((bits >> 40 & 0xFFFFFF, bits & 0xFFFFFF), 1).float().mul_(2**-24)

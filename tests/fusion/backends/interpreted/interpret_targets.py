@@ -7,6 +7,7 @@ import kornia.augmentation as K
 import numpy as np
 import torch
 from support.batches.pairwise import pairwise
+from support.comparison.box_windows import TRANSFORMS, difference
 from support.comparison.replay import photographs
 from support.targets.detection import boxes_of, masks
 from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
@@ -16,6 +17,7 @@ import gpuaug
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.backends.triton import boxes as box_kernels
+from gpuaug.fusion.backends.triton.box_windows import box_windows
 from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, BoxMapping
@@ -139,12 +141,17 @@ def masks_of_several_passes_agree(name):
 
 def box_crops_agree():
     """Whether images and boxes come out of the kernels as torch makes them, where crops are chosen by boxes."""
-    modules = [v2.RandomZoomOut(64, (1.0, 2.0)), v2.RandomIoUCrop(), v2.RandomHorizontalFlip(), v2.Resize((14, 12))]
+    modules = [
+        v2.RandomZoomOut(64, (1.0, 2.0)),
+        v2.RandomIoUCrop(),
+        v2.RandomHorizontalFlip(),
+        v2.Resize((14, 12), antialias=False),
+    ]
     augment = gpuaug.fuse(modules, dtype=torch.float32)
     images, records = photographs(3, 3, 21, 37), [{"boxes": boxes} for boxes in boxes_of(3, 21, 37)]
     draws = augment.draw(images.shape, seed=1)
     expected, torchs = augment(images, records, data_keys=["input", "targets"], draws=draws)
-    kernels = {"run": backend.run, "map_boxes": box_kernels.map_boxes}
+    kernels = {"run": backend.run, "map_boxes": box_kernels.map_boxes, "box_windows": box_windows}
     with mock.patch.multiple(dispatch, **kernels):
         got, others = augment(images, records, data_keys=["input", "targets"], draws=draws)
     for one, other in zip(torchs, others, strict=True):
@@ -169,3 +176,6 @@ def failures(*, every):
                 yield f"masks of several passes, {name}"
         if not box_crops_agree():
             yield "crops by boxes"
+        for name in TRANSFORMS:
+            if text := difference(name, box_windows, torch.device("cpu"), samples=40 if every else 8):
+                yield text
