@@ -21,7 +21,6 @@ from gpuaug.fusion.ops import boxes
 from gpuaug.fusion.ops.boxes import BoxMapping
 from gpuaug.fusion.ops.geometry import BoxCropOp
 from gpuaug.fusion.ops.mix import SoftLabels
-from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
 from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, GatherPass, Pass, Plan
 
@@ -113,10 +112,12 @@ def map_boxes(values: Tensor, valid: Tensor | None, mapping: BoxMapping, dtype: 
 
 def box_windows(op: BoxCropOp, numbers: Tensor, sides: Tensor, boxes: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
     """Choose the crop windows of images by their boxes. See ``BoxCropOp.windows``."""
-    if sides.is_cuda and sides.numel() and isinstance(op, IoUCrop) and _triton_backend(sides.device) is not None:
+    if sides.is_cuda and sides.numel() and _triton_backend(sides.device) is not None:
         from gpuaug.fusion.backends.triton import box_windows as windows_kernel
+        from gpuaug.fusion.ops.torchvision.iou_crop import IoUCrop
 
-        return windows_kernel.box_windows(op, numbers, sides, boxes, owners)
+        if isinstance(op, IoUCrop):
+            return windows_kernel.box_windows(op, numbers, sides, boxes, owners)
     return op.windows(numbers, sides, boxes, owners)
 
 
