@@ -44,8 +44,8 @@ def inputs_of(op, samples):
     owners = torch.arange(samples).repeat_interleave(torch.tensor([len(own) for own in boxes]))
     boxes = torch.cat(boxes)
     boxes[::2] = torch.cat((sides, sides), 1)[owners[::2]] * torch.tensor([0.1, 0.2, 0.8, 0.9])
-    boxes[5::13] += 60
-    boxes[7::17] -= 40
+    boxes[1::8] += 60
+    boxes[3::8] -= 40
     boxes[9::19, 1] = torch.nan
     boxes[11::23, 2:] = boxes[11::23, :2]
     return numbers, sides, boxes, owners
