@@ -28,7 +28,7 @@ _INCREMENT, _SEED_LENGTH, _TRIAL_ROUNDS = tl.constexpr(SPLITMIX_INCREMENT), tl.c
 
 @triton.jit
 def random_pair(seed, index):
-    """Return two uniform numbers in [0, 1), the halves of word ``index`` of the generator SplitMix64."""
+    """Return two uniform numbers in [0, 1), from the highest and the lowest 24 bits of word ``index`` of SplitMix64."""
     bits = splitmix64_mix(seed + (index + 1).to(tl.uint64) * _INCREMENT)
     return uniform_of((bits >> 40) & 0xFFFFFF), uniform_of(bits & 0xFFFFFF)
 
