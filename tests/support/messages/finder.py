@@ -73,7 +73,8 @@ def literal(node):
 
 class File(NamedTuple):
     path: Path
-    tree: ast.AST
+    nodes: list
+    """All nodes with parts, in the order of `nodes`."""
     functions: dict
     """Innermost function of each node, by the node's id."""
     names: dict
@@ -89,22 +90,20 @@ class File(NamedTuple):
 
 
 def read(path, tree):
-    functions, names, parents = {}, {}, {}
-
-    def walk(node, function, name):
-        for child in ast.iter_child_nodes(node):
-            parents[id(child)] = node
-            if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                inner = f"{name}.{child.name}".lstrip(".")
-                names[id(child)] = inner
-                functions[id(child)] = function
-                walk(child, child if isinstance(child, ast.FunctionDef) else function, inner)
-            else:
-                functions[id(child)] = function
-                walk(child, function, name)
-
-    walk(tree, None, "")
-    return File(path, tree, functions, names, parents)
+    functions, names, parents, found = {}, {}, {}, [tree]
+    inside = {id(tree): (None, "")}
+    for node in found:
+        function, name = inside[id(node)]
+        for value in vars(node).values():
+            for child in value if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST) and child._fields:  # others are marks, such as ast.Load, of which there is one
+                    found.append(child)
+                    parents[id(child)], functions[id(child)] = node, function
+                    inside[id(child)] = function, name
+                    if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                        names[id(child)] = inner = f"{name}.{child.name}".lstrip(".")
+                        inside[id(child)] = child if isinstance(child, ast.FunctionDef) else function, inner
+    return File(path, found, functions, names, parents)
 
 
 class Texts:
@@ -115,7 +114,7 @@ class Texts:
         self.assigned = {file.path: defaultdict(list) for file in self.files}
         self.calls, self.defined = defaultdict(list), defaultdict(list)
         for file in self.files:
-            for node in nodes(file.tree):
+            for node in file.nodes:
                 if isinstance(node, ast.Assign):
                     for target in node.targets:
                         self.assigned[file.path][ast.unparse(target)].append(node.value)
@@ -215,11 +214,10 @@ def sites_of(folder, raised):
     found, every = [], Texts(folder)
     for file in every.files:
         caught = set()
-        every_node = nodes(file.tree)
-        for node in every_node:
+        for node in file.nodes:
             if isinstance(node, ast.ExceptHandler):
                 caught |= {id(each) for each in nodes(node) if isinstance(each, ast.Name) and each.id == node.name}
-        for node in every_node:
+        for node in file.nodes:
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             called = ast.unparse(node.func)
