@@ -106,7 +106,7 @@ def pytest_collection_finish(session):
 
 
 def _let_loggers_propagate():
-    """Spare pytest to attach its handler to each of torch's 58 loggers, six times per test: a third of the time of a short test."""
+    """Let torch's loggers propagate. Otherwise pytest attaches its handlers to each of the 58, six times per test: 0.6 ms."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.name.split(".")[0] == "torch":
             logger.propagate = True
