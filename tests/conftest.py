@@ -44,7 +44,7 @@ if os.environ.get("TORCH_CUDA_SANITIZER"):
     os.register_at_fork(after_in_child=lambda: torch.cuda._sanitizer.cuda_sanitizer.disable())
 
 # No test asserts a speed: a busy machine is no failure.
-settings.register_profile("gpuaug", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("gpuaug", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("night", deadline=None, print_blob=True)  # see support/public/fuzzing.py
 settings.load_profile("gpuaug")
 # Hypothesis also tries constants of the modules that a process happens to have imported: other cases in every run.

@@ -176,7 +176,7 @@ def with_entries(*entries):
 @example(with_entries((271, 2, 4, 0), (271, 2, 20, 30), (274, 3, 1, 6)), b"")  # the same of an entry that it had before
 @example(with_entries((274, 3, 0, 6), (274, 3, 1, 8)), b"")
 @example(with_entries((274, 14, 1, 6), (274, 3, 1, 8)), b"")
-@settings(max_examples=250)
+@settings(max_examples=125)
 def test_any_exif_is_read_as_by_pil(data, metadata):
     image = PIL.Image.new("L", (1, 1))
     image.info = {"exif": data, "xmp": metadata}

@@ -293,7 +293,7 @@ def damaged(draw):
 
 
 @given(damaged() | st.binary(max_size=200) | st.binary(max_size=200).map(lambda data: b"\xff\xd8\xff" + data))
-@settings(max_examples=400)
+@settings(max_examples=200)
 @pytest.mark.filterwarnings("ignore")
 def test_any_bytes_have_a_header(data):
     header = parse(data)

@@ -24,7 +24,7 @@ def arrived(given_batches, device, depth, feed):
         return list(loader)
 
 
-@cases(90)
+@cases(50)
 @given(st.lists(ANY_BATCH, max_size=4), st.integers(0, 3), st.sampled_from(["plain", "ring"]))
 def test_any_batch_arrives(given_batches, depth, feed):
     assert_same(arrived(given_batches, "cpu", depth, feed), given_batches)
@@ -35,7 +35,7 @@ def on_host(leaf):
 
 
 @pytest.mark.gpu
-@cases(100)
+@cases(60)
 @given(st.lists(ANY_BATCH, max_size=4), st.integers(0, 3), st.sampled_from(["plain", "ring"]))
 def test_any_batch_arrives_on_a_gpu(given_batches, depth, feed):
     assert_same(batches.map_leaves(on_host, arrived(given_batches, "cuda", depth, feed)), given_batches)

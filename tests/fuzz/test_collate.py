@@ -24,7 +24,7 @@ IMAGES = ARRAYS | TENSORS | PIL_IMAGES | FILES
 SAMPLES = st.recursive(IMAGES | LEAVES | ODD, containers, max_leaves=4)
 
 
-@cases(80)
+@cases(50)
 @given(
     st.lists(SAMPLES, max_size=3) | SAMPLES.map(lambda sample: [sample] * 2) | st.lists(st.tuples(IMAGES, SAMPLES), max_size=3),
     st.fixed_dictionaries({"convert": st.booleans(), "channels": st.sampled_from([1, 3, None])}),

@@ -55,7 +55,7 @@ def replaced(damaged, device, **options):
     return made[1::2]
 
 
-@cases(80)
+@cases(45)
 @given(damaged_files(), OPTIONS)
 def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
     (image,) = replaced([file], "cpu", backend="cpu", **options)
@@ -68,7 +68,7 @@ def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
         assert_values(image, made[1])
 
 
-@cases(25)
+@cases(15)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, options):
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +99,7 @@ def check_windows(damaged, device, backend):
     assert some
 
 
-@cases(25)
+@cases(15)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), st.sampled_from(["cpu", "auto"]))
 def test_damaged_files_leave_the_windows_of_others_as_they_are(files, backend):
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +109,7 @@ def test_damaged_files_leave_the_windows_of_others_as_they_are(files, backend):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["engines", "hybrid"])
-@cases(60)
+@cases(35)
 @given(st.lists(damaged_files(), min_size=1, max_size=8))
 def test_damaged_files_leave_the_windows_of_others_on_a_gpu_as_they_are(backend, files):
     check_windows(files, "cuda", backend)
@@ -117,7 +117,7 @@ def test_damaged_files_leave_the_windows_of_others_on_a_gpu_as_they_are(backend,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["engines", "hybrid"])
-@cases(100)
+@cases(60)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_leave_those_of_a_gpu_as_they_are(backend, files, options):
     replaced(files, "cuda", backend=backend, **options)

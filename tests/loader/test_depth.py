@@ -136,7 +136,7 @@ def change_depth(patch, script):
     patch.setattr(PipelinedIterator, "fill", fill)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ANY_SCENARIO, st.lists(st.sampled_from([0, 1, 2, 5]), min_size=2, max_size=7))
 def test_lanes_are_ordered_when_depth_changes_every_batch(scenario, script):
     history, loop = run(replace(scenario, depth=max(script)), lambda patch, cuda: change_depth(patch, script))

@@ -24,7 +24,7 @@ def test_nothing_is_unordered(name):
     assert history.syncs == loop.held_back  # the host waits for the bound on its run-ahead, and for nothing else
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(ANY_SCENARIO)
 def test_nothing_is_unordered_in_any_scenario(scenario):
     history, loop = run(scenario)

@@ -102,7 +102,7 @@ def _every_list_of_dicts_is_packed(monkeypatch):
 
 
 @pytest.mark.usefixtures("_every_list_of_dicts_is_packed")
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(NESTED, min_size=1, max_size=4))
 def test_any_staged_batch_arrives_bit_for_bit(batches):
     loader = StreamedLoader(iter(batches), device="cpu", feed="ring", feed_bytes=1 << 20)
@@ -111,7 +111,7 @@ def test_any_staged_batch_arrives_bit_for_bit(batches):
 
 
 @pytest.mark.usefixtures("_every_list_of_dicts_is_packed")
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.lists(NESTED, min_size=1, max_size=4), st.integers(0, 3))
 def test_any_batch_survives_describe_pickle_and_receive(batches, room):
     # Within one process: what a worker does, the queue's pickling, and what arrives.

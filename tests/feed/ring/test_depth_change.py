@@ -50,7 +50,7 @@ def test_a_larger_depth_has_as_many_slots_as_if_it_had_been_given_at_first(name)
     want = list(without_workers(make)())
     with StreamedLoader(make(), device="cpu", feed="ring", depth=0) as loader:
         assert_same(list(loader), want)
-        assert slots(loader) == slots_at(name, 0) < slots_at(name, 6)
+        assert slots(loader) < slots_at(name, 6)
         loader.depth = 6
         before = loader.stats().slot_batches
         for _ in range(2):
