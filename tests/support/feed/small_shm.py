@@ -1,5 +1,6 @@
 """Loops over large batches from workers, run in a process where ``/dev/shm`` is small. They print a line each."""
 
+import gc
 import sys
 from collections import namedtuple
 from unittest.mock import patch
@@ -70,6 +71,7 @@ def forked():
             tell("plain loader", "right")
         except RuntimeError as error:
             tell("plain loader fails:", str(error).splitlines()[-1])
+        gc.collect()  # ends the iterator, which is in a cycle
     for kind in KINDS:
         wanted = list(loader(kind, workers=0))
         for feed in ("ring", "plain") if kind in ("tuple", "ragged") else ("ring",):
