@@ -73,6 +73,7 @@ def pytest_collect_file(file_path, parent):
     """Look for documented examples in no module of tests either: to look for them takes a second per process."""
     return [node for node in (yield) if not isinstance(node, DoctestModule)]
 
+
 class ModuleForCards(pytest.Module):
     """A module of GPU tests on a machine without a GPU: imported, and skipped as one, which is faster than test by test."""
 

@@ -96,11 +96,11 @@ def _lies():
         frame = source[at : at + 2 + int.from_bytes(source[at + 2 : at + 4], "big")]
         for marker, precision in itertools.product(MARKERS, (1, 2, 7, 8, 12, 16)):
             yield changed(changed(source, own, 4, bytes([precision])), own, 1, bytes([marker]))
-        for marker, side in itertools.product(MARKERS, (8, 64, 300)):
+        for marker, side in itertools.product(MARKERS, (8, 64, 150)):
             other = bytes([0xFF, marker]) + frame[2:5] + struct.pack(">HH", side, side) + frame[9:]
             yield inserted(source, SOS, other)
             yield source[:at] + other + source[at:]
-        for height, width in ((0, 48), (64, 0), (8, 8), (640, 480)):
+        for height, width in ((0, 48), (64, 0), (8, 8), (240, 180)):
             lie = changed(source, own, 5, struct.pack(">HH", height, width))
             yield lie
             yield lie[:-2] + b"\xff\xdc\0\4\0\x40" + lie[-2:]  # DNL: the number of lines, behind the first scan

@@ -44,7 +44,7 @@ def test_dataloader_subclass_uses_ring():
     assert_ring_is_plain(lambda: Named(Samples(), batch_size=2, num_workers=2))
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (2, 0), (0, 2), pytest.param(1, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 0), (0, 2), pytest.param(1, 10, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:Batches of .* travel without slots")
 def test_num_workers_may_change_between_epochs(before, after):
     sizes = [int(50_000 * 1.4 ** (i // 12)) for i in range(50)]
@@ -57,7 +57,7 @@ def test_num_workers_may_change_between_epochs(before, after):
     assert_same(list(loader), want)
 
 
-@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_num_workers_may_change_with_open_iterator(after):
     wrapped = with_workers(Samples())()

@@ -194,11 +194,11 @@ MADE = {
 """Loaders, by the first two columns of the table."""
 
 QUICK = [
-    (STATEFUL, order, {"num_workers": 2})
-    for order in (
-        f"`WeightedRandomSampler` {SEEDED}",
-        "a stream without a state",
-        "a stream of Hugging Face's, shuffled, `set_epoch` each epoch",
+    (STATEFUL, order, {"num_workers": count})
+    for order, count in (
+        (f"`WeightedRandomSampler` {SEEDED}", 1),
+        ("a stream without a state", 2),
+        ("a stream of Hugging Face's, shuffled, `set_epoch` each epoch", 2),
     )
 ]
 
