@@ -62,7 +62,7 @@ def of_numbers(feed, **options):
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 LOADERS = {
     "list": (of_list, 37),
-    "encoders": (of_encoders, 601),
+    "encoders": (of_encoders, 307),
     "images": (of_images, 131),
     "thread": (of_numbers("plain"), 73),
     "staged": (of_numbers("ring"), 13),
