@@ -35,7 +35,7 @@ def on_host(leaf):
 
 
 @pytest.mark.gpu
-@cases(60)
+@cases(100)
 @given(st.lists(ANY_BATCH, max_size=4), st.integers(0, 3), st.sampled_from(["plain", "ring"]))
 def test_any_batch_arrives_on_a_gpu(given_batches, depth, feed):
     assert_same(batches.map_leaves(on_host, arrived(given_batches, "cuda", depth, feed)), given_batches)

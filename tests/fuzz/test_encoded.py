@@ -109,7 +109,7 @@ def test_damaged_files_leave_the_windows_of_others_as_they_are(files, backend):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["engines", "hybrid"])
-@cases(35)
+@cases(60)
 @given(st.lists(damaged_files(), min_size=1, max_size=8))
 def test_damaged_files_leave_the_windows_of_others_on_a_gpu_as_they_are(backend, files):
     check_windows(files, "cuda", backend)
@@ -117,7 +117,7 @@ def test_damaged_files_leave_the_windows_of_others_on_a_gpu_as_they_are(backend,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["engines", "hybrid"])
-@cases(60)
+@cases(100)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_leave_those_of_a_gpu_as_they_are(backend, files, options):
     replaced(files, "cuda", backend=backend, **options)
