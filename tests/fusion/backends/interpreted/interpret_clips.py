@@ -15,7 +15,7 @@ SMALL = photographs(2 * FRAMES, 1, 9, 19)
 def failures(*, every):
     """Names of the pipelines whose kernels differ from torch, and how."""
     for name, make in all_pipelines().items():
-        slow = "blur" in name or "filter" in name
+        slow = any(word in name for word in ("blur", "filter", "CLAHE"))
         images = SMALL if slow and not every and name != "jitter between filters" else UINT8
         formats = [(torch.float32, CONTIGUOUS), (torch.float16, torch.channels_last)]
         half = name in ("chosen frames", "noise, same", "two passes")  # of a jitter, the second kernel over what is kept
