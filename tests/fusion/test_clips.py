@@ -7,6 +7,7 @@ import pytest
 import torch
 from kornia.augmentation import auto
 from support.batches import clips
+from support.batches.pairwise import sweep
 from support.comparison import torchvision_replay
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia
 from support.comparison.values import assert_values
@@ -34,7 +35,13 @@ def test_clips_equal_each_frame_with_the_draws_of_the_clips(name):
     assert_values(got, expected)
 
 
-@pytest.mark.parametrize("name", clips.all_pipelines())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (number % 3 > 0 and name not in clips.FIRST))
+        for number, name in enumerate(clips.all_pipelines())
+    ],
+)
 def test_still_clips_stay_still(name):
     """Also where batches are drawn for together, which begins with the second call."""
     videos = clips.still()
@@ -74,9 +81,7 @@ KORNIA = {
 }
 
 
-@pytest.mark.parametrize("same_on_frame", [True, False])
-@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
-@pytest.mark.parametrize("name", KORNIA)
+@pytest.mark.parametrize(("name", "data_format", "same_on_frame"), sweep(KORNIA, ["BTCHW", "BCTHW"], [True, False]))
 @left_to_kornia
 def test_video_sequential_replays(name, data_format, same_on_frame):
     videos = clips.clips(3, 4, 3, 20, 24)
@@ -96,9 +101,7 @@ PICKED = {
 }
 
 
-@pytest.mark.parametrize("same_on_frame", [True, False])
-@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
-@pytest.mark.parametrize("name", PICKED)
+@pytest.mark.parametrize(("name", "data_format", "same_on_frame"), sweep(PICKED, ["BTCHW", "BCTHW"], [True, False]))
 @left_to_kornia
 def test_video_sequential_that_picks_replays(name, data_format, same_on_frame):
     videos = clips.clips(3, 4, 3, 20, 24)

@@ -68,7 +68,7 @@ def container(modules):
 def test_ragged_images_equal_kornia_on_each_alone(name, layout):
     images, pipeline = images_of(), container({**EXACT, **CLOSE}[name]())
     augment, batch = gpuaug.fuse(pipeline, ragged=True), pack(images, layout)
-    for seed in range(3):
+    for seed in range(2):
         draws = augment.draw(batch, seed=seed)
         expected, got = one_by_one(pipeline, images, draws), augment(batch, draws=draws)
         assert got.shape == expected.shape
@@ -82,7 +82,7 @@ def test_ragged_images_equal_kornia_on_each_alone(name, layout):
     layout=st.sampled_from(["chw", "hwc"]),
     seed=st.integers(0, 2**62),
 )
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_ragged_images_of_any_size_equal_each_alone(sizes, channels, layout, seed):
     images = images_of(sizes, channels)
     pipeline = container([K.RandomHorizontalFlip(), K.RandomResizedCrop((9, 11)), K.RandomVerticalFlip()])
@@ -150,12 +150,13 @@ AHEAD = {
 }
 
 
-@pytest.mark.parametrize(("name", "views", "follow"), sweep(AHEAD, [1, 2], [False, True]))
-def test_ragged_calls_equal_draw_for_any_sizes(name, views, follow):
+@pytest.mark.parametrize(("name", "options"), sweep(AHEAD, [(1, False), (2, True), (1, True), (2, False)]), ids=str)
+def test_ragged_calls_equal_draw_for_any_sizes(name, options):
     """Numbers are drawn ahead, before the sizes are known that they turn into draws with."""
+    views, follow = options
     augment = gpuaug.fuse(AHEAD[name](), ragged=True, views=views)
     turns = [pack(images_of(SIZES[first:] + SIZES[:first])) for first in range(4)]
-    batches = [turns[index % 4] for index in range(10)]
+    batches = [turns[index % 4] for index in range(6)]
     others = (torch.rand(len(SIZES), 2, 2) * 30,) if follow else ()
     keys = ["input", "keypoints"][: 1 + follow]
     torch.manual_seed(0)
@@ -169,7 +170,7 @@ def test_ragged_calls_equal_draw_for_any_sizes(name, views, follow):
 
 
 def test_ragged_draws_are_prefetched_for_many_batches():
-    augment, batch = gpuaug.fuse(container(CLOSE["a classifier's"]()), ragged=True), pack(images_of())
+    augment, batch = gpuaug.fuse(container(CLOSE["resized crop"]()), ragged=True), pack(images_of([(9, 8), (7, 9)]))
     sources = []
 
     class Counted(upcoming.Sampler):

@@ -60,7 +60,17 @@ PIPELINES = {
 SIZES = [(37, 52), (64, 40), (30, 30), (20, 33)]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+CROSSED = len(FIRST) * len(THEN)
+"""Number of pipelines of two parts. By default every third is tried: each first part with two others, and the reverse."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (number < CROSSED and (number // len(THEN) + number) % 3 > 0))
+        for number, name in enumerate(PIPELINES)
+    ],
+)
 def test_each_image_equals_torchvision(name):
     images = images_of(SIZES)
     augment, batch = gpuaug.fuse([TO_FLOAT, *PIPELINES[name]()], ragged=True), pack(images, "hwc")

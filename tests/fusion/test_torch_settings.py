@@ -48,6 +48,16 @@ PIPELINES = {
 OF_OWN_DTYPE = {"left to Kornia", "resampled crop, left to Kornia", "the user's own", "a wide policy"}
 """Those with modules that draw, or hold magnitudes, in the dtype that was torch's default when they were made."""
 
+REPEATED = {
+    *("affine, nearest", "blur, circular", "blur, replicate", "choice and order", "colour", "crop, replicated"),
+    *("cubic behind levels", "filters, each for some", "flips", "jitter between filters", "jitter of normalised images"),
+    *("jitter, then jitter", "jitters around a contrast", "mixup, alone", "mixup, never", "noise", "one of, then jitter"),
+    *("padded, rotation, flip", "perspective, filled", "resized crop, nearest", "resized crop, of a pixel"),
+    *("resized crop, of a square pixel", "self-supervised", "two passes", "two passes, exact"),
+    *("zoomed out, drawn size, middle", "every magnitude", "mixup", "resized crop, flip"),
+}
+"""Pipelines of modules that others have with the same kinds of parameters: slow."""
+
 OPTIONS = {
     "antialias": {"antialias": True},
     "views": {"views": 2},
@@ -56,6 +66,11 @@ OPTIONS = {
 """Those that are not tried with every pipeline."""
 
 TARGETS = ["input", "mask", "bbox_xyxy", "valid", "keypoints", "targets"]
+
+
+def params(names):
+    """Parameters of a test: names of pipelines, of which those in ``REPEATED`` are slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in names]
 
 
 def moving():
@@ -90,13 +105,13 @@ def plain(form):
 
 def test_every_module_that_is_lowered_is_tried():
     found = set()
-    for make in PIPELINES.values():
-        for module in make():
+    for name in PIPELINES.keys() - REPEATED:
+        for module in PIPELINES[name]():
             found.update(type(each) for each in module.modules())
     assert found >= set(LOWERED)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", params(PIPELINES))
 def test_images_are_the_same(name):
     pipeline, given = built(PIPELINES[name]), [photographs(4, 3, 24, 28)]
     check_unchanged(lambda: outcomes(pipeline, given))
@@ -109,7 +124,7 @@ def test_images_are_the_same_with_each_option(name, option):
     check_unchanged(lambda: outcomes(pipeline, given, **OPTIONS[option]))
 
 
-@pytest.mark.parametrize("name", [name for name in PIPELINES if name not in OF_OWN_DTYPE])
+@pytest.mark.parametrize("name", params(name for name in PIPELINES if name not in OF_OWN_DTYPE))
 def test_modules_made_with_another_default_dtype_draw_the_same(name):
     given = [photographs(4, 3, 24, 28)]
     expected = outcomes(built(PIPELINES[name]), given)
