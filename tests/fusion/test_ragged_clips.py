@@ -76,7 +76,7 @@ def test_targets_of_ragged_clips_follow_them():
         assert_values(one["masks"], other["masks"])
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_dicts_of_the_frames_of_ragged_clips_equal_one_dict_per_clip(data):
     frames = data.draw(st.integers(2, 4))

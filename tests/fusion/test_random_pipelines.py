@@ -69,7 +69,7 @@ def test_each_op_equals_kornia_alone_and_behind_an_interpolation(kind, data):
         check(case)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(cases())
 def test_random_pipelines_equal_kornia(case):
     check(case)

@@ -7,6 +7,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.comparison.replay import overriding, photographs
 from support.comparison.values import assert_values
 from torch import nn
@@ -64,7 +65,7 @@ def outcome(run):
         return error
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(60, 120))])
 def test_types_and_values_are_those_of_torchvision(seed):
     """What torchvision refuses is refused; else types, of results and of what functions see, and values are the same."""
     choices = random.Random(seed)
@@ -125,8 +126,7 @@ ROUNDED = {
 }
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize(("name", "memory_format"), sweep(ROUNDED, [torch.contiguous_format, torch.channels_last]), ids=str)
 def test_bytes_are_the_float32_result_rounded_once(name, memory_format):
     images = photographs(6)
     options = {"memory_format": memory_format}
@@ -350,9 +350,9 @@ WRITING = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize(
+    ("name", "views", "dtype"), sweep(WRITING, [1, 2], [torch.uint8, torch.float32, torch.float64]), ids=str
+)
 def test_modules_that_write_into_their_images_leave_the_users_alone(name, views, dtype):
     images = batch_of(dtype, 4)
     before = images.clone()

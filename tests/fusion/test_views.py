@@ -5,6 +5,7 @@ import re
 import kornia.augmentation as K
 import pytest
 import torch
+from support.batches.pairwise import sweep
 from support.batches.ragged import images_of, pack
 from support.comparison.replay import as_kornia_takes_them, left_to_kornia, photographs
 from support.comparison.values import assert_values
@@ -37,8 +38,7 @@ def container(name):
     return K.AugmentationSequential(*MODULES[name]())
 
 
-@pytest.mark.parametrize("views", [1, 2, 5])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "views"), sweep(MODULES, [2, 5, 1]))
 @left_to_kornia
 def test_views_equal_kornia_on_their_draws(name, views):
     images, pipeline = photographs(3, 3, 20, 24), container(name)

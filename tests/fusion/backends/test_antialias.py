@@ -33,12 +33,12 @@ def torchvision_crops(images, draws, size, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("size", [(24, 20), (60, 70), (7, 33), (200, 150), (1, 1)])
+@pytest.mark.parametrize("size", [(24, 20), (60, 70), (7, 33), (110, 90), (1, 1)])
 def test_antialiased_crops_equal_torchvision(mode, size):
     images = photographs(*SHAPE, dtype=torch.float32)
     for align_corners in (True, False):
         augment = gpuaug.fuse(K.RandomResizedCrop(size, resample=mode, align_corners=align_corners), antialias=True)
-        for seed in range(3):
+        for seed in range(2):
             draws = augment.draw(images.shape, seed=seed)
             torch.testing.assert_close(
                 augment(images, draws=draws), torchvision_crops(images, draws, size, mode), atol=2e-5, rtol=0
@@ -70,7 +70,7 @@ def test_antialiased_resizes_equal_torchvision(mode, size):
     target=st.integers(1, 120),
     kind=st.sampled_from(["triangle", "cubic"]),
 )
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_antialias_weights_equal_pytorch(count, target, kind):
     """The response to each pixel by itself is the weights' matrix."""
     pulses = torch.eye(count)[:, None, None, :].expand(-1, 1, 1, -1)

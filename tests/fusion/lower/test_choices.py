@@ -44,7 +44,7 @@ BRANCHES = {
 """Transforms that give images of any size one size."""
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     names=st.lists(st.sampled_from(list(BRANCHES)), min_size=2, max_size=3),
     sizes=st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=6),

@@ -26,10 +26,7 @@ def worst(number, case):
 
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(number, marks=[pytest.mark.slow] * (number % 2), id=", ".join(case))
-        for number, case in enumerate(CASES)
-    ],
+    [pytest.param(number, marks=[pytest.mark.slow] * (number % 2), id=", ".join(case)) for number, case in enumerate(CASES)],
 )
 def test_images_of_one_value_are_so_to_ops_that_measure_them(number):
     assert worst(number, CASES[number]) < 2e-6

@@ -69,7 +69,7 @@ def drawn(pipeline, images, seed):
     return augment, augment.draw(images.shape, seed=seed)
 
 
-@cases(100)
+@cases(60)
 @given(TORCHVISION_COMPOSITIONS, st.booleans(), st.integers(0, 9))
 def test_any_composition_equals_torchvision_step_by_step(modules, floats, seed):
     images = bytes_of().float() / 255 if floats else bytes_of()
@@ -99,7 +99,7 @@ def test_masks_take_the_pixels_that_images_take(modules, seed):
         assert_values(got, masks)
 
 
-@cases(100)
+@cases(60)
 @given(st.lists(FLIPS_AND_PADS, max_size=2), RAGGED_CROP, st.lists(TORCHVISION, max_size=3), st.integers(0, 9))
 def test_images_of_every_size_are_padded_by_their_own(modules, crop, behind, seed):
     images = images_of([(12, 13), (9, 20), (17, 8)])

@@ -66,7 +66,7 @@ def test_skipped_crops_are_unchanged_and_others_equal_kornia(name, by, p, same):
     augment = gpuaug.fuse(pipeline)
     assert "left to Kornia" not in str(augment.explain((BATCH, 3, *SIZE)))
     apply_masks = []
-    for seed in range(6 if p else 2):  # where nothing is drawn, seeds change images alone
+    for seed in range(3, 8 if p else 5):  # where nothing is drawn, seeds change images alone
         given = inputs((torch.uint8, torch.float32)[seed % 2], seed)
         draws = augment.draw(given[0].shape, seed=seed)
         open_ = apply_mask_of(draws)

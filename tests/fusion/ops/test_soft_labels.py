@@ -38,7 +38,7 @@ def smoothed(labels, smoothing):
     return one_hot(labels, CLASSES) * (1 - smoothing) + smoothing / CLASSES
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     st.sampled_from(sorted(PIPELINES)),
     st.sampled_from(["batch", "sample"]),

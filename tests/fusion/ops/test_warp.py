@@ -58,7 +58,7 @@ def test_warps_with_nearest_resampling(name):
 
 @pytest.mark.parametrize("name", WARPS)
 def test_samples_skipped_by_a_warp_are_unchanged_bit_for_bit(name):
-    images = photographs(16)
+    images = photographs(8)
     augment = gpuaug.fuse(WARPS[name](p=0.5))
     draws = augment.draw(images.shape, seed=2)
     skipped = ~draws._drawn[0]["apply_mask"]

@@ -66,9 +66,15 @@ def test_boxes_and_keypoints_equal_kornia(name, key, p):
         assert_alike(*followed(PIPELINES[name](p), photographs(5), key, annotations(key, seed=seed), seed))
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("name", ["resized crop", "rotation", "colour alone"])
+@pytest.mark.parametrize(
+    ("name", "key", "dtype"),
+    sweep(
+        ["resized crop", "rotation", "colour alone"],
+        KEYS,
+        [torch.int64, torch.int32, torch.float64, torch.float16, torch.bfloat16],
+    ),
+    ids=str,
+)
 def test_box_dtypes_are_those_of_kornia(name, key, dtype):
     values = annotations(key).clamp(min=1).to(dtype)
     # Half precision is rounded once here, and with every module there.
@@ -86,10 +92,11 @@ def test_half_precision_boxes_are_the_float32_result_rounded(key, dtype):
     assert_values(got, full.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
-@pytest.mark.parametrize(("batch", "count"), [(5, 0), (0, 3), (0, 0), (1, 1)])
-@pytest.mark.parametrize("key", KEYS)
-def test_boxes_of_empty_batches_and_of_images_without_boxes(key, batch, count, dtype):
+@pytest.mark.parametrize(
+    ("key", "shape", "dtype"), sweep(KEYS, [(5, 0), (0, 3), (0, 0), (1, 1)], [torch.float32, torch.int64]), ids=str
+)
+def test_boxes_of_empty_batches_and_of_images_without_boxes(key, shape, dtype):
+    batch, count = shape
     values = annotations(key, batch, count).clamp(min=1).to(dtype)
     for name in ("rotation", "resized crop"):
         assert_alike(*followed(PIPELINES[name](0.5), photographs(batch), key, values))

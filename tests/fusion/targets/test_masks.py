@@ -76,8 +76,7 @@ def test_masks_under_crops_flips_and_resizes_equal_kornia(name, p):
         assert_values(got, expected)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", WARPED)
+@pytest.mark.parametrize(("name", "p"), sweep(WARPED, [0.5, 0.0, 1.0]))
 def test_masks_under_warps_take_the_nearest_pixel(name, p):
     for seed in range(3):
         expected, got, pipeline = followed(WARPED[name](p), photographs(5), masks(5, 2, 32, 48, seed=seed), seed)
@@ -108,8 +107,7 @@ RARE = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.com
 """Types that torch itself hardly computes with, and Kornia not at all."""
 
 
-@pytest.mark.parametrize("dtype", RARE, ids=str)
-@pytest.mark.parametrize("name", ["crop, padded", "pad, resize, crop", "erasing", "affine"])
+@pytest.mark.parametrize(("name", "dtype"), sweep(["crop, padded", "pad, resize, crop", "erasing", "affine"], RARE), ids=str)
 def test_masks_of_rare_types_follow_as_others_do(name, dtype):
     modules = {**EXACT, **WARPED}[name](0.5)
     augment, images, given = gpuaug.fuse(modules), photographs(5), masks(5, 2, 32, 48)
@@ -124,9 +122,11 @@ def test_masks_of_an_empty_batch(name):
     followed(EXACT[name](0.5), photographs(0), masks(0, 1, 32, 48))
 
 
-@pytest.mark.parametrize("keepdim", [False, True])
-@pytest.mark.parametrize("shape", [(3, 32, 48), (1, 32, 48), (1, 1, 32, 48)], ids=str)
-@pytest.mark.parametrize("name", ["flips", "resized crop", "erasing", "colour alone"])
+@pytest.mark.parametrize(
+    ("name", "shape", "keepdim"),
+    sweep(["flips", "resized crop", "erasing", "colour alone"], [(3, 32, 48), (1, 32, 48), (1, 1, 32, 48)], [False, True]),
+    ids=str,
+)
 def test_masks_of_one_image(name, shape, keepdim):
     expected, got, _ = followed(EXACT[name](1.0), photographs(1)[0], masks(*shape), keepdim=keepdim)
     assert_values(got, expected)

@@ -38,8 +38,7 @@ def test_target_boxes_and_keypoints_equal_kornia(name, p):
             assert_values(made["valid"] | near, (sides >= 1).all(1) | near)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(("name", "p"), sweep(PIPELINES, [0.5, 0.0, 1.0]))
 @left_to_kornia
 def test_target_masks_equal_padded_masks(name, p):
     modules, records = [*PIPELINES[name](p), K.RandomErasing((0.1, 0.4), p=0.5)], records_of()

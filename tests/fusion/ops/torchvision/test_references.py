@@ -36,7 +36,7 @@ def number_drawn(calls, size, crop):
     return (least + most) / 2
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(sizes=SIZES, crop=st.tuples(SIDES, SIDES), fill=st.integers(0, 255), seed=st.integers(0, 2**32))
 def test_fixed_size_crop_equals_the_class_on_images_and_targets_of_every_size(sizes, crop, fill, seed):
     transform = FixedSizeCrop(crop, fill=fill)
@@ -59,7 +59,7 @@ def test_fixed_size_crop_equals_the_class_on_images_and_targets_of_every_size(si
         assert_values(plain(got[index]["masks"]), theirs["masks"][kept])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     sizes=SIZES,
     size=st.integers(1, 24),
