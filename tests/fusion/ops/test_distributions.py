@@ -141,7 +141,7 @@ def test_same_on_batch_draws_once_for_all_samples(name):
 @pytest.mark.parametrize("name", ["resized crop, misses", "erasing", "affine"])
 def test_same_on_batch_draws_have_kornia_distribution(name):
     module = made(name, p=1.0 if "crop" in name else 0.3, same_on_batch=True)
-    augment, shape, count = gpuaug.fuse(module), (2, 3, 24, 40), 300
+    augment, shape, count = gpuaug.fuse(module), (2, 3, 24, 40), 200
     mine = batches(lambda seed: columns(augment.draw(shape, seed).as_kornia(), 2), count)
     torch.manual_seed(0)
     its = batches(lambda _: columns(module.forward_parameters(torch.Size(shape)), 2), count)
@@ -161,7 +161,7 @@ def test_same_on_batch_draws_have_kornia_distribution(name):
     ids=lambda module: type(module).__name__,
 )
 def test_p_batch_masks_have_kornia_distribution(module):
-    augment, shape, count = gpuaug.fuse(module), (3, 3, 24, 40), 300
+    augment, shape, count = gpuaug.fuse(module), (3, 3, 24, 40), 200
     mine = batches(lambda seed: augment.draw(shape, seed).as_kornia()["batch_prob"].numpy(), count)
     torch.manual_seed(0)
     its = batches(lambda _: module.forward_parameters(torch.Size(shape))["batch_prob"].numpy(), count)

@@ -15,8 +15,12 @@ FEW = 64
 
 def distance(one, other):
     """How far two samples' distribution functions are apart at most, by Kolmogorov and Smirnov, over what ALPHA allows."""
-    places = np.sort(np.concatenate((one, other)))
-    below = [np.searchsorted(np.sort(sample), places, "right") / len(sample) for sample in (one, other)]
+    values = np.concatenate((one, other))
+    if values.dtype.kind not in "iu" or np.ptp(values) > 8 * len(values):
+        values = ranks(values)
+    values = values - values.min()  # few enough to count each of them, which takes a tenth of the time of sorting
+    samples = values[: len(one)], values[len(one) :]
+    below = [np.bincount(sample, minlength=values.max() + 1).cumsum() / len(sample) for sample in samples]
     allowed = np.sqrt(-np.log(ALPHA / 2) / 2 * (1 / len(one) + 1 / len(other)))
     return np.abs(below[0] - below[1]).max() / allowed
 

@@ -292,7 +292,7 @@ after each axis of a resize."""
 @pytest.mark.parametrize("name", ROUNDED)
 def test_bytes_are_off_by_torchvisions_rounding_alone(name):
     make, most, mean = ROUNDED[name]
-    for seed in range(3):
+    for seed in range(2):
         expected, got = both(make(), photographs(8), seed)
         apart = (got - expected).abs() * 255
         assert apart.max() <= most
@@ -318,11 +318,11 @@ def test_values_are_of_bytes_up_to_the_conversion_and_of_floats_behind_it():
 
 
 def test_skipped_samples_come_out_as_they_went_in():
-    images = photographs(64)
+    images = photographs(32)
     made = v2.RandomApply([v2.ColorJitter(0.4, 0.4), v2.RandomRotation(30), v2.GaussianBlur(3)], p=0.5)
     augment = gpuaug.fuse([made, TO_FLOAT])
     draws = augment.draw(images.shape, seed=0)
     skipped = torch.tensor([len(calls) == 1 for calls in draws.as_torchvision()])
-    assert 10 < skipped.sum() < 54
+    assert 5 < skipped.sum() < 27
     assert_values(augment(images, draws=draws)[skipped], scaled(images)[skipped])
     assert replayed(draws, images).shape == images.shape
