@@ -79,7 +79,7 @@ class Program:
         self.dtype = lowered.dtype if options.dtype is None else options.dtype
         """Type of the output images."""
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
-        self.plain_ops = tuple(op for op in self.ops if isinstance(op, Op))
+        self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)
