@@ -117,7 +117,8 @@ def _matrix(
         names.sort(key=order.index)
     cells = {(row["name"], panel_title(row, rows)): _rate_cell(row, result, key) for row in rows}
     ceilings = result["settings"].get("ceilings", ())
-    titles = [f"*{name}* (ceiling)" if name in ceilings else name for name in names]
+    limit = "lower limit" if "_ms" in key else "ceiling"  # for a time or a rate
+    titles = [f"*{name}* ({limit})" if name in ceilings else name for name in names]
     if transposed:
         return _markdown_lines(
             [heading, *titles], [[column, *(cells.get((name, column), "") for name in names)] for column in columns]
