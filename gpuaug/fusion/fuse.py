@@ -79,7 +79,7 @@ def fuse(
             divided by the width of the image, y and height by its height.
         num_classes: Number of classes. Labels (``"class"``) are then returned as class probabilities, (B, num_classes), mixed
             as the images are. Default: ``num_classes`` of a torchvision ``MixUp`` or ``CutMix`` in the pipeline. Without such a
-            transform, labels are returned in Kornia's format: after a mix (B, 3), the label, the partner's label and a weight.
+            transform, labels are returned in Kornia's format: after a mix, label, partner's label and a weight per sample.
         label_smoothing: Label smoothing of the class probabilities, as in ``torch.nn.CrossEntropyLoss``. Requires
             ``num_classes``.
 
