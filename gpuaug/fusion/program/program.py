@@ -51,7 +51,7 @@ def image_key(images: Any) -> ImageKey | None:
 class Program:
     """Ops of a pipeline for images of one type.
 
-    torchvision's transforms treat bytes and floats differently, so the ops depend on the type. A *fallback module* is not
+    torchvision's transforms treat uint8 and floats differently, so the ops depend on the type. A *fallback module* is not
     lowered, but run by its library.
 
     Args:
