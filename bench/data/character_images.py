@@ -5,8 +5,8 @@
 Every image shows one character, in one colour and slightly rotated, over a crop of a photograph. Its class is the character: A
 to Z and 2 to 9, since 0 and 1 look like O and I. Sides are 96 to 384 pixels, with aspect ratios of photographs: batches are
 ragged, and images are downscaled to the small input of a model. Training and validation have different typefaces and
-photographs: training has the twelve faces of DejaVu Sans, DejaVu Serif and STIX over eight photographs, validation the nine
-faces of DejaVu Sans Mono and Computer Modern over four. The default number of copies gives 4080 and 918 images.
+photographs: training has the twelve typefaces of DejaVu Sans, DejaVu Serif and STIX over eight photographs, validation the nine
+typefaces of DejaVu Sans Mono and Computer Modern over four. The default number of copies gives 4080 and 918 images.
 
 The files are JPEGs in class folders, as ``torchvision.datasets.ImageFolder`` reads them. Equal arguments give equal images.
 """
@@ -24,7 +24,7 @@ from gpuaug.benchkit.photos import PHOTOGRAPHS
 
 CLASSES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ23456789"
 
-FACES = {
+TYPEFACES = {
     "train": [
         *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
         *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
@@ -46,13 +46,13 @@ _ROTATION_DEGREES = (-20, 20)
 _CONTRAST = 48  # smallest difference in lightness, of 255, between a character and the mean of its background
 
 
-def make(root: Path, *, copies: int = 10, faces: int | None = None) -> None:
+def make(root: Path, *, copies: int = 10, typefaces: int | None = None) -> None:
     """Write ``root/train/CLASS/*.jpg`` and ``root/val/CLASS/*.jpg``.
 
     Args:
         root: Folder of the dataset, created if it does not exist.
-        copies: Number of images per character and face. Validation has a third as many, at least one.
-        faces: Number of faces per split. Default: all.
+        copies: Number of images per character and typeface. Validation has a third as many, at least one.
+        typefaces: Number of typefaces per split. Default: all.
 
     Raises:
         FileNotFoundError: If scikit-image ships too few photographs.
@@ -65,18 +65,18 @@ def make(root: Path, *, copies: int = 10, faces: int | None = None) -> None:
     def write(split: str, character: str) -> None:
         folder = root / split / character
         folder.mkdir(parents=True, exist_ok=True)
-        for face in FACES[split][:faces]:
+        for typeface in TYPEFACES[split][:typefaces]:
             for copy in range(copies if split == "train" else max(1, copies // 3)):
-                generator = Random(f"{character} {face} {copy}")
-                image = _image(character, face, generator.choice(photographs[split]), generator)
-                image.save(folder / f"{face}_{copy}.jpg", quality=90)
+                generator = Random(f"{character} {typeface} {copy}")
+                image = _image(character, typeface, generator.choice(photographs[split]), generator)
+                image.save(folder / f"{typeface}_{copy}.jpg", quality=90)
 
     with ThreadPoolExecutor(allowed_cores()) as pool:  # Pillow releases the GIL while it draws and encodes
-        for split in FACES:
+        for split in TYPEFACES:
             list(pool.map(partial(write, split), CLASSES))
 
 
-def _image(character: str, face: str, photograph: Image.Image, generator: Random) -> Image.Image:
+def _image(character: str, typeface: str, photograph: Image.Image, generator: Random) -> Image.Image:
     """Draw one character over a crop of a photograph."""
     longer = generator.randint(_SIDES_PX[0], min(_SIDES_PX[1], *photograph.size))
     sides = [longer, round(longer * generator.uniform(*_ASPECTS))]
@@ -84,7 +84,9 @@ def _image(character: str, face: str, photograph: Image.Image, generator: Random
     width, height = sides
     left, top = generator.randint(0, photograph.width - width), generator.randint(0, photograph.height - height)
     image = photograph.crop((left, top, left + width, top + height))
-    font = ImageFont.truetype(str(_fonts() / f"{face}.ttf"), round(generator.uniform(*_HEIGHTS) * min(width, height) / 0.75))
+    font = ImageFont.truetype(
+        str(_fonts() / f"{typeface}.ttf"), round(generator.uniform(*_HEIGHTS) * min(width, height) / 0.75)
+    )
     # As large as the image, so that the rotation is about the centre of the image.
     mask = Image.new("L", image.size)
     ImageDraw.Draw(mask).text((width / 2, height / 2), character, fill=255, font=font, anchor="mm")

@@ -9,14 +9,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 CLASSES = 21
-POOL = 128
+POOL_IMAGES = 128
+"""Number of images in a pool."""
+
 _POOL_REPEATS = 40
 _MEAN_OBJECTS = 7.0
 _OBJECT_CLASSES = 80
 
 
 class RandomImages(Dataset):
-    """Items from a small pool of random uint8 images. An item costs one copy, like an image that was decoded in advance.
+    """Items from a small pool of random uint8 images. Reading an item copies nothing; collating a batch copies each item once.
 
     Args:
         size: Side of the images in pixels.
@@ -34,13 +36,13 @@ class RandomImages(Dataset):
         transform: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.images = torch.randint(256, (POOL, 3, size, size), dtype=torch.uint8, generator=generator)
-        shape = (POOL, size, size) if labels == "pixel" else (POOL,)
+        self.images = torch.randint(256, (POOL_IMAGES, 3, size, size), dtype=torch.uint8, generator=generator)
+        shape = (POOL_IMAGES, size, size) if labels == "pixel" else (POOL_IMAGES,)
         self.labels = torch.randint(CLASSES, shape, dtype=dtype, generator=generator)
         self.transform = transform
 
     def __len__(self) -> int:
-        return POOL
+        return POOL_IMAGES
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         image = self.images[index]
@@ -55,7 +57,7 @@ class RaggedImages(Dataset):
         count: Number of images.
     """
 
-    def __init__(self, sides: tuple[int, int], *, count: int = POOL) -> None:
+    def __init__(self, sides: tuple[int, int], *, count: int = POOL_IMAGES) -> None:
         generator = torch.Generator().manual_seed(0)
         shapes = torch.randint(sides[0], sides[1] + 1, (count, 2), generator=generator).tolist()
         self.images = [torch.randint(256, (3, *shape), dtype=torch.uint8, generator=generator) for shape in shapes]
@@ -96,13 +98,16 @@ class TransformedSamples(Dataset):
 
 
 def random_objects(height: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return boxes (n, 4), corners in pixels, and labels (n,). As in COCO, n is 7 on average, and at least 1."""
-    objects = max(1, int(torch.poisson(torch.tensor(_MEAN_OBJECTS), generator=generator)))
-    corners = torch.rand(objects, 2, 2, generator=generator).sort(dim=1).values
+    """Return ``boxes``, (n, 4) float32 in xyxy pixels, and ``labels``, (n,) int64, of a random number of objects n.
+
+    n has the Poisson distribution with mean 7, the average in COCO, but is at least 1.
+    """
+    num_objects = max(1, int(torch.poisson(torch.tensor(_MEAN_OBJECTS), generator=generator)))
+    corners = torch.rand(num_objects, 2, 2, generator=generator).sort(dim=1).values
     # No side of a box is shorter than a tenth of the side of the image.
     corners[:, 0] *= 0.9
     corners[:, 1] = corners[:, 1].clamp(min=corners[:, 0] + 0.1)
-    labels = torch.randint(_OBJECT_CLASSES, (objects,), generator=generator)
+    labels = torch.randint(_OBJECT_CLASSES, (num_objects,), generator=generator)
     return {"boxes": (corners * torch.tensor([width, height])).flatten(1), "labels": labels}
 
 

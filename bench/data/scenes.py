@@ -12,7 +12,7 @@ from bench.data import random_images
 
 Target = dict[str, Tensor]
 
-POOL = 64
+POOL_IMAGES = 64
 """Number of images."""
 
 
@@ -25,7 +25,7 @@ class Scenes(Dataset):
         count: Number of images.
     """
 
-    def __init__(self, side: int, keys: Sequence[str], *, count: int = POOL) -> None:
+    def __init__(self, side: int, keys: Sequence[str], *, count: int = POOL_IMAGES) -> None:
         generator = torch.Generator().manual_seed(0)
         self.transform: Callable[[Tensor, Target], tuple[Tensor, Target]] | None = None
         self.items = [_scene(side, index % 2 == 0, keys, generator) for index in range(count)]

@@ -94,13 +94,16 @@ def markdown(
         rows = sorted((row for row in rows if row["case"] in cases), key=lambda row: cases.index(row["case"]))
     is_accuracy = "top1_percent" in rows[0]
     rate = next((key for key in _RATES if key in rows[0]), "")
+    heading = _heading(figure or rate)
+    if heading == "images/s":
+        heading = f"{result['settings'].get('sample', 'image')}s/s"
     if "verdicts" in result["settings"]:
         lines = _profile_table(result)
     elif case or is_accuracy or not (figure or rate):
         lines = _flat_table(rows, [key for key in columns or () if not case or key != "case"])
     else:
         size_suffix = f", B={rows[0]['batch_size']}" if columns else ""
-        lines = _matrix(rows, result, figure or rate, _heading(figure or rate) + size_suffix, transposed=by_case, order=names)
+        lines = _matrix(rows, result, figure or rate, heading + size_suffix, transposed=by_case, order=names)
     ratios = not is_accuracy and not case and (not figure or figure in _RATES)
     return "\n".join(["", *lines, "", _caption(result, rows, ratios=ratios), ""]) + "\n"
 
@@ -114,7 +117,8 @@ def _matrix(
         names.sort(key=order.index)
     cells = {(row["name"], panel_title(row, rows)): _rate_cell(row, result, key) for row in rows}
     ceilings = result["settings"].get("ceilings", ())
-    titles = [f"*{name}* (ceiling)" if name in ceilings else name for name in names]
+    limit = "lower limit" if "_ms" in key else "ceiling"  # for a time or a rate
+    titles = [f"*{name}* ({limit})" if name in ceilings else name for name in names]
     if transposed:
         return _markdown_lines(
             [heading, *titles], [[column, *(cells.get((name, column), "") for name in names)] for column in columns]
@@ -210,7 +214,7 @@ def _caption(result: dict[str, Any], rows: Sequence[dict[str, Any]], *, ratios: 
     baseline = result["settings"].get("baseline")
     reference = "the row at 1.00" if baseline is None else f"*{baseline}*"
     ratios = ratios and any(row.get("ratio") for row in result["rows"])
-    paired = f" In brackets: the ratio to {reference}, paired within rounds." if ratios else ""
+    paired = f" In brackets: the ratio to {reference} in the same round, the median over rounds." if ratios else ""
     return f"<sub>{text}.{paired}</sub>"
 
 

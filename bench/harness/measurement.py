@@ -47,8 +47,8 @@ def measure(
         baseline: Name of the row that ratios are relative to, or several names: a case has a row with one of them.
         ours: Names of rows that run through gpuaug, which plots show in another colour.
         ceilings: Names of rows that leave work out: upper bounds for the others.
-        figures: Measures further figures of each row. Then rates and ratios are of images instead of steps, so that a slow row
-            may process some images of a batch per step, and rows have no ``host_ms``.
+        figures: Measures further figures of each row. Then rates and ratios are of images instead of steps, so that rows may
+            differ in the number of images per step, and rows have no ``host_ms``.
         settings: Further settings of the result.
     """
     suite = options.suite or suite

@@ -1,7 +1,7 @@
 """Loaders that the suite ``files`` compares, from a folder of files to augmented batches on the card.
 
-All end with RandomResizedCrop, HorizontalFlip, ColorJitter without hue and Normalize; crops are antialiased; images have half
-precision and are channels last.
+All end with RandomResizedCrop, RandomHorizontalFlip, ColorJitter without hue and Normalize; crops are antialiased; images have
+half precision and are channels last.
 """
 
 from collections.abc import Callable, Iterator

@@ -39,7 +39,14 @@ from gpuaug.feed.ring_collate import SlotCollate, describe_or_free_slot
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
 from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
 from gpuaug.feed.unsent import sending_errors
-from gpuaug.feed.wrapped_loader import Begin, IteratorAndReader, begin_after, end_workers, has_persistent_workers, iterated_as
+from gpuaug.feed.wrapped_loader import (
+    BeginFunction,
+    IteratorAndReader,
+    begin_after,
+    end_workers,
+    has_persistent_workers,
+    uses_iteration_of,
+)
 
 FeedMode = Literal["auto", "ring", "plain"]
 """Values of the argument ``feed``."""
@@ -67,7 +74,7 @@ class Feed:
         feed: FeedMode,
         feed_bytes: int | None,
         device: torch.device,
-        begin_with: Callable[[Begin, Any], IteratorAndReader] | None = None,
+        begin_with: Callable[[BeginFunction, Any], IteratorAndReader] | None = None,
     ) -> None:
         feed = one_of("feed", feed, ("auto", "ring", "plain"), "Leave it out to use the ring where possible.")
         self._loader = loader
@@ -200,12 +207,12 @@ class Feed:
         if ring is not None:
             receive = partial(_receive_from_worker if self.workers else partial(_stage, self._staging), ring, self._device)
         keeps_state = _keeps_state(loader)
-        starts_workers = self.workers and (keeps_state or iterated_as(loader, DataLoader))
+        starts_workers = self.workers and (keeps_state or uses_iteration_of(loader, DataLoader))
         memory = ring.memory if ring is not None else None
         with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
             skip = 0 if resume is None else resume.batches
             if self.resumable is not None:
-                begin: Begin = partial(self.resumable.begin, resume=resume)
+                begin: BeginFunction = partial(self.resumable.begin, resume=resume)
             elif self.stateful is not None:
                 begin = partial(self.stateful.begin, skip=skip)
             else:
@@ -372,7 +379,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
         return "the batches of a list are in memory already"
     if not isinstance(loader, DataLoader):
         return ""
-    if not (iterated_as(loader, DataLoader) or _keeps_state(loader)):
+    if not (uses_iteration_of(loader, DataLoader) or _keeps_state(loader)):
         return f"{type(loader).__name__} overrides how a DataLoader is iterated"
     if not loader.num_workers and loader.pin_memory:
         return "the loader page-locks its batches itself"
@@ -386,7 +393,7 @@ def _reason_without_slots(loader: Any, device: torch.device, *, requires_ring: b
 def _keeps_state(loader: Any) -> bool:
     """Return whether ``loader`` is torchdata's ``StatefulDataLoader``, which stores its iterator and state in itself."""
     cls = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
-    return cls is not None and isinstance(loader, cls) and iterated_as(loader, cls)
+    return cls is not None and isinstance(loader, cls) and uses_iteration_of(loader, cls)
 
 
 @contextmanager

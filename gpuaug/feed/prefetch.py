@@ -24,7 +24,15 @@ import torch
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
 from gpuaug.feed.mailbox import Mailbox, Pulled
-from gpuaug.feed.wrapped_loader import Begin, StateReader, begin_epoch, end_workers, has_persistent_workers, state_reader, wake
+from gpuaug.feed.wrapped_loader import (
+    BeginFunction,
+    StateReader,
+    begin_epoch,
+    end_workers,
+    has_persistent_workers,
+    state_reader,
+    wake,
+)
 
 STOP_S = 7.0
 """Maximum seconds to wait for the end of the wrapped loader's ``next`` when a loop ends early."""
@@ -177,7 +185,7 @@ def open_feed_iterator(
     loader: Iterable[Any],
     current_stream: Callable[[], Any],
     receive: Receive | None = None,
-    begin: Begin = begin_epoch,
+    begin: BeginFunction = begin_epoch,
 ) -> FeedIterator:
     """Begin an iteration over ``loader``.
 

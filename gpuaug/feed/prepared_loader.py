@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpuaug.core.errors import ArgumentError, GpuAugWarning
-from gpuaug.feed.wrapped_loader import Begin, IteratorAndReader, StateReader, end_workers
+from gpuaug.feed.wrapped_loader import BeginFunction, IteratorAndReader, StateReader, end_workers
 
 
 class ReadState(NamedTuple):
@@ -80,7 +80,7 @@ class PreparedLoader:
             synchronize_rng_states(self._loader.rng_types, self._loader.synchronized_generator)
         self._loader.set_epoch(epoch)
 
-    def open(self, begin: Begin, dataloader: Any) -> IteratorAndReader:
+    def open(self, begin: BeginFunction, dataloader: Any) -> IteratorAndReader:
         """Begin an iteration over the ``DataLoader``, or over a copy of it."""
         iterator = _ReadAheadIterator(*begin(dataloader))
         return iterator, iterator.read_state

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError
 from gpuaug.core.rng import default_rank
-from gpuaug.feed.wrapped_loader import StateReader, as_int, end_workers, is_stateful, iterated_as, parts
+from gpuaug.feed.wrapped_loader import StateReader, as_int, end_workers, is_stateful, parts, uses_iteration_of
 
 _GLOBAL = "torch"
 """Key of torch's global generator among the generators from which a sampler may draw."""
@@ -41,7 +41,7 @@ def is_resumable(loader: Any) -> bool:
     """Return whether an epoch of ``loader`` can begin at any batch without loading earlier batches."""
     if type(loader) in {list, tuple}:
         return True
-    if not isinstance(loader, DataLoader) or is_stateful(loader) or not iterated_as(loader, DataLoader):
+    if not isinstance(loader, DataLoader) or is_stateful(loader) or not uses_iteration_of(loader, DataLoader):
         return False
     # Not with in_order=False: the batches that were processed may not be the first of the epoch. Not if the sampler is an
     # iterator, which can be iterated only once.

@@ -27,7 +27,7 @@ from gpuaug.feed.wrapped_loader import (
     drop_first,
     end_workers,
     has_persistent_workers,
-    has_state,
+    has_state_methods,
     state_reader,
 )
 
@@ -45,7 +45,9 @@ class StatefulLoader:
     def __init__(self, loader: Any) -> None:
         self._resumable = ResumableLoader(loader)
         self._is_stream = isinstance(loader.dataset, IterableDataset)
-        self._records_order = not self._is_stream and not has_state(loader.batch_sampler) and not has_state(loader.sampler)
+        self._records_order = (
+            not self._is_stream and not has_state_methods(loader.batch_sampler) and not has_state_methods(loader.sampler)
+        )
         """Whether the additional state has to describe the order of the samples."""
         self._same_order = True
         self._resumed = False
@@ -177,8 +179,8 @@ class StatefulLoader:
     def _loads_state_at_end(self, loader: Any) -> bool:
         """Return whether torchdata loads the state at the end of an epoch into the dataset."""
         if self._is_stream:
-            return has_state(loader.dataset) and not _is_hugging_face_stream(loader.dataset)
-        return has_state(loader.dataset) and has_persistent_workers(loader)
+            return has_state_methods(loader.dataset) and not _is_hugging_face_stream(loader.dataset)
+        return has_state_methods(loader.dataset) and has_persistent_workers(loader)
 
     @staticmethod
     def _must_reread(loader: Any) -> bool:

@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader, Dataset
 from gpuaug.core.errors import ArgumentTypeError, add_note
 
 _WAKE_ITEM = (None, None)
-"""(index, data) that a ``DataLoader`` reads as a result of a worker. A ``DataLoader`` that waits for a batch then raises."""
+"""(index, data) in the form of a worker's result. A ``DataLoader`` that receives it raises, because no task has this index."""
 
-_ENCODED = "For undecoded files, pass collate_fn=gpuaug.collate_encoded"
+_ENCODED_ADVICE = "For encoded files, pass collate_fn=gpuaug.collate_encoded"
 _ADVICE = {
     "found <class 'PIL.": "For PIL images, use v2.PILToTensor() in the dataset, or pass collate_fn=gpuaug.collate_ragged",
     "found <class 'gpuaug.core.": "For a dataset of batches, pass batch_size=None",
-    "found <class 'gpuaug.": _ENCODED,
-    "found <class 'pathlib": _ENCODED,
+    "found <class 'gpuaug.": _ENCODED_ADVICE,
+    "found <class 'pathlib": _ENCODED_ADVICE,
     "stack expects each tensor to be equal size": "For images of several sizes, or target dicts, pass "
     "collate_fn=gpuaug.collate_ragged",
 }
@@ -34,11 +34,12 @@ def checked_iterable(loader: Any) -> Any:
     """Return ``loader`` after checking that it is an iterable of batches.
 
     Raises:
-        ArgumentTypeError: If ``loader`` is not iterable, or is a dataset, whose items are samples.
+        ArgumentTypeError: If ``loader`` is not iterable, is text, bytes, a mapping or a scalar tensor, or is a map-style
+            dataset, whose items are samples.
     """
     iterates = callable(getattr(type(loader), "__iter__", None))
-    is_other = isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0
-    if is_other or not (iterates or hasattr(type(loader), "__getitem__")):
+    is_text_mapping_or_scalar = isinstance(loader, str | bytes | Mapping) or getattr(loader, "ndim", 1) == 0
+    if is_text_mapping_or_scalar or not (iterates or hasattr(type(loader), "__getitem__")):
         raise ArgumentTypeError(
             f"loader must be an iterable of batches, got {type(loader).__name__}. Pass a DataLoader, a list or a generator."
         )
@@ -65,8 +66,11 @@ def has_persistent_workers(loader: Any) -> bool:
     return bool(getattr(loader, "persistent_workers", False)) and hasattr(loader, "_iterator")
 
 
-def without_workers(loader: Any) -> Any:
-    """Return ``loader``, or for a ``DataLoader`` with running workers a copy without them, which can be pickled."""
+def without_iterator(loader: Any) -> Any:
+    """Return ``loader``; for a ``DataLoader`` with running persistent workers, a copy without its iterator.
+
+    The copy can be pickled.
+    """
     if getattr(loader, "_iterator", None) is None or not isinstance(loader, DataLoader):
         return loader
     loader_copy: Any = copy.copy(loader)
@@ -84,7 +88,8 @@ def end_workers(iterator: Any) -> None:
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
         if getattr(iterator, "_worker_pids_set", False):
-            # A library may abort a worker that is ending. torch's error about the worker would hide the dataset's error.
+            # A native library may abort a worker while the worker exits. Without this call, torch would raise its error about
+            # a killed worker, in place of the dataset's error.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
         shut_down()
@@ -93,8 +98,9 @@ def end_workers(iterator: Any) -> None:
 def wake(iterator: Any) -> None:
     """Make the ``next`` of a ``DataLoader``'s iterator raise an error, if another thread is waiting in it.
 
-    Otherwise the thread could wait for five seconds, the interval at which ``DataLoader`` checks for dead workers. Does nothing
-    if no thread waits, if a worker is sending a batch, or if a worker died while sending.
+    Otherwise the thread could wait for five seconds, the interval at which ``DataLoader`` checks for dead workers. Call this
+    function only to end the iterator: if no thread is waiting, a later ``next`` raises the error. Nothing is sent if a worker
+    holds the lock of the queue, because it is sending a batch or died while sending, or if the pipe is full.
 
     Args:
         iterator: Iterator of any loader.
@@ -115,33 +121,37 @@ def wake(iterator: Any) -> None:
                 results._sem.acquire(block=False)  # get() releases it
                 writer.send_bytes(pickle.dumps(_WAKE_ITEM))
         finally:
-            if lock._semlock._is_mine():  # true after an interrupt, too
+            if lock._semlock._is_mine():  # also if a KeyboardInterrupt was raised right after acquire()
                 lock.release()
 
 
 def is_stateful(loader: Any) -> bool:
-    """Return whether ``loader`` has the methods ``state_dict`` and ``load_state_dict``, and they work."""
+    """Return whether ``loader``, and the loader that it wraps, if any, have ``state_dict`` and ``load_state_dict``."""
     # Accelerate's loaders have the methods even if the loaders that they wrap have not. The methods then do not work.
     inner = getattr(loader, "base_dataloader", loader)
-    return has_state(loader) and has_state(inner)
+    return has_state_methods(loader) and has_state_methods(inner)
 
 
-def has_state(value: Any) -> bool:
+def has_state_methods(value: Any) -> bool:
     """Whether ``value`` has the methods ``state_dict`` and ``load_state_dict``."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def iterated_as(loader: Any, base: Any) -> bool:
-    """Return whether ``loader`` is iterated as ``base``: its class, a subclass of ``base``, does not override the methods."""
+def uses_iteration_of(loader: Any, base: Any) -> bool:
+    """Return whether the class of ``loader``, ``base`` or a subclass, overrides neither ``__iter__`` nor ``_get_iterator``."""
     return type(loader).__iter__ is base.__iter__ and type(loader)._get_iterator is base._get_iterator
 
 
 StateReader = Callable[[bool], Any]
-"""Function that returns the loader's state. Argument: whether the iterator has ended. Called on the thread that iterates."""
+"""Function that returns the loader's state, called on the thread that iterates.
+
+The argument is True if the iterator has ended. Returns ``None`` for a loader without a state. If reading the state raised an
+exception, the exception is returned, for ``StreamedLoader.state_dict`` to raise.
+"""
 
 
 def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
-    """Return a function that reads the loader's state; it returns ``None`` for a loader without a state."""
+    """Return the ``StateReader`` of ``loader``, whose current iterator is ``iterator``."""
     if not is_stateful(loader):
         return _no_state
     # From the iterator if possible, because a loader returns the state of its newest iterator.
@@ -159,7 +169,7 @@ def state_reader(loader: Any, iterator: Iterator[Any]) -> StateReader:
 IteratorAndReader = tuple[Iterator[Any], StateReader]
 """(iterator, state reader) of one iteration over a loader."""
 
-Begin = Callable[[Any], IteratorAndReader]
+BeginFunction = Callable[[Any], IteratorAndReader]
 """Function that begins an iteration over a loader."""
 
 
@@ -175,9 +185,9 @@ def begin_after(loader: Any, skip: int) -> IteratorAndReader:
     return drop_first(iterator, skip), state
 
 
-def drop_first(iterator: Iterator[Any], batches: int) -> Iterator[Any]:
-    """Return an iterator that omits the first ``batches`` items of ``iterator``. Its first ``next`` reads and drops them."""
-    return _SkippingIterator(iterator, batches) if batches else iterator
+def drop_first(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """Return an iterator that omits the first ``count`` batches of ``iterator``. Its first ``next`` reads and drops them."""
+    return _SkippingIterator(iterator, count) if count else iterator
 
 
 class _SkippingIterator(Iterator[Any]):
@@ -187,9 +197,9 @@ class _SkippingIterator(Iterator[Any]):
     ``end_workers``.
     """
 
-    def __init__(self, iterator: Iterator[Any], batches: int) -> None:
+    def __init__(self, iterator: Iterator[Any], count: int) -> None:
         self._iterator = iterator
-        self._later_batches = islice(iterator, batches, None)
+        self._later_batches = islice(iterator, count, None)
         self._data_queue = getattr(iterator, "_data_queue", None)
 
     def __next__(self) -> Any:
@@ -210,7 +220,7 @@ def set_epoch_of(loader: Any, epoch: int) -> None:
 
 
 def epoch_of(loader: Any) -> int:
-    """Return the largest epoch of the samplers of ``loader``, which frameworks set; 0 without one."""
+    """Return the largest ``epoch`` among the loader, its samplers and its dataset; 0 if none of them has ``set_epoch``."""
     epochs = (as_int(getattr(part, "epoch", 0)) for part in parts(loader).values() if hasattr(part, "set_epoch"))
     return max((epoch for epoch in epochs if epoch is not None), default=0)
 

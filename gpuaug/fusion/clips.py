@@ -13,7 +13,7 @@ from gpuaug.fusion.ops.base import Size
 
 
 @dataclass(frozen=True, slots=True)
-class ClipForm:
+class ClipLayout:
     """Layout of clips that a pipeline accepts: (B, T, C, H, W), unless a ``VideoSequential`` of Kornia sets another layout."""
 
     channels_first: bool = False
@@ -70,14 +70,14 @@ class ClipForm:
         return result.transpose(1, 2) if self.channels_first else result
 
 
-def clip_form(pipeline: Any) -> ClipForm:
+def clip_layout_of(pipeline: Any) -> ClipLayout:
     """Return the layout of clips that a pipeline accepts.
 
     Raises:
         ArgumentError: If ``VideoSequential`` modules of the pipeline have different layouts.
     """
     forms = {
-        ClipForm(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)
+        ClipLayout(part.data_format == "BCTHW", not part.same_on_frame, is_required=True)
         for part in all_parts(pipeline)
         if isinstance(part, K.VideoSequential)
     }
@@ -86,4 +86,4 @@ def clip_form(pipeline: Any) -> ClipForm:
             "pipeline must have VideoSequential modules of one data_format and same_on_frame, got several. "
             "Fuse each separately, in a stage of its own."
         )
-    return forms.pop() if forms else ClipForm()
+    return forms.pop() if forms else ClipLayout()

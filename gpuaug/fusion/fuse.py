@@ -1,9 +1,10 @@
 """``fuse`` and the module that it returns, which runs a batch through a fused pipeline.
 
-A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For images of one size it consists
-of *segments*: ops with one plan, or a single op without a plan. A *plan* runs its ops in few passes over the images. Its
-*parameter table* has one float32 row per sample, with the random parameters (*draws*) of all ops. *Views* are several random
-augmentations of the same images. A *mix* blends images of a batch, as MixUp does.
+A ``Program`` is the pipeline *lowered*, that is, translated to ops, for images of one dtype. For a given size of the batch, a
+program consists of *segments*. A segment is a run of ops that share one plan, or one op that its library runs. A *plan* runs
+its ops in few *passes*, each one reading and one writing of all images. Its *parameter table* has one float32 row per sample,
+with the random parameters (*draws*) of all ops. *Views* are several random augmentations of the same images. A *mix* blends
+images of a batch, as MixUp does.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from gpuaug.core.torchvision_types import holds_targets
 from gpuaug.fusion import explain
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import size_of_shape
-from gpuaug.fusion.clips import clip_form
+from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
 from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
@@ -35,10 +36,10 @@ from gpuaug.fusion.pixels import IMAGE_DTYPES
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.program import CachedPlan, Program, image_key
 from gpuaug.fusion.table.ahead import TablePrefetch
-from gpuaug.fusion.table.rows import draws_by_part, make_table
+from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
 from gpuaug.fusion.targets.box_crop import target_dicts_for_crop
+from gpuaug.fusion.targets.call_inputs import CallInputs
 from gpuaug.fusion.targets.data_keys import checked_keys
-from gpuaug.fusion.targets.targets import Targets
 from gpuaug.fusion.targets.views import concatenated_views
 
 
@@ -63,19 +64,24 @@ def fuse(
             per sample, which is an image or a clip.
         dtype: Type of the output images: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in [0, 255].
             By default the type that the pipeline itself returns: float32 for Kornia, and the input type for torchvision, unless
-            the pipeline converts it. The computation is in float32, except for large blurs into bfloat16.
+            the pipeline converts it. The computation is in float32, except that blurs with a kernel of 5 to 33 pixels on the
+            longer side may use float16 weights and pixels if the output is bfloat16.
         memory_format: Memory format of the output images.
-        pick: Whether policies (such as ``RandAugment``) and containers of mixes pick once per ``"batch"``, as in Kornia, or
-            per ``"sample"``, as in the papers of the policies.
+        pick: Whether policies (such as ``RandAugment``), and containers that pick one of several mixes (MixUp, CutMix), pick
+            their transforms once per ``"batch"``, as in Kornia, or per ``"sample"``, as in the papers of the policies.
         ragged: Whether the images of a batch differ in size, as packed by ``gpuaug.collate_ragged``. The pipeline must then
             begin with a transform to one size.
         antialias: Whether Kornia's crops and resizes antialias when they downsample. By default they interpolate between the
             nearest four pixels. torchvision's transforms have their own ``antialias`` setting.
         views: Number of random views per image. The output is (views · B, C, H, W), view-major.
-        boxes: Format of the boxes in target dicts.
+        boxes: Format of the boxes in target dicts. In pixels: ``"xyxy"``, corners; ``"xywh"``, top left corner, width and
+            height; ``"cxcywh"``, centre, width and height. ``"cxcywh_share"``: the numbers of ``"cxcywh"``, with x and width
+            divided by the width of the image, y and height by its height.
         num_classes: Number of classes. Labels (``"class"``) are then returned as class probabilities, (B, num_classes), mixed
-            as the images are. Default: the setting of a torchvision mix in the pipeline, otherwise labels in Kornia's format.
-        label_smoothing: Label smoothing for ``num_classes``, as in ``torch.nn.CrossEntropyLoss``.
+            as the images are. Default: ``num_classes`` of a torchvision ``MixUp`` or ``CutMix`` in the pipeline. Without such a
+            transform, labels are returned in Kornia's format: after a mix, label, partner's label and a weight per sample.
+        label_smoothing: Label smoothing of the class probabilities, as in ``torch.nn.CrossEntropyLoss``. Requires
+            ``num_classes``.
 
     Returns:
         A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``.
@@ -85,8 +91,8 @@ def fuse(
         ArgumentError: If the pipeline is empty, or an argument has an invalid value or is incompatible with the pipeline.
 
     Warns:
-        GpuAugWarning: Once per module that is not fused, here or at the first batch of a size that the fused op does not
-            support.
+        GpuAugWarning: Once per module that its library runs: in ``fuse`` if the module is not lowered, otherwise in the first
+            call with an image size that the module's op does not support.
 
     Cost:
         Host time only, no launch. The first batch on a GPU waits until the kernels are compiled.
@@ -121,7 +127,7 @@ class Fused(nn.Module):
     ``state_dict``, and ``eval()`` has no effect, as in Kornia.
     """
 
-    follows_types = True
+    takes_tv_tensors = True
     """Whether a stage also passes to this module the members of a batch that contain torchvision's tensors."""
     takes_packed = True
     """Whether a stage passes target dicts to this module as ``PackedTargets``."""
@@ -143,21 +149,27 @@ class Fused(nn.Module):
         self._target_conversions = target_conversions_of(uint8_program.tree)
         """Conversions of targets, which are applied at the end of the pipeline."""
         self.definition = (pipeline, replace(options, dtype=uint8_program.dtype))
-        """Pipeline and options. Together with the seed they determine the output. Saved in loader states, as text."""
+        """Pipeline and options, with the output dtype for uint8 images. They determine the output for a seed and a batch.
+
+        Loader states contain their text.
+        """
         self._soft_labels = None if num_classes is None else SoftLabels(num_classes, options.label_smoothing)
         """Conversion of labels to class probabilities; ``None`` without ``num_classes``."""
         self._programs[torch.uint8] = uint8_program
         self._prefetch = TablePrefetch()
-        self.clips = clip_form(pipeline)
+        self.clip_layout = clip_layout_of(pipeline)
         """Layout of clips that the pipeline accepts."""
         # Size, device and dtype of the images of the last call; empty before. A list, because nn.Module.__setattr__ is slow.
         self._last_call: list[tuple[Size, torch.device, torch.dtype]] = []
         self._warnings = FallbackWarnings(uint8_program.ops)
-        # False with a module that is not fused, because such a module may draw from torch's, NumPy's or Python's generator.
-        self.draws_by_itself = not any(isinstance(op, EagerOp) for program in self._both_programs() for op in program.ops)
+        self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
+        """True if all random numbers of a call follow from its seed.
 
-    def _both_programs(self) -> list[Program]:
-        """Return the programs for uint8 and for float32 images, without the latter if the pipeline does not accept floats."""
+        A module that is not fused may draw from the global generators of torch, NumPy or Python.
+        """
+
+    def _main_programs(self) -> list[Program]:
+        """Return the program for uint8 images and, if the pipeline accepts floats, the program for float32 images."""
         programs = [self._program()]
         try:
             programs.append(self._program(torch.float32))
@@ -173,7 +185,7 @@ class Fused(nn.Module):
         return program
 
     def _program_for(self, dtype: torch.dtype | None) -> Program:
-        """Return the program for images of ``dtype``. Default: uint8, or float32 if the pipeline does not accept bytes."""
+        """Return the program for images of ``dtype``. Default: uint8, or float32 if the pipeline does not accept uint8."""
         if dtype is not None:
             dtype = one_of("dtype", dtype, tuple(IMAGE_DTYPES), "Pass images.dtype of a batch.")
         elif self._program().refuses_type:
@@ -203,7 +215,7 @@ class Fused(nn.Module):
         Args:
             shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch.
             seed: Seed of the draws. Default: one number from torch's global generator.
-            dtype: Type of the images. Default: uint8, or float32 if the pipeline does not accept bytes.
+            dtype: Type of the images. Default: uint8, or float32 if the pipeline does not accept uint8.
 
         Returns:
             Draws for the argument ``draws`` of a call with images of this shape.
@@ -215,23 +227,24 @@ class Fused(nn.Module):
         Cost:
             Host time only, no launch.
         """
-        size = size_of_shape(shape, self.clips)
+        size = size_of_shape(shape, self.clip_layout)
         if seed is not None:
-            seed = whole_number("seed", seed, "Leave it out for one from torch's generator.", most=2**64 - 1)
+            seed = whole_number("seed", seed, "Leave seed out to draw it from torch's generator.", most=2**64 - 1)
         return self._program_for(dtype).draw(size, next_seed() if seed is None else seed)
 
     def windows_read(self, shapes: Shapes) -> Windows | None:
-        """Return the window of each image that the next call on a ragged batch reads, for a stage that decodes only the window.
+        """Return the window of each image that a call with the same seed reads, for a stage that decodes only the windows.
 
-        Both use the same seed: within a stage of a loader it follows from the position of the batch, otherwise it is drawn from
-        torch's global generator.
+        Within a stage of a loader, this method and the call on the batch have the same seed, which follows from the position of
+        the batch. Outside of a stage, each draws its own seed from torch's global generator: restore the generator's state
+        in between.
 
         Args:
-            shapes: Sizes of the images, after rotation to upright.
+            shapes: Sizes of the images of a ragged batch in pixels, after any rotation by their EXIF orientation.
 
         Returns:
-            The smallest window of each image that contains all pixels read by any view. ``None`` if whole images are read, or
-            if the windows depend on the pixels.
+            The smallest window of each image that contains all pixels read by any view. ``None`` if whole images are read, if
+            the windows depend on the pixels, or if an image has no pixels.
 
         Cost:
             Host time only: the draws of the first op. No launch.
@@ -249,28 +262,30 @@ class Fused(nn.Module):
         Args:
             inputs: Images, then their targets: masks, boxes, keypoints, labels, target dicts.
             data_keys: Type of each input: one of Kornia's data keys, ``"targets"`` for a list of target dicts,
-                ``"tv_tensors"`` for containers of torchvision's tensors, or ``"valid"`` for a mask of padded boxes. Default:
-                the data keys of the pipeline, or images only if it has none; further inputs that contain torchvision's tensors
-                are ``"tv_tensors"``.
+                ``"tv_tensors"`` for containers of torchvision's tensors, or ``"valid"`` for a bool tensor (B, N) that is True
+                for boxes that are not padding. Default: the data keys of the pipeline, ``["input"]`` if it has none; further
+                inputs that contain torchvision's tensors are ``"tv_tensors"``.
             draws: Draws to replay. Default: new draws.
 
         Shape:
-            - images: (B, C, H, W) uint8, uint16, int16 or floating; clips (B, T, C, H, W) of these; or a ragged batch of B
+            - images: (B, C, H, W) uint8, uint16, int16 or floating; clips (B, T, C, H, W) of these; or a ragged batch of B.
+              The largest value of an integer type represents 1; floating images have values in [0, 1].
             - returns: (V · B, C, H', W') for V views, or (V · B, T, C, H', W'); with several inputs, a list of this tensor and
               the targets
 
         Raises:
             ArgumentTypeError: If an input does not have the type that its data key names.
-            ArgumentError: If the inputs do not fit one another or the draws, if images exceed the size limit of an op, or if
-                views may differ in size.
+            ArgumentError: If the batch or image sizes of the inputs differ from one another or from those of ``draws``, if
+                images exceed the size limit of an op, or if views may differ in size.
             DeviceError: If Triton cannot run on a GPU, and the environment variable ``GPUAUG_REQUIRE_TRITON`` is 1.
 
         Warns:
-            GpuAugWarning: Once per GPU on which Triton cannot run, so that plain torch runs, about 50 times slower.
+            GpuAugWarning: Once per GPU on which Triton cannot run, so that plain torch runs, about 50 times slower. Once per
+                module whose op does not support the image size, so that its library runs it.
 
         Cost:
-            The launches that ``explain`` lists, and one asynchronous copy of the parameter table from pinned memory, plus one
-            launch from 1024 samples on. No synchronization.
+            The launches that ``explain`` lists, and one asynchronous copy of the parameter table from pinned memory. For 1024
+            samples or more, also one launch that transposes the table. No synchronization.
         """
         if autocasts():
             # Under autocast, matrices are multiplied in 16 bits, and torch.cat rejects tensors of another 16-bit type.
@@ -288,20 +303,20 @@ class Fused(nn.Module):
             if cached_plan is not None:
                 return self._run_cached(cached_program, cached_plan, inputs[0])
         keys = ("input",) if images_only else self._keys_of(inputs) if data_keys is None else checked_keys(data_keys)
-        targets = self._targets(inputs, keys)
-        size, views = targets.size, self.options.views
-        program = self._program(targets.dtype)
+        call_inputs = self._call_inputs(inputs, keys)
+        size, views = call_inputs.image_size, self.options.views
+        program = self._program(call_inputs.image_dtype)
         program.check_type(has_run=False)
         program.check_sizes(size)
-        _check_targets(program, targets)
-        self._last_call[:] = ((size, targets.device, targets.dtype),)
-        plan = program.segments.whole_plan(size, masks=targets.has_masks, views=views)
-        if key is not None and plan is not None and not plan.needs_own_batch:
+        _check_targets(program, call_inputs)
+        self._last_call[:] = ((size, call_inputs.device, call_inputs.image_dtype),)
+        plan = program.segments.whole_plan(size, masks=call_inputs.has_masks, views=views)
+        if key is not None and plan is not None and not plan.draws_one_batch_at_a_time:
             program.cache(key, plan, size)
         # All views run in the same passes if one plan holds the whole pipeline and the only input is images.
         views_together = views == 1 or (len(inputs) == 1 and plan is not None)
-        # Whether ``TablePrefetch`` draws, for this call and later ones.
-        draws_ahead = views_together and plan is not None and not plan.needs_own_batch
+        # Whether ``TablePrefetch`` can draw for this call and later ones. It is not used if ``draws`` are passed.
+        draws_ahead = views_together and plan is not None and not plan.draws_one_batch_at_a_time
         seed = next_seed() if draws is None and not draws_ahead else None
         # At each attempt one module may return another dtype than the pipeline was lowered for. The pipeline is then lowered
         # again, for the returned dtype.
@@ -311,25 +326,25 @@ class Fused(nn.Module):
             all_draws = program.draw(size, seed) if seed is not None else draws
             try:
                 if views_together:
-                    result = self._run(program, targets, all_draws)
+                    result = self._run(program, call_inputs, all_draws)
                 else:
                     assert all_draws is not None
                     # Kornia's labels of a CutMix have an axis before the batch axis.
                     has_cut_mix = self._soft_labels is None and any(isinstance(op, CutMix) for op in program.mixes)
                     view_results = [
-                        self._run(program, self._targets(inputs, keys), draws_of_view) for draws_of_view in all_draws.views
+                        self._run(program, self._call_inputs(inputs, keys), draws_of_view) for draws_of_view in all_draws.views
                     ]
-                    result = concatenated_views(view_results, targets.passed_keys, is_cutmix=has_cut_mix)
+                    result = concatenated_views(view_results, call_inputs.passed_keys, is_cutmix=has_cut_mix)
                 program.check_type(has_run=True)
                 return result
             except OutputDtypeChange as change:
                 returned_types = {**program.returned_types, change.index: change.dtype}
-                program = Program(self.pipeline[0], self.options, targets.dtype, returned_types)
-                self._programs[targets.dtype] = program
-                targets = self._targets(inputs, keys)
+                program = Program(self.pipeline[0], self.options, call_inputs.image_dtype, returned_types)
+                self._programs[call_inputs.image_dtype] = program
+                call_inputs = self._call_inputs(inputs, keys)
         raise ArgumentTypeError(
-            "pipeline must hold functions that return images of one type for images of one type, got a function that returns "
-            "another type from call to call. Convert the images in the function: image.float()."
+            "functions in pipeline must return one dtype per input dtype, got a function whose output dtype changes from "
+            "call to call. Convert the images in the function: image.float()."
         )
 
     def _run_cached(self, program: Program, cached_plan: CachedPlan, images: Tensor) -> Tensor:
@@ -337,20 +352,20 @@ class Fused(nn.Module):
         plan, size = cached_plan
         self._last_call[:] = ((size, images.device, images.dtype),)
         views = self.options.views
-        table = self._prefetch.table(plan, program.plain_ops, size, images.device, has_points=False, views=views)
+        table = self._prefetch.table(plan, program.lowered_ops, size, images.device, has_points=False, views=views)
         if images.ndim == 4:
             return dispatch.run(plan, images, table, program.dtype, self.memory_format)
-        result = dispatch.run(plan, self.clips.images(images), table, program.dtype, self.memory_format)
-        return self.clips.clips(result, plan.out.frames or images.shape[2 if self.clips.channels_first else 1])
+        result = dispatch.run(plan, self.clip_layout.images(images), table, program.dtype, self.memory_format)
+        return self.clip_layout.clips(result, plan.out.frames or images.shape[2 if self.clip_layout.channels_first else 1])
 
     def _keys_of(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         """Return the default data keys: the pipeline's, then ``"tv_tensors"`` for further inputs with torchvision's tensors."""
         other_inputs = inputs[len(self._data_keys) :]
         return (*self._data_keys, *("tv_tensors" for value in other_inputs if holds_targets(value)))
 
-    def _targets(self, inputs: Sequence[Any], keys: Sequence[Any]) -> Targets:
-        """Create the ``Targets`` of a call, which hold the inputs while they run through the passes."""
-        return Targets(inputs, keys, self._extra_args, self.options.boxes, self._target_conversions, self.clips)
+    def _call_inputs(self, inputs: Sequence[Any], keys: Sequence[Any]) -> CallInputs:
+        """Create the ``CallInputs`` of a call: its images and targets, which are replaced pass by pass."""
+        return CallInputs(inputs, keys, self._extra_args, self.options.boxes, self._target_conversions, self.clip_layout)
 
     def explain(
         self, shape: Sequence[int] | Ragged | None = None, *, dtype: torch.dtype | None = None
@@ -361,7 +376,7 @@ class Fused(nn.Module):
             shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. Default: the shape of the last call,
                 or (256, 3, 256, 256) before the first call.
             dtype: Type of the images. Default: the type of the last call; before the first call uint8, or float32 if the
-                pipeline does not accept bytes.
+                pipeline does not accept uint8.
 
         Returns:
             A table to print.
@@ -371,7 +386,7 @@ class Fused(nn.Module):
         """
         default_size = Size(256, 3, *ANY_SIDES) if self.options.ragged else Size(256, 3, 256, 256)
         size = (
-            size_of_shape(shape, self.clips)
+            size_of_shape(shape, self.clip_layout)
             if shape is not None
             else self._last_call[0][0]
             if self._last_call
@@ -397,43 +412,49 @@ class Fused(nn.Module):
         """Name of the backend of the last call; empty before the first call."""
         return dispatch.backend_name(self._last_call[0][1]) if self._last_call else ""
 
-    def _run(self, program: Program, targets: Targets, draws: Draws | None) -> Any:
-        """Run the pipeline on images and targets, for all views at once or for one view."""
+    def _run(self, program: Program, call_inputs: CallInputs, draws: Draws | None) -> Any:
+        """Run the pipeline on the inputs of a call, for all views at once or for one view."""
         with torch.no_grad():
             if self._soft_labels is not None:
-                targets.convert_labels(self._soft_labels, program.mixes)
-            plan = program.segments.whole_plan(targets.size, masks=targets.has_masks, views=self.options.views)
+                call_inputs.convert_labels(self._soft_labels, program.mixes)
+            plan = program.segments.whole_plan(call_inputs.image_size, masks=call_inputs.has_masks, views=self.options.views)
             if plan is not None:
-                view_draws = None if draws is None else [draws_by_part(program.plain_ops, view._drawn) for view in draws.views]
-                table = self._table(program, plan, targets, view_draws)
-                canvases = () if view_draws is None else plan.canvases(targets.size, view_draws)
-                targets.run_plan(plan, table, canvases, program.dtype, self.memory_format)
+                view_draws = (
+                    None if draws is None else [draws_of_plan_ops(program.lowered_ops, view._drawn) for view in draws.views]
+                )
+                table = self._table(program, plan, call_inputs, view_draws)
+                # Sizes of the buffers between passes, which depend on the draws if images differ in size.
+                canvases = () if view_draws is None else plan.canvases(call_inputs.image_size, view_draws)
+                call_inputs.run_plan(plan, table, canvases, program.dtype, self.memory_format)
             elif draws is not None:
-                self._run_segments(program, targets, draws)
-            return targets.results(keepdim=self._keepdim, views=self.options.views)
+                self._run_segments(program, call_inputs, draws)
+            return call_inputs.results(keepdim=self._keepdim, views=self.options.views)
 
-    def _table(self, program: Program, plan: Plan, targets: Targets, view_draws: Sequence[dict[Op, OpDraws]] | None) -> Tensor:
-        """Return the parameter table of a plan that runs the whole pipeline, (V · B, K).
+    def _table(
+        self, program: Program, plan: Plan, call_inputs: CallInputs, view_draws: Sequence[dict[Op, OpDraws]] | None
+    ) -> Tensor:
+        """Return the parameter table of a plan that runs the whole pipeline, (V · B, K) float32 for K columns.
 
-        ``view_draws``: draws per op, for each view. Default: new draws.
+        ``view_draws``: draws by op, for each view; ``None``: new draws.
         """
-        ops, size, device, has_points = program.plain_ops, targets.size, targets.device, targets.has_points
+        ops, size, device, has_points = program.lowered_ops, call_inputs.image_size, call_inputs.device, call_inputs.has_points
         if view_draws is None:
             return self._prefetch.table(
-                plan, ops, size, device, targets.image_layouts, has_points=has_points, views=self.options.views
+                plan, ops, size, device, call_inputs.image_layouts, has_points=has_points, views=self.options.views
             )
         tables = [make_table(plan, size, draws_by_op, device, has_points=has_points) for draws_by_op in view_draws]
         return torch.cat(tables) if len(tables) > 1 else tables[0]
 
-    def _run_segments(self, program: Program, targets: Targets, draws: Draws) -> None:
-        """Run a pipeline without a plan for all its ops, segment by segment."""
-        size, has_points, segments = targets.size, targets.has_points, program.segments
-        # One group, or with containers with random_apply one group per picked op that must begin a new plan.
+    def _run_segments(self, program: Program, call_inputs: CallInputs, draws: Draws) -> None:
+        """Run, segment by segment, a pipeline whose ops do not all share one plan."""
+        size, has_points, segments = call_inputs.image_size, call_inputs.has_points, program.segments
+        # Groups of (ops, draws). With containers with random_apply, a new group begins at each picked op that must begin a new
+        # plan; without them, there is one group.
         groups = segments.picked_ops(draws._drawn)
         for number, (ops, group_draws) in enumerate(groups):
             start = 0
             while start < len(ops):
-                segment = segments.at(start, size, masks=targets.has_masks, ops=ops if segments.has_random_apply else None)
+                segment = segments.at(start, size, masks=call_inputs.has_masks, ops=ops if segments.has_random_apply else None)
                 segment_draws = group_draws[start : segment.stop]
                 is_last = number == len(groups) - 1 and segment.stop == len(ops)
                 # (dtype, memory format) of the result; the defaults for images between segments.
@@ -441,25 +462,25 @@ class Fused(nn.Module):
                 if segment.separate_op is not None:
                     assert isinstance(segment.separate_op, EagerOp)
                     self._warnings.when_run(segment.separate_op)
-                    targets.run_eager(segment.separate_op, segment_draws[0], *output_type)
+                    call_inputs.run_eager(segment.separate_op, segment_draws[0], *output_type)
                     size = segment.separate_op.out_drawn(segment_draws[0], size)
                     if not is_last:
-                        targets.check_size(segment.separate_op, size)
+                        call_inputs.check_size(segment.separate_op, size)
                 elif segment.plan is not None:
-                    part_draws = draws_by_part(segment.ops, segment_draws)
-                    table = make_table(segment.plan, size, part_draws, targets.device, has_points=has_points)
-                    targets.run_plan(segment.plan, table, segment.plan.canvases(size, [part_draws]), *output_type)
+                    draws_by_op = draws_of_plan_ops(segment.ops, segment_draws)
+                    table = make_table(segment.plan, size, draws_by_op, call_inputs.device, has_points=has_points)
+                    call_inputs.run_plan(segment.plan, table, segment.plan.canvases(size, [draws_by_op]), *output_type)
                     size = replace(size.to(segment.plan.out.height, segment.plan.out.width), frames=segment.plan.out.frames)
                 start = segment.stop
 
 
-def _check_targets(program: Program, targets: Targets) -> None:
+def _check_targets(program: Program, call_inputs: CallInputs) -> None:
     """Raise an error for targets that a mix or a crop by boxes does not support.
 
     Raises:
         ArgumentError, ArgumentTypeError, DeviceError: If a target is not supported.
     """
     for op in program.mixes:
-        targets.check_mix(op)
+        call_inputs.check_mix(op)
     if program.box_crop is not None:
-        target_dicts_for_crop(program.box_crop, targets.values, targets.keys)
+        target_dicts_for_crop(program.box_crop, call_inputs.values, call_inputs.keys)

@@ -11,7 +11,10 @@ from gpuaug.core.ragged import MOST_ELEMENTS
 from gpuaug.fusion.policies.picking import Pick
 
 BoxFormatName = Literal["xyxy", "xywh", "cxcywh", "cxcywh_share"]
-"""Format of boxes in target dicts: corners; corner, width and height; centre, width and height; the same in fractions."""
+"""Format of boxes in target dicts: corners; corner, width and height; centre, width and height.
+
+``"cxcywh_share"`` has the numbers of ``"cxcywh"``, divided by the width or the height of the image.
+"""
 
 _OUTPUT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 _BOXES = get_args(BoxFormatName)

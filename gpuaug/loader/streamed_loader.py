@@ -21,7 +21,7 @@ from gpuaug.core.rng import Position
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prefetch import FeedIterator
 from gpuaug.feed.prepared_loader import as_prepared, warn_if_not_prepared
-from gpuaug.feed.wrapped_loader import checked_iterable, without_workers
+from gpuaug.feed.wrapped_loader import checked_iterable, without_iterator
 from gpuaug.loader.checkpoint import MAX_COUNT, MAX_SEED, Progress
 from gpuaug.loader.device_setup import DeviceSetup
 from gpuaug.loader.iterator import PipelinedIterator
@@ -144,7 +144,7 @@ class StreamedLoader:
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Return the settings and the position. An unpickled loader creates new threads, workers and memory."""
-        settings = {**self._settings, "loader": without_workers(self._loader), "stages": self.stages, "depth": self.depth}
+        settings = {**self._settings, "loader": without_iterator(self._loader), "stages": self.stages, "depth": self.depth}
         user_attributes = {name: vars(self)[name] for name in vars(self).keys() - _INTERNAL_ATTRIBUTES}
         return settings, self._shared.progress.position_state, user_attributes
 

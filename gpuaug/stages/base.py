@@ -283,11 +283,11 @@ class _BoundTransform(BoundStage):
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
         # A fused pipeline draws from its own generators, so the global generators need not be seeded.
-        draws_by_itself = _attribute(stage.transform, "draws_by_itself")
-        self._generators = None if draws_by_itself else Generators(lanes.device, libraries=True)
+        draws_only_from_seed = _attribute(stage.transform, "draws_only_from_seed")
+        self._generators = None if draws_only_from_seed else Generators(lanes.device, libraries=True)
         # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
         # and so do the targets that belong to them.
-        self._follows_types = getattr(stage.transform, "follows_types", False) and stage.selection.into is ...
+        self._takes_tv_tensors = getattr(stage.transform, "takes_tv_tensors", False) and stage.selection.into is ...
         self._takes_packed = _attribute(stage.transform, "takes_packed")
         """Whether the transform accepts ``PackedTargets``."""
         self._typed_names: list[Any] = []
@@ -307,7 +307,7 @@ class _BoundTransform(BoundStage):
 
     def _values(self, batch: Batch) -> tuple[Any, ...]:
         values = self._selection.read(batch)
-        self._typed_names = self._members_by_type(batch) if self._follows_types else []
+        self._typed_names = self._members_by_type(batch) if self._takes_tv_tensors else []
         return (*values, *(batches.member(batch, name) for name in self._typed_names))
 
     def _members_by_type(self, batch: Batch) -> list[Any]:
@@ -330,7 +330,7 @@ class _BoundTransform(BoundStage):
             windows: Windows | None = windows_read(shapes)
         if windows is None:
             return None
-        has_targets = len(values) > 1 or (self._follows_types and bool(self._members_by_type(batch)))
+        has_targets = len(values) > 1 or (self._takes_tv_tensors and bool(self._members_by_type(batch)))
         return windows._replace(may_downsample=windows.may_downsample and not has_targets)
 
     def write(self, batch: Batch, result: Any) -> Batch:

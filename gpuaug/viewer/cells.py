@@ -92,7 +92,7 @@ class _LineMaker:
         self._draws: dict[int, Draws] = {}
         target_stages = (stage.transform for stage in trace.stages if "targets" in (stage.selection.data_keys or ()))
         fused_stages = (stage.transform for stage in trace.stages if isinstance(stage.transform, Fused))
-        self._channels_first = any(fused.clips.channels_first for fused in fused_stages)
+        self._channels_first = any(fused.clip_layout.channels_first for fused in fused_stages)
         self._box_format = next((fused.options.boxes for fused in target_stages if isinstance(fused, Fused)), "xyxy")
 
     def line(self, row: Row, images: Images, view: int, name: str) -> Line:
@@ -133,7 +133,7 @@ class _LineMaker:
 
     def _draw_lines(self, stage: StageTrace, inputs: Images, index: int) -> list[str]:
         """Return lines of text about a sample's draws in a fused pipeline. Empty for other stages, or draws per frame."""
-        if not isinstance(stage.transform, Fused) or stage.transform.clips.draws_per_frame:
+        if not isinstance(stage.transform, Fused) or stage.transform.clip_layout.draws_per_frame:
             return []
         if id(stage) not in self._draws:
             self._draws[id(stage)] = _draws(stage.transform, inputs, stage.seed)

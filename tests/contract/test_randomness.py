@@ -140,7 +140,7 @@ def test_draws_from_python_and_numpy_are_keyed():
         assert values(streamed(batches, mixup, mixup, seed=3, depth=depth)) == want
         assert state() == before
     fused = fuse(K.AugmentationSequential(K.RandomHorizontalFlip()))
-    assert fused.draws_by_itself
+    assert fused.draws_only_from_seed
     assert values(streamed([torch.rand(2, 3, 4, 4)], fused))
 
 
@@ -154,7 +154,7 @@ class Shifted(K.RandomHorizontalFlip):
 @pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
 def test_draws_from_numpy_in_a_fused_pipeline_are_keyed():
     augment = fuse(K.AugmentationSequential(K.RandomVerticalFlip(), Shifted(p=1.0)))
-    assert not augment.draws_by_itself
+    assert not augment.draws_only_from_seed
     first, second = (values(streamed([torch.rand(2, 3, 4, 4).fill_(0.5)] * 2, augment, seed=1)) for _ in range(2))
     assert first == second
     assert first[0] != first[1]

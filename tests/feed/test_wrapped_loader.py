@@ -123,7 +123,7 @@ def test_default_device_does_not_apply_to_slots():
 # Errors of default_collate
 
 SIZES = "For images of several sizes, or target dicts, pass collate_fn=gpuaug.collate_ragged"
-ENCODED = "For undecoded files, pass collate_fn=gpuaug.collate_encoded"
+ENCODED = "For encoded files, pass collate_fn=gpuaug.collate_encoded"
 NOT_COLLATED = {
     "images of PIL's": (
         [Image.new("RGB", (4, 4))] * 2,

@@ -292,7 +292,7 @@ def test_images_of_another_size_share_no_draws():
 
 def test_more_than_five_dimensions_are_refused():
     augment, several = gpuaug.fuse(K.RandomHorizontalFlip()), torch.rand(2, 3, 4, 3, 8, 8)
-    with raises("input must be (B, C, H, W), one (C, H, W), or clips (B, T, C, H, W), got (2, 3, 4, 3, 8, 8). Merge"):
+    with raises("input must be (B, C, H, W), one image (C, H, W), or clips (B, T, C, H, W), got (2, 3, 4, 3, 8, 8). Merge"):
         augment(several)
     assert augment(several.flatten(0, -5)).shape == (6, 4, 3, 8, 8)
 

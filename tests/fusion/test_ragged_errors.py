@@ -88,7 +88,7 @@ TOO_SMALL = {
     ),
     "reflection": (
         [v2.RandomShortestSize([20], 20), v2.RandomCrop(30, pad_if_needed=True, padding_mode="reflect")],
-        "images must fit RandomCrop_1, got 36x48{}, which reflects further than the image is wide. Pad or resize before it.",
+        "images must fit RandomCrop_1, got 36x48{}, which pads by reflection by a whole side or more. Pad or resize before it.",
     ),
     "skipped": (
         [v2.RandomApply([v2.RandomShortestSize([80])]), v2.RandomCrop(45)],

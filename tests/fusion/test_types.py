@@ -312,7 +312,7 @@ def test_functions_must_give_one_type_for_one_type():
     def either(image):
         return image if next(calls) // 3 % 2 else image / 255  # one type per batch of three
 
-    text = "pipeline must hold functions that return images of one type for images of one type, got a function that returns"
+    text = "functions in pipeline must return one dtype per input dtype, got a function whose output dtype changes"
     with pytest.raises(gpuaug.ArgumentTypeError, match=text):
         gpuaug.fuse(v2.Compose([either]))(photographs(3))
 

@@ -7,19 +7,19 @@
 Cases:
 
 seed           RandomCrop 128, Resize 256, RandomRotation 45 degrees, GaussianBlur 7, Normalize; float32 out
-cls            RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue, Normalize; bfloat16 out
-ssl            cls with hue, the jitter for 80 % of the images, Grayscale for 20 %, GaussianBlur 23 for 50 %
+cls            RandomResizedCrop 224, RandomHorizontalFlip, ColorJitter without hue, Normalize; bfloat16 out
+ssl            cls with hue, the jitter with probability 0.8, Grayscale 0.2, GaussianBlur of 23 x 23 pixels 0.5
 masks          cls with uint8 masks, with the same crop and flip
 randaugment    RandAugment of two ops, Normalize; bfloat16 out
 
 torchvision's reference presets for detection and segmentation, measured only if --cases has them; float32 out, boxes with
 labels of about seven objects per image:
 
-hflip          HorizontalFlip; boxes
-lsj            ScaleJitter, RandomCrop or pad to the size of the image, HorizontalFlip; boxes
-ssd            RandomPhotometricDistort, RandomZoomOut, RandomIoUCrop, HorizontalFlip; boxes; and Resize to the size of the
-               image, which in the reference is part of the model
-segmentation   RandomResize to half to twice the size, HorizontalFlip, RandomCrop or pad, Normalize; masks, int64 out
+hflip          RandomHorizontalFlip; boxes
+lsj            ScaleJitter, RandomCrop or pad to the size of the image, RandomHorizontalFlip; boxes
+ssd            RandomPhotometricDistort, RandomZoomOut, RandomIoUCrop, RandomHorizontalFlip; boxes; and Resize to the size of
+               the image, which in the reference is part of the model
+segmentation   RandomResize to half to twice the size, RandomHorizontalFlip, RandomCrop or pad, Normalize; masks, int64 out
 
 Rows:
 

@@ -4,8 +4,9 @@
 
 Random uint8 clips of 16 frames of 256 x 256 pixels on the card become 224 x 224 pixels in bfloat16. Cases:
 
-VideoMAE    multi-scale crop (66 to 100 % of the sides, by RandomResizedCrop), HorizontalFlip, Normalize
-V-JEPA 2    RandomResizedCrop (30 to 100 % of the area), HorizontalFlip, AutoAugment, Normalize, RandomErasing for 25 %
+VideoMAE    multi-scale crop (66 to 100 % of the sides, by RandomResizedCrop), RandomHorizontalFlip, Normalize
+V-JEPA 2    RandomResizedCrop (30 to 100 % of the area), RandomHorizontalFlip, AutoAugment, Normalize, RandomErasing
+            (probability 0.25)
 
 Rows:
 
@@ -13,8 +14,8 @@ torchvision v2, clip by clip    torchvision's pipeline on the card, called once 
 gpuaug, images                  gpuaug.fuse on the frames of all clips as a batch of images, with one draw per frame
 gpuaug, clips                   gpuaug.fuse on the clips, with one draw per clip
 
-Rates are frames per second. ``host_ms`` is the time of the calling thread for a batch with an idle card, and ``gpu_ms`` the
-time of the card alone.
+Rates are frames per second. ``host_ms`` is the time of one call on the calling thread, with an idle GPU, and ``gpu_ms`` the
+time of the GPU for the call, without host time.
 """
 
 from argparse import Namespace

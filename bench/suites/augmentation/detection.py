@@ -4,7 +4,8 @@
 
 Batches are like COCO's: random uint8 images of about 640 x 480 or 480 x 640 pixels, with about seven objects per image, each
 with a box, a label and a mask of the size of the image. RandomResizedCrop to 512 x 512 (30 to 100 % of the area),
-HorizontalFlip, ColorJitter without hue and Normalize, to float32. Cases: images alone, with boxes, with boxes and masks. Rows:
+RandomHorizontalFlip, ColorJitter without hue and Normalize, to float32. Cases: images alone, with boxes, with boxes and masks.
+Rows:
 
 torchvision, workers      v2 in DataLoader workers, boxes clamped and empty boxes removed; then a copy
 Kornia, image by image    on the card, one call per image, because Kornia's batches have one size and one number of boxes (for
@@ -12,9 +13,9 @@ Kornia, image by image    on the card, one call per image, because Kornia's batc
 gpuaug, workers           DataLoader workers collate, a StreamedLoader copies and runs gpuaug.fuse(ragged=True) on target dicts
 gpuaug                    gpuaug.fuse alone, on a batch that is on the card
 
-Rates are images per second. In rows without workers, ``host_ms`` is the time of the calling thread for a batch with an idle
-card, and ``gpu_ms`` the time of the card alone. gpuaug removes no box either: ``valid`` marks valid boxes, and the host does
-not wait.
+Rates are images per second. In rows without workers, ``host_ms`` is the time of one call on the calling thread, with an idle
+GPU, and ``gpu_ms`` the time of the GPU for the call, without host time. gpuaug removes no box either: ``valid`` marks valid
+boxes, and the host does not wait.
 """
 
 from argparse import Namespace
@@ -30,7 +31,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from bench.data import loaders, pipelines
-from bench.data.scenes import POOL, Scenes, Target, to_tv_tensors
+from bench.data.scenes import POOL_IMAGES, Scenes, Target, to_tv_tensors
 from bench.harness import call_rows, flags, measurement
 from bench.harness.loops import settled_loop
 from bench.harness.optional_rows import OptionalRow, peer_row
@@ -111,7 +112,7 @@ def variants(options: Namespace, batch_size: int, case: str, stack: ExitStack) -
     device = options.device
     size = options.size
     keys = CASES[case]
-    scenes = Scenes(options.side, keys, count=min(POOL, batch_size))
+    scenes = Scenes(options.side, keys, count=min(POOL_IMAGES, batch_size))
     items = [(image.to(device), move_target(target, device)) for image, target in scenes.items]
     batch = gpuaug.collate_ragged([image for image, _ in scenes.items]).to(device)
     targets = [target for _, target in items]

@@ -2,19 +2,21 @@
 
     python -m bench run ragged
 
-Random uint8 images of 300 to 700 pixels per side become 224 x 224: RandomResizedCrop, HorizontalFlip, ColorJitter without hue,
-Normalize, to bfloat16 and channels last. Cases differ in antialiasing, and in the source of the images: "on the card", where
-the loop only augments, or "from the host", where images are copied first. Rows:
+Random uint8 images of 300 to 700 pixels per side become 224 x 224: RandomResizedCrop, RandomHorizontalFlip, ColorJitter without
+hue, Normalize, to bfloat16 and channels last. Cases differ in antialiasing, and in the source of the images: "on the card",
+where the loop only augments, or "from the host", where images are copied first. Rows:
 
 Kornia, image by image    Kornia's pipeline on the card, called once per image, because its batches have one size (not
-                          antialiased; for some of the images of a batch, since it is slow)
+                          antialiased; measured on 8 images of the batch, because it is slow)
 torchvision, workers      v2 in DataLoader workers, then a copy (antialiased)
-DALI                      GPU operators on the same images, without a copy on the card, or from page-locked memory (to float16)
+DALI                      GPU operators; on the card they read the ragged batch without copying it, from the host they read
+                          page-locked memory; to float16, because DALI has no bfloat16
 gpuaug, workers           DataLoader workers collate into one buffer, a StreamedLoader copies it and runs gpuaug.fuse
 gpuaug                    gpuaug.fuse; from the host, a StreamedLoader over page-locked batches
 
-Rates are images per second. ``host_ms`` is the time of the calling thread for a batch with an idle card, in rows without
-workers, and ``gpu_ms`` the time of the card alone, in rows that work on the current stream.
+Rates are images per second. ``host_ms`` is the time of one call on the calling thread, with an idle GPU; only rows without
+workers have it. ``gpu_ms`` is the time of the GPU for one call, without host time; only rows that work on the current stream
+have it.
 """
 
 from argparse import Namespace
@@ -35,12 +37,12 @@ from bench.peers import dali
 from gpuaug.benchkit.windows import Variant
 
 KORNIA = "Kornia, image by image"
-POOL = 256
+POOL_IMAGES = 256
 _KORNIA_IMAGES = 8
 
 
 def fused_pipeline(size: int, *, antialias: bool) -> Any:
-    """Return the fused pipeline."""
+    """Return the pipeline of gpuaug's rows: Kornia's classification pipeline, fused for ragged batches."""
     return gpuaug.fuse(
         pipelines.classification_kornia(size, cropping="slice"),
         dtype=torch.bfloat16,
@@ -57,7 +59,7 @@ def to_bfloat16(images: Tensor) -> Tensor:
 
 @cache
 def collate_channels_last(pool: random_images.RaggedImages, count: int) -> gpuaug.Ragged:
-    """Return the first ``count`` images as a ragged batch of (H, W, C) images, for DALI's operators."""
+    """Return the first ``count`` images as a ragged batch that stores them as (H, W, C), for DALI's operators."""
     return gpuaug.collate_ragged([image.permute(1, 2, 0).numpy() for image in pool.images[:count]])
 
 
@@ -138,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--sides", default="300,700", help="smallest and largest side in pixels (default: %(default)s)")
     options = flags.parse(parser, argv)
     min_side, max_side = (int(side) for side in options.sides.split(","))
-    pool = random_images.RaggedImages((min_side, max_side), count=min(POOL, max(options.batch)))
+    pool = random_images.RaggedImages((min_side, max_side), count=min(POOL_IMAGES, max(options.batch)))
     sources = {"on the card": card_rows, "from the host": host_rows}
     return measurement.measure(
         "ragged",

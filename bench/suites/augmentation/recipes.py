@@ -20,8 +20,8 @@ gpuaug                          gpuaug.fuse of the published recipe, with draws 
                                 Ragged batch with targets, by gpuaug.collate_ragged. In recipes with boxes, gpuaug.sanitize
                                 removes invalid boxes, for which the host waits
 
-Rates are input images per second, also with several views. *gpuaug* has ``host_ms``, the time of the calling thread for a batch
-with an idle card, and ``gpu_ms``, the time of the card alone, if the host does not wait for the card.
+Rates are input images per second, also with several views. *gpuaug* has ``host_ms``, the time of one call on the calling
+thread, with an idle GPU, and ``gpu_ms``, the time of the GPU for the call without host time, if the host does not wait for it.
 """
 
 from argparse import Namespace

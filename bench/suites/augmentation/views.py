@@ -2,17 +2,18 @@
 
     python -m bench run views
 
-Random uint8 images of 256 x 256 pixels are on the card. A global view is 224 x 224 of 40 to 100 % of the image, a local view 96
-x 96 of 5 to 40 %; both have RandomResizedCrop, HorizontalFlip, ColorJitter with hue for 80 %, Grayscale for 20 %, GaussianBlur
-23 for 50 % and Normalize, to bfloat16 and channels last. Both global views have the same pipeline here, whereas DINO has
-different probabilities of blur and solarisation. Rows:
+Random uint8 images of 256 x 256 pixels are on the card. A global view is a crop of 40 to 100 % of the image's area, resized to
+224 x 224 pixels; a local view is a crop of 5 to 40 %, resized to 96 x 96 pixels. Both have RandomResizedCrop,
+RandomHorizontalFlip, ColorJitter with hue (probability 0.8), RandomGrayscale (0.2), RandomGaussianBlur with a kernel of 23 x 23
+pixels (0.5) and Normalize, to bfloat16 and channels last. Here the two global views have the same pipeline; in DINO they differ
+in the probabilities of blur and solarisation. Rows:
 
-Kornia                     ten calls of Kornia's pipelines
-gpuaug, a call for each    ten calls of the fused pipelines
-gpuaug                     two calls, with views=2 and views=8
+Kornia                     ten calls of Kornia's pipelines, one per view
+gpuaug, a call for each    ten calls of the fused pipelines, one per view
+gpuaug                     two calls of the fused pipelines, with views=2 and views=8
 
-Rates are input images per second, each with ten views. ``host_ms`` is the time of the calling thread for a batch with an idle
-card, and ``gpu_ms`` the time of the card alone.
+Rates are input images per second, each with ten views. ``host_ms`` is the time of the calls on the calling thread, with an idle
+GPU; ``gpu_ms`` is the time of the GPU for the calls, without host time.
 """
 
 from argparse import Namespace
@@ -31,7 +32,7 @@ from bench.harness.call_rows import AugmentCall
 from bench.harness.optional_rows import OptionalRow
 
 _CROPS = {"global": (7 / 8, (0.4, 1.0), 2), "local": (3 / 8, (0.05, 0.4), 8)}
-"""Name of a crop: (side over the side of the image, range of the crop's share of the area, number of views)."""
+"""Name of a crop → (side of the view over side of the image, range of the crop's area over the image's, number of views)."""
 
 
 def fused_pipeline(pipeline: nn.Module, views: int = 1) -> nn.Module:
@@ -45,8 +46,8 @@ def variants(options: Namespace, batch_size: int, _stack: ExitStack) -> list[Opt
 
     def crop_pipelines(cropping: str) -> list[tuple[nn.Module, int]]:
         return [
-            (pipelines.view_kornia(round(share * size), area, cropping=cropping), count)
-            for share, area, count in _CROPS.values()
+            (pipelines.view_kornia(round(side_ratio * size), area_range, cropping=cropping), count)
+            for side_ratio, area_range, count in _CROPS.values()
         ]
 
     def kornia_call() -> AugmentCall:
@@ -69,7 +70,7 @@ def variants(options: Namespace, batch_size: int, _stack: ExitStack) -> list[Opt
 
     return [
         call_rows.call_row("Kornia", kornia_call(), batch_size),
-        call_rows.call_row("gpuaug, a call for each", single_view_calls(), batch_size, launches=8 * call_rows.FEW_LAUNCHES),
+        call_rows.call_row("gpuaug, a call for each", single_view_calls(), batch_size, launches=10 * call_rows.FEW_LAUNCHES),
         call_rows.call_row("gpuaug", multi_view_calls(), batch_size, launches=2 * call_rows.FEW_LAUNCHES),
     ]
 

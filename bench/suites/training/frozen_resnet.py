@@ -6,7 +6,7 @@ Batches of 224 x 224 float images are on the card already. The ResNet has random
 bfloat16 autocast in channels_last. Rows:
 
 serial                  encode and train, on one stream
-encoder alone           ceiling: encode
+encoder alone           encode, without a CUDA graph: a ceiling for rows that are not captured
 training alone          ceiling: train on features that were encoded before
 captured, in line       a captured FeatureStage, depth=0
 feature stage, eager    a FeatureStage on its lane, with capture="never"

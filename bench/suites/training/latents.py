@@ -7,7 +7,7 @@ encoder (123 M), and a denoiser of 300 M parameters that is trained with AdamW. 
 autocast. Rows:
 
 serial                 copy, encode the images, encode the texts, train, on one stream
-encoders alone         ceiling: copy and encode
+encoders alone         copy and encode, without CUDA graphs: a ceiling for rows that are not captured
 training alone         ceiling: the step on latents and states that were encoded before
 captured, in line      two FeatureStages, depth=0
 feature stages         two FeatureStages, in parallel and ahead of the step

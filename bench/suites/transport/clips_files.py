@@ -4,8 +4,8 @@
     python -m bench clips_files --videos DIR --batch 32
 
 A clip has 16 frames, every fourth from a random start. Videos are H.264 with a key frame every 50 frames, of 340x256 and
-1280x720 pixels; frames are resized to 224x224. Videos are made on the first run, in a folder that ``--videos`` keeps. Rates are
-clips per second. Rows:
+1280x720 pixels; frames are resized to 224x224. Videos are made on the first run, in a folder that ``--videos`` keeps. Rates and
+ratios are of clips per second, because a step of the ceilings has another number of clips than a batch. Rows:
 
 DALI            fn.readers.video, shuffled, and fn.resize
 torchcodec, CPU DataLoader workers decode, the card resizes
@@ -107,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             baseline=DALI,
             ours=(OURS_CPU, OURS),
             ceilings=tuple(CEILINGS),
+            figures=lambda _row: {},
+            sample="clip",
             frames=options.frames,
             stride=video_loaders.STRIDE,
         )

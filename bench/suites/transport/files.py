@@ -8,8 +8,8 @@
 Files are read from folders in the page cache. ``bench.data.encoded_images`` and ``bench.data.web_images`` write them, the
 latter from photographs of installed packages, or from a folder of ``python -m bench photographs``. Cases:
 
-small, camera, mix,   loaders alone: RandomResizedCrop 224, HorizontalFlip, ColorJitter without hue and Normalize, antialiased,
-plain, web            to half precision and channels last; camera has an eighth of the batch
+small, camera, mix,   loaders alone: RandomResizedCrop 224, antialiased, RandomHorizontalFlip, ColorJitter without hue and
+plain, web            Normalize, to half precision and channels last; camera has an eighth of the batch
 decode                decoders alone, on files of small in memory
 resnet50, resnet18    small files into a training step; any other model of torchvision by its name
 no-engines            loaders alone, as on a card without JPEG engines: DALI's decoders on "mixed" with ``hw_decoder_load=0``,

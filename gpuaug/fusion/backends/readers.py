@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown, whole_number
 from gpuaug.core.ragged import Ragged, Shapes
-from gpuaug.fusion.clips import ClipForm
+from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import LARGEST
 
@@ -68,7 +68,7 @@ def size_of(images: Tensor | Ragged) -> Size:
     return Size(len(clips), channels, clips[:, 0, 0], clips[:, 0, 1], frames)
 
 
-def size_of_shape(shape: Sequence[int] | Ragged, clip_form: ClipForm) -> Size:
+def size_of_shape(shape: Sequence[int] | Ragged, clip_layout: ClipLayout) -> Size:
     """Return the size for a ``shape`` that the user passed: (B, C, H, W), the shape of clips, or a ragged batch.
 
     Raises:
@@ -77,10 +77,10 @@ def size_of_shape(shape: Sequence[int] | Ragged, clip_form: ClipForm) -> Size:
     if isinstance(shape, Ragged):
         return size_of(shape)
     advice = "Pass images.shape of a batch."
-    if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if clip_form.is_required else (4, 5)):
-        raise ArgumentError(f"shape must be {clip_form.shapes}, got {shown(shape)}. {advice}")
+    if not isinstance(shape, tuple | list) or len(shape) not in ((5,) if clip_layout.is_required else (4, 5)):
+        raise ArgumentError(f"shape must be {clip_layout.shapes}, got {shown(shape)}. {advice}")
     sides = [whole_number(f"shape[{axis}]", side, advice, least=min(axis, 1), most=2**31) for axis, side in enumerate(shape)]
-    return clip_form.size(sides) if len(sides) == 5 else Size(*sides)
+    return clip_layout.size(sides) if len(sides) == 5 else Size(*sides)
 
 
 def repeat_per_view(images: Tensor, samples: int) -> Tensor:

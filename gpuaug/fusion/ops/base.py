@@ -133,7 +133,7 @@ class Op(ABC):
         module: Module of the user. It is read, never changed, moved or called.
     """
 
-    needs_own_batch: ClassVar[bool] = False
+    draws_one_batch_at_a_time: ClassVar[bool] = False
     """True if ``draw`` cannot draw for several batches in one call."""
 
     stores_coordinates: ClassVar[bool] = False

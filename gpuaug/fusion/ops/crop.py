@@ -14,7 +14,7 @@ from kornia import augmentation as K
 from torch import Tensor, nn
 
 from gpuaug.fusion.ops.base import Array, Op, OpDraws, Size, host_tensor
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, GatherOp, IndexMap, IndexOp, length_of, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, GatherOp, IndexMap, IndexOp, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 
 
@@ -78,7 +78,7 @@ class Crop(IndexOp):
         return self.settings["padding_mode"] if pads else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
+        """Padding in pixels (left, right, top, bottom): integers, or arrays (B,) if images differ in size."""
         # For an image of the size of the crop, Kornia pads by the setting ``padding`` alone.
         fixed: list[int] = self.module.compute_padding((1, 1, self._height, self._width))  # type: ignore[operator]
         if not self.settings["pad_if_needed"]:
@@ -118,7 +118,7 @@ class Crop(IndexOp):
         }
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Corners of the crop in the padded image and in the output."""
+        """Parameters of Kornia's ``RandomCrop``: those of ``corners``, the padding, and the shape of the padded images."""
         canvas = self._canvas(size)
         height, width = np.float32(self._height), np.float32(self._width)
         return {
@@ -128,7 +128,7 @@ class Crop(IndexOp):
         }
 
     def params(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Draws in the format of Kornia's ``params=``. ``forward_input_shape`` is the shape of the padded images."""
+        """Draws in the format of Kornia's ``params=``."""
         if size.batch == 0:
             return super().params(draws, size)
         return {**super().params(draws, size), **self.kornia_parameters(draws, size)}
@@ -143,7 +143,7 @@ class Crop(IndexOp):
         )
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
-        """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
+        """Translation matrices, (B, 3, 3)."""
         shifts = self.map(draws, size)
         return translations(size, -shifts.x.offset, -shifts.y.offset)
 
@@ -180,7 +180,7 @@ class CenterCrop(IndexOp):
         return (size.width - self._width) // 2, (size.height - self._height) // 2
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Corners of the crop in the image and in the output, as integers."""
+        """Parameters of Kornia's ``CenterCrop``: those of ``corners``, as int64."""
         left, top = (np.full(size.batch, first) for first in self.start(size))
         parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in parameters.items()}
@@ -188,7 +188,7 @@ class CenterCrop(IndexOp):
     def map(self, draws: OpDraws, size: Size) -> IndexMap:
         """Shift by the start of the crop."""
         left, top = applied_shift(self, draws, *self.start(size))
-        return IndexMap(AxisMap(offset=length_of(left)), AxisMap(offset=length_of(top)))
+        return IndexMap(AxisMap(offset=as_float64(left)), AxisMap(offset=as_float64(top)))
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrices, (B, 3, 3), or (1, 3, 3) for all samples."""
@@ -215,7 +215,7 @@ class PadTo(IndexOp):
         return _unsupported_mode("pad_mode", flags["pad_mode"], "pad_value", flags["pad_value"])
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Fill value, under Kornia's name of the argument."""
+        """Settings that may have one value per channel: the fill value, by the name of Kornia's argument."""
         return {"pad_value": self.fill}
 
     def out_applied(self, size: Size) -> Size:
@@ -233,7 +233,7 @@ class PadTo(IndexOp):
         """
         out = self.out(size)
         if self.edge == "reflect" and (np.any(out.width >= 2 * size.width) or np.any(out.height >= 2 * size.height)):
-            return "reflects further than the image is wide"
+            return "pads by reflection by a whole side or more"
         if self.edge != "constant" and (np.any(out.width < size.width) or np.any(out.height < size.height)):
             return f"pad_mode={self.edge!r} while cropping"
         return unsupported_skip(self, size=size)
@@ -256,19 +256,19 @@ def _unsupported_mode(mode_name: str, mode: str, value_name: str, value: Any) ->
     """Reason why a padding mode is not lowered with this fill value, or ``None``."""
     if mode not in ("constant", "replicate", "reflect"):
         return f"{mode_name}={mode!r}"
-    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # an error in Kornia
+    if mode != "constant" and not (isinstance(value, int | float) and value == 0):  # Kornia raises an error
         return f"{value_name}={value!r} with {mode_name}={mode!r}"
     return None
 
 
-def unsupported_padding(sides: Sequence[Any], edge: Edge, size: Size) -> str | None:
-    """Reason why images of ``size`` cannot be padded by ``sides``, (left, right, above, below), or ``None``."""
-    left, right, top, bottom = sides
-    if any(np.any(np.less(side, 0)) for side in sides):
+def unsupported_padding(padding: Sequence[Any], edge: Edge, size: Size) -> str | None:
+    """Reason why images of ``size`` cannot be padded by ``padding`` pixels (left, right, top, bottom), or ``None``."""
+    left, right, top, bottom = padding
+    if any(np.any(np.less(pixels, 0)) for pixels in padding):
         return "negative padding"
     columns, rows = np.maximum(left, right), np.maximum(top, bottom)
     if edge == "reflect" and (np.any(columns >= size.width) or np.any(rows >= size.height)):
-        return "reflects further than the image is wide"
+        return "pads by reflection by a whole side or more"
     return None
 
 
@@ -293,13 +293,16 @@ def translations(size: Size, x: Any, y: Any) -> Array:
 
 
 def corners(x: Any, y: Any, width: Any, height: Any, out_width: int, out_height: int, size: Size) -> dict[str, Tensor]:
-    """Parameters of Kornia's crops: the four corners of the cropped window and of the output, clockwise from the top left.
+    """Return parameters that all crops of Kornia have.
+
+    They are ``src`` and ``dst``, (B, 4, 2): the corners of the window and of the output, clockwise from the top left; and
+    ``input_size`` and ``output_size``, (B, 2): (height, width). Without samples, only ``src`` and ``dst``.
 
     Args:
-        x: First column of the window. ``x``, ``y``, ``width`` and ``height`` are (B,), or one number for all samples.
-        y: First row of the window.
-        width: Width of the window in pixels.
-        height: Height of the window in pixels.
+        x: First column of the window, (B,).
+        y: First row of the window, (B,).
+        width: Width of the window in pixels, (B,), or one number for all samples.
+        height: Height of the window in pixels, (B,), or one number for all samples.
         out_width: Width of the output in pixels.
         out_height: Height of the output in pixels.
         size: Size of the input images.

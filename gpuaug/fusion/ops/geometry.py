@@ -48,7 +48,7 @@ class AxisMap:
 
     def with_bounds(self, length: Any) -> "AxisMap":
         """Return a copy in which input indices outside [0, ``length``) are padding. ``length``: integer, or array (B,)."""
-        return AxisMap(self.sign, self.offset, 0.0, length_of(length))
+        return AxisMap(self.sign, self.offset, 0.0, as_float64(length))
 
     def after(self, first: "AxisMap") -> "AxisMap":
         """Return the composition that applies ``first`` to the image, then this map."""
@@ -139,7 +139,7 @@ class IndexOp(GatherOp):
     """Fill value of the images: a number, or one per channel."""
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Fill value."""
+        """Settings that may have one value per channel: the fill value."""
         return {"fill": self.fill}
 
     @property
@@ -253,7 +253,7 @@ class WarpOp(GatherOp):
     """True for nearest-neighbour interpolation, False for bilinear."""
 
     def per_channel(self, channels: int) -> dict[str, Any]:
-        """Fill value."""
+        """Settings that may have one value per channel: the fill value."""
         return {"fill": self.fill}
 
     @abstractmethod
@@ -319,6 +319,6 @@ def window_table(size: Size, *columns: PerSample) -> Array:
     return np.stack([np.broadcast_to(column, size.batch) for column in columns], 1).astype(np.int64)
 
 
-def length_of(side: Any) -> PerSample:
-    """Convert a side of the images, an integer or an array (B,), to float64."""
-    return side.astype(np.float64) if isinstance(side, np.ndarray) else float(side)
+def as_float64(pixels: Any) -> PerSample:
+    """Convert pixels, an integer or an array (B,), to float64."""
+    return pixels.astype(np.float64) if isinstance(pixels, np.ndarray) else float(pixels)

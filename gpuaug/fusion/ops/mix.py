@@ -37,7 +37,7 @@ class MixOp(FrontOp):
 
     kernel = "mix"
     width = _WIDTH
-    needs_own_batch = True
+    draws_one_batch_at_a_time = True
 
     supported_keys: ClassVar[tuple[str, ...]] = ("input", "class")
     """Data keys of the inputs that can be mixed: images and labels."""

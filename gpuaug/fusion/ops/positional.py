@@ -165,7 +165,7 @@ class GaussianNoise(PointOp):
     code = 12
     width = 6
     positional = True
-    needs_own_batch = True
+    draws_one_batch_at_a_time = True
     description = "noise"
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:

@@ -19,7 +19,7 @@ from gpuaug.fusion.ops.geometry import (
     GatherOp,
     ResampleOp,
     Resampling,
-    length_of,
+    as_float64,
     scale_of,
     unsupported_skip,
     window_table,
@@ -151,7 +151,7 @@ class ResizedCrop(ResampleOp):
         return {name: np.where(apply_mask, draws[name], whole[name]) for name in ("x", "y", "width", "height")}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Corners of the window in the image and in the output."""
+        """Parameters of Kornia's crop: those of ``corners``."""
         return corners(draws["x"], draws["y"], draws["width"], draws["height"], self._width, self._height, size)
 
     def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
@@ -236,7 +236,7 @@ class Resize(ResampleOp):
         return size.to(target, int(target * ratio)) if sets_height else size.to(int(target / ratio), target)
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Corners of the image and of the output."""
+        """Parameters of Kornia's resize: those of ``corners`` for a window that is the whole image."""
         out = self.out(size)
         zeros = np.zeros(size.batch, dtype=np.float32)
         return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)
@@ -244,7 +244,7 @@ class Resize(ResampleOp):
     def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
         """Resampling of the whole image to the output size."""
         out = self.out_drawn(draws, size)
-        width, height = length_of(size.width), length_of(size.height)
+        width, height = as_float64(size.width), as_float64(size.height)
         return Resampling(
             scale_of(width, out.width, half_pixel_centers),
             0.0,

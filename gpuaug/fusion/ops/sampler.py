@@ -137,7 +137,7 @@ class Sampler:
     @property
     def _only_generator(self) -> np.random.Generator:
         """Generator of the only batch."""
-        assert self.batches == 1, "an op that draws one number per batch must set needs_own_batch"
+        assert self.batches == 1, "an op that draws one number per batch must set draws_one_batch_at_a_time"
         return self._generators[0]
 
     def shared_by_samples(self) -> "Sampler":

@@ -58,7 +58,7 @@ class IdentityOp(IndexOp):
 class RandomApply(Picking):
     """Op of a container with ``random_apply``, which runs some of its modules in a random order."""
 
-    needs_own_batch = True
+    draws_one_batch_at_a_time = True
 
     def __init__(self, name: str, module: nn.Module, children: Sequence[Child]) -> None:
         super().__init__(name, module)

@@ -178,7 +178,7 @@ class Plan:
     """Number of uniform numbers per sample that the sampler draws in one call of NumPy."""
     uniforms_per_op: tuple[int, ...] = ()
     """Number of uniform numbers per sample that each op uses."""
-    needs_own_batch: bool = False
+    draws_one_batch_at_a_time: bool = False
     """Whether the draws of several batches cannot be computed together."""
     rereading_ops: tuple[Op, ...] = ()
     """Ops that read settings of their module at every draw, because the user may change these settings."""
@@ -306,7 +306,7 @@ def plan(ops: Sequence[Op], size: Size, *, masks: bool = False) -> Plan:
         size,
         current_size,
         masks,
-        needs_own_batch=any(op.needs_own_batch for op in ops) or any(pass_.out.ragged for pass_ in passes),
+        draws_one_batch_at_a_time=any(op.draws_one_batch_at_a_time for op in ops) or any(pass_.out.ragged for pass_ in passes),
         rereading_ops=tuple(op for op in ops if op.settings_of_draw),
         box_crop=box_crop,
     )

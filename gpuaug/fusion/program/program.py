@@ -51,7 +51,7 @@ def image_key(images: Any) -> ImageKey | None:
 class Program:
     """Ops of a pipeline for images of one type.
 
-    torchvision's transforms treat bytes and floats differently, so the ops depend on the type. A *fallback module* is not
+    torchvision's transforms treat uint8 and floats differently, so the ops depend on the type. A *fallback module* is not
     lowered, but run by its library.
 
     Args:
@@ -79,7 +79,7 @@ class Program:
         self.dtype = lowered.dtype if options.dtype is None else options.dtype
         """Type of the output images."""
         self.ops = tuple(leaf.op for leaf in leaves(self.tree))
-        self.plain_ops = tuple(op for op in self.ops if isinstance(op, Op))
+        self.lowered_ops = tuple(op for op in self.ops if isinstance(op, Op))
         self.mixes = tuple(op for op in self.ops if isinstance(op, MixOp))
         self.box_crop = next((op for op in self.ops if isinstance(op, BoxCropOp)), None)
         self.segments = Segments(self.ops)

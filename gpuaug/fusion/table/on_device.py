@@ -29,7 +29,7 @@ class DeviceCrop(NamedTuple):
 def device_crop(plan: Plan) -> DeviceCrop | None:
     """Return the crop at the start of a plan for ragged batches, if its tables can be prefetched; else ``None``."""
     pass_ = plan.passes[0]
-    if not plan.source.ragged or plan.needs_own_batch or plan.box_crop or not isinstance(pass_, GatherPass):
+    if not plan.source.ragged or plan.draws_one_batch_at_a_time or plan.box_crop or not isinstance(pass_, GatherPass):
         return None
     op = pass_.gather_ops[0]
     return DeviceCrop(pass_, op) if isinstance(op, ResizedCrop) and not (op.same_on_batch or op.gates) else None

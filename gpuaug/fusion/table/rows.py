@@ -22,10 +22,15 @@ BY_COLUMN_FROM = 1024
 """Minimum number of samples of a table that is written by column, and transposed on the GPU in one launch."""
 
 
-def draws_by_part(ops: Sequence[Op], all_draws: Sequence[OpDraws]) -> dict[Op, OpDraws]:
-    """Return the draws by op that runs in the passes: one op, or the several ``plan_ops`` of an op that picks other ops."""
+def draws_of_plan_ops(ops: Sequence[Op], all_draws: Sequence[OpDraws]) -> dict[Op, OpDraws]:
+    """Return the draws by op for the ``plan_ops`` of all ``ops``, which run in the passes.
+
+    ``all_draws``: draws of each of ``ops``.
+    """
     return {
-        part: draws for op, op_draws in zip(ops, all_draws, strict=True) for part, draws in op.draws_by_op(op_draws).items()
+        plan_op: draws
+        for op, op_draws in zip(ops, all_draws, strict=True)
+        for plan_op, draws in op.draws_by_op(op_draws).items()
     }
 
 

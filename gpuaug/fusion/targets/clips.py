@@ -14,7 +14,7 @@ from torch import Tensor
 from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import type_name
-from gpuaug.fusion.clips import ClipForm
+from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.ops.base import Array
 from gpuaug.fusion.ops.boxes import KORNIA_FORMATS, axes_per_box
 from gpuaug.fusion.targets.masks import to_device
@@ -24,18 +24,18 @@ class ClipInputs:
     """Convert the inputs of one call from clips to frames and back. Inputs of a call on images are not changed.
 
     Args:
-        clip_form: Layout of clips that the pipeline accepts.
+        clip_layout: Layout of clips that the pipeline accepts.
         images: Images or clips of the call, as the user passed them.
 
     Raises:
         ArgumentError: If the pipeline accepts clips only, and ``images`` are images.
     """
 
-    def __init__(self, clip_form: ClipForm, images: Any) -> None:
-        self.clip_form = clip_form
+    def __init__(self, clip_layout: ClipLayout, images: Any) -> None:
+        self.clip_layout = clip_layout
         self.is_single = type_name(images) == "Video" and images.ndim == 4
         """True for a single clip (T, C, H, W), without a batch axis."""
-        self.frames = clip_form.frames_of(images[None] if self.is_single else images)
+        self.frames = clip_layout.frames_of(images[None] if self.is_single else images)
         """Number of frames per input clip; 0 for images."""
         self._out_frames = self.frames
         """Number of frames per output clip."""
@@ -67,17 +67,17 @@ class ClipInputs:
             return value
         if key == "input":
             plain = value.as_subclass(Tensor)
-            return self.clip_form.images(plain[None] if self.is_single else plain)
+            return self.clip_layout.images(plain[None] if self.is_single else plain)
         if key == "mask":
-            return self.clip_form.images(value) if value.ndim == 5 else value.flatten(0, 1)
-        return value.flatten(0, 1) if self.clip_form.draws_per_frame else value.flatten(1, 2)
+            return self.clip_layout.images(value) if value.ndim == 5 else value.flatten(0, 1)
+        return value.flatten(0, 1) if self.clip_layout.draws_per_frame else value.flatten(1, 2)
 
     def unflatten(self, key: str, result: Any, value: Any) -> Any:
         """Restore the frame axis in the result of an input. ``value``: the input as the user passed it."""
         if not self.has_frames(key, value):
             return result
         if key == "input" or (key == "mask" and value.ndim == 5):
-            return self.clip_form.clips(result, self._out_frames)
+            return self.clip_layout.clips(result, self._out_frames)
         if key == "mask":
             return result.unflatten(0, (-1, self._out_frames))
         return result.reshape(len(value), -1, value.shape[2], *result.shape[2:])

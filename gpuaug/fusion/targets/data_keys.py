@@ -26,7 +26,7 @@ _GPUAUG_KEYS = ("targets", "tv_tensors", "valid")
 """Data keys that Kornia does not have."""
 
 BOXES = ("bbox", "bbox_xyxy", "bbox_xywh")
-"""Data keys of padded boxes."""
+"""Data keys of boxes: (B, N, 4), or (B, N, 4, 2) for ``"bbox"``, padded to N boxes per image."""
 
 
 def checked_keys(data_keys: Sequence[Any]) -> tuple[Any, ...]:
@@ -65,7 +65,7 @@ def name_of(key: Any) -> str:
 def _advice_for_samples(key: str, value: Any) -> str:
     """Return the advice of the error for an input that is not one tensor for the whole batch."""
     if key == "input":
-        return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass a batch of tensors."
+        return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass one tensor (B, C, H, W)."
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."
     padded = "Pad the samples to one length: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
@@ -73,20 +73,22 @@ def _advice_for_samples(key: str, value: Any) -> str:
     return f"{padded}{dicts}."
 
 
-def check(key: str, value: Any) -> None:
-    """Raise an error if an input does not have the type or shape that its data key requires.
+def check_input(key: str, value: Any) -> None:
+    """Raise an error if images, masks, boxes, keypoints or ``valid`` do not have the type or shape that ``key`` requires.
+
+    Ragged images, lists of masks, and inputs with other data keys are checked elsewhere.
 
     Raises:
         ArgumentTypeError: If ``value`` has another type.
         ArgumentError: If ``value`` has another shape, or requires gradients.
     """
-    is_ragged = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
-    if is_ragged or key in ("class", "targets", "tv_tensors"):
+    may_differ_in_size = isinstance(value, Ragged) if key == "input" else key == "mask" and isinstance(value, list | tuple)
+    if may_differ_in_size or key in ("class", "targets", "tv_tensors"):
         return
     if key == "input" and isinstance(value, list | tuple):
         raise ArgumentTypeError(
             f"input must be a tensor or a gpuaug.Ragged, got {type(value).__name__}. Stack images of one size: "
-            "torch.stack(…); pack others: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
+            "torch.stack(…); pack images of several sizes: gpuaug.collate_ragged(…), for gpuaug.fuse(…, ragged=True)."
         )
     if isinstance(value, Encoded):
         raise ArgumentTypeError(
@@ -96,9 +98,9 @@ def check(key: str, value: Any) -> None:
         raise ArgumentTypeError(f"{key} must be a tensor, got {type(value).__name__}. {_advice_for_samples(key, value)}")
     if key in ("input", "mask") and value.ndim not in (3, 4, 5):
         merge_axes = "Merge the leading axes into one batch axis: x.flatten(0, -5)."
-        advice = merge_axes if value.ndim > 5 else "Name the images by on= of the stage, or add axes: x[None]."
+        advice = merge_axes if value.ndim > 5 else "In a stage, select the images with on=. Or add axes: x[None]."
         raise ArgumentError(
-            f"{key} must be (B, C, H, W), one (C, H, W), or clips (B, T, C, H, W), got {tuple(value.shape)}. {advice}"
+            f"{key} must be (B, C, H, W), one image (C, H, W), or clips (B, T, C, H, W), got {tuple(value.shape)}. {advice}"
         )
     if key == "input" and value.dtype not in IMAGE_DTYPES:
         raise ArgumentTypeError(
@@ -126,8 +128,8 @@ def check_canvas(name: str, value: Tensor, size: Size) -> None:
         )
 
 
-def check_no_map(labels: Any, size: Size) -> None:
-    """Check that labels are not a segmentation map.
+def check_not_segmentation_map(labels: Any, size: Size) -> None:
+    """Raise an error if labels have the size of the images, because they are then a segmentation map, not classes.
 
     Raises:
         ArgumentError: If the labels have the size of the images.

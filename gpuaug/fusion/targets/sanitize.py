@@ -207,7 +207,7 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
 
 
 # Attributes that TransformStage reads: the function accepts packed targets, and draws no random numbers.
-vars(sanitize).update(takes_packed=True, draws_by_itself=True)
+vars(sanitize).update(takes_packed=True, draws_only_from_seed=True)
 
 
 def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> PackedTargets | None:

@@ -1,6 +1,6 @@
 """Outputs of several *views*, that is, random augmentations of the same images.
 
-Not in ``targets.py``, because the class ``Targets`` holds the inputs and outputs of one view.
+Not in ``call_inputs.py``, because the class ``CallInputs`` holds the inputs and outputs of one view.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
     """Concatenate the outputs of all views, input by input.
 
     Args:
-        views: Result of ``Targets.results`` per view.
+        views: Result of ``CallInputs.results`` per view.
         keys: Data key of each input.
         is_cutmix: Whether labels are those of Kornia's CutMix, (1, B, 3), which are concatenated along axis 1.
 

@@ -16,10 +16,10 @@ def test_every_character_is_in_both_parts_in_sizes_that_differ(character_folder)
 
 
 def test_parts_share_no_face_and_no_photograph(tmp_path, monkeypatch):
-    assert not set(character_images.FACES["train"]) & set(character_images.FACES["val"])
+    assert not set(character_images.TYPEFACES["train"]) & set(character_images.TYPEFACES["val"])
     plain = [Image.new("RGB", (150, 150), colour) for colour in ("red", "lime", "blue")]
     monkeypatch.setattr(character_images, "_photographs", lambda: plain)
-    character_images.make(tmp_path, copies=1, faces=1)
+    character_images.make(tmp_path, copies=1, typefaces=1)
     corners = {part: {colour_at_corner(path) for path in (tmp_path / part).rglob("*.jpg")} for part in ("train", "val")}
     assert corners == {"train": {"red", "green"}, "val": {"blue"}}
 

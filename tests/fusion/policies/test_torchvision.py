@@ -255,5 +255,5 @@ def test_rows_of_policies_are_made_with_all_others_of_the_pipeline(name):
     augment = gpuaug.fuse([v2.RandomResizedCrop(16), MADE[name](), TO_FLOAT])
     planned = augment._program().segments.whole_plan(Size(4, 3, 24, 28), masks=False, views=1)
     assert planned is not None
-    assert not planned.needs_own_batch
+    assert not planned.draws_one_batch_at_a_time
     assert sum(planned.uniforms_per_op) == planned.uniform_count

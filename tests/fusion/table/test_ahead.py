@@ -80,7 +80,7 @@ def test_tables_drawn_together_equal_tables_drawn_one_by_one(name, points):
     augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
     planned = segment.plan
-    if planned is None or planned.needs_own_batch:
+    if planned is None or planned.draws_one_batch_at_a_time:
         pytest.skip("draws alone")
     host = torch.device("cpu")
     together = draw_tables(planned, segment.ops, size, SEEDS, host, points=points)
@@ -93,7 +93,7 @@ def test_ops_write_the_same_where_columns_lie_together(monkeypatch, name, points
     augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
     planned = segment.plan
-    if planned is None or planned.needs_own_batch:
+    if planned is None or planned.draws_one_batch_at_a_time:
         pytest.skip("draws alone")
 
     def by_column(samples, width, fill, device):
@@ -113,7 +113,7 @@ def sent(monkeypatch, name, device, *, points, by_column_from):
     """The rows of five batches of ``PIPELINES[name]``, sent to a device; ``None`` where each draws alone."""
     augment, size = fused(name), Size(9, 3, 30, 41)
     segment = augment._program().segments.at(0, size, masks=False)
-    if segment.plan is None or segment.plan.needs_own_batch:
+    if segment.plan is None or segment.plan.draws_one_batch_at_a_time:
         return None
     monkeypatch.setattr(rows, "BY_COLUMN_FROM", by_column_from)
     draw_tables(segment.plan, segment.ops, size, SEEDS, torch.device(device), points=points)  # makes the plan's template
@@ -133,10 +133,10 @@ def test_rows_written_by_column_are_the_same(monkeypatch, name, points):
     assert_values(sent(monkeypatch, name, "cuda", points=points, by_column_from=46).cpu(), expected)
 
 
-def test_needs_own_batch_is_set_for_mixes_and_noise():
+def test_draws_one_batch_at_a_time_is_set_for_mixes_and_noise():
     for name in PIPELINES:
         planned = fused(name)._program().segments.whole_plan(Size(9, 3, 30, 41), masks=False, views=1)
-        assert planned.needs_own_batch == ("noise" in name or "mix" in name), name
+        assert planned.draws_one_batch_at_a_time == ("noise" in name or "mix" in name), name
 
 
 def test_prefetched_tables_give_what_their_seed_gives(blocks):

@@ -9,7 +9,7 @@ from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.fusion.ops.base import Size
-from gpuaug.fusion.table.rows import draws_by_part, make_table
+from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 LEAVING = {
@@ -24,7 +24,7 @@ SIZE = Size(40, 3, 30, 41)
 def passes_and_rows(modules, seed=0):
     augment = gpuaug.fuse(modules)
     plan = augment._program().segments.whole_plan(SIZE, masks=False, views=1)
-    drawn = draws_by_part(augment._program().plain_ops, augment.draw(SIZE.shape, seed=seed)._drawn)
+    drawn = draws_of_plan_ops(augment._program().lowered_ops, augment.draw(SIZE.shape, seed=seed)._drawn)
     return plan.passes, drawn, make_table(plan, SIZE, drawn, torch.device("cpu"), has_points=False).numpy()
 
 

@@ -12,7 +12,7 @@ from support.gpu.launches import Launches
 from support.targets.detection import PIPELINES, boxes_of, corners, follow_targets, records_of, through_kornia, upright
 
 import gpuaug
-from gpuaug.fusion.targets.targets import Targets
+from gpuaug.fusion.targets.call_inputs import CallInputs
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
 F = pytest.importorskip("torchvision.transforms.v2.functional")
@@ -159,6 +159,6 @@ def test_target_launches_do_not_grow_with_the_batch_or_synchronise():
     for batch in (2, 8):
         images, records, matrix = photographs(batch), records_of(batch), torch.eye(3).repeat(batch, 1, 1)
         with Launches() as launches:
-            Targets([images, records], KEYS, None).values[1].results(matrix, (32, 48))
+            CallInputs([images, records], KEYS, None).values[1].results(matrix, (32, 48))
         counted.append(launches.names)
     assert counted[0] == counted[1]

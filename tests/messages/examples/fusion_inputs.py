@@ -86,7 +86,7 @@ def images_of_other_channels_than_a_module_takes(told):
         assert augment(three).shape == IMAGES.shape
 
 
-@example("Name the images by on= of the stage, or add axes")
+@example("In a stage, select the images with on=")
 def labels_taken_for_images(told):
     augment = gpuaug.fuse(FLIP)
     with told:
@@ -98,7 +98,7 @@ def labels_taken_for_images(told):
     assert torch.equal(augment(x[None]).view(8, 8), x.flip(-1))
 
 
-@example("pack others: gpuaug.collate_ragged(…)")
+@example("pack images of several sizes: gpuaug.collate_ragged(…)")
 def images_in_a_list(told):
     images = list(IMAGES)
     with told:

@@ -10,7 +10,7 @@ import gpuaug
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import ANY_SIDES, Size
 from gpuaug.fusion.table.on_device import DeviceCropTables, device_crop
-from gpuaug.fusion.table.rows import draws_by_part, make_table
+from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
 from gpuaug.fusion.table.upcoming import UpcomingBatches
 
 CROPS = {
@@ -107,7 +107,7 @@ def fault_of_shared_tables(device):
 def disagreement(crop, sizes, device, *, points=False, masks=False, behind=()):
     """How the device's tables differ from the host's, or an empty string. Numbers must be equal; matrices may be rounded."""
     augment, size, plan = planned_crop(crop, sizes, masks=masks, behind=behind)
-    drawn = [draws_by_part(augment._program().ops, augment._program()._draw_view(size, seed)._drawn) for seed in SEEDS]
+    drawn = [draws_of_plan_ops(augment._program().ops, augment._program()._draw_view(size, seed)._drawn) for seed in SEEDS]
     expected = torch.cat([make_table(plan, size, each, device, has_points=points) for each in drawn])
     got = device_tables(crop, sizes, device, points=points, masks=masks, behind=behind)
     if got.shape != expected.shape:

@@ -11,7 +11,7 @@ from gpuaug.fusion.backends.torch_backend import gather_mask, run
 from gpuaug.fusion.backends.triton import backend
 from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.pixels import LARGEST, converted
-from gpuaug.fusion.table.rows import draws_by_part, fill_table
+from gpuaug.fusion.table.rows import draws_of_plan_ops, fill_table
 
 
 def through_both(modules, images, dtype, memory_format, frames=0):
@@ -30,7 +30,7 @@ def through_both(modules, images, dtype, memory_format, frames=0):
         assert segment.stop == len(ops), f"left to Kornia: {segment.separate_op}"
         plan = segment.plan
         table = torch.zeros(size.batch, plan.width)
-        fill_table(plan, size, draws_by_part(segment.ops, drawn), table.numpy())
+        fill_table(plan, size, draws_of_plan_ops(segment.ops, drawn), table.numpy())
         table = table.to(images.device)
         expected = run(plan, expected, table)
         last = (dtype, memory_format) if number == len(parts) - 1 else (torch.float32, torch.contiguous_format)

@@ -13,7 +13,7 @@ import gpuaug
 from gpuaug.fusion.backends.readers import size_of
 from gpuaug.fusion.backends.torch_backend import run
 from gpuaug.fusion.backends.triton import backend
-from gpuaug.fusion.table.rows import draws_by_part, make_table
+from gpuaug.fusion.table.rows import draws_of_plan_ops, make_table
 
 SIZES = [(37, 52), (64, 40), (21, 48)]
 NARROW = [(1, 30), (37, 1), (1, 1), (20, 20)]
@@ -79,7 +79,7 @@ def through_both(modules, images, dtype, memory_format, frames=0, **options):
     segment = program.segments.at(0, size, masks=False)
     plan = segment.plan
     assert segment.stop == len(program.ops), f"left to Kornia: {segment.separate_op}"
-    drawn = [draws_by_part(segment.ops, view._drawn) for view in program.draw(size, 3).views]
+    drawn = [draws_of_plan_ops(segment.ops, view._drawn) for view in program.draw(size, 3).views]
     table = torch.cat([make_table(plan, size, each, images.device, has_points=False) for each in drawn])
     canvases = plan.canvases(size, drawn)
     expected = run(plan, images, table, canvases)

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IndexMap, IndexOp, length_of, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IndexMap, IndexOp, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -124,7 +124,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
         return _EDGES.get(self._mode, "constant") if self._pads else ""
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Padding in pixels (left, right, above, below): integers, or arrays (B,) if images differ in size."""
+        """Padding in pixels (left, right, top, bottom): integers, or arrays (B,) if images differ in size."""
         raise NotImplementedError
 
     def _unsupported_padding(self, size: Size) -> str | None:
@@ -143,7 +143,7 @@ class Pad(_PaddingOp):
     """``v2.Pad``."""
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Padding in pixels (left, right, above, below)."""
+        """Padding in pixels (left, right, top, bottom)."""
         padding: Any = self.module.padding
         sides = [padding] if isinstance(padding, int) else list(padding)
         # The setting holds (all sides), (left and right, top and bottom) or (left, top, right, bottom).
@@ -169,9 +169,9 @@ class Pad(_PaddingOp):
         return crop.applied_shift(self, draws, left, top)
 
     def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Shift by the padding on the left and above."""
+        """Shift by the padding on the left and top."""
         left, top = self._start(draws, size)
-        return IndexMap(AxisMap(offset=-length_of(left)), AxisMap(offset=-length_of(top)))
+        return IndexMap(AxisMap(offset=-as_float64(left)), AxisMap(offset=-as_float64(top)))
 
     def matrix(self, draws: OpDraws, size: Size) -> Array:
         """Translation matrix, input to output pixels."""
@@ -197,7 +197,7 @@ class RandomCrop(_PaddingOp, crop.Crop):
             self.fill = 0.0
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Padding in pixels (left, right, above, below).
+        """Padding in pixels (left, right, top, bottom).
 
         With ``pad_if_needed``, torchvision adds the number of missing pixels on each side, not half of the number.
         """

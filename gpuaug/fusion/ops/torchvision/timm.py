@@ -112,7 +112,7 @@ class CenterCropOrPad(crop.RandomCrop):
         self._height, self._width = transform.size
 
     def _padding(self, size: Size) -> Sequence[Any]:
-        """Padding in pixels (left, right, above, below)."""
+        """Padding in pixels (left, right, top, bottom)."""
         columns = np.maximum(self._width - size.width, 0)
         rows = np.maximum(self._height - size.height, 0)
         return columns // 2, (columns + 1) // 2, rows // 2, (rows + 1) // 2

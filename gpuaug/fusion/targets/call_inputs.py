@@ -21,7 +21,7 @@ from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import type_name
 from gpuaug.fusion.backends import dispatch
 from gpuaug.fusion.backends.readers import dtype_of, size_of
-from gpuaug.fusion.clips import ClipForm
+from gpuaug.fusion.clips import ClipLayout
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.boxes import (
     KORNIA_FORMATS,
@@ -42,15 +42,22 @@ from gpuaug.fusion.pixels import converted
 from gpuaug.fusion.program.plan import Canvases, OpPass, Plan
 from gpuaug.fusion.targets.box_crop import crop_by_boxes, target_dicts_for_crop
 from gpuaug.fusion.targets.clips import ClipInputs
-from gpuaug.fusion.targets.data_keys import BOXES, check, check_canvas, check_no_map, check_valid, name_of
+from gpuaug.fusion.targets.data_keys import (
+    BOXES,
+    check_canvas,
+    check_input,
+    check_not_segmentation_map,
+    check_valid,
+    name_of,
+)
 from gpuaug.fusion.targets.masks import MaskList, owners_of, to_device, with_class_of
 from gpuaug.fusion.targets.packed import can_stay_packed
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 from gpuaug.fusion.targets.typed import TypedTargets, has_targets_under_other_keys
 
 
-class Targets:
-    """Inputs of one call while they run through the passes.
+class CallInputs:
+    """Images and targets of one call, which are replaced pass by pass.
 
     Call ``run_plan`` or ``run_eager`` for the parts of the pipeline, in order, then ``results``.
 
@@ -61,7 +68,7 @@ class Targets:
         extra_args: ``extra_args`` of Kornia's container, which may set the resampling of masks.
         boxes: Format of boxes in target dicts.
         conversions: Conversions of the output, and size of the smallest valid box.
-        clip_form: Layout of clips that the pipeline accepts.
+        clip_layout: Layout of clips that the pipeline accepts.
 
     Raises:
         ArgumentTypeError: If an input does not have the type that its key requires.
@@ -76,7 +83,7 @@ class Targets:
         extra_args: Any,
         boxes: BoxFormatName = "xyxy",
         conversions: TargetConversions = NO_CONVERSIONS,
-        clip_form: ClipForm = ClipForm(),  # noqa: B008
+        clip_layout: ClipLayout = ClipLayout(),  # noqa: B008
     ) -> None:
         self._conversions = conversions
         self.keys = [name_of(key) for key in keys]
@@ -90,16 +97,19 @@ class Targets:
         if "input" not in self.keys:
             raise ArgumentError(f"data_keys must contain 'input', got {self.keys}. Pass the images with the other inputs.")
         for key, value in zip(self.keys, inputs, strict=True):
-            check(key, value)
+            check_input(key, value)
         images = inputs[self.keys.index("input")]
-        self._clips = ClipInputs(clip_form, images)
+        self._clips = ClipInputs(clip_layout, images)
         inputs = [self._packed_or_unpacked(index, value) for index, value in enumerate(inputs)]
         self._unbatched = isinstance(images, Tensor) and images.ndim == 3
         images = images[None] if self._unbatched or self._clips.is_single else images
         self.device: torch.device = images.device
-        self.size = clip_form.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
-        self.dtype = dtype_of(images)
-        self.image_layouts = images.places[:: self.size.images_per_sample] if isinstance(images, Ragged) else None
+        """Device of the images."""
+        self.image_size = (
+            clip_layout.size(images.shape) if isinstance(images, Tensor) and self._clips.frames else size_of(images)
+        )
+        self.image_dtype = dtype_of(images)
+        self.image_layouts = images.places[:: self.image_size.images_per_sample] if isinstance(images, Ragged) else None
         """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets recognized by class, such as ``tv_tensors.Mask``, by index of the input that contains them."""
@@ -159,7 +169,7 @@ class Targets:
         all_inputs = list(inputs)
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if key == "tv_tensors" or (key == "targets" and has_targets_under_other_keys(value)):
-                batch = self.size.images if self._clips.is_per_frame(index) else self.size.batch
+                batch = self.image_size.images if self._clips.is_per_frame(index) else self.image_size.batch
                 self._typed[index] = typed = TypedTargets(value, batch, in_dicts=key == "targets")
                 self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
                 all_inputs += [values for _, values in typed.inputs]
@@ -181,18 +191,18 @@ class Targets:
         if key != "input":
             return
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
-        clip_form = self._clips.clip_form
-        size = clip_form.size(value.shape) if isinstance(value, Tensor) and clip_form.frames_of(value) else size_of(value)
-        if size != self.size:
+        clip_layout = self._clips.clip_layout
+        size = clip_layout.size(value.shape) if isinstance(value, Tensor) and clip_layout.frames_of(value) else size_of(value)
+        if size != self.image_size:
             raise ArgumentError(
-                f"input must be of the same size as the first input, {self.size.shape}, got {size.shape}. Use a separate "
+                f"input must be of the same size as the first input, {self.image_size.shape}, got {size.shape}. Use a separate "
                 "stage for images of each size."
             )
 
     def _converted_input(self, key: str, value: Any, boxes: BoxFormatName) -> Any:
         """Return target dicts as ``TargetDicts``, lists of masks as ``MaskList``, and other inputs unchanged."""
         if key == "targets":
-            size = self.size
+            size = self.image_size
             per_frame = size.frames > 1 and isinstance(value, Sequence) and len(value) == size.images
             return TargetDicts(
                 value,
@@ -204,12 +214,12 @@ class Targets:
                 size.frames if per_frame else 1,
             )
         if key == "mask" and isinstance(value, list | tuple):
-            if len(value) != self.size.batch:
+            if len(value) != self.image_size.batch:
                 raise ArgumentError(
-                    f"mask must hold masks for each of the {self.size.batch} images, got {len(value)}. Pass one tensor per "
-                    "image."
+                    f"mask must hold masks for each of the {self.image_size.batch} images, got {len(value)}. Pass one tensor "
+                    "per image."
                 )
-            masks = MaskList(value, range(len(value)), self.size, self.device)
+            masks = MaskList(value, range(len(value)), self.image_size, self.device)
             masks.set_device_arrays(*to_device([owners_of(masks.samples, masks.counts), masks.spans], self.device))
             return masks
         return value
@@ -219,31 +229,31 @@ class Targets:
         # As in Kornia, an image without a batch axis is a batch of one, and masks without a channel axis have one channel.
         if key in ("input", "mask") and isinstance(value, Tensor) and value.ndim == 3:
             return 0 if key == "input" or self._unbatched else 1
-        if key in KORNIA_FORMATS and value.ndim == 1 + axes_per_box(KORNIA_FORMATS[key]) and self.size.batch == 1:
+        if key in KORNIA_FORMATS and value.ndim == 1 + axes_per_box(KORNIA_FORMATS[key]) and self.image_size.batch == 1:
             return 0
-        return 0 if key == "valid" and value.ndim == 1 and self.size.batch == 1 else None
+        return 0 if key == "valid" and value.ndim == 1 and self.image_size.batch == 1 else None
 
     def _check_fit(self, key: str, value: Any, source: Any) -> None:
         """Raise an error if an input does not fit the images. ``source``: the input before axes were added."""
         if key == "class":
-            check_no_map(value, self.size)
+            check_not_segmentation_map(value, self.image_size)
         if key in ("class", "targets", "tv_tensors") or isinstance(value, MaskList):
             return
         if key in KORNIA_FORMATS:
             check_form(value, key)
-            check_canvas(key, source, self.size.sample(0))
+            check_canvas(key, source, self.image_size.sample(0))
         if value.device != self.device:
             raise DeviceError(
                 f"{key} must be on {self.device}, where the images are, got {value.device}. Move it to that device."
             )
-        if len(value) != (self.size.images if key in ("input", "mask") else self.size.batch):
+        if len(value) != (self.image_size.images if key in ("input", "mask") else self.image_size.batch):
             raise ArgumentError(
-                f"{key} must hold one entry for each of the {self.size.batch} images, got {tuple(source.shape)}. "
+                f"{key} must hold one entry for each of the {self.image_size.batch} images, got {tuple(source.shape)}. "
                 "Pass one entry per image."
             )
         if key != "mask":
             return
-        size = self.size
+        size = self.image_size
         fits = value.ndim == 4 and bool(np.all(size.height == value.shape[2]) and np.all(size.width == value.shape[3]))
         if size.ragged and not fits:
             raise ArgumentError(
@@ -283,7 +293,7 @@ class Targets:
         self._check_labels()
         for index, key in enumerate(self.keys):
             if key == "class":
-                soft_labels.check(self.values[index], self.size.batch)
+                soft_labels.check(self.values[index], self.image_size.batch)
                 if not mixes:
                     self.values[index] = dispatch.run_labels(soft_labels, self.values[index], None)
         self._soft_labels = soft_labels
@@ -464,7 +474,7 @@ class Targets:
         """Transform boxes, keypoints and target dicts by the matrices of the passes, in place in ``values``."""
         matrix = self._matrix
         if matrix is None:
-            matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.size.batch, 3, 3)
+            matrix = torch.eye(3, dtype=torch.float32, device=self.device).expand(self.image_size.batch, 3, 3)
         height, width = values[self.keys.index("input")].shape[2:]
         out = int(height), int(width)
         for index, (key, box_format) in enumerate(zip(self.keys, self._formats, strict=True)):
