@@ -3,6 +3,7 @@
 A *sample* is an image or a clip. An op draws one number or several for each sample; a *column* is one number for all samples.
 """
 
+import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -281,7 +282,12 @@ class _SharedSampler(Sampler):
 def foreign_generator(module: Any, base: type) -> str | None:
     """Reason if the user has replaced the parameter generator of ``module``, of Kornia's class ``base``; else ``None``."""
     generator = module._param_generator if "_param_generator" in names_used(base) else None
-    classes = [getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name)]
-    if generator is None or class_of(generator, classes) is not None:
+    if generator is None or class_of(generator, _generator_classes(base)) is not None:
         return None
     return f"its _param_generator, {type(generator).__name__}, is not the generator of {base.__name__}"
+
+
+@functools.cache
+def _generator_classes(base: type) -> tuple[type, ...]:
+    """Return Kornia's classes of parameter generators that the code of Kornia's class ``base`` names."""
+    return tuple(getattr(random_generator, name) for name in names_used(base) if hasattr(random_generator, name))
