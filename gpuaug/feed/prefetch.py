@@ -30,6 +30,7 @@ from gpuaug.feed.wrapped_loader import (
     begin_epoch,
     end_workers,
     has_persistent_workers,
+    release_error,
     state_reader,
     wake,
 )
@@ -85,8 +86,9 @@ class FeedIterator(ABC):
             IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
         pulled = self._get(block) if self._end_message is None else None
-        if (error := self.ended_error()) is not None:  # after _get(), during which another thread may close the iteration
-            raise error
+        if self._end_message is not None:  # after _get(), during which another thread may close the iteration
+            # Not from a variable, which would form a reference cycle with the traceback: see ``release_error``.
+            raise IteratorEndedError(self._end_message)
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
@@ -294,6 +296,7 @@ def _make_thread_target(settings: _ThreadSettings, pull: Callable[[], Pulled], b
                 try:
                     item = pull()
                 except BaseException as error:  # raised on the training thread, by next()
+                    release_error(error)
                     item = Pulled(error=error, ended=True)
                 ended = item.ended
                 pull_s = item.start_and_end_s[1] - item.start_and_end_s[0]

@@ -5,12 +5,14 @@ import operator
 import pickle
 import queue
 import select
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug.core.errors import ArgumentTypeError, add_note
@@ -59,6 +61,17 @@ def add_collate_advice(error: BaseException) -> None:
         if part in str(error):
             add_note(error, f"gpuaug: the DataLoader could not stack these samples. {advice}.")
             return
+
+
+def release_error(error: BaseException) -> None:
+    """Break the reference cycle of an error of a ``DataLoader``'s worker: torch raises the error from a variable of a frame.
+
+    The traceback also holds the loader's iterator. If the garbage collector frees the iterator of persistent workers, it may
+    free the queues to the workers first. The iterator's finaliser then waits for five seconds per worker.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is ExceptionWrapper.reraise.__code__:
+            frame.clear()
 
 
 def has_persistent_workers(loader: Any) -> bool:

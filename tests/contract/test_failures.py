@@ -4,6 +4,7 @@ import gc
 import itertools
 import traceback
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from gpuaug import FeatureStage, TransformStage
+from gpuaug import FeatureStage, IteratorEndedError, TransformStage
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
@@ -53,6 +54,43 @@ def test_a_datasets_error_is_raised_at_its_batch(depth):
     assert error is own
     assert error.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 3 of epoch 0."]
     assert "__getitem__" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def _read_by_two(loader):
+    first = iter(loader)
+    next(first)
+    next(iter(loader))
+    next(first)
+
+
+def _fails(batch):
+    raise LookupError("its own")
+
+
+CAUSES = {
+    "dataset": (Numbers(10, 7, raises(LookupError("its own"))), [], list),
+    "stage": (Numbers(10), [TransformStage(_fails)], list),
+    "newer iterator": (Numbers(10), [], _read_by_two),
+}
+
+
+@pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("cause", CAUSES)
+def test_an_error_forms_no_reference_cycle_with_persistent_workers(cause, make):
+    """The garbage collector would free the iterator of the workers after its queues, and then wait five seconds per worker."""
+    dataset, stages, read = CAUSES[cause]
+    wrapped = make(dataset, batch_size=2, num_workers=1, persistent_workers=True)
+    loader = streamed(wrapped, *stages)
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(LookupError, IteratorEndedError):
+            read(loader)
+        iterator = weakref.ref(wrapped._iterator)
+        del wrapped, loader
+        assert iterator() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_in_a_worker_is_raised_at_its_batch(workers):
