@@ -86,9 +86,11 @@ class FeedIterator(ABC):
             IteratorEndedError: If the loader was closed, or a newer iterator has taken over its workers.
         """
         pulled = self._get(block) if self._end_message is None else None
-        if self._end_message is not None:  # after _get(), during which another thread may close the iteration
-            # Not from a variable, which would form a reference cycle with the traceback: see ``release_error``.
-            raise IteratorEndedError(self._end_message)
+        if (error := self.ended_error()) is not None:  # after _get(), during which another thread may close the iteration
+            try:
+                raise error
+            finally:
+                del error  # otherwise a reference cycle through the traceback would keep the loader's iterator alive
         return pulled
 
     def ended_error(self) -> IteratorEndedError | None:
