@@ -80,7 +80,11 @@ def test_random_apply_moves_masks_and_changes_sizes():
 
 
 def test_random_apply_picks_have_kornia_distribution():
-    for options in ({"random_apply": (1, 2), "random_apply_weights": [1.0, 2.0, 20.0]}, {"random_apply": 4}):
+    for options in (
+        {"random_apply": (1, 2), "random_apply_weights": [1.0, 2.0, 3.0]},
+        {"random_apply": 1, "random_apply_weights": [1.0, 2.0, 20.0]},
+        {"random_apply": 4},
+    ):
         made = K.ImageSequential(K.RandomHorizontalFlip(), K.RandomInvert(), K.RandomVerticalFlip(), **options)
         augment, calls = gpuaug.fuse(made), 900
         torch.manual_seed(0)
