@@ -269,9 +269,9 @@ def found(monkeypatch, tmp_path, *, wheel=False, conda=False, system=None):
 
     def load(path):
         loaded.append(path)
-        if "-2" in path:
+        if path.endswith("-2.so"):
             return object()
-        if "missing" in path or (not path.startswith("lib") and not (tmp_path / path).exists()):
+        if path == "missing" or (not path.startswith("lib") and not (tmp_path / path).exists()):
             raise OSError
         return turbojpeg_library
 
