@@ -275,8 +275,8 @@ class Fused(nn.Module):
 
         Raises:
             ArgumentTypeError: If an input does not have the type that its data key names.
-            ArgumentError: If the batch or image sizes of the inputs differ from one another or from those of ``draws``, if
-                images exceed the size limit of an op, or if views may differ in size.
+            ArgumentError: If inputs differ in batch size or image size, if ``draws`` are for other sizes, if images exceed the
+                size limit of an op, or if views may differ in size.
             DeviceError: If Triton cannot run on a GPU, and the environment variable ``GPUAUG_REQUIRE_TRITON`` is 1.
 
         Warns:

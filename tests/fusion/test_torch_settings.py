@@ -69,7 +69,7 @@ TARGETS = ["input", "mask", "bbox_xyxy", "valid", "keypoints", "targets"]
 
 
 def params(names):
-    """Parameters of a test: names of pipelines, of which those in ``REPEATED`` are slow."""
+    """Parameters of a test: names of pipelines. Pipelines in ``REPEATED`` are slow."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in REPEATED)) for name in names]
 
 

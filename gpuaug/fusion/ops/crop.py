@@ -118,7 +118,7 @@ class Crop(IndexOp):
         }
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Parameters of Kornia's ``RandomCrop``: those of ``corners``, the padding, and the shape of the padded images."""
+        """Parameters of Kornia's ``RandomCrop``: the result of ``corners``, the padding, and the shape of the padded images."""
         canvas = self._canvas(size)
         height, width = np.float32(self._height), np.float32(self._width)
         return {
@@ -180,7 +180,7 @@ class CenterCrop(IndexOp):
         return (size.width - self._width) // 2, (size.height - self._height) // 2
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Parameters of Kornia's ``CenterCrop``: those of ``corners``, as int64."""
+        """Parameters of Kornia's ``CenterCrop``: the result of ``corners``, as int64."""
         left, top = (np.full(size.batch, first) for first in self.start(size))
         parameters = corners(left, top, self._width, self._height, self._width, self._height, size)
         return {name: value.long() for name, value in parameters.items()}

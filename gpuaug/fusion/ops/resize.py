@@ -151,7 +151,7 @@ class ResizedCrop(ResampleOp):
         return {name: np.where(apply_mask, draws[name], whole[name]) for name in ("x", "y", "width", "height")}
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Parameters of Kornia's crop: those of ``corners``."""
+        """Parameters of Kornia's crop: the result of ``corners``."""
         return corners(draws["x"], draws["y"], draws["width"], draws["height"], self._width, self._height, size)
 
     def resampling(self, draws: OpDraws, size: Size, half_pixel_centers: bool) -> Resampling:
@@ -236,7 +236,7 @@ class Resize(ResampleOp):
         return size.to(target, int(target * ratio)) if sets_height else size.to(int(target / ratio), target)
 
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
-        """Parameters of Kornia's resize: those of ``corners`` for a window that is the whole image."""
+        """Parameters of Kornia's resize: the result of ``corners`` for a window that is the whole image."""
         out = self.out(size)
         zeros = np.zeros(size.batch, dtype=np.float32)
         return corners(zeros, zeros, np.float32(size.width), np.float32(size.height), out.width, out.height, size)

@@ -109,7 +109,7 @@ def made(monkeypatch):
 
 @pytest.fixture(params=["small", pytest.param("full", marks=pytest.mark.slow)])
 def blocks(request, monkeypatch):
-    """Pixels per thread: a few, of which the compiler refuses the same as of all, in less time; or as many as a launch has."""
+    """Pixels per thread: a few, with which the compiler raises the same errors in less time, or as many as in a launch."""
     if request.param == "full":
         return
     monkeypatch.setattr(backend, "TILES", dict.fromkeys(backend.TILES, (2, 64)))

@@ -53,7 +53,7 @@ def nodes(tree):
         for value in vars(node).values():
             if isinstance(value, list):
                 found += [each for each in value if isinstance(each, ast.AST)]
-            elif isinstance(value, ast.AST) and value._fields:  # others are marks, such as ast.Load
+            elif isinstance(value, ast.AST) and value._fields:  # other nodes are shared markers, such as ast.Load
                 found.append(value)
     return found
 
@@ -96,7 +96,7 @@ def read(path, tree):
         function, name = inside[id(node)]
         for value in vars(node).values():
             for child in value if isinstance(value, list) else (value,):
-                if isinstance(child, ast.AST) and child._fields:  # others are marks, such as ast.Load, of which there is one
+                if isinstance(child, ast.AST) and child._fields:  # other nodes are shared markers, such as ast.Load
                     found.append(child)
                     parents[id(child)], functions[id(child)] = node, function
                     inside[id(child)] = function, name
