@@ -36,6 +36,7 @@ def test_the_cpu_decodes_them_as_pil_does():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CPU decodes clips")  # images need no PyNvVideoCodec
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("backend", ["engines", "hybrid"])
 def test_decoders_on_the_card_decode_what_they_get(backend, channels):

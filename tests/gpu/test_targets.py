@@ -8,6 +8,7 @@ from support.comparison import box_windows
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
 from support.targets.detection import PIPELINES, annotations, masks, records_of
+from torch.autograd import DeviceType
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -142,6 +143,20 @@ def test_crops_by_boxes_equal_the_cpu():
 @pytest.mark.parametrize("name", box_windows.TRANSFORMS)
 def test_windows_equal_the_cpu(name):
     assert not box_windows.difference(name, dispatch.box_windows, torch.device("cuda"), samples=2000)
+
+
+def test_windows_are_chosen_in_one_launch():
+    augment, inputs = gpuaug.fuse(CROP_BY_BOXES), (photographs(12).cuda(), on_gpu(records_of(12)))
+    augment(*inputs, data_keys=KEYS)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        augment(*inputs, data_keys=KEYS)
+        torch.cuda.synchronize()
+    on_device = [event.name for event in profile.events() if event.device_type == DeviceType.CUDA]
+    kernels = [name for name in on_device if not name.startswith("Mem")]
+    assert kernels.count("box_windows_kernel") == 1
+    # torch's operations choose the windows in 80 launches, besides the launches of all else.
+    assert len(kernels) < 60, sorted(kernels)
 
 
 @pytest.mark.parametrize(

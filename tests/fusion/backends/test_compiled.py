@@ -50,11 +50,18 @@ KERNELS = {
     "clahe_kernel": levels,
 }
 CHOSEN = [
-    *("colour", "photometric", "apply masks", "equalize, torchvision's", "autocontrast, torchvision's", "either mix"),
+    *("photometric", "apply masks", "equalize, torchvision's", "autocontrast, torchvision's", "either mix"),
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in (
-            *("drawn size, padded crop", "padded, rotation, flip", "perspective", "jitters around a contrast", "noise"),
+            *(
+                "colour",
+                "drawn size, padded crop",
+                "padded, rotation, flip",
+                "perspective",
+                "jitters around a contrast",
+                "noise",
+            ),
             *("one of colours", "one of torchvision's", "shears, shifts", "mixup", "cutmix", "self-supervised"),
             "filters, each for some",
         )
