@@ -12,6 +12,7 @@ from support.loader.checkpoints import (
     Prepared,
     bits,
     noisy,
+    one_worker,
     same,
     saved,
     shuffled,
@@ -25,18 +26,26 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from gpuaug import IteratorEndedError, StreamedLoader
 from gpuaug.loader.checkpoint import VERSION
 
-ONLY_PLAIN = "workers that persist"
+IN_PROCESS = [kind for kind in SOURCES if kind.endswith("in this process")]
+STOPS = {
+    **{(kind, "plain"): (0, 1, BATCHES) for kind in IN_PROCESS},
+    **{(kind, "ring"): (4, BATCHES - 1) for kind in IN_PROCESS},
+    ("two workers", "plain"): (BATCHES,),
+    ("two workers", "ring"): (4,),
+    ("one worker, every third state", "plain"): (BATCHES - 1,),
+    ("one worker, every third state", "ring"): (4,),
+    ("workers that persist", "plain"): (4,),
+    ("a stream", "plain"): (1,),
+    ("a stream", "ring"): (BATCHES - 1,),
+    ("a stream with a state", "plain"): (0,),
+    ("a stream with a state", "ring"): (4,),
+}
+"""Number of batches before each stop, by source and feed. Sources with workers stop once, because workers take time to start."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "feed", "counts"),
-    [
-        *((kind, "plain", (4, BATCHES - 1) if kind == ONLY_PLAIN else (0, 1, BATCHES)) for kind in SOURCES),
-        *((kind, "ring", (4,) if "worker" in kind else (4, BATCHES - 1)) for kind in SOURCES if kind != ONLY_PLAIN),
-    ],
-)
-def test_resumed_epoch_equals_uninterrupted_run(kind, feed, counts):
-    make = SOURCES[kind]
+@pytest.mark.parametrize(("kind", "feed"), STOPS)
+def test_resumed_epoch_equals_uninterrupted_run(kind, feed):
+    make, counts = SOURCES[kind], STOPS[kind, feed]
     expected, states = [], []
     with streamed(make, kind=kind, feed=feed) as whole:
         batches = iter(whole)
@@ -53,8 +62,13 @@ def test_resumed_epoch_equals_uninterrupted_run(kind, feed, counts):
         assert same(rest, expected[count:]), count
 
 
-@pytest.mark.parametrize("depth", [0, 2, 5])
-@pytest.mark.parametrize("kind", ["in this process", "two workers", "a stream with a state, in this process"])
+@pytest.mark.parametrize(
+    ("kind", "depth"),
+    [
+        *((kind, depth) for kind in IN_PROCESS for depth in (0, 2, 5)),
+        *(pytest.param("two workers", depth, marks=() if depth == 5 else pytest.mark.slow) for depth in (0, 2, 5)),
+    ],
+)
 def test_state_dict_holds_wrapped_loaders_state_at_given_batch(kind, depth):
     by_itself, loader = SOURCES[kind](), streamed(SOURCES[kind], kind=kind, depth=depth)
     alone, read_ahead = iter(by_itself), iter(loader)
@@ -69,7 +83,7 @@ def test_state_dict_holds_wrapped_loaders_state_at_given_batch(kind, depth):
         assert repr(without_orders(source)) == repr(without_orders(by_itself.state_dict()))
 
 
-@pytest.mark.parametrize("kind", ["in this process", "two workers"])
+@pytest.mark.parametrize("kind", ["in this process", pytest.param("two workers", marks=pytest.mark.slow)])
 def test_state_dict_follows_the_iterator_read_last(kind):
     loader = streamed(SOURCES[kind])
     older = iter(loader)
@@ -105,7 +119,7 @@ def test_draws_after_resume_equal_uninterrupted_run():
 
 
 def test_resume_after_ended_epoch_begins_the_next():
-    make = SOURCES["two workers"]
+    make = one_worker
     ended = streamed(make)
     list(ended)
     state = saved(ended.state_dict())
@@ -118,7 +132,7 @@ def test_resume_after_ended_epoch_begins_the_next():
 
 
 def test_state_dict_before_first_batch():
-    make = SOURCES["two workers"]
+    make = one_worker
     loader = streamed(make)
     loader.set_epoch(4)
     state = saved(loader.state_dict())
@@ -281,7 +295,7 @@ def test_close_from_another_thread_does_not_end_the_epoch():
 
 
 def test_resume_repeats_failed_batch():
-    make, failing = SOURCES["two workers"], [5]
+    make, failing = one_worker, [5]
 
     def fails_once(images):
         failing[0] -= 1
@@ -299,7 +313,7 @@ def test_resume_repeats_failed_batch():
 
 
 def test_resume_repeats_failed_first_batch():
-    make, fails = SOURCES["two workers"], [True]
+    make, fails = one_worker, [True]
 
     def stage(images):
         if fails[0]:

@@ -28,8 +28,17 @@ from torch.utils.data import DataLoader
 from gpuaug import GpuAugError, StreamedLoader
 from gpuaug.loader.inspection import restored_at_end
 
-KINDS = [  # those that start workers for another sampler are slow
-    pytest.param(kind, workers, id=f"{kind}, {name}", marks=[pytest.mark.slow] if workers and kind not in QUICK else [])
+IN_PROCESS, TWO_WORKERS, PERSISTENT = WORKERS
+KINDS = [  # most that start workers are slow
+    pytest.param(
+        kind,
+        workers,
+        id=f"{kind}, {name}",
+        marks=[pytest.mark.slow]
+        if workers
+        and (kind, workers) not in [("shuffled by torch's generator", TWO_WORKERS), ("shuffled by a generator", PERSISTENT)]
+        else [],
+    )
     for kind in [*OPTIONS, *GLOBAL]
     for workers, name in zip(WORKERS, ["in process", "workers", "persistent workers"], strict=True)
 ]
@@ -55,9 +64,17 @@ def test_epoch_goes_on_with_the_next_batch(kind, workers):
     assert 0 < len(epochs[1][COUNT:]) < len(epochs[1])
 
 
-@pytest.mark.parametrize("kind", sorted(QUICK))
+PAIRS = [(0, 1), (1, 0), (0, 2), (1, 2), (2, 1)]
+QUICK_PAIRS = [("shuffled by a generator", 0, 1), ("shuffled by torch's generator", 1, 0)]
+
+
 @pytest.mark.parametrize(
-    ("then", "now"), [(0, 1), (1, 0), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(0, 2), (1, 2), (2, 1)])]
+    ("kind", "then", "now"),
+    [
+        pytest.param(kind, *pair, marks=() if (kind, *pair) in QUICK_PAIRS else pytest.mark.slow)
+        for kind in sorted(QUICK)
+        for pair in PAIRS
+    ],
 )
 def test_any_number_of_workers_goes_on(kind, then, now):
     options = {**OPTIONS, **GLOBAL}[kind]
@@ -74,7 +91,7 @@ def test_any_number_of_workers_goes_on(kind, then, now):
 @pytest.mark.parametrize("kind", ["shuffled by a generator", pytest.param("an order for each epoch", marks=pytest.mark.slow)])
 def test_epoch_after_an_ended_one(kind, workers):
     torch.manual_seed(1)
-    with loader(OPTIONS[kind], workers) as whole:
+    with loader(OPTIONS[kind], workers if workers is PERSISTENT else IN_PROCESS) as whole:
         list(whole)
         state = saved(whole.state_dict())
         expected = [values(whole) for _ in range(2)]
@@ -125,9 +142,12 @@ def test_resumed_epoch_can_be_stopped_again():
 
 @pytest.mark.parametrize("workers", WORKERS, ids=["in process", "workers", "persistent workers"])
 def test_state_is_loaded_in_the_process_that_made_it(workers):
-    with loader(OPTIONS["shuffled by a generator"], workers) as made:
-        expected = [values(made) for _ in range(3)]
-        made.load_state_dict(begun_in_second_epoch(loader(OPTIONS["shuffled by a generator"], workers)))
+    options, others = OPTIONS["shuffled by a generator"], workers if workers is PERSISTENT else IN_PROCESS
+    with loader(options, others) as whole:
+        expected = [values(whole) for _ in range(3)]
+    with loader(options, workers) as made:
+        list(made)
+        made.load_state_dict(begun_in_second_epoch(loader(options, others)))
         assert [values(made), values(made)] == [expected[1][COUNT:], expected[2]]
 
 
@@ -210,7 +230,7 @@ class Impulsive(Epochs):
         return iter(torch.randperm(SAMPLES, generator=self.order).tolist())
 
 
-@pytest.mark.parametrize("workers", WORKERS[:2], ids=["in process", "workers"])
+@pytest.mark.parametrize("workers", [IN_PROCESS, {"num_workers": 1}], ids=["in process", "a worker"])
 def test_another_order_is_refused(workers):
     def made():
         return loader(lambda: {"batch_size": 7, "sampler": Impulsive()}, workers)

@@ -34,13 +34,14 @@ KINDS = {
 def test_the_batches_after_those_that_are_skipped(kind, batches):
     options = {"kind": "stream"} if kind.endswith("state") else {}
     torch.manual_seed(1)
-    with streamed(KINDS[kind], **options) as whole:
-        epochs = [[bits(batch) for batch in whole] for _ in range(2)]
+    is_next_compared = kind not in ("torch's generator", "stateful workers")
+    with streamed(KINDS["a generator" if kind == "workers" else kind], **options) as whole:
+        epochs = [[bits(batch) for batch in whole] for _ in range(2 if is_next_compared else 1)]
     torch.manual_seed(1)
     with streamed(KINDS[kind], **options) as skipping:
         skipping.skip(batches)
         assert same([bits(batch) for batch in skipping], epochs[0][batches:])
-        if kind not in ("torch's generator", "stateful workers"):
+        if is_next_compared:
             assert same([bits(batch) for batch in skipping], epochs[1])
 
 

@@ -17,6 +17,7 @@ from support.loader.checkpoints import (
     Prepared,
     Shards,
     bits,
+    one_worker,
     same,
     shuffled,
     stopped_at,
@@ -166,9 +167,9 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
     plain = DataLoader(Numbers(), 2)
     for make, state, text in [
         (
-            lambda: shuffled(num_workers=1),
-            stopped_at(2, streamed(SOURCES["two workers"])),
-            "num_workers must be 2, as in the saved run, got 1. A StatefulDataLoader resumes with the same "
+            one_worker,
+            stopped_at(2, streamed(shuffled)),
+            "num_workers must be 0, as in the saved run, got 1. A StatefulDataLoader resumes with the same "
             "number of workers only; a plain DataLoader with any number.",
         ),
         (
@@ -188,8 +189,8 @@ def test_refused_state_of_another_loader_leaves_iterators_open():
 
 
 def test_load_state_dict_ends_open_iterator():
-    loader = streamed(SOURCES["two workers"])
-    state = stopped_at(2, streamed(SOURCES["two workers"]))
+    loader = streamed(one_worker)
+    state = stopped_at(2, streamed(one_worker))
     iterator = iter(loader)
     next(iterator)
     loader.load_state_dict(state)
@@ -206,7 +207,7 @@ class Rewound(StatefulDataLoader):
 
 
 def test_stateful_dataloader_uses_ring_and_is_not_changed():
-    own = shuffled(num_workers=2, pin_memory=True)
+    own = shuffled(num_workers=1, pin_memory=True)
     before = {name: value for name, value in vars(own).items() if name != "_iterator"}
     loader = StreamedLoader(own, device="cpu", feed="ring")
     assert "feed=ring (" in repr(loader)
@@ -220,9 +221,9 @@ def test_stateful_dataloader_uses_ring_and_is_not_changed():
 
 
 def test_stateful_dataloader_uses_ring_again_after_break():
-    loader = StreamedLoader(shuffled(num_workers=2), device="cpu", feed="ring")
+    loader = StreamedLoader(one_worker(), device="cpu", feed="ring")
     list(loader)
-    for _ in range(6):
+    for _ in range(4):
         before = loader.stats().slot_batches
         for number, _ in enumerate(loader):
             if number == 3:

@@ -54,6 +54,10 @@ def shuffled(**options):
     return StatefulDataLoader(Numbers(), 2, shuffle=True, generator=torch.Generator().manual_seed(5), **options)
 
 
+def one_worker():
+    return shuffled(num_workers=1)
+
+
 SOURCES = {
     "in this process": shuffled,
     "two workers": lambda: shuffled(num_workers=2),
