@@ -236,9 +236,10 @@ from PIL import Image
 from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 import gpuaug
-from gpuaug.decode.decoders import cpu
+from gpuaug.decode.decoders import cpu, image_loop
 from gpuaug.decode.layout import Layout
 
+image_loop.compiled()  # once for all processes
 leave, started = None, {}
 for name in ("idle", "in flight", "by an error", "workers"):
     pid = os.fork()

@@ -50,21 +50,21 @@ class Drawn(Dataset):
 
 LOADERS = {
     "map-style": with_workers(Samples()),
-    "last one dropped": with_workers(Samples(), drop_last=True),
-    "one sample a batch": with_workers(Samples(), batch_size=1),
-    "no batches": with_workers(Samples(), batch_size=None),
-    "custom collate": with_workers(Samples(), collate_fn=padded),
-    "default collate, named": with_workers(Samples(), collate_fn=default_collate),
+    "last one dropped": with_workers(Samples(), drop_last=True, num_workers=1),
+    "one sample a batch": with_workers(Samples(), batch_size=1, num_workers=1),
+    "no batches": with_workers(Samples(), batch_size=None, num_workers=1),
+    "custom collate": with_workers(Samples(), collate_fn=padded, num_workers=1),
+    "default collate, named": with_workers(Samples(), collate_fn=default_collate, num_workers=1),
     "stream": with_workers(Shards()),
     "stream without batches": with_workers(Shards(), batch_size=None),
     "drawn": with_workers(Drawn()),
     "one worker": with_workers(Samples(), num_workers=1),
     "three workers": with_workers(Samples(), num_workers=3, prefetch_factor=1),
     "many ready": with_workers(Samples(), batch_size=1, prefetch_factor=5),
-    "page-locked": with_workers(Samples(), pin_memory=True),
+    "page-locked": with_workers(Samples(), pin_memory=True, num_workers=1),
     "persistent": with_workers(Samples(), persistent_workers=True),
     "persistent stream": with_workers(Shards(), persistent_workers=True),
-    "shared as tensors": with_workers(TensorDataset(values(0, 40, 5).share_memory_(), torch.arange(40))),
+    "shared as tensors": with_workers(TensorDataset(values(0, 40, 5).share_memory_(), torch.arange(40)), num_workers=1),
 }
 
 
@@ -100,7 +100,7 @@ class Slow(Dataset):
         return values(index, 100)
 
 
-@pytest.mark.parametrize("depth", [0, 2, 8])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.slow), 2, pytest.param(8, marks=pytest.mark.slow)])
 def test_slow_workers_at_every_depth(depth):
     assert_ring_is_plain(with_workers(Slow()), depth=depth)
 

@@ -44,7 +44,14 @@ def slots_at(name, depth, **options):
         return slots(loader)
 
 
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "one persistent worker"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "three workers" else ())
+        for name in SOURCES
+        if name != "one persistent worker"
+    ],
+)
 def test_a_larger_depth_has_as_many_slots_as_if_it_had_been_given_at_first(name):
     make = SOURCES[name]
     want = list(without_workers(make)())
@@ -125,7 +132,7 @@ def test_an_iterator_that_is_open_keeps_its_slots(name):
         assert slots(loader) == slots_at(name, 6)
 
 
-@pytest.mark.parametrize("name", ["workers", "persistent workers"])
+@pytest.mark.parametrize("name", [pytest.param("workers", marks=pytest.mark.slow), "persistent workers"])
 def test_the_budget_holds_at_every_depth(name):
     make = SOURCES[name]
     with StreamedLoader(make(), device="cpu", feed="ring", depth=0, feed_bytes=60_000) as loader:

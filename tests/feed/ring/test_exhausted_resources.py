@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.feed.feed_iterators import take
 from support.feed.ring_inputs import Samples, with_workers
+from support.feed.unsendable import Unsendable, with_unsendable
 from support.process.waiting import returned
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -86,22 +87,6 @@ def test_worker_out_of_shared_memory_is_an_error_at_its_batch(options, first_lar
     assert returned(lambda: first_values(loader)) == [(EVERYTHING, None)]
 
 
-class Unsendable:
-    """A leaf that cannot be pickled."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def __reduce__(self):
-        raise TypeError(f"number {self.number} cannot be sent")
-
-
-def with_unsendable(samples):
-    """Batches of which those from 10 on, until 20, hold what cannot be sent."""
-    number = int(samples[0])
-    return torch.tensor(samples), Unsendable(number) if 10 <= number < 20 else number
-
-
 @pytest.mark.parametrize(
     ("kind", "feed", "start"),
     [
@@ -172,14 +157,14 @@ def many_descriptors(worker_id):
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-@on_each_feed
-def test_process_out_of_descriptors_is_an_error_and_loader_works_again(feed, monkeypatch):
+@pytest.mark.parametrize(("feed", "spares"), [("plain", (0, 7, 10)), ("ring", (3, 7, 13))], ids=["plain", "ring"])
+def test_process_out_of_descriptors_is_an_error_and_loader_works_again(feed, spares, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a DataLoader that is half made fails in its finaliser
     wrapped = with_workers(Large(), num_workers=1, collate_fn=stacked, worker_init_fn=many_descriptors)()
     loader = StreamedLoader(wrapped, device="cpu", feed=feed)
     assert first_values(loader) == (EVERYTHING, None)
     failed = 0
-    for spare in (0, 3, 7, 10, 13):
+    for spare in spares:
         with descriptors(spare):
             ((arrived, error),) = returned(lambda: first_values(loader))
         assert arrived == EVERYTHING[: len(arrived)]

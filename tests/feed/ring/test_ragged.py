@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 class Photos(Dataset):
     """Photographs of random sizes and kinds, with targets."""
 
-    def __init__(self, count=50, most=40):
+    def __init__(self, count=26, most=40):
         self.count, self.most = count, most
 
     def __len__(self):

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableException
 SIZES = {
     "changing": [(37 * i) % 11 * 1000 + 1 for i in range(24)],
     "growing": [1000 * (i + 1) for i in range(24)],
-    "growing by far": [int(1.6**i) for i in range(30)],
+    "growing by far": [int(1.6**i) for i in range(26)],
     "shrinking": [100_000 // (i + 1) for i in range(24)],
-    "one that is larger": [2_000_000 if i == 12 else 100 for i in range(24)],
+    "one that is larger": [300_000 if i == 12 else 100 for i in range(24)],
     "empty at first": [0] * 8 + [5000] * 16,
     "around a page": [4096 + (i % 3) - 1 for i in range(24)],
 }

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset
-from torchvision import tv_tensors
 
 
 class Point(NamedTuple):
@@ -50,6 +49,8 @@ class Opaque:
 
 def target_dicts(i, batch=5):
     """Dicts of one image each, as detection has them: any number of objects, and keys that some have and others have not."""
+    from torchvision import tv_tensors  # takes a worker that is not forked from here two seconds
+
     made = []
     for sample in range(batch):
         n, size = (i + sample) % 4, (3 + sample, 4)
