@@ -290,7 +290,7 @@ def stopped(workers):
     return go_on
 
 
-@pytest.mark.parametrize("stopped_s", [0.2, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stopped_s", [0.1, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("feed", ["plain", "ring"])
 def test_workers_that_are_stopped_for_a_while_lose_nothing(feed, stopped_s, workers):
     batches = iter(streamed(DataLoader(Numbers(40), batch_size=2, num_workers=2), feed=feed))
@@ -367,7 +367,7 @@ class Reads:
         if not self._within.acquire(blocking=False):
             self.clashes += 1
             raise RuntimeError("two threads at once")
-        time.sleep(0.03)
+        time.sleep(0.01)
         self._within.release()
         self.count += 1
         if self.count > 12:

@@ -114,10 +114,15 @@ def _lies():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("options", [{}, {"min_side": 8}, {"min_side": 8, "channels": 1}], ids=str)
-def test_a_frame_that_lies_is_refused_or_decoded_to_the_size_that_it_says(options):
-    images = decoded(lies(), max_pixels=10**6, **options)
-    for data, image in zip(lies(), images, strict=True):
+@pytest.mark.parametrize(
+    ("options", "first", "step"),
+    [({}, 0, 1), ({"min_side": 8}, 0, 2), ({"min_side": 8, "channels": 1}, 1, 2)],
+    ids=["whole", "at least 8 pixels", "one channel"],
+)
+def test_a_frame_that_lies_is_refused_or_decoded_to_the_size_that_it_says(options, first, step):
+    files = lies()[first::step]
+    images = decoded(files, max_pixels=10**6, **options)
+    for data, image in zip(files, images, strict=True):
         assert image is None or image.shape[:2] == size_of(parse(data), options.get("min_side"))
     refused = sum(image is None for image in images)
-    assert 50 < refused < len(images) - 50
+    assert 20 < refused < len(images) - 20

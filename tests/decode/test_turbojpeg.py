@@ -210,7 +210,7 @@ def test_a_file_may_be_damaged_below_the_window():
     assert decoded(cut, (200, 10, 40, 40)) is None
 
 
-@pytest.mark.parametrize("seeds", [range(400), pytest.param(range(400, 20000), marks=pytest.mark.slow)], ids=["some", "many"])
+@pytest.mark.parametrize("seeds", [range(250), pytest.param(range(400, 20000), marks=pytest.mark.slow)], ids=["some", "many"])
 def test_damaged_files_have_the_pixels_of_pil_or_are_refused(seeds):
     decodable = []
     for seed in seeds:

@@ -229,11 +229,11 @@ def test_figure_without_spans():
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_save_is_deterministic_whatever_the_users_style(tmp_path, suffix, monkeypatch):
     paths = [tmp_path / f"{name}{suffix}" for name in "ab"]
-    run(2).save(paths[0])
+    run(1).save(paths[0], width_in=6)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")  # the time is another one now
     with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 20, "svg.hashsalt": None, "axes.grid": True}):
         before = dict(matplotlib.rcParams)
-        run(2).save(paths[1])
+        run(1).save(paths[1], width_in=6)
         assert dict(matplotlib.rcParams) == before
     assert paths[0].read_bytes() == paths[1].read_bytes()
 

@@ -102,8 +102,8 @@ CASES = [  # each kind with each scenario: half of them are slow
     for number, kind in enumerate(list(KINDS)[:-4])
     for index, scenario in enumerate((fresh, between, chosen, middle))
 ]
-CASES += [("workers that draw", fresh), ("workers that draw", middle)]
-CASES += [pytest.param("workers that draw", scenario, marks=pytest.mark.slow) for scenario in (between, chosen)]
+CASES += [("workers that draw", middle)]
+CASES += [pytest.param("workers that draw", scenario, marks=pytest.mark.slow) for scenario in (fresh, between, chosen)]
 CASES += [("workers that persist", between), ("workers that persist and draw", fresh)]
 CASES += [("a state", scenario) for scenario in (fresh, between, middle, loaded)]
 

@@ -31,7 +31,7 @@ def assert_laid_out(figure):
         assert a1 <= c0 + 1 or c1 <= a0 + 1 or b1 <= d0 + 1 or d1 <= b0 + 1
 
 
-@pytest.mark.parametrize("count", [1, 9, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [9, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2, 8))])
 @left_to_kornia
 def test_many_draws_and_long_names_do_not_overlap(count):
     classes = [f"class {'of a long name ' * (index % 4)}{index}" for index in range(count)]
