@@ -40,7 +40,7 @@ STOPS = {
     ("a stream with a state", "plain"): (0,),
     ("a stream with a state", "ring"): (4,),
 }
-"""Number of batches before each stop, by source and feed. Sources with workers stop once, because workers take time to start."""
+"""Number of batches before each stop, by source and feed. Sources with workers stop once: workers take time to start."""
 
 
 @pytest.mark.parametrize(("kind", "feed"), STOPS)

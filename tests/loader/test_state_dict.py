@@ -11,7 +11,6 @@ import torchdata.stateful_dataloader.stateful
 from support.files.encoded import encoded
 from support.loader.checkpoints import (
     BATCHES,
-    SOURCES,
     Counter,
     Numbers,
     Prepared,
