@@ -29,15 +29,15 @@ from gpuaug import GpuAugError, StreamedLoader
 from gpuaug.loader.inspection import restored_at_end
 
 IN_PROCESS, TWO_WORKERS, PERSISTENT = WORKERS
-KINDS = [  # most that start workers are slow
+QUICK_WORKERS = {"shuffled by torch's generator": TWO_WORKERS, "shuffled by a generator": PERSISTENT}
+"""Workers of the cases that are not slow, by kind of loader."""
+
+KINDS = [
     pytest.param(
         kind,
         workers,
         id=f"{kind}, {name}",
-        marks=[pytest.mark.slow]
-        if workers
-        and (kind, workers) not in [("shuffled by torch's generator", TWO_WORKERS), ("shuffled by a generator", PERSISTENT)]
-        else [],
+        marks=[pytest.mark.slow] if workers and workers is not QUICK_WORKERS.get(kind) else [],
     )
     for kind in [*OPTIONS, *GLOBAL]
     for workers, name in zip(WORKERS, ["in process", "workers", "persistent workers"], strict=True)
