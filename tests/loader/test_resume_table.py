@@ -110,10 +110,10 @@ def measured(make, positions, *, tells=False):
 
 
 def some_positions(epochs):
-    """Stops after the first, a middle and the last batch, at the end of an epoch, and in each epoch, with and without another.
+    """Stops in each epoch: at its first, a middle and its last batch. Every other resumed run stops again.
 
     Returns:
-        Triples of an epoch, the number of its batches before the stop, and whether the resumed run stops again.
+        List of (epoch, number of its batches before the stop, whether the resumed run stops again).
     """
     return [(0, 1, False), (0, len(epochs[0]), True), (1, 0, False), (1, 3, True), (2, len(epochs[2]), False)]
 
