@@ -61,9 +61,9 @@ def of_numbers(feed, **options):
 
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 LOADERS = {
-    "list": (of_list, 73),
-    "encoders": (of_encoders, 613),
-    "images": (of_images, 263),
+    "list": (of_list, 37),
+    "encoders": (of_encoders, 307),
+    "images": (of_images, 131),
     "thread": (of_numbers("plain"), 73),
     "staged": (of_numbers("ring"), 13),
     "workers": (of_numbers("plain", num_workers=1), 101),
