@@ -20,6 +20,7 @@ def feeds(monkeypatch):
     for name in ("spdl", "spdl.io", "spdl.pipeline", "ffcv", "ffcv.fields"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(suite, "_NEXT_CALLS", 2)
+    monkeypatch.setattr(suite, "_FILL_SECONDS", 0.02)
     return suite
 
 
