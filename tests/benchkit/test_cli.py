@@ -18,7 +18,7 @@ from gpuaug.benchkit import loops, results
 from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
-TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.05", "--repeats", "1"]
+TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.01", "--repeats", "1"]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
