@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from support.bench.small_models import use_small_model
 
 from gpuaug import cli
-from gpuaug.benchkit import loops, results
+from gpuaug.benchkit import loops, results, windows
 from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
         loops, "setup_for", lambda *arguments, **options: replace(setup_for(*arguments, **options), **small_images)
     )
     monkeypatch.setattr(loops.Setup, "discard", 0)
+    monkeypatch.setattr(windows, "interleave", partial(windows.interleave, warmup=0))
     path = Path("uses.json")
     command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0

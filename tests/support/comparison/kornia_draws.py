@@ -6,7 +6,7 @@ from support.ops.op_cases import table
 
 import gpuaug
 
-COUNT = 10_000
+COUNT = 12_000
 
 CONSTANT = {
     "batch_idx",
