@@ -19,7 +19,7 @@ from gpuaug.benchkit import loops, results, windows
 from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
-TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.01", "--repeats", "1"]
+TINY = ["bench", "--device", "cpu", "--batch-size", "2", "--seconds", "0.05", "--repeats", "1"]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -34,7 +34,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     monkeypatch.setattr(loops.Setup, "discard", 0)
     monkeypatch.setattr(windows, "interleave", partial(windows.interleave, warmup=1))
     path = Path("uses.json")
-    command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
+    command = [*TINY, "--seconds", "0.01", "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
     result = json.loads(path.read_text())
     results.check(result)

@@ -60,13 +60,13 @@ def process():
 @pytest.mark.timeout(120)
 def test_import_is_quiet_and_light(process):
     assert process.stderr.partition("imported\n")[:2] == ("", "imported\n")
-    found = json.loads(process.stdout.splitlines()[0])
-    assert found["stderr"] == ""
-    assert not found["cuda"]
-    assert found["hardware_queues"] == "32"
-    assert [name for name in HEAVY if name in found["modules"]] == []
-    added = {name for name in found["modules"] if "." not in name}
-    assert added - sys.stdlib_module_names == {"gpuaug"}
+    description = json.loads(process.stdout.splitlines()[0])
+    assert description["stderr"] == ""
+    assert not description["cuda"]
+    assert description["hardware_queues"] == "32"
+    modules = description["modules"]
+    assert [name for name in HEAVY if name in modules] == []
+    assert {name for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
 
 
 @pytest.mark.timeout(120)
