@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 from support.bench.small_models import use_small_model
 
 from gpuaug import cli
-from gpuaug.benchkit import loops, results
+from gpuaug.benchkit import loops, results, windows
 from gpuaug.core import devices
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +32,9 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
         loops, "setup_for", lambda *arguments, **options: replace(setup_for(*arguments, **options), **small_images)
     )
     monkeypatch.setattr(loops.Setup, "discard", 0)
+    monkeypatch.setattr(windows, "interleave", partial(windows.interleave, warmup=1))
     path = Path("uses.json")
-    command = [*TINY, "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
+    command = [*TINY, "--seconds", "0.01", "--workers", str(workers), "--data", str(class_folder), "--json", str(path)]
     assert cli.main(command) == 0
     result = json.loads(path.read_text())
     results.check(result)
@@ -42,6 +44,7 @@ def test_bench_prints_one_table_and_writes_a_good_result(class_folder, tmp_path,
     cases = [row["case"] for row in result["rows"]]
     assert sorted(set(cases), key=cases.index) == ["train resnet18", "train a head on frozen resnet18", "augment alone"]
     assert [row["batch_size"] for row in result["rows"]] == [2] * len(cases)
+    assert all(row["images_per_s"] == pytest.approx(2 * row["steps_per_s"]) for row in result["rows"])
     printed = capsys.readouterr().out
     assert printed.count("steps/s  images/s") == 1
     for row in result["rows"]:

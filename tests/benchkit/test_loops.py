@@ -106,15 +106,6 @@ def test_the_fused_pipeline_stands_beside_kornia_in_the_loop_and_alone(setup):
     assert names["augment alone"] == ["Kornia, eager", "gpuaug.fuse"]
 
 
-def test_each_variant_steps_and_can_be_left(setup, monkeypatch):
-    use_small_model(monkeypatch)
-    for use in uses.three_uses(setup):
-        for variant in use.variants:
-            steps = variant.steps()
-            assert [next(steps), next(steps)] == [4, 4], variant.name
-            steps.close()
-
-
 def test_training_on_a_cpu_leaves_cores_to_the_workers(class_folder, monkeypatch):
     monkeypatch.setattr(loops, "allowed_cores", lambda: 2)
     setup = loops.setup_for(CPU, class_folders(class_folder, None), batch_size=4, workers=1)

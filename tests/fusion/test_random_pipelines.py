@@ -19,7 +19,8 @@ from gpuaug.fusion.lower.kornia import LOWERED
 pytestmark = left_to_kornia
 
 
-def check(case):
+def check(case, *, pickled=True):
+    """Compare the results of one case. ``pickled``: also those of the pipeline and its draws when they were pickled."""
     pipeline = K.AugmentationSequential(*(each.make() for each in case.steps), random_apply=case.random_apply)
     images = case.images()
     before = images.clone()
@@ -46,8 +47,9 @@ def check(case):
     assert got.is_contiguous(memory_format=case.out)
     assert_values(images, before)
     assert_values(augment(images, draws=draws), got)
-    again = pickle.loads(pickle.dumps(augment))
-    assert_values(again(images, draws=pickle.loads(pickle.dumps(draws))), got)
+    if pickled:
+        again = pickle.loads(pickle.dumps(augment))
+        assert_values(again(images, draws=pickle.loads(pickle.dumps(draws))), got)
     if case.random_apply:
         case = replace(case, steps=tuple(case.steps[int(item.name.rsplit("_", 1)[1])] for item in draws.as_kornia()))
     error, jumped = case.tolerance()
@@ -65,8 +67,8 @@ def check(case):
 @settings(max_examples=2, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_each_op_equals_kornia_alone_and_behind_an_interpolation(kind, data):
-    for case in data.draw(cases_of(kind)):
-        check(case)
+    for number, case in enumerate(data.draw(cases_of(kind))):
+        check(case, pickled=number == 0)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

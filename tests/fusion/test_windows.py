@@ -165,19 +165,19 @@ def test_padding_is_written_where_the_window_lacks_the_first_pixel(side):
 LAYOUTS = st.sampled_from(["chw", "hwc"])
 
 
-@cases(45)
+@cases(25)
 @given(RESIZED_CROPS, BEHIND, NARROW, SETTINGS, LAYOUTS)
 def test_nothing_outside_the_windows_of_resized_crops_is_read(crop, behind, sizes, settings, layout):
     check(crop, behind, sizes, settings, layout)
 
 
-@cases(45)
+@cases(25)
 @given(PADDED_CROPS, BEHIND, NARROW, SETTINGS, LAYOUTS)
 def test_nothing_outside_the_windows_of_padded_crops_is_read(crop, behind, sizes, settings, layout):
     check(crop, behind, sizes, settings, layout)
 
 
-@cases(45)
+@cases(25)
 @given(PLAIN_CROPS, BEHIND, WIDE, SETTINGS, LAYOUTS)
 def test_nothing_outside_the_windows_of_crops_is_read(crop, behind, sizes, settings, layout):
     check(crop, behind, sizes, settings, layout)

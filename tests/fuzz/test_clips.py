@@ -40,7 +40,7 @@ def by_pyav(data):
         return [], ""
 
 
-@cases(15)
+@cases(10)
 @given(damaged_videos())
 def test_a_damaged_video_decodes_or_is_a_decode_error(data):
     made = outcome(decoded, data, 0x00)

@@ -55,7 +55,7 @@ def replaced(damaged, device, **options):
     return made[1::2]
 
 
-@cases(45)
+@cases(30)
 @given(damaged_files(), OPTIONS)
 def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
     (image,) = replaced([file], "cpu", backend="cpu", **options)
@@ -68,7 +68,7 @@ def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
         assert_values(image, made[1])
 
 
-@cases(15)
+@cases(10)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_between_those_of_engines_leave_them_as_they_are(files, options):
     with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +99,7 @@ def check_windows(damaged, device, backend):
     assert some
 
 
-@cases(15)
+@cases(10)
 @given(st.lists(damaged_files(), min_size=1, max_size=8), st.sampled_from(["cpu", "auto"]))
 def test_damaged_files_leave_the_windows_of_others_as_they_are(files, backend):
     with pytest.MonkeyPatch.context() as patch:

@@ -45,7 +45,7 @@ def batches(draw, **changes):
     return case, draw(st.integers(0, case.shape[0] - 1))
 
 
-@cases(35)
+@cases(25)
 @given(batches(dtype=torch.float32), st.sampled_from(VALUES), st.sampled_from([0.05, 1.0]), st.booleans())
 def test_hostile_pixels_stay_in_their_sample_and_skipped_samples_as_they_are(batch, value, share, antialias):
     case, hostile = batch
@@ -82,7 +82,7 @@ def ragged_pipelines(draw):
     return [first, *(draw(RANDOM_STEPS[kind]) for kind in kinds)]
 
 
-@cases(30)
+@cases(20)
 @given(
     ragged_pipelines(),
     st.lists(RAGGED_SIDES, min_size=2, max_size=4),
@@ -120,7 +120,7 @@ def records(draw, size):
     return {key: made[key] for key in draw(st.sets(st.sampled_from(sorted(made)))) if key != "valid" or "boxes" in made}
 
 
-@cases(25)
+@cases(20)
 @given(batches(), st.sampled_from(["xyxy", "xywh", "cxcywh", "cxcywh_share"]), st.data())
 def test_targets_without_sense_stay_in_their_sample(batch, form, data):
     case, hostile = batch

@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Literal, get_origin
 
 import pytest
-from support.messages.finder import sources
+from support.messages.finder import nodes, sources
 
 import gpuaug
 from gpuaug.core import errors
@@ -282,12 +282,12 @@ def test_every_field_is_described(kind):
 def raising():
     """What others may call, in the whole tree, with the errors that it raises itself."""
     for path, tree in sources("gpuaug"):
-        owners = {id(each): node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in node.body}
-        for node in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        owners = {id(each): node for node in nodes(tree) if isinstance(node, ast.ClassDef) for each in node.body}
+        for node in (node for node in nodes(tree) if isinstance(node, ast.FunctionDef)):
             owner = owners.get(id(node))
             if re.match(r"_(?!_)", node.name) or (owner and owner.name.startswith("_")):
                 continue
-            raised = [each.exc for each in ast.walk(node) if isinstance(each, ast.Raise) and isinstance(each.exc, ast.Call)]
+            raised = [each.exc for each in nodes(node) if isinstance(each, ast.Raise) and isinstance(each.exc, ast.Call)]
             if kinds := {ast.unparse(each.func) for each in raised} & vars(errors).keys():
                 described = owner if node.name in ("__init__", "__post_init__") else node
                 yield f"{path}:{described.name}", described, kinds

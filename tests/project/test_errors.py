@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.messages import registry
-from support.messages.finder import KINDS, ROOT, literal, nodes_of, sites
+from support.messages.finder import KINDS, ROOT, literal, no_garbage_collection, nodes_of, sites
 
 import gpuaug
 from gpuaug.core import errors
@@ -108,6 +108,7 @@ def runs_of_three(text):
 
 
 @cache
+@no_garbage_collection()
 def texts_in_tests():
     """The strings of the tests that are texts of errors, or patterns for them, with ``…`` for what may be anything."""
     found = set()

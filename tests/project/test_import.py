@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support.process.processes import run_script
 
 import gpuaug
 
@@ -15,13 +16,10 @@ HEAVY = ["matplotlib", "rich", "skimage", "torch._dynamo", "torchvision", "trito
 
 
 IMPORT = """
-import json, os, sys, warnings, numpy.random, torch, kornia.augmentation
-before = set(sys.modules)
-with warnings.catch_warnings():
-    warnings.simplefilter("always")
-    import gpuaug
-added = sorted(set(sys.modules) - before)
-print(json.dumps([added, torch.cuda.is_initialized(), os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]]))
+import json, sys
+if "IMPORT" not in globals():  # in an interpreter of its own, where no script server has imported gpuaug
+    from support.process.script_server import IMPORT
+print(json.dumps(IMPORT))
 print("imported", file=sys.stderr, flush=True)
 """
 
@@ -54,28 +52,28 @@ absent("matplotlib.pyplot")
 
 
 @pytest.fixture(scope="module")
-def interpreter():
-    """A new interpreter that imports the package and then uses it, since to import torch takes seconds."""
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    command = [sys.executable, "-c", IMPORT + USED]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+def process():
+    """A process that has imported the package and then uses it: forked, since to import torch takes seconds."""
+    return run_script(IMPORT + USED)
 
 
 @pytest.mark.timeout(120)
-def test_import_is_quiet_and_light(interpreter):
-    assert interpreter.stderr.partition("imported\n")[:2] == ("", "imported\n")
-    modules, initialized, hardware_queues = json.loads(interpreter.stdout.splitlines()[0])
-    assert not initialized
-    assert hardware_queues == "32"
+def test_import_is_quiet_and_light(process):
+    assert process.stderr.partition("imported\n")[:2] == ("", "imported\n")
+    description = json.loads(process.stdout.splitlines()[0])
+    assert description["stderr"] == ""
+    assert not description["cuda"]
+    assert description["hardware_queues"] == "32"
+    modules = description["modules"]
     assert [name for name in HEAVY if name in modules] == []
-    assert {name.split(".")[0] for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
+    assert {name for name in modules if "." not in name} - sys.stdlib_module_names == {"gpuaug"}
 
 
 @pytest.mark.timeout(120)
-def test_what_does_not_need_a_library_does_not_import_it(interpreter):
+def test_what_does_not_need_a_library_does_not_import_it(process):
     """The command, stages, a timeline, its figure, a fused pipeline of Kornia's, and ``show``."""
-    assert (interpreter.returncode, interpreter.stderr.partition("imported\n")[2]) == (0, "")
-    assert len(interpreter.stdout.splitlines()) == 1
+    assert (process.returncode, process.stderr.partition("imported\n")[2]) == (0, "")
+    assert len(process.stdout.splitlines()) == 1
 
 
 def test_a_script_beside_a_clone_finds_the_package_and_not_the_clones_folder(tmp_path):

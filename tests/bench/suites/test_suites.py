@@ -1,5 +1,6 @@
 """One small run of every suite, and what is true of all."""
 
+import importlib
 import json
 
 import pytest
@@ -114,11 +115,20 @@ def assert_figures_follow_from_parts(rows):
     assert whole["headspace"] == pytest.approx(streamed["wall_ms"] / step)
 
 
+@pytest.fixture
+def short_windows(monkeypatch):
+    """Measure two batches per window, and draw two, since nobody reads the figures of a smoke run."""
+    profile = importlib.import_module("gpuaug.profiler.profile")
+    monkeypatch.setattr(profile, "MIN_WINDOW_BATCHES", 2)
+    monkeypatch.setattr(profile, "TIMELINE_BATCHES", 2)
+
+
 def run_profiles(folder, *flags):
-    flags = ["--width", "4", "--model", "squeezenet1_1", "--batches", "8", "--results", str(folder), *flags]
+    flags = ["--width", "4", "--model", "squeezenet1_1", "--batches", "2", "--results", str(folder), *flags]
     assert run_suites(["profiles"], *TINY[:6], "--workers", "0", "--repeats", "1", *flags) == 0
 
 
+@pytest.mark.usefixtures("short_windows")
 def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
     folder = tmp_path / "results"
     run_profiles(folder)
@@ -134,6 +144,7 @@ def test_profiles_has_the_parts_the_loops_and_a_verdict_of_each_case(tmp_path):
     assert f"- *{cases[2]}, B=2*: {' '.join(result['settings']['verdicts'][f'{cases[2]}, B=2'])}" in page.read_text()
 
 
+@pytest.mark.usefixtures("short_windows")
 def test_profiles_writes_a_picture_and_a_trace_of_a_case(tmp_path, monkeypatch):
     monkeypatch.setattr(profiles, "CASES", {"encoder-decoder": profiles.CASES["encoder-decoder"]})
     run_profiles(tmp_path, "--timelines", str(tmp_path))

@@ -126,8 +126,10 @@ def overrides(kind):
 @left
 @pytest.mark.parametrize("kind", [*OF_KORNIA, *OF_V2, *OF_V1], ids=lambda kind: f"{kind.__module__[:6]} {kind.__name__}")
 def test_a_subclass_that_overrides_a_method_is_left_and_the_method_is_named(kind):
-    module = instance(kind)
-    for name, value in overrides(kind):
+    """Each class with all attributes of its own, and with a fourth of those that it inherits."""
+    module, first = instance(kind), [*OF_KORNIA, *OF_V2, *OF_V1].index(kind)
+    own_or_fourth = (each for turn, each in enumerate(overrides(kind), first) if each[0] in vars(kind) or turn % 4 == 0)
+    for name, value in own_or_fourth:
         module.__class__ = type("Own", (kind,), {name: value})
         reason = f"a subclass of {kind.__name__} that overrides {name}"
         try:

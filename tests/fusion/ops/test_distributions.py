@@ -174,33 +174,13 @@ def test_p_batch_masks_have_kornia_distribution(module):
 @pytest.mark.parametrize("kind", [K.ColorJitter, K.ColorJiggle])
 def test_color_jitter_orders_have_kornia_distribution(kind):
     module = kind(0.4, 0.4, 0.4, 0.1)
-    augment, shape, count = gpuaug.fuse(module), (1, 3, 4, 4), 1000
+    augment, shape, count = gpuaug.fuse(module), (1, 3, 4, 4), 600
     mine = batches(lambda seed: augment.draw(shape, seed).as_kornia()["order"].numpy(), count)
     torch.manual_seed(0)
     its = batches(lambda _: module.forward_parameters(torch.Size(shape))["order"].numpy(), count)
     places = 10 ** np.arange(4)
     assert apart(np.array(mine) @ places, np.array(its) @ places) < 1
     assert len(np.unique(np.array(mine) @ places)) == 24
-
-
-def test_random_apply_picks_have_kornia_distribution():
-    pipeline = K.AugmentationSequential(
-        K.RandomHorizontalFlip(), K.RandomVerticalFlip(), K.RandomInvert(), K.RandomGamma(), random_apply=2
-    )
-    augment, shape, count = gpuaug.fuse(pipeline), (1, 3, 4, 4), 600
-
-    def picked(params):
-        names = [item.name for item in params]
-        return sum((1 + int(name.rsplit("_", 1)[1])) * 10**index for index, name in enumerate(names))
-
-    def found(params):
-        return picked(params[0].data if len(params) == 1 and isinstance(params[0].data, list) else params)
-
-    mine = batches(lambda seed: found(augment.draw(shape, seed).as_kornia()), count)
-    torch.manual_seed(0)
-    its = batches(lambda _: picked(pipeline.forward_parameters(torch.Size(shape))), count)
-    assert len(np.unique(its)) == 12
-    assert apart(np.array(mine), np.array(its)) < 1
 
 
 @pytest.mark.parametrize("shared", [False, True])

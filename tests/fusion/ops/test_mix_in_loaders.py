@@ -64,8 +64,10 @@ def test_mixes_are_keyed_by_position_at_every_depth(pick):
     assert not torch.equal(made[0][0][0][1], made[0][1][0][1])  # another epoch, other shares
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize("workers", [{}, {"num_workers": 2, "persistent_workers": True}], ids=["in line", "workers"])
+@pytest.mark.parametrize(
+    ("workers", "depth"),
+    [pytest.param({}, 0, id="in line"), pytest.param({"num_workers": 2, "persistent_workers": True}, 2, id="workers")],
+)
 def test_replacing_stages_turns_mixing_off_for_the_last_epochs(workers, depth):
     made = []
     for off_from in (None, 1):

@@ -69,7 +69,7 @@ def drawn(pipeline, images, seed):
     return augment, augment.draw(images.shape, seed=seed)
 
 
-@cases(60)
+@cases(40)
 @given(TORCHVISION_COMPOSITIONS, st.booleans(), st.integers(0, 9))
 def test_any_composition_equals_torchvision_step_by_step(modules, floats, seed):
     images = bytes_of().float() / 255 if floats else bytes_of()
@@ -78,7 +78,7 @@ def test_any_composition_equals_torchvision_step_by_step(modules, floats, seed):
         same(augment(images, draws=draws), replayed(draws, images.float() / (1 if floats else 255)), modules)
 
 
-@cases(60)
+@cases(40)
 @given(KORNIA_COMPOSITIONS, st.integers(0, 9))
 def test_any_composition_equals_kornia_step_by_step(modules, seed):
     images, pipeline = bytes_of(), K.AugmentationSequential(*modules)
@@ -88,7 +88,7 @@ def test_any_composition_equals_kornia_step_by_step(modules, seed):
         same(augment(images, draws=draws), expected, modules)
 
 
-@cases(50)
+@cases(35)
 @given(TORCHVISION_COMPOSITIONS | KORNIA_COMPOSITIONS, st.integers(0, 9))
 def test_masks_take_the_pixels_that_images_take(modules, seed):
     images = bytes_of().float()
@@ -99,7 +99,7 @@ def test_masks_take_the_pixels_that_images_take(modules, seed):
         assert_values(got, masks)
 
 
-@cases(60)
+@cases(40)
 @given(st.lists(FLIPS_AND_PADS, max_size=2), RAGGED_CROP, st.lists(TORCHVISION, max_size=3), st.integers(0, 9))
 def test_images_of_every_size_are_padded_by_their_own(modules, crop, behind, seed):
     images = images_of([(12, 13), (9, 20), (17, 8)])

@@ -43,9 +43,8 @@ def picked(params):
 def test_each_policy_operation_replays_in_kornia(name, kind):
     policy = [ONE_BY_ONE[name]]
     made = auto.RandAugment(1, 17, policy) if kind == "rand" else auto.TrivialAugment(policy)
-    for dtype in (torch.uint8, torch.float32):
-        for seed in range(2):
-            assert_replays(made, photographs(4, dtype=dtype), seed, atol=5e-5)
+    for seed, dtype in enumerate((torch.uint8, torch.float32)):
+        assert_replays(made, photographs(4, dtype=dtype), seed, atol=5e-5)
 
 
 MADE = {
@@ -250,7 +249,7 @@ def kornias(made, shape, calls):
     ("made", "children"), [(auto.RandAugment(3, 10), 15), (auto.TrivialAugment(), 12), (auto.AutoAugment(), 25)]
 )
 def test_policy_picks_have_kornia_distribution(made, children):
-    augment, calls = gpuaug.fuse(made), 700
+    augment, calls = gpuaug.fuse(made), 400
     ours = [augment.draw((1, 3, 8, 8), seed=seed).as_kornia() for seed in range(calls)]
     names = [name for name, _ in made.named_children()]
     assert len(names) == children

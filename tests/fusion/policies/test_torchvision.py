@@ -40,7 +40,7 @@ def functions(calls):
 def test_policies_equal_torchvisions_functions(name):
     augment, compared = gpuaug.fuse([MADE[name](), TO_FLOAT]), dict.fromkeys(("exact", "moved", "last computed"), 0)
     # Few pixels have no levels to spread, but many of them show what is rare.
-    for images in (photographs(30, height=24, width=28), photographs(300, height=5, width=6)):
+    for images in (photographs(30, height=24, width=28), photographs(200, height=5, width=6)):
         draws = augment.draw(images.shape, seed=0)
         both_of_each = zip(augment(images, draws=draws), replayed(draws, images), strict=True)
         for (got, expected), calls in zip(both_of_each, map(functions, draws.as_torchvision()), strict=True):
@@ -87,7 +87,7 @@ def told(draws, sample):
 @pytest.mark.parametrize("name", MADE)
 def test_calls_are_those_of_torchvisions_policy(name):
     """Its own function for an operation and a magnitude gives the bits that the calls give."""
-    transform, images = MADE[name](), photographs(50, height=24, width=28)
+    transform, images = MADE[name](), photographs(30, height=24, width=28)
     draws = gpuaug.fuse([transform, TO_FLOAT]).draw(images.shape, seed=2)
     expected = []
     for sample, image in enumerate(images):
@@ -129,7 +129,7 @@ def columns(picked, names):
 
 @pytest.mark.parametrize("name", MADE)
 def test_draws_have_torchvisions_distribution(name, monkeypatch):
-    count, shape, transform = 1500, (3, 40, 331), MADE[name]()
+    count, shape, transform = 1000, (3, 40, 331), MADE[name]()
     draws = gpuaug.fuse([transform, TO_FLOAT]).draw((count, *shape), seed=0)
     torch.manual_seed(0)
     one = [told(draws, sample) for sample in range(count)]

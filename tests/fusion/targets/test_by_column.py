@@ -73,7 +73,7 @@ def through(augment, given_records, keys):
 
 @pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
 @pytest.mark.parametrize("name", PIPELINES)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(given_records=RECORDS)
 def test_dicts_by_column_equal_dicts_one_by_one(name, keys, given_records):
     augment = gpuaug.fuse(PIPELINES[name])
@@ -96,7 +96,7 @@ def test_sanitize_by_column_equals_sanitize_one_by_one(given_records):
 @pytest.mark.usefixtures("_any_number_is_packed")
 @pytest.mark.parametrize("keys", ["targets", "tv_tensors"])
 @pytest.mark.parametrize("name", PIPELINES)
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(given_records=RECORDS | records(keys=["boxes", "labels", "masks"]), masks_apart=st.booleans())
 def test_packed_dicts_give_what_the_dicts_give(name, keys, given_records, masks_apart):
     augment = gpuaug.fuse(PIPELINES[name])

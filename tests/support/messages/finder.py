@@ -1,9 +1,11 @@
 """Every place of the tree that gives a user a text: an error, a warning, a note at an error, or the end of a command."""
 
 import ast
+import gc
 import itertools
 import re
 from collections import defaultdict
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +43,20 @@ class Site(NamedTuple):
     """Whether it passes on the text of an error that it has caught."""
 
 
+@contextmanager
+def no_garbage_collection():
+    """Leave out garbage collections: syntax trees are no garbage, and to walk over them takes longer than to parse them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @cache
+@no_garbage_collection()
 def sources(folder):
     return [(path.relative_to(ROOT), ast.parse(path.read_text())) for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -59,6 +74,7 @@ def nodes(tree):
 
 
 @cache
+@no_garbage_collection()
 def nodes_of(folder):
     """(path, all nodes) of each file."""
     return [(path, nodes(tree)) for path, tree in sources(folder)]
@@ -245,6 +261,7 @@ def sites_of(folder, raised):
 
 
 @cache
+@no_garbage_collection()
 def sites():
     """Every place of the tree that gives a user a text."""
     return [*sites_of("gpuaug", {*KINDS, "GpuAugError"}), *sites_of("bench", {*KINDS, *SCRIPTS})]

@@ -48,6 +48,7 @@ def _script_server():
     """The process that forks. It ends when its standard input is closed, at the latest at the end of this process."""
     command = [sys.executable, "-m", "support.process.script_server"]
     environment = {**_environment(), "PYTHONHASHSEED": "1"}  # so that strings have other hashes than here
+    environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)  # set by the import of gpuaug in this process
     return subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, env=environment)
 
 

@@ -7,11 +7,39 @@ import gc
 import json
 import os
 import sys
+import tempfile
+import warnings
 
 import kornia.augmentation  # noqa: F401
-import torch.utils.data  # noqa: F401
+import numpy.random  # noqa: F401
+import torch.utils.data
 
-import gpuaug  # noqa: F401
+
+def import_gpuaug():
+    """Import gpuaug, for the first time in this process, and return a description of the import."""
+    modules, stderr = set(sys.modules), os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("always")
+                import gpuaug  # noqa: F401
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        file.seek(0)
+        text = file.read().decode()
+    return {
+        "modules": sorted(set(sys.modules) - modules),
+        "cuda": torch.cuda.is_initialized(),
+        "hardware_queues": os.environ["CUDA_DEVICE_MAX_CONNECTIONS"],
+        "stderr": text,
+    }
+
+
+IMPORT = import_gpuaug()
+"""Modules that ``import gpuaug`` has added, its text on standard error, and what it has changed. Scripts can read it."""
 
 
 def received_script():

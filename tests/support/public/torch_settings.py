@@ -24,10 +24,16 @@ def default_device(device):
         torch.set_default_device(None)
 
 
+@contextmanager
+def autocast_and_default_device():
+    with torch.autocast("cpu", dtype=torch.bfloat16), default_device("meta"):
+        yield
+
+
 SETTINGS = {
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "default dtype": lambda: default_dtype(torch.float64),
-    "default device": lambda: default_device("meta"),
+    # Together, since neither hides the other: autocast changes operations, the default device new tensors.
+    "autocast and default device": autocast_and_default_device,
+    "default dtype": lambda: default_dtype(torch.float64),  # alone, since autocast leaves float64 as it is
 }
 
 
@@ -50,7 +56,7 @@ def difference(made, expected, way=""):
 
 
 def check_unchanged(outcome):
-    """Call ``outcome`` under each of the settings: it gives what it gives without."""
+    """Call ``outcome`` under each of the settings: it gives what it gives without, which is returned."""
     expected, found = outcome(), []
     for name, setting in SETTINGS.items():
         with setting():
@@ -62,3 +68,4 @@ def check_unchanged(outcome):
         if apart := difference(made, expected):
             found.append(f"{name}: {apart}")
     assert not found, "\n".join(found)
+    return expected

@@ -15,7 +15,7 @@ from gpuaug.fusion.ops.base import Size
 from gpuaug.fusion.ops.sampler import ArraySampler
 from gpuaug.fusion.policies.torchvision import LOWERED as POLICIES
 
-COUNT, OURS = 2000, 5000
+COUNT, OURS = 1500, 2000
 """Samples of torchvision's, which draws one by one, and of ours."""
 
 HEIGHT, WIDTH = 24, 40
@@ -104,7 +104,7 @@ def columns(transform, params):
     for key in params[0]:
         drawn = ("size", "padding") if isinstance(transform, DRAWING_SIZES) else ("coefficients", *DRAWN)
         if key in drawn or key.endswith("_factor"):
-            values = np.array([np.ravel(np.asarray(each[key], dtype=np.float64)) for each in params])
+            values = np.array([each[key] for each in params], dtype=np.float64).reshape(len(params), -1)
             found.update({f"{key} {index}": values[:, index] for index in range(values.shape[1])})
     if isinstance(transform, v2.ColorJitter):
         found["order"] = np.array([np.asarray(each["fn_idx"]) @ [64, 16, 4, 1] for each in params])
@@ -131,18 +131,18 @@ def test_parameters_have_torchvisions_distribution(name):
 OFF = {
     "resized crop": (lambda: v2.RandomResizedCrop(16, scale=(0.2, 1.0)), "height 0"),
     "crop, padded": (lambda: v2.RandomCrop((24, 40), padding=[3, 6, 2, 7]), "top 0"),
-    "rotation": (lambda: v2.RandomRotation(52), "angle 0"),
+    "rotation": (lambda: v2.RandomRotation(54), "angle 0"),
     "affine": (lambda: v2.RandomAffine(30, (0.25, 0.1), (0.7, 1.3), (5, 20, -8, 3)), "translate 0"),
-    "jitter": (lambda: v2.ColorJitter(0.46, (0.2, 3.0), 0.7, 0.1), "brightness_factor 0"),
+    "jitter": (lambda: v2.ColorJitter(0.48, (0.2, 3.0), 0.7, 0.1), "brightness_factor 0"),
     "perspective": (lambda: v2.RandomPerspective(0.6, p=1.0, fill=None), "coefficients 2"),
     "resize": (lambda: v2.RandomResize(20, 38), "size 0"),
     "shortest size": (lambda: v2.RandomShortestSize((20, 20, 25, 31, 30), max_size=50), "size 0"),
     "scale": (lambda: v2.ScaleJitter((90, 80), (0.1, 2.2)), "size 1"),
-    "zoom out": (lambda: v2.RandomZoomOut(side_range=(1.0, 4.7), p=1.0), "padding 0"),
+    "zoom out": (lambda: v2.RandomZoomOut(side_range=(1.0, 4.8), p=1.0), "padding 0"),
     "erasing": (lambda: v2.RandomErasing(1.0, scale=(0.02, 0.4)), "w 0"),
     "blur": (lambda: v2.GaussianBlur(3, (0.1, 2.3)), "sigma 0"),
 }
-"""Settings a tenth or so off those of the same name, and the parameter that tells."""
+"""Settings a tenth to a fifth off those of the same name, and the parameter that tells."""
 
 
 @pytest.mark.parametrize("name", ["resize", "shortest size", "scale", "zoom out"])
