@@ -121,7 +121,7 @@ def one_of(name: str, value: object, choices: Sequence[T], way_out: str) -> T:
 
 
 class SelectionError(GpuAugError, LookupError):
-    """The argument ``on`` or ``into`` of a stage selects no member of the batch, or a member that the stage cannot use."""
+    """The argument ``on``, ``into`` or ``output`` of a stage selects no member, or a member that the stage cannot use."""
 
 
 class DeviceError(GpuAugError, RuntimeError):
@@ -133,7 +133,10 @@ class DecodeError(GpuAugError, ValueError):
 
 
 class IteratorEndedError(GpuAugError, RuntimeError):
-    """``next`` of an iterator was called after its loader was closed, or after a newer iterator took over its workers."""
+    """``next`` of an iterator was called after the end of the iterator.
+
+    An iterator ends when its loader is closed or loads a state, or when a newer iterator takes over its workers.
+    """
 
 
 class GpuAugWarning(UserWarning):

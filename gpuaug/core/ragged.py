@@ -162,7 +162,7 @@ class Ragged:
 
         Raises:
             ArgumentError, ArgumentTypeError: If ``device`` is not a device, or ``non_blocking`` is not a bool.
-            DeviceError: If this machine does not have the device.
+            DeviceError: If this machine does not have the device that a str or an int names.
         """
         way_out = "Pass True if the host need not wait for the copy."
         target = device if isinstance(device, torch.device) else resolve(device)  # called per batch: resolve is slower

@@ -125,13 +125,12 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         'photos/cat.jpg'
     """
     _register_size_with_torchvision()
-    try:
-        return EncodedFile(os.fsdecode(path))
-    except TypeError as error:
+    if not isinstance(path, str | os.PathLike):  # bytes would be those of the file
         raise ArgumentTypeError(
             f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. "
             "If the dataset has the bytes of the file, return them instead of calling read_encoded."
-        ) from error
+        )
+    return EncodedFile(os.fsdecode(path))
 
 
 def _register_size_with_torchvision() -> None:

@@ -81,7 +81,7 @@ class DecodeStage(Stage):
         backend: ``"auto"``: all available decoders: engines, hybrid (host threads and the card together) and CPU.
             ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``: the same for
             clips; images are decoded on the CPU. ``"cpu"``: host threads only. The decoder of an image or a clip depends only
-            on its header and its length.
+            on its header and its length; of JPEGs of over 4 megapixels, on a card with engines, also on ``threads``.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, with 8 or 16 bits and any number
             of bands. Bits and bands must be the same for all images of a batch.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
@@ -96,28 +96,28 @@ class DecodeStage(Stage):
             and a log message names the first.
         max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
         threads: Number of threads that decode on the CPU. Default: seven eighths of the cores that this process may use,
-            within its affinity and the CPU quota of its container, divided by the number of ranks on this machine
-            (``LOCAL_WORLD_SIZE``).
+            within its affinity and its container's CPU quota, divided by ``LOCAL_WORLD_SIZE``, the machine's number of ranks.
         name: Name of the stage in errors and traces.
 
     Raises:
-        ArgumentError: If an argument has an invalid value.
+        ArgumentError, ArgumentTypeError: If an argument has an invalid value.
         DeviceError: If ``backend`` names a decoder that cannot be used on the loader's device.
         DecodeError: In iteration, if an image cannot be decoded; with ``on_error="replace"``, if no image of a batch can be.
 
     Warns:
         GpuAugWarning: If the host decodes all images for a GPU, because nvJPEG is not installed for torch's CUDA or cannot be
-            set up. Also if the card decodes, but the streams of this process share too few hardware queues.
+            set up, or all clips, because PyNvVideoCodec is not. Also if streams share too few hardware queues.
 
     Cost:
-        The training thread allocates the memory for the pixels of a batch. On an H200 the engines decode about 35 000 images of
+        The training thread allocates the memory for the pixels of a batch. On an H200 the engines decode about 40 000 images of
         500x420 pixels per second (``bench run files``). Device memory: the pixels of up to ``depth + 7`` batches, each rounded
         up by at most an eighth.
 
         For clips, 12 threads feed the video engines. Each has up to 3 open sessions, one per codec and size, and closes the
         least recently used. A session takes 5 MB for 340x256 and 36 MB for 1280x720 (H.264, H100), plus about 40 frames of 1.5
         bytes per pixel. A batch takes another 1.5 bytes per pixel while it is decoded. Sessions belong to a device, and stay
-        open for later loaders. An H100 decodes 319 clips per second: 16 frames of 340x256 per clip, every fourth frame.
+        open for later loaders. A loader on an H200 decodes 242 clips per second
+        (``bench run clips_files``): 16 frames of 340x256 per clip, every fourth frame.
 
     Examples:
         >>> import io, PIL.Image

@@ -43,7 +43,9 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: L
         ArgumentTypeError: If an image is not uint8 (or uint16 or int16 with ``channels=None``), or if a value that should be an
             image is not.
         ArgumentError: If an image has no pixels, a side of 2**24 or more, or, without ``convert``, another number of channels;
-            if a batch has 2**31 values or more; if clips of a batch differ in their number of frames.
+            if a PIL image has a mode of more than 8 bits (``"I;16"`` is accepted with ``channels=None``); if types of images
+            differ with ``channels=None``; if a batch has 2**31 values or more, or no sample; if samples differ in structure, or
+            clips of a batch in their number of frames.
 
     Cost:
         On the host, one copy of each image; two of a PIL image, since PIL stores a pixel in four bytes. In a worker of a

@@ -67,7 +67,7 @@ class Draws:
         Raises:
             ArgumentTypeError: If ``index`` is not an integer.
             ArgumentError: If ``index`` is out of range, or the draws cannot be split by image: with several views, policies,
-                mixes, or modules that Kornia runs.
+                mixes, Kornia's containers with ``random_apply``, or modules that are not fused.
         """
         if self._more:
             raise ArgumentError(f"draws must be of one view, got {len(self.views)} views. Take one: draws.views[0].")
@@ -143,7 +143,8 @@ class Draws:
             Too slow for a training loop: noise fields are computed in full, on the host.
 
         Raises:
-            ArgumentError: For several views, or for images that differ in size, which Kornia does not support.
+            ArgumentError: For several views, for modules of torchvision, or for images that differ in size, which Kornia does
+                not support.
         """
         if self._more:
             raise ArgumentError(
@@ -185,7 +186,7 @@ class Draws:
             Per sample, a list of (function name, keyword arguments) in order. The image, the first argument, is not included.
 
         Raises:
-            ArgumentError: For several views, for modules of Kornia, and for modules that draw while they run.
+            ArgumentError: For several views, for modules of Kornia, for mixes, and for modules that draw while they run.
 
         Examples:
             >>> from torchvision.transforms import v2

@@ -166,7 +166,11 @@ def explanation(
     }
     notes = [f"{', '.join(names)}: {note}." for note, names in names_by_note.items() if names]
     crops = [segment.plan.box_crop for segment in all_segments if segment.plan is not None]
-    notes += [f"{crop.op.name}: about a hundred more small launches, which choose crops by boxes." for crop in crops if crop]
+    notes += [
+        f"{crop.op.name}: about twenty more small launches, which choose crops by boxes (without Triton a hundred)."
+        for crop in crops
+        if crop
+    ]
     if any(pass_.route_column >= 0 for pass_ in _passes(all_segments)):
         notes.append("Bytes are maxima: a pass between the first and the last skips samples to which none of its ops applies.")
     backend_notes = () if plain_torch is None else (plain_torch,)

@@ -63,14 +63,15 @@ def fuse(
             transform or ``Compose``, or a sequence of them. It is not modified or moved. Parameters are drawn independently
             per sample, which is an image or a clip.
         dtype: Type of the output images: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in [0, 255].
-            By default the type that the pipeline itself returns: float32 for Kornia, and the input type for torchvision, unless
-            the pipeline converts it. The computation is in float32, except that blurs with a kernel of 5 to 33 pixels on the
-            longer side may use float16 weights and pixels if the output is bfloat16.
+            By default float32 for Kornia, and the input type for torchvision, unless the pipeline converts it. The computation
+            is in float32, except that blurs with a kernel of 5 to 33 pixels on the longer side may use float16 weights and
+            pixels if the output is bfloat16.
         memory_format: Memory format of the output images.
-        pick: Whether policies (such as ``RandAugment``), and containers that pick one of several mixes (MixUp, CutMix), pick
-            their transforms once per ``"batch"``, as in Kornia, or per ``"sample"``, as in the papers of the policies.
+        pick: Whether Kornia's policies (such as ``RandAugment``), and its containers that pick one of several mixes (MixUp,
+            CutMix), pick their transforms once per ``"batch"``, as in Kornia, or per ``"sample"``, as in the papers of the
+            policies. torchvision's policies pick per image, and its ``RandomChoice`` of mixes per batch.
         ragged: Whether the images of a batch differ in size, as packed by ``gpuaug.collate_ragged``. The pipeline must then
-            begin with a transform to one size.
+            have a transform to one size, after transforms that only move pixels or change their colours.
         antialias: Whether Kornia's crops and resizes antialias when they downsample. By default they interpolate between the
             nearest four pixels. torchvision's transforms have their own ``antialias`` setting.
         views: Number of random views per image. The output is (views · B, C, H, W), view-major.
@@ -81,7 +82,7 @@ def fuse(
             as the images are. Default: ``num_classes`` of a torchvision ``MixUp`` or ``CutMix`` in the pipeline. Without such a
             transform, labels are returned in Kornia's format: after a mix, label, partner's label and a weight per sample.
         label_smoothing: Label smoothing of the class probabilities, as in ``torch.nn.CrossEntropyLoss``. Requires
-            ``num_classes``.
+            the argument ``num_classes``, also if a transform of the pipeline has it.
 
     Returns:
         A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``.
@@ -213,7 +214,8 @@ class Fused(nn.Module):
         """Draw the random parameters of one batch, without images.
 
         Args:
-            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch.
+            shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. In a ``VideoSequential`` with
+                ``data_format="BCTHW"``, (B, C, T, H, W) of clips.
             seed: Seed of the draws. Default: one number from torch's global generator.
             dtype: Type of the images. Default: uint8, or float32 if the pipeline does not accept uint8.
 
@@ -374,7 +376,7 @@ class Fused(nn.Module):
 
         Args:
             shape: (B, C, H, W) of the images, (B, T, C, H, W) of clips, or a ragged batch. Default: the shape of the last call,
-                or (256, 3, 256, 256) before the first call.
+                or (256, 3, 256, 256) before the first call, with any height and width if the pipeline is ragged.
             dtype: Type of the images. Default: the type of the last call; before the first call uint8, or float32 if the
                 pipeline does not accept uint8.
 

@@ -44,8 +44,9 @@ class StreamedLoader:
     ``StatefulDataLoader``, or is a list or a ``DataLoader`` of a map-style dataset. Both methods are documented at
     ``gpuaug.loader.checkpoint.Progress``.
 
-    A ``StreamedLoader`` can be pickled, for instance for a spawned process, if the wrapped loader and the stages can. The
-    unpickled loader continues from the same epoch and batch.
+    A ``StreamedLoader`` can be pickled, for instance for a spawned process, if the wrapped loader and the stages can. The next
+    iterator of the unpickled loader begins where the next iterator of the original would: with the next epoch, or with the
+    batch of a loaded state. To continue within an epoch, load ``state_dict()``.
 
     Args:
         loader: Any iterable of batches: a ``DataLoader``, a list, a generator. A batch is any nesting of tuples, lists,

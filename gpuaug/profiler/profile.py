@@ -52,9 +52,9 @@ def profile(
 ) -> Report:
     """Measure the parts of a training step, and find the bound of the loop and the gain from overlap.
 
-    Runs about ``10 * batches + 40`` real training steps, so pass a model that may be thrown away, or a copy. The epoch and the
-    state of the loader, and torch's generators, are restored. Open iterators can be continued, except if the wrapped loader
-    has a state and is not a ``DataLoader``.
+    Runs up to about ``(3 * batches + 12) * rounds + 45`` real training steps, so pass a model that may be thrown
+    away, or a copy. The epoch and the state of the loader, and torch's generators, are restored. Open iterators can be
+    continued, except if the wrapped loader has a state and is not a ``DataLoader``.
 
     Args:
         loader: The loader that the training loop iterates over.

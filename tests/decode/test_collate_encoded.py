@@ -315,10 +315,10 @@ def test_read_encoded_is_a_path_and_can_be_pickled():
     handle = read_encoded(Path("photos") / "cat.jpg")
     assert os.fspath(handle) == handle.path == pickle.loads(pickle.dumps(handle)).path == os.path.join("photos", "cat.jpg")
     assert repr(handle) == f"EncodedFile({handle.path!r})"
-    with pytest.raises(
-        ArgumentTypeError, match=r"The path of an image must be a str or a path of pathlib, got int\. If the dataset has"
-    ):
-        read_encoded(3)
+    for value in (3, b"\xff\xd8\xff", None):
+        text = rf"The path of an image must be a str or a path of pathlib, got {type(value).__name__}\. If the dataset has"
+        with pytest.raises(ArgumentTypeError, match=text):
+            read_encoded(value)
 
 
 TRANSFORMS = {

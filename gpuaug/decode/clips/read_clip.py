@@ -133,8 +133,8 @@ def read_clip(
         The selection. All clips of one member of a batch must have the same number of frames.
 
     Raises:
-        ArgumentError, ArgumentTypeError: If a value is invalid, or two of ``start``, ``start_s``, ``at`` and ``times_s`` are
-            passed. A missing or short video raises a ``DecodeError`` later, at its batch.
+        ArgumentError, ArgumentTypeError: If a value is invalid, or two of ``start``, ``start_s``, ``at``, ``times_s`` and a
+            list of ``frames`` are passed. A missing or short video raises a ``DecodeError`` later, at its batch.
 
     Cost:
         No access to the file.

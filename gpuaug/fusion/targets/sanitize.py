@@ -50,9 +50,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
     ``gpuaug.fuse`` sets ``valid`` to False for boxes outside the image, and does not remove them, because only the device knows
     their number. ``sanitize`` removes the entries of these boxes from the tensors, arrays, lists and tuples under the keys
-    ``per_box``, and from torchvision's boxes and keypoints under any key. All other values are returned unchanged; so are
-    values under a key that in any dict does not hold one entry per box, and dicts without boxes, which some datasets have for
-    images without annotations.
+    ``per_box``, and, in a list of dicts, from torchvision's boxes and (n, K, 2) keypoints under any key. All other values are
+    returned unchanged; so are values under a key that in any dict does not hold one entry per box, and dicts without boxes,
+    which some datasets have for images without annotations.
 
     Args:
         targets: List of one dict per image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
@@ -66,8 +66,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
     Raises:
         ArgumentTypeError: If ``targets`` is neither a list of dicts nor a dict.
-        ArgumentError: If ``valid`` is missing, or is not one bool per box; if ``per_box`` is not passed, and a key that is not
-            among the common keys appears to hold one entry per box.
+        ArgumentError: If ``valid`` is missing from dicts with keys that hold one entry per box, or is not one bool per box; if
+            ``per_box`` is not passed, and in dicts with different numbers of boxes a key that is not among the common keys
+            appears to hold one entry per box.
 
     Cost:
         One synchronization per batch: the host waits for all work on the current stream. In a stage of a loader,
@@ -101,7 +102,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     records: Sequence[Any] = targets  # dicts with boxes
     if not all(type(record) is dict and "valid" in record for record in targets):
         has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-        samples = [sample for sample in samples if not (has_valid and _has_no_boxes(targets[sample]))]
+        # If no dict has valid, labels without boxes are a sign of boxes under another key, for which fuse sets no valid.
+        keys_of_boxes = _BOX_KEYS if has_valid else keys
+        samples = [sample for sample in samples if not _has_none_of(keys_of_boxes, targets[sample])]
         records = [targets[sample] for sample in samples]
         for sample, record in zip(samples, records, strict=True):
             _check_has_valid(record, f" of sample {sample}")
@@ -109,6 +112,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     tensors = _tensor_columns(columns_by_key)
     valid_indices = _ValidIndices(_checked_valid(columns_by_key, tensors, samples))
     lengths = _lengths_per_box(columns_by_key, tensors, valid_indices.counts)
+    for name in ("boxes", "bbox"):
+        if name in columns_by_key and name not in lengths:
+            _check_lengths_of_boxes(columns_by_key[name], valid_indices.counts, samples)
     unknown = {name for name in lengths.keys() - keys if not all(map(_is_typed, columns_by_key[name].values))}
     for name in unknown if per_box is None else ():
         _check_not_per_box(name, lengths[name])
@@ -186,11 +192,15 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
     _check_has_valid(targets, "")
     valid = targets["valid"]
     _check_flags(valid, 2, "")
+    for name in ("boxes", "bbox"):
+        boxes = targets.get(name)
+        if isinstance(boxes, Tensor) and boxes.shape[:2] != valid.shape:
+            raise ArgumentError(
+                f"valid must be one bool for each box of {name}, {tuple(boxes.shape[:2])}, got {tuple(valid.shape)}. "
+                "Pass valid as gpuaug.fuse returned it."
+            )
     batch = len(valid)
-    padded_keys = {
-        name for name, value in targets.items() if isinstance(value, Tensor) and tuple(value.shape[:2]) == tuple(valid.shape)
-    }
-    keys = padded_keys & per_box
+    padded_keys = {name for name, value in targets.items() if not isinstance(value, Tensor) or value.shape[:2] == valid.shape}
     records = [
         {
             name: with_class_of(value[sample], value) if isinstance(value, Tensor) else value[sample]
@@ -201,8 +211,11 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         }
         for sample in range(batch)
     ]
-    shortened = {name: column for name, column in columns(records).items() if name in keys}
-    _store_valid(records, shortened, _tensor_columns(shortened), _ValidIndices(TensorColumn(valid.unbind())))
+    candidates = {name: column for name, column in columns(records).items() if name in padded_keys & per_box}
+    tensors = _tensor_columns(candidates)
+    valid_indices = _ValidIndices(TensorColumn(valid.unbind()))
+    lengths = _lengths_per_box(candidates, tensors, valid_indices.counts)
+    _store_valid(records, {name: candidates[name] for name in lengths}, tensors, valid_indices)
     return [batches.replace(targets, record) for record in records]
 
 
@@ -228,7 +241,7 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
     samples = list(valid.packed.samples)
     lengths = valid.packed.lengths
     without_valid = set(range(len(targets.layout.records))) - set(samples)
-    if any(not _has_no_boxes(targets.layout.records[sample]) for sample in without_valid):
+    if any(not _has_none_of(_BOX_KEYS, targets.layout.records[sample]) for sample in without_valid):
         return None
     counts = dict(zip(samples, lengths, strict=True))
     others = zip(targets.layout.others, targets.others, strict=True)
@@ -239,7 +252,7 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
         if column.shapes is not None or column.lengths != lengths or list(column.samples) != samples:
             tensor_lengths = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
             pairs = zip(column.samples, tensor_lengths, strict=True)
-            if all(counts.get(sample, length) == length for sample, length in pairs):
+            if column.name in _BOX_KEYS or all(counts.get(sample, length) == length for sample, length in pairs):
                 return None
             continue
         class_name = type_name_of(column.tensor_type)
@@ -266,9 +279,13 @@ def _length(value: Any) -> int:
     return len(value) if getattr(value, "ndim", 1) else -1
 
 
-def _has_no_boxes(record: Any) -> bool:
-    """Return whether a target dict has none of the keys ``valid``, ``boxes`` and ``bbox``."""
-    return isinstance(record, Mapping) and not ("valid" in record or "boxes" in record or "bbox" in record)
+_BOX_KEYS = frozenset({"valid", "boxes", "bbox"})
+"""Keys of boxes and of their mask."""
+
+
+def _has_none_of(keys: Collection[str], record: Any) -> bool:
+    """Return whether ``record`` is a target dict without any of ``keys``."""
+    return isinstance(record, Mapping) and not any(key in record for key in keys)
 
 
 class _ValidIndices:
@@ -404,6 +421,22 @@ def _checked_valid(
         for sample, value in zip(samples, columns_by_key["valid"].values if samples else (), strict=True):
             _check_flags(value, 1, f" of sample {sample}")
     return TensorColumn(()) if column is None else column
+
+
+def _check_lengths_of_boxes(boxes: Column, counts: Sequence[int], samples: Sequence[int]) -> None:
+    """Raise an error if a dict does not have as many boxes as entries of ``valid``.
+
+    Args:
+        boxes: Column of the boxes.
+        counts: Number of entries of ``valid`` of each dict.
+        samples: Index of each dict in the batch, for the error.
+    """
+    for record, value in zip(*boxes, strict=True):
+        if isinstance(value, _SEQUENCES) and _length(value) != counts[record]:
+            raise ArgumentError(
+                f"valid of sample {samples[record]} must be one bool for each of its {_length(value)} boxes, got "
+                f"{counts[record]}. Pass valid as gpuaug.fuse returned it."
+            )
 
 
 def _check_flags(valid: Any, axes: int, suffix: str) -> None:

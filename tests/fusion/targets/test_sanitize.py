@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
 from support.targets.detection import PIPELINES, records_of
+from torch.utils.data import DataLoader
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 import gpuaug
+from gpuaug.core.packed_targets import pack_targets
 from gpuaug.fusion.targets.sanitize import PER_BOX
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -246,5 +249,59 @@ def test_sanitize_keeps_images_without_annotations():
     assert list(kept[1]) == ["image_id", "size"]
     assert kept[1]["size"] is bare["size"]
     assert len(kept[0]["valid"]) == 1
-    with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must have the key 'valid'"):
-        gpuaug.sanitize([bare])
+    (alone,) = gpuaug.sanitize([bare])
+    assert alone == bare
+    assert alone is not bare
+    for key in ("boxes", "labels", "masks"):
+        with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must have the key 'valid'"):
+            gpuaug.sanitize([{**bare, key: torch.zeros(1)}])
+
+
+def test_batches_of_images_without_annotations_pass_through_a_stage():
+    """Of one image per batch, so that the dicts of some batches have no boxes."""
+    targets = [{"image_id": 1}, {"image_id": 2, "boxes": torch.tensor([[0.0, 0, 2, 2], [9, 9, 9, 9]])}, {"image_id": 3}]
+    samples = [(torch.zeros(3, 4, 4, dtype=torch.uint8), target) for target in targets]
+    loader = DataLoader(samples, 1, collate_fn=lambda samples: (torch.stack([s[0] for s in samples]), [s[1] for s in samples]))
+    stages = [
+        gpuaug.TransformStage(gpuaug.fuse(v2.RandomHorizontalFlip()), on={0: "input", 1: "targets"}),
+        gpuaug.TransformStage(gpuaug.sanitize, on=1),
+    ]
+    with gpuaug.StreamedLoader(loader, stages, device="cpu") as batches:
+        kept = [target for _, (target,) in batches]
+    assert [target["image_id"] for target in kept] == [1, 2, 3]
+    assert [len(target.get("boxes", ())) for target in kept] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("key", ["boxes", "bbox"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_mask_of_another_length_than_the_boxes_is_refused(key, count):
+    records = [numbered([True, False]), {key: torch.zeros(2, 4), "valid": torch.ones(count, dtype=torch.bool)}]
+    text = f"valid of sample 1 must be one bool for each of its 2 boxes, got {count}"
+    with pytest.raises(gpuaug.ArgumentError, match=text):
+        gpuaug.sanitize(records)
+    records = [records[1]] * 2
+    packed = pack_targets([{name: value.clone() for name, value in record.items()} for record in records * 4], lambda *_: None)
+    with pytest.raises(gpuaug.ArgumentError, match="valid of sample 0 must be one bool for each of its 2 boxes"):
+        gpuaug.sanitize(packed)
+    padded = {key: torch.zeros(1, 2, 4), "valid": torch.ones(1, count, dtype=torch.bool)}
+    with pytest.raises(gpuaug.ArgumentError, match=rf"each box of {key}, \(1, 2\), got \(1, {count}\)"):
+        gpuaug.sanitize(padded)
+
+
+def test_lists_in_a_padded_dict_lose_the_entries_of_invalid_boxes():
+    padded = {
+        "boxes": torch.arange(24.0).view(2, 3, 4),
+        "valid": torch.tensor([[True, False, True], [False, False, True]]),
+        "labels": [torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])],
+        "names": [["a", "b", "c"], ("d", "e", "f")],
+        "scores": [np.array([1, 2, 3]), np.array([4, 5, 6])],
+        "classes": [["a"], ["b", "c", "d"]],  # not one entry per box in each image
+        "paths": ["abc", "def"],
+        "sizes": [[1, 2, 3], [4, 5, 6]],  # a key of the image
+    }
+    first, second = gpuaug.sanitize(padded)
+    assert (first["labels"].tolist(), second["labels"].tolist()) == ([1, 3], [6])
+    assert (first["names"], second["names"]) == (["a", "c"], ("f",))
+    assert (first["scores"].tolist(), second["scores"].tolist()) == ([1, 3], [6])
+    assert (first["classes"], second["classes"], first["paths"]) == (["a"], ["b", "c", "d"], "abc")
+    assert first["sizes"] == [1, 2, 3]

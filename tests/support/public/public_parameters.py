@@ -268,9 +268,13 @@ PARAMETERS = {
     "read_clip(at)": Parameter(lambda v: gpuaug.read_clip("a", at=v), 0.5, FROM_0 | {"1.0"} | LEFT_OUT, wrong=(-0.1, 1.1)),
     "read_clip(times_s)": Parameter(lambda v: gpuaug.read_clip("a", times_s=v), [0.5], LEFT_OUT),
     "read_clip(short)": Parameter(lambda v: gpuaug.read_clip("a", short=v), "loop"),
-    "read_encoded(path)": Parameter(gpuaug.read_encoded, "a.jpg", STR | {"an empty str", "bytes", "a path"}),
+    "read_encoded(path)": Parameter(gpuaug.read_encoded, "a.jpg", STR | {"an empty str", "a path"}),
     "sanitize(targets)": Parameter(
-        gpuaug.sanitize, TARGETS, EMPTY, "targets|valid", wrong=([{"valid": 1}], {"valid": IMAGES}, [5])
+        gpuaug.sanitize,
+        TARGETS,
+        EMPTY | {"draws in Kornia's form"},
+        "targets|valid",
+        wrong=([{"valid": 1}], {"valid": IMAGES}, [5]),
     ),
     "sanitize(per_box)": Parameter(
         lambda v: gpuaug.sanitize(TARGETS, per_box=v), ("boxes",), {"a list", "a tuple", "a set"} | EMPTY | LEFT_OUT
