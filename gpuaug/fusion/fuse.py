@@ -88,8 +88,9 @@ def fuse(
         A module to call on images, or to put into ``stages`` of a ``gpuaug.StreamedLoader``.
 
     Raises:
-        ArgumentTypeError: If ``pipeline`` contains no augmentations, or a transform that cannot run on a batch.
-        ArgumentError: If the pipeline is empty, or an argument has an invalid value or is incompatible with the pipeline.
+        ArgumentTypeError: If ``pipeline`` is not a module or a transform, or contains a transform that cannot run on a batch.
+        ArgumentError: If the pipeline is empty or has nothing to compute, or an argument has an invalid value or is
+            incompatible with the pipeline.
 
     Warns:
         GpuAugWarning: Once per module that its library runs: in ``fuse`` if the module is not lowered, otherwise in the first

@@ -40,9 +40,9 @@ class FeatureStage(Stage):
             arguments. The module must be on the loader's device, and its parameters must not require grad. A mapping of names
             to encoders runs the encoders in parallel on the same input, each on a separate lane, and returns a mapping of
             results. Encoders must not write to their input.
-        on: Members of the batch to encode. By default the batch if it is a tensor, or index 0 of a tuple or list. A tuple
-            passes several members in order, a mapping ``{member: parameter}`` by keyword. Several members require ``into``,
-            unless the encoder returns a tuple of equal length.
+        on: Members of the batch to encode. By default the batch if it is a tensor, or index 0 of a tuple or list; other
+            containers need ``on``. A tuple passes several members in order, a mapping ``{member: parameter}`` by keyword.
+            Several members require ``into``, unless the encoder returns a tuple of equal length.
         into: Member to write the result to. By default the input is replaced.
         output: Part of the result to keep: a key, attribute or index, or a function of the result, such as
             ``lambda encoded: encoded.latent_dist.sample()``. Random numbers of the function, as of the encoder, depend only on
