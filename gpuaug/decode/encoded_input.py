@@ -125,7 +125,7 @@ def read_encoded(path: str | os.PathLike[str]) -> EncodedFile:
         'photos/cat.jpg'
     """
     _register_size_with_torchvision()
-    if not isinstance(path, str | os.PathLike):  # bytes would be those of the file
+    if not isinstance(path, str | os.PathLike):  # bytes are the content of a file, not its path
         raise ArgumentTypeError(
             f"The path of an image must be a str or a path of pathlib, got {type(path).__name__}. "
             "If the dataset has the bytes of the file, return them instead of calling read_encoded."

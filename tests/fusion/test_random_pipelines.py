@@ -20,7 +20,7 @@ pytestmark = left_to_kornia
 
 
 def check(case, *, pickled=True):
-    """Compare the results of one case. ``pickled``: also those of the pipeline and its draws when they were pickled."""
+    """Compare the results of one case. ``pickled``: compare the results of the pickled pipeline and draws, too."""
     pipeline = K.AugmentationSequential(*(each.make() for each in case.steps), random_apply=case.random_apply)
     images = case.images()
     before = images.clone()

@@ -288,20 +288,30 @@ def test_a_mask_of_another_length_than_the_boxes_is_refused(key, count):
         gpuaug.sanitize(padded)
 
 
-def test_lists_in_a_padded_dict_lose_the_entries_of_invalid_boxes():
-    padded = {
-        "boxes": torch.arange(24.0).view(2, 3, 4),
-        "valid": torch.tensor([[True, False, True], [False, False, True]]),
-        "labels": [torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])],
-        "names": [["a", "b", "c"], ("d", "e", "f")],
-        "scores": [np.array([1, 2, 3]), np.array([4, 5, 6])],
-        "classes": [["a"], ["b", "c", "d"]],  # not one entry per box in each image
-        "paths": ["abc", "def"],
-        "sizes": [[1, 2, 3], [4, 5, 6]],  # a key of the image
-    }
-    first, second = gpuaug.sanitize(padded)
-    assert (first["labels"].tolist(), second["labels"].tolist()) == ([1, 3], [6])
-    assert (first["names"], second["names"]) == (["a", "c"], ("f",))
-    assert (first["scores"].tolist(), second["scores"].tolist()) == ([1, 3], [6])
-    assert (first["classes"], second["classes"], first["paths"]) == (["a"], ["b", "c", "d"], "abc")
-    assert first["sizes"] == [1, 2, 3]
+FORMS_OF_ROWS = {
+    "labels": torch.tensor,
+    "ids": lambda rows: list(map(torch.tensor, rows)),
+    "names": lambda rows: [list(map(str, row)) for row in rows],
+    "classes": lambda rows: tuple(map(tuple, rows)),
+    "scores": lambda rows: list(map(np.array, rows)),
+}
+"""Forms of a value of a padded dict, (B, N), under keys that hold one entry per box."""
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_every_form_of_a_padded_value_loses_the_entries_of_the_same_boxes(data):
+    batch, count = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    valid = data.draw(st.lists(st.lists(st.booleans(), min_size=count, max_size=count), min_size=batch, max_size=batch))
+    rows = [[10 * sample + index for index in range(count)] for sample in range(batch)]
+    of_image = {"paths": ["a" * count] * batch, "sizes": rows}  # keys of the image
+    padded = {**{key: form(rows) for key, form in FORMS_OF_ROWS.items()}, **of_image, "valid": torch.tensor(valid)}
+    for sample, record in enumerate(gpuaug.sanitize(padded)):
+        left = [number for number, is_valid in zip(rows[sample], valid[sample], strict=True) if is_valid]
+        assert {key: list(map(int, record[key])) for key in FORMS_OF_ROWS} == dict.fromkeys(FORMS_OF_ROWS, left)
+        assert {key: record[key] for key in of_image} == {key: values[sample] for key, values in of_image.items()}
+
+
+def test_lists_of_other_lengths_in_a_padded_dict_are_unchanged():
+    padded = {"boxes": torch.zeros(2, 3, 4), "valid": torch.zeros(2, 3, dtype=torch.bool), "names": [["a"], ["b", "c", "d"]]}
+    assert [record["names"] for record in gpuaug.sanitize(padded)] == padded["names"]

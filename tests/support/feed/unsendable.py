@@ -14,6 +14,6 @@ class Unsendable:
 
 
 def with_unsendable(samples):
-    """Batches of which those from 10 on, until 20, hold what cannot be sent."""
+    """Collate batches. Batches that begin with a sample from 10 to 19 hold an object that cannot be sent."""
     number = int(samples[0])
     return torch.tensor(samples), Unsendable(number) if 10 <= number < 20 else number
