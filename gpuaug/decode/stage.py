@@ -81,7 +81,7 @@ class DecodeStage(Stage):
         backend: ``"auto"``: all available decoders: engines, hybrid (host threads and the card together) and CPU.
             ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``: the same for
             clips; images are decoded on the CPU. ``"cpu"``: host threads only. The decoder of an image or a clip depends only
-            on its header and its length; of JPEGs of over 4 megapixels, on a card with engines, also on ``threads``.
+            on its header and its length; on a card with engines, for JPEGs of over 4 megapixels, also on ``threads``.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, with 8 or 16 bits and any number
             of bands. Bits and bands must be the same for all images of a batch.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
@@ -105,8 +105,8 @@ class DecodeStage(Stage):
         DecodeError: In iteration, if an image cannot be decoded; with ``on_error="replace"``, if no image of a batch can be.
 
     Warns:
-        GpuAugWarning: If the host decodes all images for a GPU, because nvJPEG is not installed for torch's CUDA or cannot be
-            set up, or all clips, because PyNvVideoCodec is not. Also if streams share too few hardware queues.
+        GpuAugWarning: If the host decodes all images or all clips for a GPU, because nvJPEG or PyNvVideoCodec is not installed
+            for torch's CUDA or cannot be set up. Also if the streams of the process share too few hardware queues.
 
     Cost:
         The training thread allocates the memory for the pixels of a batch. On an H200 the engines decode about 40 000 images of

@@ -223,8 +223,8 @@ class TransformStage(Stage):
         transform: A callable or ``nn.Module``. Called with the values that ``on`` names, in order, and, if ``on`` is a mapping,
             with ``data_keys=`` as Kornia's containers expect it.
         on: Members to read: a selector, a tuple or mapping of selectors, or ``None`` for the whole batch. Default: the batch if
-            it is a tensor or a ``Ragged``, index 0 if it is a tuple or list; other containers need ``on``. A
-            fused pipeline also gets the members that contain torchvision's ``Mask``, ``BoundingBoxes`` or ``KeyPoints``, unless
+            it is a tensor or a ``Ragged``, index 0 if it is a tuple or list; other containers need ``on``. A fused
+            pipeline also gets the members that contain torchvision's ``Mask``, ``BoundingBoxes`` or ``KeyPoints``, unless
             ``into`` is passed.
         into: Members to write the result to. Default: the members that ``on`` names.
         name: Name of the stage in errors and traces, on which the stage's random numbers depend.

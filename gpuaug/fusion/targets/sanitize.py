@@ -6,6 +6,7 @@ dicts for which the host waits for the device, because only the device knows how
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
     Raises:
         ArgumentTypeError: If ``targets`` is neither a list of dicts nor a dict.
-        ArgumentError: If ``valid`` is missing from dicts with keys that hold one entry per box, or is not one bool per box; if
-            ``per_box`` is not passed, and in dicts with different numbers of boxes a key that is not among the common keys
-            appears to hold one entry per box.
+        ArgumentError: If ``valid`` is missing from dicts that may have boxes, or is not one bool per box; if ``per_box`` is not
+            passed, and in dicts with different numbers of boxes a key that is not among the common keys appears to hold one
+            entry per box.
 
     Cost:
         One synchronization per batch: the host waits for all work on the current stream. In a stage of a loader,
@@ -102,9 +103,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     records: Sequence[Any] = targets  # dicts with boxes
     if not all(type(record) is dict and "valid" in record for record in targets):
         has_valid = any(isinstance(record, Mapping) and "valid" in record for record in targets)
-        # If no dict has valid, labels without boxes are a sign of boxes under another key, for which fuse sets no valid.
-        keys_of_boxes = _BOX_KEYS if has_valid else keys
-        samples = [sample for sample in samples if not _has_none_of(keys_of_boxes, targets[sample])]
+        # If no dict has valid, boxes may be under another key, for which fuse sets no valid.
+        is_without_boxes = _has_no_boxes if has_valid else partial(_has_only_values_of_the_image, keys)
+        samples = [sample for sample in samples if not is_without_boxes(targets[sample])]
         records = [targets[sample] for sample in samples]
         for sample, record in zip(samples, records, strict=True):
             _check_has_valid(record, f" of sample {sample}")
@@ -241,7 +242,7 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
     samples = list(valid.packed.samples)
     lengths = valid.packed.lengths
     without_valid = set(range(len(targets.layout.records))) - set(samples)
-    if any(not _has_none_of(_BOX_KEYS, targets.layout.records[sample]) for sample in without_valid):
+    if any(not _has_no_boxes(targets.layout.records[sample]) for sample in without_valid):
         return None
     counts = dict(zip(samples, lengths, strict=True))
     others = zip(targets.layout.others, targets.others, strict=True)
@@ -283,9 +284,25 @@ _BOX_KEYS = frozenset({"valid", "boxes", "bbox"})
 """Keys of boxes and of their mask."""
 
 
-def _has_none_of(keys: Collection[str], record: Any) -> bool:
-    """Return whether ``record`` is a target dict without any of ``keys``."""
-    return isinstance(record, Mapping) and not any(key in record for key in keys)
+def _has_no_boxes(record: Any) -> bool:
+    """Return whether a target dict has none of the keys ``valid``, ``boxes`` and ``bbox``."""
+    return isinstance(record, Mapping) and _BOX_KEYS.isdisjoint(record)
+
+
+def _has_only_values_of_the_image(keys: Collection[str], record: Any) -> bool:
+    """Return whether a target dict has none of ``keys``, and no value that may be boxes: with two axes, or nested.
+
+    ``keys``: keys that hold one entry per box.
+    """
+    if not isinstance(record, Mapping) or not set(keys).isdisjoint(record):
+        return False
+    return not any(
+        value.ndim > 1
+        if isinstance(value, Tensor | np.ndarray)
+        else isinstance(value, Mapping)
+        or (isinstance(value, list | tuple) and any(isinstance(entry, (*_SEQUENCES, Mapping)) for entry in value))
+        for value in record.values()
+    )
 
 
 class _ValidIndices:

@@ -252,9 +252,17 @@ def test_sanitize_keeps_images_without_annotations():
     (alone,) = gpuaug.sanitize([bare])
     assert alone == bare
     assert alone is not bare
-    for key in ("boxes", "labels", "masks"):
+    boxes = torch.zeros(1, 4)
+    may_have_boxes = {
+        "boxes": boxes,
+        "labels": torch.zeros(1),
+        "bboxes": boxes,
+        "rois": boxes.numpy(),
+        "corners": [[0, 0, 4, 4]],
+    }
+    for key, value in {**may_have_boxes, "parts": [boxes], "annotations": [{"box": boxes}], "objects": {"box": boxes}}.items():
         with pytest.raises(gpuaug.ArgumentError, match="targets of sample 0 must have the key 'valid'"):
-            gpuaug.sanitize([{**bare, key: torch.zeros(1)}])
+            gpuaug.sanitize([{**bare, key: value}])
 
 
 def test_batches_of_images_without_annotations_pass_through_a_stage():
@@ -279,6 +287,9 @@ def test_a_mask_of_another_length_than_the_boxes_is_refused(key, count):
     text = f"valid of sample 1 must be one bool for each of its 2 boxes, got {count}"
     with pytest.raises(gpuaug.ArgumentError, match=text):
         gpuaug.sanitize(records)
+    boxes = {key: torch.tensor([[0.0, 0, 2, 2], [9, 9, 9, 9]])}
+    _, fused = gpuaug.fuse(v2.RandomHorizontalFlip())(torch.zeros(1, 3, 4, 4), [boxes], data_keys=["input", "targets"])
+    assert len(gpuaug.sanitize(fused)[0][key]) == 1, "as the error advises"
     records = [records[1]] * 2
     packed = pack_targets([{name: value.clone() for name, value in record.items()} for record in records * 4], lambda *_: None)
     with pytest.raises(gpuaug.ArgumentError, match="valid of sample 0 must be one bool for each of its 2 boxes"):

@@ -142,7 +142,7 @@ OFF = {
     "erasing": (lambda: v2.RandomErasing(1.0, scale=(0.02, 0.4)), "w 0"),
     "blur": (lambda: v2.GaussianBlur(3, (0.1, 2.3)), "sigma 0"),
 }
-"""Settings that differ from those of the same name by a tenth to a fifth, and the parameter that shows the difference."""
+"""Transforms with one argument a tenth to a fifth off ``DISTRIBUTION_CASES``, and the parameter whose distribution shows it."""
 
 
 @pytest.mark.parametrize("name", ["resize", "shortest size", "scale", "zoom out"])
