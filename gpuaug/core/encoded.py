@@ -60,12 +60,13 @@ class Headers:
         table: (B,) records of ``HEADER``.
         names: Path of each image; an empty string if it is not known.
         problems: Index of each image that cannot be decoded → reason.
+        member: Path of the images within a sample, such as ``['image']``; an empty string if the samples are the images.
     """
 
-    __slots__ = ("names", "problems", "table")
+    __slots__ = ("member", "names", "problems", "table")
 
-    def __init__(self, table: NDArray[np.void], names: Sequence[str], problems: dict[int, str]) -> None:
-        self.table, self.names, self.problems = table, names, problems
+    def __init__(self, table: NDArray[np.void], names: Sequence[str], problems: dict[int, str], member: str = "") -> None:
+        self.table, self.names, self.problems, self.member = table, names, problems, member
 
     def __repr__(self) -> str:
         return f"Headers({len(self.table)} images)"
@@ -162,6 +163,7 @@ class ClipHeaders(Headers):
         problems: Index of each clip that cannot be decoded → reason.
         packets: (P,) records of ``PACKET``: the P packets of all clips, clip by clip, in decoding order.
         pts: (B, T) presentation time stamps of the frames of the clips, in the video's time base.
+        member: Path of the clips within a sample; an empty string if the samples are the clips.
     """
 
     __slots__ = ("packets", "pts")
@@ -173,8 +175,9 @@ class ClipHeaders(Headers):
         problems: dict[int, str],
         packets: NDArray[np.void],
         pts: NDArray[np.int64],
+        member: str = "",
     ) -> None:
-        super().__init__(table, names, problems)
+        super().__init__(table, names, problems, member)
         self.packets, self.pts = packets, pts
 
     def __repr__(self) -> str:

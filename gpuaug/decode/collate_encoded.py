@@ -118,7 +118,7 @@ def _pack(images: Sequence[Any], path: str) -> Encoded:
             problems[index] = header.problem
         rows.append((start, 0 if problem else length, *header[:-1]))
     buffer[-ALIGN:] = zeros
-    return Encoded(data, Headers(np.array(rows, HEADER), [name for name, _ in sources], problems))
+    return Encoded(data, Headers(np.array(rows, HEADER), [name for name, _ in sources], problems, path))
 
 
 def _read(path: str, buffer: memoryview, length: int) -> str:

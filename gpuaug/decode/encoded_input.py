@@ -19,7 +19,6 @@ _SIGNATURES = (
     b"\xff\xd8\xff",  # JPEG
     b"\x89PNG\r\n\x1a\n",
     b"GIF8",
-    b"BM",
     *(b"II*\0", b"MM\0*", b"II\0*", b"MM*\0"),  # TIFF; the last two are invalid, but PIL reads them
     *(b"II+\0", b"MM\0+"),  # BigTIFF
     *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),  # JPEG 2000
@@ -30,6 +29,9 @@ _IMAGE_BRANDS = (b"avif", b"avis", b"mif1", b"msf1", b"heic", b"heix", b"heim", 
 
 Videos also have ``ftyp`` in bytes 4 to 7. Only the brand distinguishes images from videos.
 """
+
+_BMP_HEADER_SIZES = frozenset([12, 40, 52, 56, 64, 108, 124])
+"""Sizes in bytes of the second header of a BMP that PIL reads. The first bytes, BM, are not enough: a label may begin so."""
 
 _match_netpbm = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))[ \t-\r]+[0-9#]").match
 """Match the start of PBM, PGM, PPM and related formats: type, then size or comment.
@@ -248,5 +250,6 @@ def _begins_like_image(data: memoryview) -> bool:
     return (
         start.startswith(_SIGNATURES)
         or (start[:4] == b"RIFF" and start[8:] == b"WEBP")
+        or (start[:2] == b"BM" and int.from_bytes(data[14:18], "little") in _BMP_HEADER_SIZES)
         or (start[:1] == b"P" and _match_netpbm(bytes(data[:64])) is not None)
     )

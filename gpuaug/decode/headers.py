@@ -224,8 +224,8 @@ def _is_baseline(components: bytes, scan: bytes, tables: set[int]) -> bool:
 def _other_format(data: memoryview) -> Header:
     """Parse the header of an image that is not a JPEG."""
     tags = tiff.tags(data) if tiff.is_tiff(bytes(data[:4])) else None
-    if tags is not None and (tags.bits == 16 or (tags.samples > _MAX_PIL_BANDS and tags.is_plain)):
-        return _of_tags(tags)
+    if tags is not None and (tags.bits == 16 or tags.type == "int8" or (tags.samples > _MAX_PIL_BANDS and tags.is_plain)):
+        return _of_tags(tags)  # PIL reads -1 of int8 as 255
     try:
         image = open_image(data)
         if image is None:
@@ -262,6 +262,8 @@ def _other_format(data: memoryview) -> Header:
 
 def _of_tags(tags: tiff.Tags) -> Header:
     """Return the header of a TIFF that PIL does not decode."""
+    if tags.type == "int8":
+        return Header(problem="its values are int8, which are not supported")
     if not tags.type:
         return Header(problem=f"it has {tags.bits} bits per channel, or channels of several types")
     if not tags.is_plain:

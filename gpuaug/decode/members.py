@@ -1,15 +1,20 @@
 """Replacement of members of a batch by type, and of samples that cannot be decoded in all members."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.errors import DecodeError
 from gpuaug.core.packed_targets import PackedTargets
+from gpuaug.core.ragged import Ragged, Shapes
+
+T = TypeVar("T")
 
 
 def map_instances(function: Callable[[Any], Any], type_: type, batch: Batch) -> Batch:
@@ -17,47 +22,128 @@ def map_instances(function: Callable[[Any], Any], type_: type, batch: Batch) -> 
     return batches.map_members(function, lambda value: isinstance(value, type_), batch)
 
 
-def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: type) -> Batch:
+def instances(type_: type[T], batch: Batch) -> list[T]:
+    """Return the members of a batch of type ``type_``, in order. A member that occurs twice is listed twice."""
+    members: list[T] = []
+
+    def collect(member: T) -> T:
+        members.append(member)
+        return member
+
+    map_instances(collect, type_, batch)
+    return members
+
+
+def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: type, *, are_fields: bool) -> Batch:
     """Return a host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
 
-    Tensors, arrays, lists and tuples of length B are assumed to hold one entry per sample. Other members are not changed.
+    A *column* holds one entry per sample. Tensors, arrays and ``Ragged`` with B entries are columns, and so are lists of B
+    strings. A list or tuple of B values inside the batch holds B samples, unless each of its values is a column: then it may
+    also hold B fields of a sample, as ``default_collate`` returns for tuples. Members without B entries are not changed.
 
     Args:
         sources: (B,) index in ``batch`` from which each sample is taken.
         batch: Containers, nested to any depth.
         decoded_type: Type of the leaves that are not changed, because their samples are replaced when they are decoded.
+        are_fields: Whether a list of B columns of one type is known to hold fields, because ``collate_encoded`` returned the
+            batch. Other collate functions may return such a list for B samples, too, such as B tensors of B labels.
+
+    Raises:
+        DecodeError: If a member may hold an entry per sample, but it is not known how to select entries from it.
     """
-    index = torch.from_numpy(sources)
-    count = len(sources)
+    return _Replacement(sources, decoded_type, are_fields=are_fields).walk(batch, outermost=True)
 
-    def has_samples(value: Any) -> bool:
-        """Whether ``value`` is a tensor or array of length B."""
-        return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0 and len(value) == count
 
-    def replaced(value: Any, *, outermost: bool) -> Any:
-        """Return ``value`` with its samples replaced; ``None`` if it is not a collection of B samples."""
-        if isinstance(value, decoded_type):
+class _Replacement:
+    """See ``with_samples_from``."""
+
+    def __init__(self, sources: NDArray[np.int64], decoded_type: type, *, are_fields: bool) -> None:
+        self._sources = sources
+        self._count = len(sources)
+        self._decoded_type = decoded_type
+        self._are_fields = are_fields
+
+    def walk(self, value: Any, *, outermost: bool = False) -> Any:
+        """Return ``value``, a batch or a member, with the samples of all its members replaced."""
+        if isinstance(value, PackedTargets):
+            value = value.unpacked()
+        if isinstance(value, self._decoded_type):
             return value
-        if has_samples(value):
-            return value[index] if isinstance(value, torch.Tensor) else value[sources]
-        if not isinstance(value, tuple | list) or batches.is_namedtuple(value):
-            return None
-        # A list of length B may also hold B fields of the batch, such as B views, each with all samples.
-        has_encoded = any(isinstance(leaf, decoded_type) for leaf in batches.leaves(value))
-        holds_fields = outermost or has_encoded or (value and all(map(has_samples, value)))
-        if len(value) != count or holds_fields:
-            return None
-        return type(value)(value[source] for source in sources.tolist())
-
-    def walk(value: Any, *, outermost: bool) -> Any:
-        """Return ``value`` with the samples of all its members replaced."""
-        value = value.unpacked() if isinstance(value, PackedTargets) else value
-        replacement = replaced(value, outermost=outermost)
-        if replacement is not None:
-            return replacement
+        if isinstance(value, Tensor | np.ndarray | Ragged):
+            return self._with_samples(value) if self._is_column(value) else value
+        if batches.moves_itself(value) and not isinstance(value, Mapping):
+            self._refuse(f"a {type(value).__name__}")
         if not batches.is_container(value):
+            if hasattr(value, "__len__") and not isinstance(value, str | bytes) and len(value) == self._count:
+                self._refuse(f"a {type(value).__name__} of length {self._count}")
             return value
-        members = {name: walk(batches.member(value, name), outermost=False) for name in batches.member_names(value)}
+        if not outermost and self._holds_samples(value):
+            return type(value)(value[source] for source in self._sources.tolist())
+        members = {name: self.walk(batches.member(value, name)) for name in batches.member_names(value)}
         return batches.replace(value, members) if members else value
 
-    return walk(batch, outermost=True)
+    def _with_samples(self, column: Any) -> Any:
+        """Return a tensor, array or ``Ragged`` of B entries with its samples replaced."""
+        if isinstance(column, Ragged):
+            return _ragged_with_samples(self._sources, column)
+        if isinstance(column, np.ndarray):
+            return column[self._sources]
+        if column.is_nested:
+            self._refuse("a nested tensor")
+        return column.index_select(0, torch.from_numpy(self._sources))
+
+    def _holds_samples(self, container: Any) -> bool:
+        """Return whether a container inside the batch holds B samples. Otherwise it holds members of the batch.
+
+        Raises:
+            DecodeError: If it may hold either.
+        """
+        if not isinstance(container, tuple | list) or batches.is_namedtuple(container) or len(container) != self._count:
+            return False
+        if any(isinstance(leaf, self._decoded_type) for leaf in batches.leaves(container)):
+            return False  # such as B views of the images
+        if not all(map(self._is_column, container)):
+            return True
+        if len({_kind(value) for value in container}) == 1 and not self._are_fields:
+            self._refuse(f"a {type(container).__name__} of {self._count} values with {self._count} entries each")
+        return False
+
+    def _is_column(self, value: Any) -> bool:
+        """Return whether ``value`` is a column, or a list of columns."""
+        if isinstance(value, Tensor | np.ndarray):
+            return value.ndim > 0 and len(value) == self._count
+        if isinstance(value, Ragged):
+            return value.shapes.samples == self._count
+        if not isinstance(value, tuple | list) or not value:
+            return False
+        is_text = len(value) == self._count and all(isinstance(entry, str | bytes) for entry in value)
+        return is_text or all(map(self._is_column, value))
+
+    def _refuse(self, description: str) -> NoReturn:
+        """Raise the error about a member that may hold an entry per sample. ``description``: the member."""
+        sample = int(np.flatnonzero(self._sources != np.arange(self._count))[0])
+        raise DecodeError(
+            f"Sample {sample} cannot be replaced, because the entry for the sample in {description} is unknown. Return "
+            "tensors, arrays, lists of dicts or dicts of fields from the collate function, or leave on_error out."
+        )
+
+
+def _kind(column: Any) -> Any:
+    """Return an object that is equal for columns of one type, dtype and shape. ``column``: see ``with_samples_from``."""
+    if isinstance(column, Tensor | np.ndarray):
+        return type(column), column.dtype, tuple(column.shape)
+    return type(column), isinstance(column, Ragged) or isinstance(column[0], str)
+
+
+def _ragged_with_samples(sources: NDArray[np.int64], images: Ragged) -> Ragged:
+    """Return a ``Ragged`` of whole images with its samples (images or clips) replaced."""
+    shapes = images.shapes
+    frames = shapes.frames or 1
+    index = (sources[:, None] * frames + np.arange(frames)).ravel()
+    ends = shapes.sizes.prod(1).cumsum() * shapes.channels
+    lengths = np.diff(ends, prepend=0)
+    data = torch.cat([images.data[ends[image] - lengths[image] : ends[image]] for image in index])
+    sizes = shapes.sizes[index]
+    starts = lengths[index].cumsum() - lengths[index]
+    places = torch.from_numpy(np.column_stack([starts, sizes]))
+    return Ragged(data, places, Shapes(sizes, shapes.channels, shapes.layout, frames=shapes.frames))

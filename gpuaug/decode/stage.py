@@ -40,8 +40,9 @@ from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.decoders.hybrid import LARGE_THREADS
 from gpuaug.decode.layout import Options, WindowsOf, problems, source_indices
-from gpuaug.decode.members import map_instances, with_samples_from
+from gpuaug.decode.members import instances, map_instances, with_samples_from
 from gpuaug.decode.work import Work
+from gpuaug.feed.collate_members import position_text
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.selection import On
 
@@ -281,7 +282,7 @@ class BoundDecode(BoundStage):
             SelectionError: If the batch has no encoded images.
         """
         selected = batch if self._selection.on in (..., None) else self._selection.read(batch)
-        members = {id(leaf): leaf for leaf in _encoded_in(selected)}
+        members = {id(leaf): leaf for leaf in instances(Encoded, selected)}
         if not members:
             raise SelectionError(
                 f"on must name encoded images in the batch, got {_type_names(selected)}. Pass "
@@ -306,7 +307,7 @@ class BoundDecode(BoundStage):
             stages: All stages of the loader, in order.
             shapes: Sizes of the decoded images.
         """
-        if sum(member is encoded for member in _encoded_in(batch)) > 1:
+        if sum(member is encoded for member in instances(Encoded, batch)) > 1:
             return None  # other occurrences of the member are not cropped
         for stage in stages:
             if isinstance(stage, BoundDecode):
@@ -315,7 +316,7 @@ class BoundDecode(BoundStage):
                 values = stage.selected(batch)
             except SelectionError:  # the stage reads a member that an earlier stage adds
                 return None
-            if any(member is encoded for member in _encoded_in(values)):
+            if any(member is encoded for member in instances(Encoded, values)):
                 return stage.windows(batch, encoded, shapes, position)
         return None
 
@@ -428,7 +429,9 @@ class Decoding:
             return batch
         self.replaced = len(self._problems)
         self._log_problems()
-        return with_samples_from(source_indices(len(self._encoded[0]), self._problems), batch, DecodingPlaceholder)
+        sources = source_indices(len(self._encoded[0]), self._problems)
+        are_fields = all(encoded.headers.member for encoded in self._encoded)
+        return with_samples_from(sources, batch, DecodingPlaceholder, are_fields=are_fields)
 
     def abandon(self) -> None:
         """Wait until no decoder writes to the memory of this batch, so that it can be reused."""
@@ -473,25 +476,15 @@ class Decoding:
         """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
         for index, reason in reasons.items():
             name = encoded.headers.names[index]
-            self._problems.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {reason}")
+            member = encoded.headers.member if len(self._encoded) > 1 else ""
+            position = f"sample {index} ({name})" if name else position_text(index, member)
+            self._problems.setdefault(index, f"{position}: {reason}")
 
     def _log_problems(self) -> None:
         first = "; ".join(self._problems[index] for index in sorted(self._problems)[:MAX_LOGGED_PROBLEMS])
         others = len(self._problems) - MAX_LOGGED_PROBLEMS
         more = f"; and {others} more" if others > 0 else ""
         _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)
-
-
-def _encoded_in(batch: Batch) -> list[Encoded]:
-    """Return the ``Encoded`` members of a batch, in order. A member that occurs twice is listed twice."""
-    members: list[Encoded] = []
-
-    def collect(member: Encoded) -> Encoded:
-        members.append(member)
-        return member
-
-    map_instances(collect, Encoded, batch)
-    return members
 
 
 def _type_names(value: Any) -> str:

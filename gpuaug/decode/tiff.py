@@ -1,12 +1,12 @@
-"""Parser of the tags of TIFFs that PIL does not decode as stored: 16 bits per band, or more bands than colours and alpha."""
+"""Parser of the tags of TIFFs, for files that PIL does not decode as stored, such as 16 bits per band and many bands."""
 
 import struct
 from typing import Any, NamedTuple
 
-WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, SAMPLE_FORMAT = 256, 257, 258, 262, 274, 277, 339
+WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, PLANAR, SAMPLE_FORMAT = 256, 257, 258, 262, 274, 277, 284, 339
 """Numbers of tags."""
 
-_TAGS_READ = frozenset([WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, SAMPLE_FORMAT])
+_TAGS_READ = frozenset([WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, PLANAR, SAMPLE_FORMAT])
 
 _MAX_TAGS = 4096
 """Maximum number of tags read per page. Files written by GDAL have about twenty."""
@@ -20,7 +20,7 @@ _STRUCT_FORMATS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 _PLAIN_PHOTOMETRICS = frozenset([1, 2])
 """Photometric interpretations whose stored values need no conversion: grey with black as 0, and RGB."""
 
-_TYPES = {(8, 1): "uint8", (16, 1): "uint16", (16, 2): "int16"}
+_TYPES = {(8, 1): "uint8", (8, 2): "int8", (16, 1): "uint16", (16, 2): "int16"}
 """(bits, sample format) of a band → dtype. Sample format 1 is unsigned, 2 is signed."""
 
 
@@ -36,9 +36,11 @@ class Tags(NamedTuple):
     orientation: int
     """EXIF orientation, 1 to 8."""
     type: str
-    """dtype of the bands; empty if it is not supported."""
+    """dtype of the bands; empty for other types than int8, uint8, int16 and uint16."""
     is_plain: bool
     """Whether the values in the file need no conversion: RGB, or grey with black as 0."""
+    is_planar: bool
+    """Whether bands are stored one after the other, not interleaved."""
 
 
 def is_tiff(prefix: bytes) -> bool:
@@ -70,6 +72,7 @@ def tags(data: memoryview) -> Tags | None:
         orientation if orientation in range(1, 9) else 1,
         _TYPES.get(types.pop(), "") if len(types) == 1 else "",
         values.get(PHOTOMETRIC, (1,))[0] in _PLAIN_PHOTOMETRICS,
+        samples > 1 and values.get(PLANAR, (1,))[0] == 2,
     )
 
 

@@ -22,6 +22,7 @@ from torchvision.transforms import v2
 
 from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
+from gpuaug.decode.encoded_input import are_encoded
 from gpuaug.decode.headers import parse
 from gpuaug.feed import ring
 from gpuaug.feed.collate_members import allocating_with
@@ -185,13 +186,22 @@ BEGINNINGS = {
 }
 
 
+def test_every_bmp_of_pil_is_an_image():
+    beginnings = {size: b"BM" + bytes(12) + size.to_bytes(4, "little") + bytes(size) for size in range(256)}
+    read_by_pil = [size for size, data in beginnings.items() if "Unsupported BMP header type" not in parse(data).problem]
+    assert [size for size, data in beginnings.items() if are_encoded([data], "[0]")] == read_by_pil
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.parametrize("data", BEGINNINGS.values(), ids=BEGINNINGS.keys())
 def test_beginning_of_an_image_file(data):
     assert type(collate_encoded([(data, 0)])[0]) is Encoded
 
 
-@pytest.mark.parametrize("data", [b"\0\0\0\x20ftypisom\0\0\0\0", b"RIFF\0\0\0\0WAVEfmt ", b"3", b"\xff\xd8", b""])
+OTHER_BEGINNINGS = (b"\0\0\0\x20ftypisom\0\0\0\0", b"RIFF\0\0\0\0WAVEfmt ", b"3", b"\xff\xd8", b"", b"BMW", b"BM" + bytes(30))
+
+
+@pytest.mark.parametrize("data", OTHER_BEGINNINGS)
 def test_beginning_of_other_files(data):
     with pytest.raises(ArgumentTypeError, match=r"got bytes that begin with b'.*' in sample 0"):
         collate_encoded([(data, 0)])

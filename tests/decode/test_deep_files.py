@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 from contextlib import suppress
 
 import numpy as np
@@ -78,6 +79,34 @@ def test_pngs_and_tiffs_of_16_bits_in_one_batch(bands):
     assert_stored(decoded(png(image), tiff(other, photometric=photometric)), image, other)
 
 
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("planarconfig", ["contig", "separate"])
+@pytest.mark.parametrize("extra", ["unspecified", "assocalpha", "unassalpha"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+def test_alpha_of_a_tiff_is_decoded_as_stored(dtype, extra, planarconfig, compression):
+    for bands, photometric in ((2, "minisblack"), (4, "rgb"), (5, "rgb")):
+        image = pixels(9, 14, bands, dtype)
+        options = {"extrasamples": [extra] * (bands - (3 if photometric == "rgb" else 1)), "compression": compression}
+        assert_stored(decoded(tiff(image, photometric=photometric, planarconfig=planarconfig, **options)), image)
+
+
+@pytest.mark.parametrize("shape", [(13, 13, 13), (5, 13, 13), (13, 5, 13), (1, 1, 2), (2, 1, 2)])
+@pytest.mark.parametrize("planarconfig", ["contig", "separate"])
+def test_bands_as_many_as_a_side_has_pixels(planarconfig, shape):
+    image = pixels(*shape)
+    assert_stored(decoded(tiff(image, planarconfig=planarconfig)), image)
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+def test_a_transparent_colour_of_a_png_adds_no_channel(bands):
+    image = pixels(5, 7, bands)
+    file = png(image)
+    content = b"tRNS" + bytes(2 * bands)
+    chunk = struct.pack(">I", 2 * bands) + content + struct.pack(">I", zlib.crc32(content))
+    start = file.index(b"IDAT") - 4
+    assert_stored(decoded(file[:start] + chunk + file[start:]), image)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_undone(orientation):
     image = pixels(7, 5, 6)
@@ -119,6 +148,8 @@ REFUSED = {
     "floating": (lambda: tiff(pixels().astype(np.float32)), "32 bits per channel"),
     "white as 0": (lambda: tiff(pixels(bands=1), photometric="miniswhite"), "neither RGB nor grey with black as 0"),
     "cut off": (lambda: tiff(pixels(300, 300))[:-5000], "Read error|cut|strip|End of file|TiffError"),
+    "int8": (lambda: tiff(pixels(bands=1, dtype=np.int8)), "its values are int8"),
+    "int8 with 3 bands": (lambda: tiff(pixels(bands=3, dtype=np.int8), photometric="rgb"), "its values are int8"),
     "too many bands": (lambda: tiff(pixels(3, 3, 256)), "256 bands, more than 255"),
 }
 
@@ -143,7 +174,7 @@ def test_a_file_that_is_not_what_its_header_says_is_an_error(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore")  # of PIL
-@pytest.mark.parametrize("tag", [256, 257, 258, 262, 274, 277, 339])
+@pytest.mark.parametrize("tag", [256, 257, 258, 262, 274, 277, 284, 339])
 @pytest.mark.parametrize("bigtiff", [False, True])
 def test_tags_without_values_or_beyond_the_file(tag, bigtiff):
     whole = tiff(pixels(8, 8, 6, np.int16), bigtiff=bigtiff, extratags=[(274, "H", 1, 1, True)])

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from gpuaug import collate_encoded, collate_ragged
+from gpuaug.core.errors import DecodeError
 from gpuaug.core.packed_targets import pack_targets
 from gpuaug.decode.members import map_instances, with_samples_from
 
@@ -23,8 +25,8 @@ class Record:
     labels: object = None
 
 
-def replaced(batch, sources=(0, 0, 2)):
-    return with_samples_from(np.array(sources), batch, Images)
+def replaced(batch, sources=(0, 0, 2), *, are_fields=True):
+    return with_samples_from(np.array(sources), batch, Images, are_fields=are_fields)
 
 
 DECODED, LABELS = Images(), torch.tensor([5, 6, 7])
@@ -78,6 +80,60 @@ def test_two_members_of_a_batch_of_two_are_not_its_samples():
         assert got[0] is DECODED
         inside = got[1] if isinstance(got[1], list) else [got[1]]
         assert [member.tolist() for member in inside] == [[6, 6]] * len(inside)
+
+
+@pytest.mark.parametrize("count", range(2, 6))
+def test_members_that_collate_encoded_returns_are_replaced_in_every_batch_size(count):
+    """Also in batches with as many samples as a tuple of a sample has fields."""
+    samples = [
+        {
+            "image": b"\xff\xd8\xff" + bytes([number]),
+            "label": number,
+            "name": f"name {number}",
+            "pair": (number, f"text {number}"),
+            "texts": (f"a{number}", f"b{number}", f"c{number}"),
+            "numbers": [number, number + 0.5],
+            "target": {"boxes": torch.full((count, 4), float(number)), "names": [str(number)] * count},
+            "boxes and name": (torch.full((count,), number), f"name {number}"),
+        }
+        for number in range(count)
+    ]
+    sources = [0, *range(count - 1)]
+    batch = {**collate_encoded(samples), "image": DECODED}
+    expected = collate_encoded([samples[source] for source in sources])
+    got = replaced(batch, sources)
+    assert repr({**got, "image": None}) == repr({**expected, "image": None})
+
+
+def test_an_error_is_raised_where_samples_and_fields_cannot_be_distinguished():
+    two = torch.tensor([5, 6])
+    packed = torch.nn.utils.rnn.pack_sequence([two, two])
+    for member in ([two, two], [["a", "b"], ["c", "d"]], [[two, two], [two, two]], packed, range(2)):
+        with pytest.raises(DecodeError, match="Sample 0 cannot be replaced, because the entry for the sample in a"):
+            replaced({"images": DECODED, "member": member}, (1, 1), are_fields=False)
+    # Lists of dicts, dicts of fields and tensors, which the message proposes; fields of several types are no samples.
+    batch = {"targets": [{"labels": two}, {"labels": two + 2}], "fields": {"a": two}, "several": [two, ("a", "b")]}
+    got = replaced({"images": DECODED, **batch}, (1, 1), are_fields=False)
+    assert [target["labels"].tolist() for target in got["targets"]] == [[7, 8], [7, 8]]
+    assert got["fields"]["a"].tolist() == [6, 6]
+    assert (got["several"][0].tolist(), got["several"][1]) == ([6, 6], ("b", "b"))
+
+
+@pytest.mark.parametrize("frames", [0, 3])
+@pytest.mark.parametrize("layout", ["hwc", "chw"])
+def test_images_that_are_not_encoded_are_replaced(frames, layout):
+    shapes = [(count + 1, count + 4) for count in range(3)]
+    size = (frames, 3) if frames else (3,)
+    images = [torch.randint(0, 256, (*size, *shape), dtype=torch.uint8) for shape in shapes]
+    if layout == "hwc":
+        images = [np.ascontiguousarray(image.movedim(-3, -1).numpy()) for image in images]
+    sources = (1, 1, 0)
+    got = replaced([DECODED, collate_ragged(images)], sources)[1]
+    expected = collate_ragged([images[source] for source in sources])
+    assert repr(got) == repr(expected)
+    assert got.data.equal(expected.data)
+    assert got.places.equal(expected.places)
+    assert (got.shapes.sizes == expected.shapes.sizes).all()
 
 
 def test_views_of_as_many_as_there_are_samples_stay_in_place():

@@ -93,7 +93,7 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
             buffer[end : end + PADDING] = bytes(PADDING)
             offset = end + PADDING
     paths = [clip.source if isinstance(clip.source, str) else "" for clip in clips]
-    return EncodedClips(data, ClipHeaders(table, paths, problems, np.array(packet_records, PACKET), pts))
+    return EncodedClips(data, ClipHeaders(table, paths, problems, np.array(packet_records, PACKET), pts, path))
 
 
 def _size(clip_packets: _ClipPackets) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gpuaug.core.encoded import Format
 from gpuaug.core.streams import Event
+from gpuaug.decode import tiff
 from gpuaug.decode.decoders import image_loop, libspng, libwebp, turbojpeg, window_loop
 from gpuaug.decode.decoders.base import FileDecoder, Resources
 from gpuaug.decode.decoders.image_loop import ImageLoop
@@ -183,7 +184,8 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
             return ""
         buffer = out if orientation == 1 and info.whole else np.empty(shape, out.dtype)
         pixels: NDArray[Any] | str | None
-        pixels = _decode_deep(file, info, out.dtype) if info.format == _DEEP else _decode_with_library(file, info, buffer)
+        is_deep = info.format == _DEEP or (layout.channels in (2, 4) and tiff.is_tiff(file[:4].tobytes()))
+        pixels = _decode_as_stored(file, info, out.dtype) if is_deep else _decode_with_library(file, info, buffer)
         if isinstance(pixels, str):
             return pixels
         if pixels is None:
@@ -300,18 +302,23 @@ def _decode_with_libwebp(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> 
     return buffer if colours is buffer else _with_channels(colours, channels)
 
 
-def _decode_deep(file: NDArray[np.uint8], info: ImageInfo, dtype: np.dtype[Any]) -> NDArray[Any] | str:
-    """Decode a 16-bit PNG or a TIFF that PIL rejects, as stored. Return (h, w, C) pixels, or the reason of a failure."""
+def _decode_as_stored(file: NDArray[np.uint8], info: ImageInfo, dtype: np.dtype[Any]) -> NDArray[Any] | str:
+    """Decode a 16-bit PNG or a TIFF without conversion. Return (h, w, C) pixels, or the reason of a failure.
+
+    PIL changes TIFFs of 8 bits with alpha: it divides colours by associated alpha, and loses alpha that is stored separately.
+    """
     library = imagecodecs()
     if library is None:
         return 'imagecodecs, which decodes it, is not installed: pip install "gpuaug[decode]"'
     is_png = file[:8].tobytes() == libspng.SIGNATURE
     pixels: NDArray[Any] = library.png_decode(file) if is_png else library.tiff_decode(file, index=0)
-    shape = (info.height, info.width, info.channels)
     if pixels.ndim == 2:
         pixels = pixels[..., None]
-    if pixels.shape != shape and pixels.shape == (shape[2], *shape[:2]):  # stored band by band
+    if is_png:
+        pixels = pixels[..., : info.channels]  # imagecodecs adds alpha for a transparent colour (tRNS)
+    elif (tags := tiff.tags(file.data)) is not None and tags.is_planar:
         pixels = pixels.transpose(1, 2, 0)
+    shape = (info.height, info.width, info.channels)
     if pixels.shape != shape or pixels.dtype != dtype:
         return f"it decodes to {pixels.dtype} {pixels.shape}, but its header says {dtype} {shape}"
     return pixels
