@@ -1,6 +1,6 @@
 """Replacement of members of a batch by type, and of samples that cannot be decoded in all members."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set, Sized
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -45,8 +45,8 @@ def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: ty
         sources: (B,) index in ``batch`` from which each sample is taken.
         batch: Containers, nested to any depth.
         decoded_type: Type of the leaves that are not changed, because their samples are replaced when they are decoded.
-        are_fields: Whether a list of B columns of one type is known to hold fields, because ``collate_encoded`` returned the
-            batch. Other collate functions may return such a list for B samples, too, such as B tensors of B labels.
+        are_fields: Whether ``collate_encoded`` returned the batch, whose lists of columns hold fields. A list of columns from
+            another collate function may also hold B samples, such as B tensors of B labels.
 
     Raises:
         DecodeError: If a member may hold an entry per sample, but it is not known how to select entries from it.
@@ -69,12 +69,14 @@ class _Replacement:
             value = value.unpacked()
         if isinstance(value, self._decoded_type):
             return value
+        if isinstance(value, Tensor) and value.is_nested:
+            self._refuse("a nested tensor")
         if isinstance(value, Tensor | np.ndarray | Ragged):
             return self._with_samples(value) if self._is_column(value) else value
         if batches.moves_itself(value) and not isinstance(value, Mapping):
             self._refuse(f"a {type(value).__name__}")
         if not batches.is_container(value):
-            if hasattr(value, "__len__") and not isinstance(value, str | bytes) and len(value) == self._count:
+            if isinstance(value, Sized) and not isinstance(value, str | bytes | Set) and len(value) == self._count:
                 self._refuse(f"a {type(value).__name__} of length {self._count}")
             return value
         if not outermost and self._holds_samples(value):
@@ -88,8 +90,6 @@ class _Replacement:
             return _ragged_with_samples(self._sources, column)
         if isinstance(column, np.ndarray):
             return column[self._sources]
-        if column.is_nested:
-            self._refuse("a nested tensor")
         return column.index_select(0, torch.from_numpy(self._sources))
 
     def _holds_samples(self, container: Any) -> bool:
@@ -102,29 +102,35 @@ class _Replacement:
             return False
         if any(isinstance(leaf, self._decoded_type) for leaf in batches.leaves(container)):
             return False  # such as B views of the images
+        if self._are_fields:  # default_collate collates tuples of numbers and text only; other tuples stay samples
+            return not all(self._is_text(value) or (type(value) is Tensor and value.ndim == 1) for value in container)
         if not all(map(self._is_column, container)):
             return True
-        if len({_kind(value) for value in container}) == 1 and not self._are_fields:
+        if len({_kind(value) for value in container}) == 1:
             self._refuse(f"a {type(container).__name__} of {self._count} values with {self._count} entries each")
         return False
 
     def _is_column(self, value: Any) -> bool:
         """Return whether ``value`` is a column, or a list of columns."""
         if isinstance(value, Tensor | np.ndarray):
-            return value.ndim > 0 and len(value) == self._count
+            return not getattr(value, "is_nested", False) and value.ndim > 0 and len(value) == self._count
         if isinstance(value, Ragged):
             return value.shapes.samples == self._count
         if not isinstance(value, tuple | list) or not value:
             return False
-        is_text = len(value) == self._count and all(isinstance(entry, str | bytes) for entry in value)
-        return is_text or all(map(self._is_column, value))
+        return self._is_text(value) or all(map(self._is_column, value))
+
+    def _is_text(self, value: Any) -> bool:
+        """Return whether ``value`` is a list or tuple of B strings."""
+        is_list = isinstance(value, tuple | list) and len(value) == self._count
+        return is_list and all(isinstance(entry, str | bytes) for entry in value)
 
     def _refuse(self, description: str) -> NoReturn:
         """Raise the error about a member that may hold an entry per sample. ``description``: the member."""
         sample = int(np.flatnonzero(self._sources != np.arange(self._count))[0])
         raise DecodeError(
             f"Sample {sample} cannot be replaced, because the entry for the sample in {description} is unknown. Return "
-            "tensors, arrays, lists of dicts or dicts of fields from the collate function, or leave on_error out."
+            "tensors, arrays, lists of dicts or dicts of fields from the collate function."
         )
 
 

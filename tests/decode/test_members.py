@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torchvision import tv_tensors
 
 from gpuaug import collate_encoded, collate_ragged
 from gpuaug.core.errors import DecodeError
@@ -52,13 +53,14 @@ def test_members_of_mappings_are_replaced_by_what_they_are():
         "scalar": torch.tensor(3),
         "text": "abc",
         "empty": [],
+        "set": {1, 2, 3},
     }
     got = replaced(batch)
     assert got["array"].tolist() == [[0, 1], [0, 1], [4, 5]]
     assert got["names"] == ["a", "a", "c"]
     assert got["sizes"] == ((1, 2), (1, 2), (5, 6))
     assert [len(target["boxes"]) for target in got["targets"]] == [0, 0, 2]
-    for name in ("of the batch", "scalar", "text", "empty"):
+    for name in ("of the batch", "scalar", "text", "empty", "set"):
         assert got[name] is batch[name]
     assert batch["names"] == ["a", "b", "c"], "the batch that was given is as it was"
 
@@ -95,6 +97,9 @@ def test_members_that_collate_encoded_returns_are_replaced_in_every_batch_size(c
             "numbers": [number, number + 0.5],
             "target": {"boxes": torch.full((count, 4), float(number)), "names": [str(number)] * count},
             "boxes and name": (torch.full((count,), number), f"name {number}"),
+            "tensors": (torch.full((count, 4), number), torch.full((count,), number)),
+            "named": Pair(torch.full((count, 4), number), torch.full((count,), number)),
+            "typed": tv_tensors.BoundingBoxes(torch.full((count, 4), number), format="XYXY", canvas_size=(9, 9)),
         }
         for number in range(count)
     ]
@@ -108,7 +113,8 @@ def test_members_that_collate_encoded_returns_are_replaced_in_every_batch_size(c
 def test_an_error_is_raised_where_samples_and_fields_cannot_be_distinguished():
     two = torch.tensor([5, 6])
     packed = torch.nn.utils.rnn.pack_sequence([two, two])
-    for member in ([two, two], [["a", "b"], ["c", "d"]], [[two, two], [two, two]], packed, range(2)):
+    nested = torch.nested.nested_tensor([two, two], layout=torch.jagged)
+    for member in ([two, two], [["a", "b"], ["c", "d"]], [[two, two], [two, two]], packed, nested, range(2)):
         with pytest.raises(DecodeError, match="Sample 0 cannot be replaced, because the entry for the sample in a"):
             replaced({"images": DECODED, "member": member}, (1, 1), are_fields=False)
     # Lists of dicts, dicts of fields and tensors, which the message proposes; fields of several types are no samples.

@@ -103,6 +103,26 @@ def damaged_file(told):
     assert torch.equal(got[0], got[1])
 
 
+@example("the entry for the sample in")
+def samples_or_fields(told):
+    def replaced(members):
+        return decoded({"image": gpuaug.collate_encoded([FILES[0], FILES[1][:100]]), **members}, on_error="replace")
+
+    labels = [torch.tensor([1, 2]), torch.tensor([3, 4])]  # of two samples with two objects each, or two fields
+    with told:
+        replaced({"labels": labels})
+    members = {
+        "tensor": torch.stack(labels),
+        "array": torch.stack(labels).numpy(),
+        "samples": [{"labels": label} for label in labels],
+        "fields": dict(enumerate(labels)),
+    }
+    batch = replaced(members)
+    assert batch["tensor"].tolist() == batch["array"].tolist() == [[1, 2], [1, 2]]
+    assert [sample["labels"].tolist() for sample in batch["samples"]] == [[1, 2], [1, 2]]
+    assert [field.tolist() for field in batch["fields"].values()] == [[1, 1], [3, 3]]
+
+
 @example("on_error='replace' needs at least one sample per batch that can be decoded")
 def damaged_files_alone(told):
     with told:
