@@ -6,7 +6,7 @@ all images get the same crop. *Targets* are annotations that are transformed alo
 
 import functools
 from collections.abc import Container, Iterable, Iterator, Sequence
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -175,8 +175,36 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
+def unwrapped(transform: Any) -> Any:
+    """Return the function that a ``functools.partial`` calls, or the module of a bound ``forward`` or ``__call__``.
+
+    Any other transform is returned itself.
+    """
+    return unwrapped_with_code(transform)[0]
+
+
+def unwrapped_with_code(transform: Any) -> tuple[Any, str]:
+    """Return ``unwrapped(transform)`` and the code that returns it, such as ``"transform.func"``."""
+    code = "transform"
+    while True:
+        if isinstance(transform, functools.partial):
+            transform = transform.func
+            code += ".func"
+        elif isinstance(transform, MethodType) and _calls(transform):
+            transform = transform.__self__
+            code += ".__self__"
+        else:
+            return transform, code
+
+
+def _calls(method: MethodType) -> bool:
+    """Return whether a bound method is the ``forward`` or ``__call__`` of its object."""
+    return any(method.__func__ is getattr(type(method.__self__), name, None) for name in ("forward", "__call__"))
+
+
 def all_parts(pipeline: Any) -> Iterator[Any]:
-    """Yield ``pipeline`` and all its descendants, depth first."""
+    """Yield ``pipeline`` and all its descendants, unwrapped, depth first."""
+    pipeline = unwrapped(pipeline)
     yield pipeline
     for child in children_of(pipeline):
         yield from all_parts(child)
@@ -205,6 +233,7 @@ def names_drawing_once(transform: Any) -> tuple[str, ...]:
     Torchvision's containers, ``nn.Sequential`` and lists are searched. Other modules are not, because they may call a transform
     once per image. Noise transforms are not returned, because they draw per pixel.
     """
+    transform = unwrapped(transform)
     if type(transform) in (list, tuple, nn.Sequential, nn.ModuleList):
         return _names_drawing_once_in_children(transform)
     cls = torchvision_class(transform)

@@ -19,8 +19,9 @@ from gpuaug.core.packed_targets import has_pending_targets, is_packed, unpack_ta
 from gpuaug.core.ragged import Shapes, Windows
 from gpuaug.core.rng import CallSeeds, Generators, Position
 from gpuaug.core.streams import Event, Lanes
-from gpuaug.core.torchvision_types import holds_targets, names_drawing_once
+from gpuaug.core.torchvision_types import holds_targets, names_drawing_once, unwrapped, unwrapped_with_code
 from gpuaug.stages import hints
+from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Into, On, Selection
 
 
@@ -234,7 +235,7 @@ class TransformStage(Stage):
 
     Warns:
         GpuAugWarning: If ``transform`` contains random transforms of torchvision, which draw once for the whole batch; at the
-            first batch, if ``transform`` moves pixels of images, but does not receive their boxes, masks or keypoints.
+            first batch, if ``transform`` moves pixels of images, but does not transform their boxes, masks or keypoints.
 
     Cost:
         The launches of the transform, on the training thread: lanes overlap kernels, not Python. No further copy or host
@@ -262,9 +263,10 @@ class TransformStage(Stage):
             )
         names = names_drawing_once(transform)
         if names:
+            code = unwrapped_with_code(transform)[1]
             warnings.warn(
                 f"All images get the same random parameters, because torchvision's {', '.join(names)} draws once for the whole "
-                "batch. Pass gpuaug.fuse(transform), which draws for each image, or keep the transform in the dataset. To keep "
+                f"batch. Pass gpuaug.fuse({code}), which draws for each image, or keep the transform in the dataset. To keep "
                 "one draw per batch without this warning, pass lambda images: transform(images).",
                 GpuAugWarning,
                 stacklevel=2,
@@ -284,12 +286,13 @@ class _BoundTransform(BoundStage):
         super().__init__(name, stage.selection, lanes)
         self._transform = stage.transform
         # A fused pipeline draws from its own generators, so the global generators need not be seeded.
-        draws_only_from_seed = _attribute(stage.transform, "draws_only_from_seed")
+        module = unwrapped(stage.transform)
+        draws_only_from_seed = getattr(module, "draws_only_from_seed", False)
         self._generators = None if draws_only_from_seed else Generators(lanes.device, libraries=True)
         # A fused pipeline also transforms members of torchvision's types. With ``into``, the original images stay in the batch,
         # and so do the targets that belong to them.
-        self._takes_tv_tensors = getattr(stage.transform, "takes_tv_tensors", False) and stage.selection.into is ...
-        self._takes_packed = _attribute(stage.transform, "takes_packed")
+        self._takes_tv_tensors = getattr(module, "takes_tv_tensors", False) and stage.selection.into is ...
+        self._takes_packed: bool = getattr(module, "takes_packed", False)
         """Whether the transform accepts ``PackedTargets``."""
         self._typed_names: list[Any] = []
         """Names of the members that the stage reads only because they contain torchvision's tensors."""
@@ -298,7 +301,9 @@ class _BoundTransform(BoundStage):
     def read(self, batch: Batch) -> tuple[Any, ...]:
         if self._is_first_batch:
             unpacked = unpack_targets(batch)
-            hints.check_first(self._transform, unpacked, self._values(unpacked), self._selection, self.other_selections)
+            values = self._values(unpacked)
+            first_call = FirstCall(self._transform, values, self._selection, tuple(self._typed_names))
+            hints.check_first(first_call, unpacked, self.other_selections)
             self._is_first_batch = False
         values = self._values(batch)
         return tuple(value if self._takes_packed and is_packed(value) else unpack_targets(value) for value in values)
@@ -321,11 +326,11 @@ class _BoundTransform(BoundStage):
         windows_read = getattr(self._transform, "windows_read", None)
         values = self.selected(batch)
         indices = [index for index, value in enumerate(values) if value is member]
-        keys = self._selection.data_keys or ["input"]
+        keys = self._selection.normalized_keys or ["input"]
         # ``member`` must be the images of the pipeline, and must be replaced by the result.
         if windows_read is None or self._selection.into is not ... or len(indices) != 1:
             return None
-        if indices[0] >= len(keys) or keys[indices[0]] not in ("input", "image"):
+        if indices[0] >= len(keys) or keys[indices[0]] != "input":
             return None
         with CallSeeds(position, self.name):
             windows: Windows | None = windows_read(shapes)
@@ -352,17 +357,14 @@ class _BoundTransform(BoundStage):
         with CallSeeds(position, self.name):
             try:
                 keys = self._selection.data_keys
+                if keys is None and self._typed_names and isinstance(self._transform, partial):
+                    keys = self._transform.keywords.get("data_keys")
                 if keys is None:
                     return self._transform(*values)
                 return self._transform(*values, data_keys=[*keys, *("tv_tensors" for _ in self._typed_names)])
             except Exception as error:
                 hints.explain_error(error, values)
                 raise
-
-
-def _attribute(transform: Any, name: str) -> bool:
-    """Return a bool attribute of a transform or of the function in a ``functools.partial``; ``False`` if it is missing."""
-    return bool(getattr(transform.func if isinstance(transform, partial) else transform, name, False))
 
 
 def as_stages(stages: Any) -> list[Stage]:

@@ -16,75 +16,51 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
 from gpuaug.core.ragged import Ragged
-from gpuaug.core.torchvision_types import TARGET_TYPES, all_parts, torchvision_class, type_name
+from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
+from gpuaug.stages.first_call import FirstCall
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
 """Key of targets in a batch → Kornia's data key."""
 
-_GEOMETRIC_PREFIXES = (
-    "kornia.augmentation._2d.geometric",
-    "torchvision.transforms.v2._geometry",
-    "torchvision.transforms.v2._auto_augment",
-)
-"""Beginnings of the qualified names of transforms that move pixels."""
 
-_LABEL_MIXING_PREFIXES = (
-    "kornia.augmentation._2d.mix.mixup",
-    "kornia.augmentation._2d.mix.cutmix",
-    "torchvision.transforms.v2._augment._BaseMixUpCutMix",
-)
-"""Beginnings of the qualified names of transforms that mix images and their labels."""
-
-_PIXEL_MIXING_PREFIXES = ("kornia.augmentation._2d.mix", "torchvision.transforms.v2._augment._BaseMixUpCutMix")
-"""Beginnings of the qualified names of transforms that mix the pixels of images, but not their targets."""
-
-_WITHOUT_WARNING = "If this is intended, pass lambda images: transform(images), which is not checked."
-
-
-def check_first(
-    transform: Any, batch: Batch, values: tuple[Any, ...], selection: Selection, other_selections: Iterable[Selection] = ()
-) -> None:
+def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Selection] = ()) -> None:
     """Check that a stage's transform fits the first batch.
 
     Args:
-        transform: The stage's transform.
+        call: Call of the transform on the first batch.
         batch: The whole batch.
-        values: Arguments of ``transform``.
-        selection: The stage's ``on`` and ``into``.
         other_selections: ``on`` and ``into`` of the loader's other stages. Members that these stages read as images, or write,
             are not taken for targets.
 
     Raises:
-        ArgumentTypeError: If the images differ in size and ``transform`` cannot take such images.
+        ArgumentTypeError: If the images differ in size and the transform cannot take such images.
 
     Warns:
-        GpuAugWarning: If ``transform`` moves or mixes images without their targets, or mixes images without their labels; if
-            ``transform`` is fused, and images seem to have their channels last.
+        GpuAugWarning: If the transform moves or mixes images without their targets, or mixes images without their labels; if
+            the transform is fused, and images seem to have their channels last.
     """
-    if any(isinstance(value, Ragged) for value in values):
-        _refuse_ragged(transform)
-    parts = [*all_parts(transform)]
-    if hasattr(transform, "pipeline"):
-        keys = selection.data_keys or ["input"]
-        images = values[keys.index("input") if "input" in keys else 0]
-        _warn_of_layout(images)
+    if any(isinstance(value, Ragged) for value in call.values):
+        _refuse_ragged(call)
+    if call.is_fused:
+        _warn_of_layout(call)
+    selection = call.selection
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
         return  # with into=, the original images stay in the batch, and the targets belong to these images
-    names = _names(parts, _GEOMETRIC_PREFIXES), _names(parts, _PIXEL_MIXING_PREFIXES), _names(parts, _LABEL_MIXING_PREFIXES)
-    moving, mixing, mixing_labels = names
-    if not any(names):
+    if not (call.moving or call.mixing or call.mixing_labels):
         return
     images = {name for other in other_selections for name in other.image_names(batch)}
     members = {name: batches.member(batch, name) for name in batches.member_names(batch) if name not in images}
-    if moving or mixing:
-        _warn_of_targets(transform, moving, mixing, members, values, selection)
-    if mixing_labels:
-        _warn_of_labels(transform, mixing_labels, members, values, selection)
+    if call.moving or call.mixing:
+        _warn_of_targets(call, members)
+    if call.mixing_labels:
+        _warn_of_labels(call, members)
 
 
-def _warn_of_layout(images: Any) -> None:
+def _warn_of_layout(call: FirstCall) -> None:
     """Warn if the axis that a fused pipeline reads as channels seems to be the height or width."""
+    keys = call.selection.normalized_keys or ["input"]
+    images = call.values[keys.index("input") if "input" in keys else 0]
     if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4) or images.shape[-3] <= 4:
         return
     last = images.shape[-1] in (3, 4)
@@ -96,24 +72,21 @@ def _warn_of_layout(images: Any) -> None:
         return
     warnings.warn(
         f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
-        f"or (C, H, W) for one image. For another layout, put lambda images: {way_out} before this stage. {_WITHOUT_WARNING}",
+        f"or (C, H, W) for one image. For another layout, put lambda images: {way_out} before this stage. "
+        f"If this is intended, pass {call.unchecked}, which is not checked.",
         GpuAugWarning,
         stacklevel=3,
     )
 
 
-def _warn_of_targets(
-    transform: Any, moving: str, mixing: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
-) -> None:
-    passed = {id(leaf) for leaf in batches.leaves(values)}
-    images = next((value for value in values if isinstance(value, torch.Tensor | Ragged)), None)
-    search = _Search(images)
+def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
+    search = _Search(call.images)
     target_labels: dict[str, None] = {}  # a dict in place of a set, to keep the order
     on: dict[Any, str] = {}
     without_key: dict[Any, None] = {}
     is_typed = False
     for name, member in members.items():
-        targets = [target for target in search.targets(member, name) if id(target.value) not in passed]
+        targets = [target for target in search.targets(member, name) if id(target.value) not in call.transformed_ids]
         target_labels.update(dict.fromkeys(target.label for target in targets))
         is_typed |= any(type_name(target.value) for target in targets)
         keys = {target.data_key(member) for target in targets if not type_name(target.value)}
@@ -124,41 +97,46 @@ def _warn_of_targets(
     if not target_labels:
         return
     listed_targets = ", ".join(target_labels)
-    if mixing:
+    if call.mixing:
         warnings.warn(
-            f"{listed_targets} no longer match the images, because {mixing} mixes the images only. Leave {mixing} out for "
-            f"batches with {listed_targets}, or mix images and {listed_targets} in the dataset. {_WITHOUT_WARNING}",
+            f"{listed_targets} no longer match the images, because {call.mixing} mixes the images only. Leave {call.mixing} "
+            f"out for batches with {listed_targets}, or mix images and {listed_targets} in the dataset. "
+            f"If this is intended, pass {call.unchecked}, which is not checked.",
             GpuAugWarning,
             stacklevel=3,
         )
         return
-    lines = [_advice(transform, on, selection)] if on else []
+    lines = [f"Pass {call.with_members(on)}."] if on else []
     if is_typed:
-        lines.append("Pass gpuaug.fuse(transform), which also transforms torchvision's Mask, BoundingBoxes and KeyPoints.")
+        lines.append(f"Pass gpuaug.fuse({call.code}), which also transforms torchvision's Mask, BoundingBoxes and KeyPoints.")
     if without_key:
         listed = ", ".join(map(repr, without_key))
         lines.append(
             f"In collate_fn, convert the tensors in {listed} to tv_tensors.Mask or tv_tensors.BoundingBoxes, which "
             "gpuaug.fuse(…) transforms along with the images."
         )
+    if call.separate_stages:
+        lines = [f"Pass {call.separate_stages}."]
+    elif not call.transforms_targets:
+        lines = [f"Transform images and {listed_targets} together in the dataset."]
+    changed = "the images and torchvision's tensors only" if any(call.by_type) else "the images only"
     warnings.warn(
-        f"{listed_targets} no longer match the images, because {moving} receives the images only. {' '.join(lines)} "
-        f"{_WITHOUT_WARNING}",
+        f"{listed_targets} no longer match the images, because {call.moving} transforms {changed}. {' '.join(lines)} "
+        f"If this is intended, pass {call.unchecked}, which is not checked.",
         GpuAugWarning,
         stacklevel=3,
     )
 
 
-def _warn_of_labels(
-    transform: Any, mixing: str, members: Mapping[Any, Any], values: tuple[Any, ...], selection: Selection
-) -> None:
-    batch_size = next((_batch_size(value) for value in values if isinstance(value, torch.Tensor | Ragged)), None)
-    passed = [id(leaf) for leaf in batches.leaves(values)]
+def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
+    batch_size = None if call.images is None else _batch_size(call.images)
+    passed = {id(leaf) for leaf in batches.leaves(call.values)}
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
     if labels and not any(id(member) in passed for member in labels.values()):
         warnings.warn(
-            f"labels no longer match the images, because {mixing} receives the images only. "
-            f"{_advice(transform, {next(iter(labels)): 'class'}, selection)} {_WITHOUT_WARNING}",
+            f"labels no longer match the images, because {call.mixing_labels} receives the images only. "
+            f"Pass {call.with_members({next(iter(labels)): 'class'})}. "
+            f"If this is intended, pass {call.unchecked}, which is not checked.",
             GpuAugWarning,
             stacklevel=3,
         )
@@ -176,14 +154,6 @@ def _are_labels(value: Any, batch_size: int | None) -> bool:
     return is_tensor and (value.ndim == 1 or (value.ndim == 2 and value.is_floating_point()))
 
 
-def _advice(transform: Any, on: Mapping[Any, str], selection: Selection) -> str:
-    """Return advice, with a line of code, to pass the members of ``on`` to the transform, too."""
-    current = 0 if selection.on is ... else selection.on
-    on = {**(current if isinstance(current, Mapping) else {current: "input"}), **on}
-    fused = "transform" if hasattr(transform, "pipeline") else "gpuaug.fuse(transform)"
-    return f"Pass gpuaug.TransformStage({fused}, on={on})."
-
-
 def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
     """Add a note to the error of a transform that does not accept the images' dtype or a ``Ragged``."""
     if any(isinstance(value, Ragged) for value in values) and not isinstance(error, GpuAugError):
@@ -195,24 +165,16 @@ def explain_error(error: Exception, values: tuple[Any, ...]) -> None:
     _explain_integers(error, values)
 
 
-def _refuse_ragged(transform: Any) -> None:
+def _refuse_ragged(call: FirstCall) -> None:
     """Raise for a transform of Kornia or torchvision. They accept no ``Ragged``: some would return it unchanged."""
-    first = transform[0] if type(transform) is nn.Sequential and len(transform) else transform
+    first = call.module
+    while type(first) is nn.Sequential and len(first):
+        first = first[0]
     if type(first).__module__.startswith("kornia.") or torchvision_class(first) is not None:
         raise ArgumentTypeError(
             f"transform must accept images of different sizes, which the batch has, got {type(first).__name__}, which takes a "
-            "tensor (B, C, H, W). Pass gpuaug.fuse(transform, ragged=True), whose first crop or resize equalises the sizes."
+            f"tensor (B, C, H, W). Pass gpuaug.fuse({call.code}, ragged=True), whose first crop or resize equalises the sizes."
         )
-
-
-def _names(parts: list[Any], classes: tuple[str, ...]) -> str:
-    """Return the names of the parts that are instances of a class whose qualified name begins with one of ``classes``."""
-    names = {
-        type(part).__name__
-        for part in parts
-        if any(f"{cls.__module__}.{cls.__qualname__}".startswith(classes) for cls in type(part).__mro__)
-    }
-    return ", ".join(sorted(names))
 
 
 class _Target(NamedTuple):

@@ -1,7 +1,7 @@
 """Members of a batch that a stage reads (``on``) and writes (``into``). A *data key* is Kornia's name for a type of input."""
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
 from types import EllipsisType
 from typing import Any
@@ -22,6 +22,9 @@ On = Selector | tuple[Selector, ...] | Mapping[Selector, str] | None | EllipsisT
 
 Into = Selector | tuple[Selector, ...] | EllipsisType
 """Type of ``into``: a selector, or a tuple of selectors."""
+
+_KEY_ALIASES = {"image": "input", "label": "class"}
+"""Alias of a data key → data key."""
 
 
 class Selection:
@@ -85,8 +88,7 @@ class Selection:
             return []
         if self.on is ...:
             return [0]
-        selectors = list(self._selectors or (self.on,))
-        return [selector % len(batch) if _form(batch) == "sequence" else selector for selector in selectors]
+        return _from_start(batch, self._selectors or (self.on,))
 
     def image_names(self, batch: Batch) -> list[Any]:
         """Return the names of the members that hold images before or after the stage.
@@ -95,16 +97,25 @@ class Selection:
         ``"input"`` or ``"image"``.
         """
         if self.into is not ...:
-            return list(self.into) if isinstance(self.into, tuple) else [self.into]
-        names, keys = self.names(batch), self.data_keys
+            return _from_start(batch, self.into if isinstance(self.into, tuple) else (self.into,))
+        names = self.names(batch)
+        keys = self.normalized_keys
         if keys is None:
             return names if len(names) == 1 else []
-        return [name for name, key in zip(names, keys, strict=True) if key in ("input", "image")]
+        return [name for name, key in zip(names, keys, strict=False) if key == "input"]
 
     @property
     def data_keys(self) -> list[str] | None:
         """Kornia's data keys of the values if ``on`` is a mapping; else ``None``."""
         return list(self.on.values()) if isinstance(self.on, Mapping) else None
+
+    @property
+    def normalized_keys(self) -> list[str] | None:
+        """``data_keys`` as text in lower case, without aliases: ``"input"`` for ``"image"``, ``"INPUT"``, ``DataKey.IMAGE``."""
+        if self.data_keys is None:
+            return None
+        names = [(key.name if isinstance(key, Enum) else key).lower() for key in self.data_keys]
+        return [_KEY_ALIASES.get(name, name) for name in names]
 
     def write(self, batch: Batch, result: Any) -> Batch:
         """Return a copy of ``batch`` with the stage's result in the members that ``into``, or by default ``on``, names.
@@ -182,7 +193,7 @@ class Selection:
                     f"It has {_listed(_fields(batch))}."
                 )
         if form == "sequence":
-            from_start = {index % len(batch) if index < 0 else index: value for index, value in values.items()}
+            from_start = dict(zip(_from_start(batch, values), values.values(), strict=True))
             if len(from_start) < len(values):
                 raise SelectionError(
                     f"into must name each member of a {type(batch).__name__} of {len(batch)} once, got {tuple(values)}. "
@@ -210,6 +221,13 @@ def _form(batch: Batch) -> str:
     if batches.is_namedtuple(batch) or batches.is_record(batch):
         return "leaf" if batches.moves_itself(batch) else "record"
     return "sequence" if isinstance(batch, tuple | list) else "leaf"
+
+
+def _from_start(batch: Batch, selectors: Iterable[Any]) -> list[Any]:
+    """Return selectors, with negative indices of a sequence counted from its start."""
+    if _form(batch) != "sequence":
+        return list(selectors)
+    return [selector + len(batch) if _is_index(selector) and selector < 0 else selector for selector in selectors]
 
 
 def _members(batch: Batch) -> list[Any]:

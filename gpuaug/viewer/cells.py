@@ -90,7 +90,7 @@ class _LineMaker:
         self._name_of = captions.class_namer(classes)
         self._labels_path = _path_of_labels(before, batch_size)
         self._draws: dict[int, Draws] = {}
-        target_stages = (stage.transform for stage in trace.stages if "targets" in (stage.selection.data_keys or ()))
+        target_stages = (stage.transform for stage in trace.stages if "targets" in (stage.selection.normalized_keys or ()))
         fused_stages = (stage.transform for stage in trace.stages if isinstance(stage.transform, Fused))
         self._channels_first = any(fused.clip_layout.channels_first for fused in fused_stages)
         self._box_format = next((fused.options.boxes for fused in target_stages if isinstance(fused, Fused)), "xyxy")
@@ -192,7 +192,7 @@ def _view_name(row_name: str, number: int) -> str:
 
 
 def _keys(stage: StageTrace) -> Sequence[str]:
-    return ["class" if key.lower() == "label" else key.lower() for key in stage.selection.data_keys or ()]
+    return stage.selection.normalized_keys or ()
 
 
 def _path_of_labels(before: Row, size: int) -> MemberPath | None:

@@ -30,9 +30,6 @@ _TARGET_KEYS = ("boxes", "bbox", "masks", "keypoints")
 _IMAGE_NAMES = ("image", "images", "img", "imgs", "input", "inputs", "pixel_values", "x")
 """Usual names of members that hold images."""
 
-_KEY_ALIASES = {"image": "input", "label": "class"}
-"""Alias of a data key → data key."""
-
 _NON_IMAGE_DTYPES = (torch.bool, torch.int64, torch.complex64, torch.complex128)
 
 
@@ -208,7 +205,7 @@ def _moves(selection: Selection, inputs: Batch, outputs: Batch) -> Iterator[tupl
             same_path = bool(images_of(get(outputs, source)))
             yield source, source if same_path else _search(outputs) or source, None
         return
-    keys = [_KEY_ALIASES.get(key.lower(), key.lower()) for key in selection.data_keys or ()]
+    keys = selection.normalized_keys or ()
     selectors = tuple(on) if isinstance(on, tuple | Mapping) else (on,)
     if into is ...:
         targets = [_path(inputs, selector) for selector in selectors]

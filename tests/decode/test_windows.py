@@ -7,6 +7,7 @@ import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from kornia.constants import DataKey
 from support.comparison.values import assert_values
 from support.files import nvjpeg_double
 from support.files.decode_devices import on_each_device
@@ -165,6 +166,8 @@ READS_A_WINDOW = {
     "a mapping": ([TransformStage(AUGMENT, on="image")], lambda batch: {"image": batch[0], "label": batch[1]}),
     "a record": ([TransformStage(AUGMENT, on="images")], lambda batch: Item(*batch)),
     "data keys": ([TransformStage(AUGMENT, on={0: "input"})], list),
+    "data keys in upper case": ([TransformStage(AUGMENT, on={0: "IMAGE"})], list),
+    "data keys of Kornia": ([TransformStage(AUGMENT, on={0: DataKey.INPUT})], list),
     "stages behind": ([AUGMENT, TransformStage(lambda images: images + 1), TransformStage(lambda batch: batch, on=None)], list),
     "a stage before on another member": ([TransformStage(lambda labels: labels + 1, on=1), AUGMENT], list),
     "the decoder last": ([AUGMENT, DecodeStage()], list),

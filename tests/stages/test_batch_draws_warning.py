@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from support.ops.library_transforms import ARGUMENTS, OPTIONS
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.models import ResNet18_Weights
@@ -50,39 +51,6 @@ NO_DRAW_FOR_THE_BATCH = {
     "ToPureTensor",
     "ToTensor",
     "UniformTemporalSubsample",
-}
-
-ARGUMENTS = {
-    "CenterCrop": (4,),
-    "ConvertImageDtype": (torch.float32,),
-    "ConvertBoundingBoxFormat": ("XYXY",),
-    "FiveCrop": (4,),
-    "GaussianBlur": (3,),
-    "Lambda": (len,),
-    "LinearTransformation": (torch.eye(12), torch.zeros(12)),
-    "Normalize": ([0.5], [0.5]),
-    "Pad": (1,),
-    "RandomAdjustSharpness": (2.0,),
-    "RandomAffine": (10,),
-    "RandomCrop": (4,),
-    "RandomPosterize": (4,),
-    "RandomResize": (4, 8),
-    "RandomResizedCrop": (4,),
-    "RandomRotation": (10,),
-    "RandomShortestSize": ([4, 8],),
-    "RandomSolarize": (0.5,),
-    "Resize": (4,),
-    "ScaleJitter": ((8, 8),),
-    "SetClampingMode": ("soft",),
-    "TenCrop": (4,),
-    "ToDtype": (torch.float32,),
-    "UniformTemporalSubsample": (2,),
-}
-OPTIONS = {
-    "ColorJitter": {"brightness": 0.5},
-    "CutMix": {"num_classes": 3},
-    "JPEG": {"quality": (5, 50)},
-    "MixUp": {"num_classes": 3},
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kornia.constants import DataKey
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Polygon, Rectangle
 from support.profiler.viewer import above, of, rectangles
@@ -95,7 +96,7 @@ def test_annotations_after_a_fused_pipeline():
     images = torch.zeros(6, 1, 14, 18, dtype=torch.uint8)
     images[:, :, 6, 9] = 255
     batch = [images, torch.tensor([[[9.0, 6.0, 9.0, 6.0]]] * 6), torch.tensor([[[9.0, 6.0]]] * 6), (images > 0).long()]
-    stage = TransformStage(augment, on={0: "input", 1: "bbox_xyxy", 2: "keypoints", 3: "mask"})
+    stage = TransformStage(augment, on={0: DataKey.IMAGE, 1: "BBOX_XYXY", 2: DataKey.KEYPOINTS, 3: "mask"})
     figure = gpuaug.show(of(batch, stage))
     seen = set()
     for axes in figure.axes[6:]:

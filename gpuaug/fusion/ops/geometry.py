@@ -290,6 +290,11 @@ class ResampleOp(GatherOp):
         """Map from output pixels to input positions."""
 
 
+def moves_pixels(op: Any) -> bool:
+    """Return whether an op or fallback module is an op that may move pixels within an image."""
+    return isinstance(op, GatherOp) and not isinstance(op, FrameOp)
+
+
 def only_moves_and_recolours(op: Op) -> bool:
     """Return whether an output pixel depends on input pixels at mapped positions, their values, and the mean of the image."""
     return all(isinstance(part, GatherOp) or (isinstance(part, PointOp) and not part.positional) for part in op.plan_ops)

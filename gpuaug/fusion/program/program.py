@@ -20,10 +20,11 @@ from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.ops.base import DrawnOp, Op, Size, draw_in_order
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
-from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, moves_pixels
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.options import Options
+from gpuaug.fusion.policies.picking import Picking
 from gpuaug.fusion.program.plan import Plan
 from gpuaug.fusion.program.segments import Segments, check_channels
 from gpuaug.fusion.program.sizes import check_sizes, check_views, sizing_ops
@@ -99,6 +100,12 @@ class Program:
                 f"dtype must be floating for images that are normalised by {normalizations[-1].name}, got torch.uint8. "
                 "Leave it out for torch.float32."
             )
+
+    @property
+    def geometric_modules(self) -> tuple[Any, ...]:
+        """Modules whose ops may move pixels within an image."""
+        ops = [(op.module, op.ops if isinstance(op, Picking) else op.plan_ops) for op in self.lowered_ops]
+        return tuple(module for module, parts in ops if any(map(moves_pixels, parts)))
 
     def cache(self, key: ImageKey, plan: Plan, size: Size) -> None:
         """Add the plan of a call on images only to ``cached``."""

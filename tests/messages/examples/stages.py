@@ -160,7 +160,7 @@ def number_as_transform(told):
     assert torch.equal(run(LABELS, stage(lambda labels: labels * 3)), LABELS * 3)
 
 
-@example("Pass gpuaug.fuse(transform), which draws for each image")
+@example("Pass gpuaug.fuse(…), which draws for each image")
 def transform_that_draws_once(told):
     transform, images = v2.RandomCrop(4), torch.arange(64).view(1, 1, 8, 8).expand(16, 3, 8, 8).to(torch.uint8)
     with told:
@@ -206,7 +206,7 @@ def targets():
     return [{"boxes": torch.tensor([[1.0, 2, 4, 5]])} for _ in range(2)]
 
 
-@example("… no longer match the images, because … receives the images only")
+@example("… no longer match the images, because … transforms …")
 def boxes_left_behind(told):
     transform = gpuaug.fuse(FLIP)
     with told:

@@ -1,0 +1,209 @@
+"""The first call of a stage's transform: which parts of the transform move or mix pixels, and what it receives of the batch.
+
+*Targets* are annotations in a batch that belong to pixels of the images: masks, boxes and keypoints.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpuaug.core import batch as batches
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.torchvision_types import (
+    all_parts,
+    children_of,
+    difference,
+    holds_targets,
+    library_class,
+    torchvision_class,
+    type_name,
+    unwrapped,
+    unwrapped_with_code,
+)
+from gpuaug.stages.selection import Selection
+
+_GEOMETRIC = re.compile(
+    r"kornia\.(augmentation\._[23]d\.geometric|geometry\.transform)\..*"
+    r"|torchvision\.transforms\.(v2\.(functional\.)?_geometry|v2\._auto_augment|autoaugment)\..*"
+    r"|torchvision\.transforms\.transforms\.(CenterCrop|ElasticTransform|FiveCrop|Pad|Resize|TenCrop)"
+    r"|torchvision\.transforms\.transforms\.Random(Affine|Crop|\w+Flip|Perspective|ResizedCrop|Rotation)"
+    r"|torchvision\.transforms\.functional\.(affine|\w*crop|elastic_transform|[hv]flip|pad|perspective|resize|rotate)"
+    r"|torchvision\.transforms\._presets\.(ImageClassification|SemanticSegmentation|VideoClassification)"
+)
+"""Qualified names of classes and functions of the libraries that move pixels."""
+
+_PIXEL_MIXING = re.compile(r"kornia\.augmentation\._[23]d\.mix\..*|torchvision\.transforms\.v2\._augment\._BaseMixUpCutMix")
+"""Qualified names of classes that mix the pixels of images, but not their targets."""
+
+_LABEL_MIXING = re.compile(
+    r"kornia\.augmentation\._2d\.mix\.(mixup|cutmix)\..*|torchvision\.transforms\.v2\._augment\._BaseMixUpCutMix"
+)
+"""Qualified names of classes that mix images and their labels."""
+
+_WITHOUT_TARGETS = re.compile(
+    r"kornia\.(geometry|augmentation\._3d)\..*|kornia\..*\.Random(ElasticTransform|Fisheye|ThinPlateSpline)"
+    r"|torchvision\..*\.(AugMix|ElasticTransform|FiveCrop|Lambda|LinearTransformation|TenCrop|VideoClassification)"
+)
+"""Qualified names of classes that ``gpuaug.fuse`` refuses, or that their library runs on the images only."""
+
+_SEVERAL_SIZES = re.compile(r"torchvision\..*\.(RandomIoUCrop|RandomResize|RandomShortestSize|RandomZoomOut|ScaleJitter)")
+"""Qualified names of classes that ``gpuaug.fuse`` refuses unless a transform to one size follows."""
+
+_POLICY = re.compile(r"torchvision\..*\.(AutoAugment|RandAugment|TrivialAugmentWide)")
+"""Qualified names of classes that ``gpuaug.fuse`` transforms targets with if the images are integers."""
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """Call of a stage's transform on the first batch."""
+
+    transform: Any
+    values: tuple[Any, ...]
+    """Arguments of ``transform``."""
+    selection: Selection
+    """``on`` and ``into`` of the stage."""
+    typed_names: tuple[Any, ...] = ()
+    """Names of the members at the end of ``values`` that are passed only because they contain torchvision's tensors."""
+
+    @cached_property
+    def module(self) -> Any:
+        """The transform, or the module or function that it wraps in a ``functools.partial`` or a bound method."""
+        return unwrapped(self.transform)
+
+    @property
+    def code(self) -> str:
+        """Code for ``module``, such as ``"transform.func"``."""
+        return unwrapped_with_code(self.transform)[1]
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether the transform is a fused pipeline."""
+        return _is_fused(self.module)
+
+    @cached_property
+    def moving(self) -> str:
+        """Names of the parts that move pixels."""
+        modules = [module for part in self._parts if _is_fused(part) for module in part.geometric_modules]
+        return _listed([*_matches(self._parts, _GEOMETRIC), *modules])
+
+    @cached_property
+    def mixing(self) -> str:
+        """Names of the parts that mix the pixels of images."""
+        return _listed(_matches(self._parts, _PIXEL_MIXING))
+
+    @cached_property
+    def mixing_labels(self) -> str:
+        """Names of the parts that mix images and their labels."""
+        return _listed(_matches(self._parts, _LABEL_MIXING))
+
+    @cached_property
+    def _parts(self) -> list[Any]:
+        return [*all_parts(self.module)]
+
+    @property
+    def images(self) -> torch.Tensor | Ragged | None:
+        """The first argument that may be images."""
+        return next((value for value in self.values if isinstance(value, torch.Tensor | Ragged)), None)
+
+    @cached_property
+    def by_type(self) -> list[bool]:
+        """For each of ``values``: whether the transform changes torchvision's tensors in it, but no plain tensors."""
+        keys = self.selection.normalized_keys
+        if keys is None:
+            num_selected = len(self.values) - len(self.typed_names)
+            selected = [index > 0 and self._is_by_type(value) for index, value in enumerate(self.values[:num_selected])]
+        else:
+            selected = [key == "tv_tensors" for key in keys]
+        return [*selected, *(True for _ in self.typed_names)]
+
+    def _is_by_type(self, value: Any) -> bool:
+        """Return whether ``by_type`` is True for an argument without data key after the images."""
+        if self.is_fused:
+            return not isinstance(value, torch.Tensor) and holds_targets(value)
+        cls = torchvision_class(self.module)
+        own = (part for part in self._parts if library_class(part) is None)  # may transform pairs of images and targets
+        return cls is not None and difference(self.module, cls) is None and not any(own)
+
+    @cached_property
+    def transformed_ids(self) -> set[int]:
+        """Ids of the arguments' tensors and arrays, without plain tensors in arguments that are transformed by type."""
+        arguments = zip(self.values, self.by_type, strict=True)
+        return {id(leaf) for value, by_type in arguments for leaf in batches.leaves(value) if not by_type or type_name(leaf)}
+
+    @property
+    def transforms_targets(self) -> bool:
+        """Whether the fused pipeline, or ``gpuaug.fuse`` of the transform, transforms targets along with the images."""
+        is_floating = isinstance(self.images, torch.Tensor) and self.images.is_floating_point()
+        if is_floating and any(_matches(self._parts, _POLICY)):
+            return False
+        if self.is_fused:
+            return all(map(_fuses_with_targets, self.module.fallback_modules))
+        return _fuses_with_targets(self.module) and not any(_matches([self.module], _SEVERAL_SIZES))
+
+    @property
+    def separate_stages(self) -> str | None:
+        """Code for the modules of a container of a fused pipeline as stages; ``None`` without a fused pipeline inside."""
+        if self.is_fused or not any(map(_is_fused, self._parts)):
+            return None
+        if isinstance(self.module, nn.Sequential):
+            return f"separate stages: stages=[*{self.code}]"
+        if isinstance(getattr(self.module, "transforms", None), list | tuple | nn.ModuleList):
+            return f"separate stages: stages=[*{self.code}.transforms]"
+        return "the fused pipeline as a separate stage"
+
+    def with_members(self, on: Mapping[Any, str]) -> str:
+        """Return code for stages that transform the members of ``on``, too."""
+        if self.separate_stages:
+            return self.separate_stages
+        selected = self._data_keys or {0 if self.selection.on is ... else self.selection.on: "input"}
+        fused = "transform" if self.is_fused else f"gpuaug.fuse({self.code})"
+        return f"gpuaug.TransformStage({fused}, on={ {**selected, **on} })"
+
+    @property
+    def unchecked(self) -> str:
+        """Code for the same call without a warning."""
+        on = self.selection.on
+        if not self.typed_names and not isinstance(on, tuple | Mapping):
+            return "lambda images: transform(images)"
+        new_on: Any = (*(on if isinstance(on, tuple) else (0 if on is ... else on,)), *self.typed_names)
+        if isinstance(on, Mapping):
+            new_on = self._data_keys | dict.fromkeys(self.typed_names, "tv_tensors")
+        return f"gpuaug.TransformStage(lambda *values, **keys: transform(*values, **keys), on={new_on})"
+
+    @property
+    def _data_keys(self) -> dict[Any, str]:
+        """``on`` of the stage with normalized data keys; empty if ``on`` is not a mapping."""
+        keys = self.selection.normalized_keys
+        return dict(zip(self.selection.on, keys, strict=True)) if isinstance(self.selection.on, Mapping) and keys else {}
+
+
+def _is_fused(part: Any) -> bool:
+    return hasattr(part, "geometric_modules")
+
+
+def _matches(parts: list[Any], names: re.Pattern[str]) -> Iterator[Any]:
+    """Yield the functions whose qualified name matches ``names``, and the instances of classes whose name matches."""
+    for part in parts:
+        objects = (part,) if hasattr(part, "__qualname__") else type(part).__mro__
+        if any(names.fullmatch(f"{item.__module__}.{item.__qualname__}") for item in objects):
+            yield part
+
+
+def _listed(parts: list[Any] | Iterator[Any]) -> str:
+    """Return the names of functions and of the classes of modules, sorted, without repetitions."""
+    return ", ".join(sorted({getattr(part, "__qualname__", type(part).__name__) for part in parts}))
+
+
+def _fuses_with_targets(module: Any) -> bool:
+    """Return whether ``gpuaug.fuse`` transforms targets along with the images of ``module``, a module of any class."""
+    cls = library_class(module)
+    if type(module) not in (list, tuple, nn.Sequential, nn.ModuleList):
+        unsupported = cls is None or difference(module, cls) is not None or any(_matches([module], _WITHOUT_TARGETS))
+        if unsupported or not (isinstance(module, nn.Sequential) or hasattr(module, "transforms")):
+            return not unsupported
+    return all(map(_fuses_with_targets, children_of(module)))

@@ -1,0 +1,276 @@
+"""Warnings about targets that a transform leaves behind: every transform of the libraries, in every wrapper."""
+
+import functools
+import itertools
+import re
+import warnings
+
+import pytest
+import torch
+from contract.sources import streamed
+from kornia import augmentation as K
+from kornia.constants import DataKey
+from kornia.geometry import transform as geometry
+from support.ops.library_transforms import colour_transforms, geometric_transforms
+from support.ops.references import FixedSizeCrop
+from torch import nn
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.models import ResNet18_Weights
+from torchvision.transforms import v2
+
+import gpuaug
+from gpuaug import GpuAugError, GpuAugWarning, TransformStage, fuse
+from gpuaug.core import batch as batches
+from gpuaug.core.streams import Lanes
+
+pytestmark = pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+
+IMAGES = torch.rand(2, 3, 8, 8)
+MAPS = torch.zeros(2, 8, 8, dtype=torch.int64)
+FLIP = K.RandomHorizontalFlip(p=1.0)
+
+
+def target():
+    return {"boxes": torch.tensor([[1.0, 1, 4, 4]]), "masks": torch.ones(1, 8, 8), "labels": torch.tensor([1])}
+
+
+WRAPPERS = {
+    "plain": lambda transform: transform,
+    "partial": functools.partial,
+    "partial of a partial": lambda transform: functools.partial(functools.partial(transform)),
+    "forward": lambda transform: getattr(transform, "forward", transform),
+    "__call__": lambda transform: transform.__call__,
+    "partial of a method": lambda transform: functools.partial(transform.__call__),
+    "nn.Sequential": lambda transform: nn.Sequential(transform) if isinstance(transform, nn.Module) else transform,
+}
+FORMS = {"tensor": MAPS, "boxes": torch.rand(2, 7, 4), "dict": {"masks": MAPS}, "list of dicts": [target(), target()]}
+GEOMETRIC = geometric_transforms()
+COLOURS = colour_transforms()
+NOT_ON_BATCHES = ("AugMix", "RandomIoUCrop")
+SURE = "torchvision.transforms.v2._geometry: RandomHorizontalFlip"
+SIZING = ("RandomIoUCrop", "RandomResize", "RandomShortestSize", "RandomZoomOut", "ScaleJitter")
+
+
+def warned(batch, stage):
+    """Warnings of gpuaug about one batch, without the warning of transforms that draw once per batch."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in streamed([batch], stage, depth=0):
+            pass
+    texts = [str(warning.message) for warning in caught if warning.category is GpuAugWarning]
+    return [text for text in texts if "draws once" not in text and "is not fused" not in text]
+
+
+def check(transform, batch):
+    """Warnings of gpuaug at the first batch of a stage, which reads the batch, but does not run the transform."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bound_stage = TransformStage(transform).bind("transform", Lanes(torch.device("cpu")))
+        caught.clear()
+        bound_stage.read(batch)
+    return [str(warning.message) for warning in caught]
+
+
+def fused_or_none(transform):
+    """The fused pipeline of a transform, followed by a resize if it makes images of several sizes; ``None`` if refused."""
+    resized = v2.Compose([transform, v2.Resize((4, 4))]) if type(transform).__name__ in SIZING else transform
+    try:
+        return fuse(resized)
+    except GpuAugError:
+        return None
+
+
+def with_wrapper(transforms):
+    """Parameters: each name, with the bare transform and with one wrapper in turn."""
+    return [*((name, "plain") for name in transforms), *zip(transforms, itertools.cycle(WRAPPERS), strict=False)]
+
+
+@pytest.mark.parametrize(("name", "wrapper"), [*with_wrapper(GEOMETRIC), *((SURE, wrapper) for wrapper in WRAPPERS)])
+def test_transform_that_moves_pixels_warns_of_targets(name, wrapper):
+    transform, class_name = GEOMETRIC[name], name.split(": ")[1]
+    unfused = None if class_name in NOT_ON_BATCHES else transform
+    fused = None if class_name == "RandomIoUCrop" else fused_or_none(transform)
+    for source in (WRAPPERS[wrapper](source) for source in (unfused, fused) if source is not None):
+        for form in FORMS.values():
+            [text] = check(source, (IMAGES, form))
+            assert "no longer match the images" in text
+        assert not check(source, (IMAGES, torch.arange(2))), "a batch without targets"
+
+
+@pytest.mark.parametrize(("name", "wrapper"), with_wrapper(COLOURS))
+def test_transform_that_moves_no_pixels_does_not_warn(name, wrapper):
+    transform = COLOURS[name]
+    for source in (transform, fused_or_none(transform)):
+        for form in FORMS.values():
+            assert source is None or not check(WRAPPERS[wrapper](source), (IMAGES, form))
+
+
+def run_line(text, transform, batch):
+    """Run the stages that a warning says to pass; return the batch."""
+    line = re.search(r"Pass (gpuaug\.TransformStage\(.*?\}\))\.|Pass separate stages: (stages=\[.*?\])\.", text)
+    names = {"transform": transform, "gpuaug": gpuaug}
+    stages = [eval(line[1], names)] if line[1] else eval(line[2].removeprefix("stages="), names)
+    (result,) = streamed([batch], *stages)
+    return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
+@pytest.mark.parametrize(("name", "wrapper"), with_wrapper(GEOMETRIC))
+def test_line_to_type_works_for_every_transform(name, wrapper, dtype):
+    if type(GEOMETRIC[name]).__name__ in NOT_ON_BATCHES:
+        return
+    if dtype is torch.uint8 and name.startswith("kornia."):
+        return  # Kornia's transforms take floats
+    images = v2.functional.to_dtype(IMAGES, dtype, scale=True)
+    transform = WRAPPERS[wrapper](GEOMETRIC[name])
+    [text] = warned((images, MAPS), transform)
+    if "together in the dataset" not in text:
+        images, masks = run_line(text, transform, (images, MAPS))
+        assert masks.shape[-2:] == images.shape[-2:]
+        return
+    boxes = [{"boxes": torch.tensor([[1.0, 1, 4, 4]])}] * 2
+    with pytest.raises((AssertionError, RuntimeError, GpuAugError)):  # Kornia asserts
+        fuse(GEOMETRIC[name])(images, MAPS[:, None].float(), boxes, data_keys=["input", "mask", "targets"])
+
+
+OTHER_MOVING = {
+    "a function of torchvision": functools.partial(v2.functional.resize, size=[4, 4]),
+    "a function of torchvision v1": v1.functional.hflip,
+    "a function of Kornia": geometry.hflip,
+    "a preset": ResNet18_Weights.DEFAULT.transforms(crop_size=4, resize_size=8),
+    "a function in a list": v2.Compose([functools.partial(v2.functional.resize, size=[4, 4])]),
+    "a method in a list": v2.Compose([v2.CenterCrop(4).forward]),
+}
+
+
+@pytest.mark.parametrize("transform", OTHER_MOVING.values(), ids=OTHER_MOVING)
+def test_functions_and_presets_that_move_pixels_warn(transform):
+    [text] = warned((IMAGES, MAPS), transform)
+    assert "masks no longer match the images" in text
+    if "TransformStage" in text:
+        assert run_line(text, transform, (IMAGES, MAPS))[1].shape == (2, 4, 4)
+
+
+class PadToSquare(nn.Module):
+    """A user's class, which the fused pipeline calls as it is."""
+
+    def forward(self, images):
+        return images
+
+
+def test_fused_modules_of_other_libraries_warn_by_their_ops():
+    [text] = warned((IMAGES, MAPS), fuse(FixedSizeCrop((4, 4))))
+    assert "because FixedSizeCrop transforms the images only" in text
+    assert run_line(text, fuse(FixedSizeCrop((4, 4))), (IMAGES, MAPS))[1].shape == (2, 4, 4)
+    [text] = warned((IMAGES, MAPS), fuse([FLIP, PadToSquare()]))
+    assert "together in the dataset" in text
+
+
+# Fused pipelines in other modules
+
+RAMP = torch.arange(8).expand(2, 8, 8).contiguous()
+SURE_FLIP = fuse(v2.RandomHorizontalFlip(1.0))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS.keys() - {"nn.Sequential"})
+def test_wrapped_fused_pipelines_transform_members_by_type(wrapper):
+    batch = (IMAGES, tv_tensors.Mask(RAMP))
+    assert not warned(batch, WRAPPERS[wrapper](SURE_FLIP))
+    ((images, masks),) = streamed([batch], WRAPPERS[wrapper](SURE_FLIP))
+    assert torch.equal(images, IMAGES.flip(-1))
+    assert torch.equal(masks, RAMP.flip(-1))
+
+
+def test_partial_with_data_keys_also_transforms_members_by_type():
+    stage = TransformStage(functools.partial(SURE_FLIP, data_keys=["input", "mask"]), on=(0, 2))
+    ((_, typed, plain),) = streamed([(IMAGES, tv_tensors.Mask(RAMP), RAMP)], stage)
+    assert torch.equal(typed, RAMP.flip(-1))
+    assert torch.equal(plain, RAMP.flip(-1))
+
+
+@pytest.mark.parametrize("container", [nn.Sequential(SURE_FLIP, nn.Identity()), v2.Compose([nn.Identity(), SURE_FLIP])])
+def test_fused_pipeline_among_other_modules_becomes_a_stage(container):
+    [text] = warned((IMAGES, tv_tensors.Mask(RAMP)), container)
+    assert torch.equal(run_line(text, container, (IMAGES, tv_tensors.Mask(RAMP)))[1], RAMP.flip(-1))
+    [text] = warned((IMAGES, RAMP), container)
+    assert "stages=[*transform" in text
+
+
+def test_fused_pipeline_in_a_class_of_the_user_is_told_of():
+    class Augmentation(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.augment = SURE_FLIP
+
+        def forward(self, images):
+            return self.augment(images)
+
+    [text] = warned((IMAGES, RAMP), Augmentation())
+    assert "Pass the fused pipeline as a separate stage." in text
+
+
+# Plain tensors beside torchvision's
+
+
+def mixed_targets():
+    boxes = tv_tensors.BoundingBoxes([[1.0, 1, 5, 5]], format="XYXY", canvas_size=(8, 8))
+    return {"boxes": boxes, "masks": RAMP[:1].clone(), "keypoints": torch.tensor([[[1.0, 2.0]]]), "labels": torch.ones(1)}
+
+
+def test_plain_tensors_beside_torchvisions_in_one_member_are_told_of():
+    batch = (IMAGES, [mixed_targets(), mixed_targets()])
+    for stage in (SURE_FLIP, TransformStage(SURE_FLIP, on={0: "input", 1: "tv_tensors"}), TransformStage(SURE_FLIP, on=(0, 1))):
+        [text] = warned(batch, stage)
+        assert text.startswith("masks, keypoints no longer match the images"), text
+        assert "torchvision's tensors only" in text
+    _, targets = run_line(warned(batch, SURE_FLIP)[0], SURE_FLIP, batch)
+    assert torch.equal(targets[0]["masks"], RAMP[:1].flip(-1))
+    assert targets[0]["boxes"].tolist() == [[3, 1, 7, 5]]
+    assert targets[0]["keypoints"][0, 0, 0] != 1
+
+
+def test_second_plain_tensor_of_a_torchvision_transform_is_told_of():
+    [text] = warned((IMAGES, RAMP), TransformStage(v2.CenterCrop(4), on=(0, 1)))
+    assert "masks no longer match" in text
+
+
+class FlipOfPairs(v2.RandomHorizontalFlip):
+    """A user's class, which flips masks, too."""
+
+    def forward(self, images, masks):
+        return images.flip(-1), masks.flip(-1)
+
+
+def test_transforms_of_the_user_for_pairs_are_not_told_of():
+    assert not warned((IMAGES, RAMP), TransformStage(FlipOfPairs(), on=(0, 1)))
+
+
+ONLY_TYPED = {"boxes": mixed_targets()["boxes"], "masks": tv_tensors.Mask(RAMP[:1]), "labels": torch.ones(1)}
+
+
+@pytest.mark.parametrize("targets", [[ONLY_TYPED, ONLY_TYPED], {"map": tv_tensors.Mask(RAMP), "names": ["a", "b"]}])
+def test_containers_of_torchvisions_tensors_alone_are_not_told_of(targets):
+    assert not warned((IMAGES, targets), SURE_FLIP)
+
+
+INTENDED = {
+    "default": (..., (IMAGES, RAMP)),
+    "default, with members by type": (..., (IMAGES, RAMP, tv_tensors.Mask(RAMP))),
+    "an index, with members by type": (1, (tv_tensors.Mask(RAMP), IMAGES, RAMP)),
+    "data keys": ({0: DataKey.IMAGE, 1: DataKey.MASK}, (IMAGES, RAMP, RAMP.clone())),
+    "data keys, with members by type": ({"image": "input"}, {"image": IMAGES, "mask": RAMP, "typed": tv_tensors.Mask(RAMP)}),
+}
+
+
+@pytest.mark.parametrize(("on", "batch"), INTENDED.values(), ids=INTENDED)
+def test_line_for_an_intended_mismatch_silences_the_warning_and_changes_nothing_else(on, batch):
+    stage = TransformStage(SURE_FLIP, on=on)
+    [text] = warned(batch, stage)
+    line = re.search(r"If this is intended, pass (.*), which is not checked", text)[1]
+    silent = eval(line, {"transform": SURE_FLIP, "gpuaug": gpuaug})
+    silent = TransformStage(silent, on=on) if line.startswith("lambda") else silent
+    assert not warned(batch, silent)
+    (expected,) = streamed([batch], stage)
+    (result,) = streamed([batch], silent)
+    assert all(map(torch.equal, batches.leaves(result), batches.leaves(expected)))
