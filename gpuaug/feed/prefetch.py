@@ -116,6 +116,7 @@ class FeedIterator(ABC):
         """Drop the wrapped loader's iterator, which ends its workers. Idempotent."""
         self._end_message = self._end_message or _CLOSED
         self.loader = self.iterator = iter(())
+        self._read_state = state_reader(self.loader, self.iterator)  # the previous function may hold the iterator
 
     @abstractmethod
     def _get(self, block: bool) -> Pulled | None:

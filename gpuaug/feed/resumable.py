@@ -3,11 +3,13 @@
 A ``DataLoader`` is by index if its dataset is map-style. The order of its epoch depends on the sampler and on the generators
 from which the sampler draws, so the states of these generators at the beginning of the epoch describe the epoch. To resume the
 epoch, the sampler is iterated again from these states, and the indices of the batches that were processed are dropped. No
-sample is loaded for dropped indices.
+sample is loaded for dropped indices. Their checksum is compared with the saved state.
 """
 
 import re
 import zlib
+from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -49,8 +51,10 @@ def is_resumable(loader: Any) -> bool:
     return by_index and not isinstance(_index_sampler(loader), Iterator)
 
 
-_ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor, "begun": torch.Tensor}
-"""Key of a mapping in a state → type of the mapping's values. ``"begun"`` is optional."""
+_ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor}
+"""Key of a mapping in a state → type of the mapping's values."""
+_OPTIONAL_ENTRIES: dict[str, Any] = {"begun": torch.Tensor, "order": int}
+"""The same for mappings that a state may lack."""
 
 
 def is_state(state: Any) -> bool:
@@ -58,8 +62,9 @@ def is_state(state: Any) -> bool:
     return (
         isinstance(state, Mapping)
         and isinstance(state.get("rank"), int)
-        and isinstance(state.get("first", 0), int)
-        and all(_maps_names(state.get(name, {} if name == "begun" else None), cls) for name, cls in _ENTRIES.items())
+        and all(_maps_names(state.get(name), cls) for name, cls in _ENTRIES.items())
+        and all(_maps_names(state.get(name, {}), cls) for name, cls in _OPTIONAL_ENTRIES.items())
+        and ("last" not in state or is_state(state["last"]))
     )
 
 
@@ -100,6 +105,8 @@ class ResumableLoader:
             is_new = isinstance(generator, torch.Generator) and not any(generator is other for other in others)
             if path != "dataset" and is_new:
                 self.generators[path or "loader"] = generator
+        samplers = (part for path, part in paths.items() if path not in ("", "dataset"))
+        self._has_custom_sampler = any(type(part).__module__.partition(".")[0] not in _LIBRARIES for part in samplers)
         self._rank = _attribute("rank", paths.values())
         self.ranks = _attribute("num_replicas", paths.values())
         """Number of ranks among which a sampler divides the dataset; ``None`` without such a sampler."""
@@ -149,16 +156,55 @@ class ResumableLoader:
         if not is_state(state):
             return False
         with suppress(TypeError, RuntimeError):
-            for name, value in (*state["generators"].items(), *state.get("begun", {}).items()):
-                torch.Generator(self.generators.get(name, torch.default_generator).device).set_state(value)
+            for part in (state, state.get("last", state)):
+                for name, value in (*part["generators"].items(), *part.get("begun", {}).items()):
+                    torch.Generator(self.generators.get(name, torch.default_generator).device).set_state(value)
             return True
         return False
 
-    def restore(self, state: Mapping[str, Any], *, ended: bool) -> None:
-        """Set the epochs of samplers and, if the state is from the end of an epoch, the states of generators."""
-        self.epochs = state["epochs"]
-        if ended:
-            set_states(self.generators, state["generators"])
+    def restore_end(self, state: Mapping[str, Any], *, same_order: bool) -> None:
+        """Set generators, and what a custom sampler counts or draws from, to the end of the epoch of ``state``.
+
+        Call on the thread that may draw from torch's global generator. The epochs of samplers are not changed.
+
+        Args:
+            state: State at the end of an epoch, or after its last batch, as Accelerate saves it.
+            same_order: Whether to raise an error if the order of the samples differs from the saved epoch.
+
+        Raises:
+            GpuAugError: If the order differs.
+        """
+        ended = "last" in state
+        last = state["last"] if ended else state
+        states_at_end = state["generators"]
+        if "order" in last and (self._has_custom_sampler or not ended):
+            states_after_replay = self._replay(last, same_order=same_order)
+            states_at_end = states_at_end if ended else {**states_after_replay, **state.get("begun", {})}
+        set_states(self.generators, states_at_end)
+
+    def _replay(self, last: Mapping[str, Any], *, same_order: bool) -> dict[str, torch.Tensor]:
+        """Iterate the sampler through a whole epoch, and return the states of the sampler's generators after it.
+
+        The generators, torch's global generator and the epochs of samplers are restored.
+
+        Args:
+            last: State after the last batch of the epoch.
+            same_order: Whether to raise an error if the order of the samples differs from the epoch of ``last``.
+        """
+        recording = _RecordingSampler(self, self.sampler, Resume(0, None, last, same_order))
+        recording.states = last["generators"]
+        recording.epochs = last["epochs"]
+        epochs = self.epochs
+        states_before = states_of(recording.generators)
+        try:
+            deque(iter(recording), maxlen=0)
+            states_after = states_of(self.generators)
+        finally:
+            self.epochs = epochs
+            set_states(recording.generators, states_before)
+        if recording.order_error is not None:
+            raise recording.order_error
+        return states_after
 
     def begin(self, loader: Any, resume: Resume | None) -> tuple[Iterator[Any], StateReader]:
         """Begin an epoch. Call on the thread that may draw from torch's global generator.
@@ -176,10 +222,9 @@ class ResumableLoader:
         if not self._by_index:
             state = self.state({})
             return islice(iter(loader), resume.batches if resume is not None else 0, None), lambda _ended: state
-        iterator, indices = self.begin_recorded(loader, resume)
-        return iterator, indices.state
+        return self.begin_recorded(loader, resume)
 
-    def begin_recorded(self, loader: Any, resume: Resume | None) -> "tuple[Iterator[Any], EpochIndices]":
+    def begin_recorded(self, loader: Any, resume: Resume | None) -> tuple[Any, StateReader]:
         """Begin an epoch of a ``DataLoader`` by index.
 
         Args:
@@ -187,7 +232,7 @@ class ResumableLoader:
             resume: Position at which the epoch begins; ``None``: its first batch.
 
         Returns:
-            The iterator of the loader, and the indices that the iterator reads.
+            The iterator of the loader, and a function that reads the state.
 
         Raises:
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
@@ -219,9 +264,11 @@ class ResumableLoader:
             saved_names = self.generators.keys() & resume.start["generators"].keys()
             set_states(recording.generators, {name: state for name, state in states_before.items() if name not in saved_names})
             set_states(self.generators, resume.start.get("begun", {}))
+        indices = recording.newest
         if not loader.num_workers:
-            recording.newest.store_states_after_order()
-        return iterator, recording.newest
+            indices.store_states_after_order()
+        skipped = resume.batches if resume is not None else 0
+        return iterator, lambda ended: indices.state(None if ended else skipped + iterator._num_yielded)
 
 
 class _RecordingSampler:
@@ -263,8 +310,10 @@ class EpochIndices(Iterator[Any]):
         self._indices = recording.iterate()  # a sampler that counts epochs may increase its epoch in this call
         self._order_is_drawn = _differ(self._states_before, states_of(recording.generators))
         """Whether ``iter(sampler)`` has drawn the order. Other samplers draw when their iterator is read."""
-        self._first: list[Any] = []
-        """First item of the sampler for this iteration, which ``begin`` has read; empty after it was returned."""
+        self._read_ahead: deque[Any] = deque()
+        """Items of the sampler that ``begin`` has read and that were not returned yet."""
+        self._checksums = array("I", [0])
+        """Checksum of the first n items of the sampler, at index n."""
         self._error: Exception | None = None
         """Error of the sampler in ``begin``, raised when the indices are read."""
         self._start: Mapping[str, Any] | None = None
@@ -285,24 +334,38 @@ class EpochIndices(Iterator[Any]):
                 self._epochs = recording.resumable.epochs
                 states = states_of(recording.generators)
                 self._indices = recording.iterate()
-            self._first = list(islice(self._indices, 1))
+            saved = resume.start if resume is not None and resume.start is not None else {}
+            skipped = resume.batches if resume is not None else 0
+            order = saved.get("order", {})
+            num_compared = order.get("batches", 0)
+            self._read_ahead.extend(self._read(max(1, skipped, num_compared)))
         except Exception as error:
             self._error = error
         if torch.equal(states[_GLOBAL], torch.default_generator.get_state()):
             del states[_GLOBAL]  # the sampler does not draw from torch's global generator
-        checksum = zlib.crc32(_ADDRESS.sub("", repr(self._first)).encode())
-        start = self._start = {**recording.resumable.state(states, self._epochs), "first": checksum}
+        start = self._start = recording.resumable.state(states, self._epochs)
         if resume is None or self._error is not None:
             return
-        saved = resume.start
-        if resume.same_order and saved is not None and saved["rank"] == start["rank"] and saved.get("first") != checksum:
+        if resume.same_order and order and saved["rank"] == start["rank"] and order != self._order(num_compared):
             recording.order_error = GpuAugError(
-                "The epoch cannot be resumed, because the sampler returns another first batch than in the saved epoch. Use a "
+                "The run cannot be resumed, because the sampler returns other batches than in the saved epoch. Use a "
                 "DataLoader with the same dataset, sampler and seed. A custom sampler may depend only on its epoch and its "
                 "attribute generator. To continue with another order, pass strict=False to load_state_dict."
             )
-        if resume.batches:
-            self._first = list(islice(self._indices, resume.batches - 1, resume.batches))
+        for _ in range(min(skipped, len(self._read_ahead))):
+            self._read_ahead.popleft()
+
+    def _read(self, count: int) -> list[Any]:
+        """Read at most ``count`` items of the user's sampler, and extend the checksums."""
+        items = list(islice(self._indices, count))
+        for item in items:
+            self._checksums.append(zlib.crc32(_bytes_of(item), self._checksums[-1]))
+        return items
+
+    def _order(self, batches: int) -> dict[str, int]:
+        """Return the number and the checksum of the first items of the sampler: ``batches`` items, or all if it has fewer."""
+        batches = min(batches, len(self._checksums) - 1)
+        return {"batches": batches, "checksum": self._checksums[batches]}
 
     def store_states_after_order(self) -> None:
         """Store the current states of the generators as ``"begun"``, if ``iter(sampler)`` has drawn the order.
@@ -312,20 +375,46 @@ class EpochIndices(Iterator[Any]):
         if self._order_is_drawn:
             self._start = {**(self._start or {}), "begun": states_of(self._recording.resumable.generators)}
 
-    def state(self, ended: bool) -> Mapping[str, Any]:
-        """Return the loader's state at the beginning of this epoch, or, if ``ended``, its current state."""
+    def state(self, batches: int | None) -> Mapping[str, Any]:
+        """Return the state after ``batches`` batches: the loader's state at the beginning of this epoch, and their order.
+
+        ``None``: the state at the end, which is the loader's current state, and under ``"last"`` the state after all batches.
+        """
         resumable = self._recording.resumable
-        return resumable.state(states_of(resumable.generators)) if ended else self._start or {}
+        number_read = len(self._checksums) - 1
+        # Before the first batch, the state has the first item, so that another order is noticed, too.
+        state = {**(self._start or {}), "order": self._order(number_read if batches is None else max(1, batches))}
+        return state if batches is not None else {**resumable.state(states_of(resumable.generators)), "last": state}
 
     def __next__(self) -> Any:
         self.begin()
         if self._error is not None:
             raise self._error
-        return self._first.pop() if self._first else next(self._indices)
+        if self._read_ahead:
+            return self._read_ahead.popleft()
+        for item in self._read(1):
+            return item
+        raise StopIteration
 
+
+_LIBRARIES = ("torch", "torchdata", "accelerate")
+"""Packages whose samplers depend only on their epochs, their attributes ``generator`` and torch's global generator."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MAX_TEXT = 200  # maximum number of characters of a setting in a state
+
+
+def _bytes_of(indices: Any) -> Any:
+    """Return the indices of a batch, or any other item of a sampler, as bytes that are equal in all processes."""
+    if type(indices) is list:
+        with suppress(TypeError, OverflowError):
+            return array("q", indices)  # a quarter of the time that repr takes
+    return without_addresses(repr(indices)).encode()
+
+
+def without_addresses(text: str) -> str:
+    """Return the ``repr`` of an object without memory addresses."""
+    return _ADDRESS.sub("", text)
 
 
 def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
@@ -360,7 +449,7 @@ def _plain(value: Any) -> bool | int | str | None:
     if value is None or isinstance(value, bool):
         return value
     number = as_int(value)
-    return _ADDRESS.sub("", repr(value))[:_MAX_TEXT] if number is None else number
+    return without_addresses(repr(value))[:_MAX_TEXT] if number is None else number
 
 
 @contextmanager

@@ -12,7 +12,6 @@ An *additional state* (``extra_state``) is saved with torchdata's state, which i
 
 import copy
 import sys
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -98,7 +97,7 @@ class StatefulLoader:
         if is_at_end and not self._loads_state_at_end(loader):
             if not self._is_stream and loaded_state.get("dataset_state") is not None:
                 loader.dataset.load_state_dict(loaded_state["dataset_state"])
-            self._set_generators_to_end(extra_state)
+            self._resumable.restore_end(extra_state, same_order=self._same_order)
             loaded_state = extra_state = loader.next_iter_state = None
         self._resumed = loaded_state is not None
         has_matching_states = (loaded_state is None) is (extra_state is None)
@@ -106,8 +105,8 @@ class StatefulLoader:
             resume = None if extra_state is None else Resume(0, None, extra_state, self._same_order)
             if is_at_end and has_persistent_workers(loader):
                 resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
-            iterator, indices = self._resumable.begin_recorded(loader, resume)
-            return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), indices.state)
+            iterator, read_order = self._resumable.begin_recorded(loader, resume)
+            return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), read_order)
         iterator = iter(loader)
         if extra_state is not None:
             set_states(self._resumable.generators, extra_state["generators"])
@@ -161,20 +160,6 @@ class StatefulLoader:
             return {**state, _EXTRA_KEY: {**extra_state, "ended": ended, "batches": max(batches, iterator._num_yielded)}}
 
         return drop_first(iterator, batches + skip), read_start
-
-    def _set_generators_to_end(self, extra_state: Mapping[str, Any]) -> None:
-        """Set generators to their states at the end of the epoch that ``extra_state``, an additional state, describes."""
-        generators = self._resumable.generators
-        global_state = torch.get_rng_state()
-        set_states(generators, extra_state["generators"])
-        # Accelerate saves its checkpoint at the last batch, not at the end of the epoch. So the sampler draws the order once
-        # more. The epochs of samplers, which Accelerate has set already, are not changed.
-        if self._records_order and not extra_state["ended"]:
-            epochs = self._resumable.epochs
-            deque(self._resumable.sampler, maxlen=0)
-            self._resumable.epochs = epochs
-            set_states(generators, extra_state.get("begun", {}))
-            torch.set_rng_state(global_state)
 
     def _loads_state_at_end(self, loader: Any) -> bool:
         """Return whether torchdata loads the state at the end of an epoch into the dataset."""

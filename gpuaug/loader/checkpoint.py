@@ -261,7 +261,8 @@ class Progress:
         Raises:
             ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, or, with ``strict``, differs from this run. The
                 loader is unchanged.
-            Exception: Any error of the wrapped loader's ``load_state_dict``. Open iterators have ended.
+            GpuAugError: If a custom sampler returns another order than in the epoch that has ended. Open iterators have ended.
+            Exception: Any error of the wrapped loader's ``load_state_dict``, or of its sampler. Open iterators have ended.
 
         Warns:
             GpuAugWarning: For each difference, if ``strict`` is false.
@@ -309,10 +310,13 @@ class Progress:
                 self._stateful.restore(source, same_order=strict)
             self._loaded_source = source
         elif source is not None:
-            resumable.restore(source, ended=ended)
-            if not ended:
+            resumable.epochs = source["epochs"]
+            if ended:
+                with rng.generator_lock:  # the sampler may draw from torch's global generator
+                    resumable.restore_end(source, same_order=strict)
+            else:
                 self._resume = Resume(batch, 0, source, strict)
-            elif getattr(self._loader, "persistent_workers", False):
+            if ended and getattr(self._loader, "persistent_workers", False):
                 self._resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
         self._seed = seed
         self._epoch = saved_position.epoch

@@ -192,7 +192,7 @@ def test_seed_that_was_given_stays_where_the_state_is_taken_as_it_is():
         other.load_state_dict(stopped_at(2, loader(OPTIONS["in order"])))
 
 
-SOURCE = {"settings": {"samples": SAMPLES}, "rank": 0, "epochs": {}, "generators": {}, "first": 1}
+SOURCE = {"settings": {"samples": SAMPLES}, "rank": 0, "epochs": {}, "generators": {}, "order": {"batches": 1}}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,10 @@ SOURCE = {"settings": {"samples": SAMPLES}, "rank": 0, "epochs": {}, "generators
         None,
         {"next": 3},
         {**SOURCE, "rank": None},
-        {**SOURCE, "first": torch.zeros(3)},
+        {**SOURCE, "order": 1},
+        {**SOURCE, "order": {"batches": torch.zeros(3)}},
+        {**SOURCE, "last": 1},
+        {**SOURCE, "last": {**SOURCE, "generators": {"loader": torch.zeros(3)}}},
         {**SOURCE, "settings": {"samples": torch.zeros(3)}},
         {**SOURCE, "epochs": {"sampler": 1.5}},
         {**SOURCE, "epochs": {"sampler": 2**63}},

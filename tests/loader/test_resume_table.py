@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.loader.checkpoints import Counter, Shards, Tape, stopped_at
 from support.loader.resumed_loaders import Loaded, generator
-from torch.utils.data import DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 from torchdata import nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -24,7 +24,7 @@ def distributed(kind):
 
 
 class Hidden(Sampler):
-    """Draws from a generator that nobody knows of."""
+    """Draws from a generator that is not an attribute ``generator``, when the iterator is created."""
 
     def __init__(self):
         self.order = generator()
@@ -34,6 +34,47 @@ class Hidden(Sampler):
 
     def __iter__(self):
         return iter(torch.randperm(14, generator=self.order).tolist())
+
+
+class HiddenLate(Hidden):
+    """The same, but draws when the iterator is read. The first batch of each epoch is the same."""
+
+    def __iter__(self):
+        yield from range(3)
+        yield from (3 + torch.randperm(11, generator=self.order)).tolist()
+
+
+class Counting(Hidden):
+    """Counts epochs without ``set_epoch``."""
+
+    epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter([(index * 5 + self.epoch) % 14 for index in range(14)])
+
+
+class CountingLate(Counting):
+    """The same, but counts when the iterator is read."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+
+
+HIDDEN = {
+    f"{sampler.__name__}, {where}": options
+    for sampler in (Hidden, HiddenLate, Counting, CountingLate)
+    for where, options in {
+        "sampler": lambda sampler=sampler: {"batch_size": 3, "sampler": sampler()},
+        "batch sampler": lambda sampler=sampler: {"batch_sampler": BatchSampler(sampler(), 3, drop_last=False)},
+        "sampler of batches": lambda sampler=sampler: {
+            "batch_size": None,
+            "sampler": BatchSampler(sampler(), 3, drop_last=False),
+            "collate_fn": torch.tensor,
+        },
+    }.items()
+}
+"""Arguments of a ``DataLoader`` whose order depends on more than an epoch and a ``generator``."""
 
 
 SEEDED, WEIGHTS = "with a `generator`", range(1, 15)
@@ -99,14 +140,16 @@ def measured(make, positions, *, tells=False):
         return "no state"
     torch.manual_seed(3)
     epochs, states = read(make(), tells)
+    result = "exact"
     for epoch, batch, stops_again in positions(epochs):
         try:
             rest = resumed_from(make, states[epoch, batch], (epoch, batch), tells, stops_again=stops_again)
         except GpuAugError:
-            return "an error"
+            result = "an error"
+            continue
         if rest != [epochs[epoch][batch:], *epochs[epoch + 1 :]]:
             return f"other batches: from {epoch}, {batch}{', stopped again' if stops_again else ''}"
-    return "exact"
+    return result
 
 
 def some_positions(epochs):
@@ -227,6 +270,40 @@ def test_the_table_says_what_a_stop_does(loader, order, table):
     positions = middle_and_end_of_second_epoch if "persistent" in order else some_positions
     found = measured(MADE[loader, order], positions, tells=order.endswith("`set_epoch` each epoch"))
     assert found == table[loader, order]
+
+
+def every_position_but_the_first(epochs):
+    """Stops at the ends of epochs and after each batch but the first, which ``HiddenLate`` has in every epoch."""
+    return [(epoch, 0, False) for epoch in range(1, EPOCHS)] + [
+        (epoch, batch, False) for epoch in range(EPOCHS) for batch in range(2, len(epochs[epoch]) + 1)
+    ]
+
+
+class Bulk(Loaded):
+    """Accepts lists of indices."""
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("options", HIDDEN.values(), ids=HIDDEN)
+def test_order_that_no_state_describes_is_never_another_silently(options, kind):
+    assert measured(lambda: kind(Bulk(), **options()), every_position_but_the_first) == "an error"
+
+
+def test_order_that_no_state_describes_is_accepted_if_not_strict():
+    def make():
+        return StreamedLoader(DataLoader(DATA, 3, sampler=Hidden()), device="cpu", seed=7)
+
+    ended = make()
+    for _ in range(2):
+        list(ended)
+    resumed = make()
+    with pytest.raises(GpuAugError, match=r"To continue with another order, pass strict=False to load_state_dict\.$"):
+        resumed.load_state_dict(ended.state_dict())
+    resumed.load_state_dict(ended.state_dict(), strict=False)
+    assert len(list(resumed)) == len(resumed)
 
 
 IN_WORKERS = [
