@@ -56,6 +56,12 @@ class StatefulLoader:
         """Return whether ``begin`` can use ``state`` after it was loaded into the loader."""
         return not isinstance(state, Mapping) or _EXTRA_KEY not in state or self._resumable.accepts(state[_EXTRA_KEY])
 
+    def settings(self, state: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return the settings (in ``state``, of the loader), on which the batches of an epoch depend; both empty if unknown."""
+        if isinstance(state, Mapping) and _EXTRA_KEY in state:
+            return state[_EXTRA_KEY]["settings"], self._resumable.settings()
+        return {}, {}
+
     def restore(self, state: Any, *, same_order: bool) -> None:
         """Set the epochs of samplers and of the stream to the epochs in a state that was loaded into the loader.
 

@@ -69,20 +69,20 @@ class Difference(NamedTuple):
     way_out: str
 
 
-def differences(state: Mapping[str, Any], current: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[Difference]:
+def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the differences between a saved state and the current run.
 
     Args:
-        state: The saved state.
+        state: The saved state, and under ``"settings"`` the settings of the wrapped loader, such as its batch size.
         current: Values of the current run for the same keys.
-        settings: Current settings of the wrapped loader, such as its batch size; empty if unknown.
     """
     if state["seed"] != current["seed"]:
         yield Difference("seed", state["seed"], current["seed"], "Leave seed out to use the seed of the state.")
     if state["ranks"] != current["ranks"]:
         way_out = "Start as many ranks as in the saved run: the samples of a batch and their random numbers depend on it."
         yield Difference("The number of ranks", state["ranks"], current["ranks"], way_out)
-    saved_settings = state["source"]["settings"] if settings else {}
+    saved_settings = state["settings"]
+    settings = current["settings"]
     for name in {**saved_settings, **settings}:
         saved_value = saved_settings.get(name)
         current_value = settings.get(name)
@@ -121,18 +121,17 @@ def _first_difference(saved: str, current: str) -> tuple[str, str]:
     return saved_text, current_text
 
 
-def batches_done(state: Mapping[str, Any], current: Mapping[str, Any], settings: Mapping[str, Any], *, sharded: bool) -> int:
+def batches_done(state: Mapping[str, Any], current: Mapping[str, Any], *, sharded: bool) -> int:
     """Return the number of batches after which the current run has processed as many samples as the saved run, rounded down.
 
     Args:
-        state: The saved state.
+        state: The saved state, and under ``"settings"`` the settings of the wrapped loader.
         current: Values of the current run for the same keys.
-        settings: Current settings of the wrapped loader.
         sharded: Whether samplers of the wrapped loader divide the dataset among the ranks.
     """
     batch: int = state["batch"]
-    saved_size = state["source"]["settings"].get("batch_size")
-    current_size = settings.get("batch_size")
+    saved_size = state["settings"].get("batch_size")
+    current_size = current["settings"].get("batch_size")
     if not (isinstance(saved_size, int) and isinstance(current_size, int) and saved_size > 0 and current_size > 0):
         return batch
     saved_ranks = state["ranks"] if sharded else 1

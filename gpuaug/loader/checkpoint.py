@@ -256,7 +256,8 @@ class Progress:
             strict: Whether to raise if the seed, the number of ranks, the stages, the decoders or the settings of the
                 ``DataLoader`` differ from the state. ``False``: each difference causes a warning, and later batches differ from
                 an uninterrupted run. With another batch size, or another number of ranks among which a ``DistributedSampler``
-                divides the dataset, the epoch continues after the samples that were processed.
+                divides the dataset, the epoch of a plain ``DataLoader`` continues after the samples that were processed, the
+                epoch of a ``StatefulDataLoader`` after the same number of batches, or at the state of its stream.
 
         Raises:
             ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, or, with ``strict``, differs from this run. The
@@ -275,10 +276,9 @@ class Progress:
         batch = saved_position.batch
         check_source(source, batch, self._loader, resumable, self._stateful)
         seed = self._seed if self._seed_is_set else state["seed"]
-        settings_of_run = description(self._device_setup.stage_pairs, self._resumable, state.get("decoders", ()))
-        current = {"seed": seed, **settings_of_run}
-        settings = resumable.settings() if resumable is not None and source is not None else {}  # of the wrapped loader
-        all_differences = list(differences(state, current, settings))
+        current = {"seed": seed, **description(self._device_setup.stage_pairs, self._resumable, state.get("decoders", ()))}
+        state["settings"], current["settings"] = self._loader_settings(source)
+        all_differences = list(differences(state, current))
         if all_differences and strict:
             name, saved_value, current_value, way_out = all_differences[0]
             raise ArgumentError(
@@ -286,9 +286,8 @@ class Progress:
                 "To resume with different batches, pass strict=False to load_state_dict."
             )
         ended = saved_position.ended or _is_finished(source)
-        if settings and not ended:
-            sharded = resumable is not None and resumable.ranks is not None
-            batch = min(batches_done(state, current, settings, sharded=sharded), MAX_COUNT)
+        if resumable is not None and not ended:
+            batch = min(batches_done(state, current, sharded=resumable.ranks is not None), MAX_COUNT)
         first_batch = 0 if ended else batch
         for name, saved_value, current_value, way_out in all_differences:
             warnings.warn(
@@ -325,6 +324,12 @@ class Progress:
         self._first_batch = first_batch
         self._skip = 0
         self._snapshot = saved_position._replace(batch=batch, source=source)
+
+    def _loader_settings(self, source: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return the settings of the wrapped loader, such as its batch size: (in its state, current); both empty if unknown."""
+        if self._stateful is not None:
+            return self._stateful.settings(source)
+        return ({}, {}) if self._resumable is None or source is None else (source["settings"], self._resumable.settings())
 
     @property
     def _next_epoch(self) -> int:

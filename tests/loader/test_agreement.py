@@ -1,16 +1,18 @@
 """What a run must have in common with its state: a difference is refused by name, or taken with a warning."""
 
+import copy
 import warnings
 from functools import partial
 
 import kornia.augmentation as K
 import pytest
 import torch
-from support.loader.checkpoints import saved, stopped_at
+from support.loader.checkpoints import Shards, Tape, saved, stopped_at
 from support.loader.resumed_loaders import DATA, OPTIONS, SAMPLES, Epochs, generator, loader, values
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import ArgumentError, DecodeStage, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage, fuse
 from gpuaug.core.errors import shown
@@ -180,6 +182,46 @@ def test_what_differs_is_named_and_nothing_changes(text):
     assert repr(other.state_dict()) == repr(before)
     assert len(list(iterator)) == len(other) - 1, "the iterator goes on"
     assert expected is not None
+
+
+DATASETS = {"map-style": range(24), "stream": Shards(), "stream with a state": Tape()}
+OTHER_SETTINGS = {
+    "batch_size must be 3, as in the state, got 4.": {"batch_size": 4},
+    "drop_last must be False, as in the state, got True.": {"drop_last": True},
+    "samples must be 24, as in the state, got 30.": {"dataset": range(30)},
+    "sampler must be BatchSampler of SequentialSampler, as in the state, got BatchSampler of Epochs.": {"sampler": Epochs()},
+    "generators must be none, as in the state, got loader.": {"generator": torch.Generator()},
+}
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["within an epoch", "at its end"])
+@pytest.mark.parametrize(
+    ("kind", "dataset", "text"),
+    [
+        (kind, dataset, text)
+        for kind, dataset in [(DataLoader, "map-style"), *((StatefulDataLoader, dataset) for dataset in DATASETS)]
+        for text, settings in OTHER_SETTINGS.items()
+        if dataset == "map-style" or settings.keys() <= {"batch_size", "drop_last", "generator"}
+    ],
+)
+def test_other_settings_of_any_data_loader_are_named(kind, dataset, text, ended):
+    def made(**settings):
+        return StreamedLoader(kind(**{"dataset": copy.deepcopy(DATASETS[dataset]), "batch_size": 3, **settings}), device="cpu")
+
+    stopped = made()
+    for number, _ in enumerate(stopped):
+        if number == 1 and not ended:
+            break
+    state = saved(stopped.state_dict())
+    other = made(**OTHER_SETTINGS[text])
+    with pytest.raises(ArgumentError) as raised:
+        other.load_state_dict(state)
+    assert str(raised.value).startswith(f"The wrapped loader's {text}")
+    with pytest.warns(GpuAugWarning, match="because the wrapped loader's "):
+        other.load_state_dict(state, strict=False)
+    same = made()
+    same.load_state_dict(state)
+    assert len(list(same)) == len(list(made())) - (0 if ended else 2)
 
 
 def test_seed_that_was_given_stays_where_the_state_is_taken_as_it_is():
