@@ -27,6 +27,7 @@ from gpuaug.feed.wrapped_loader import (
     end_workers,
     has_persistent_workers,
     has_state_methods,
+    parts,
     state_reader,
 )
 
@@ -196,10 +197,10 @@ def begin_graph(loader: Any, skip: int) -> IteratorAndReader:
     """
     samplers = [node.sampler for node in _nodes(loader.root) if hasattr(node, "sampler")]
     generators = {
-        f"{number}{depth}": generator
+        f"{number}.{path}": generator
         for number, sampler in enumerate(samplers)
-        for depth, owner in (("", sampler), (".sampler", getattr(sampler, "sampler", None)))
-        if isinstance(generator := getattr(owner, "generator", None), torch.Generator)
+        for path, part in parts(sampler).items()
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator)
     }
     loaded_state = loader._next_iter_state_dict
     extra_state = loaded_state.get(_EXTRA_KEY, {}) if isinstance(loaded_state, Mapping) else {}

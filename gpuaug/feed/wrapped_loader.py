@@ -247,15 +247,33 @@ def as_int(value: Any) -> int | None:
 
 
 def parts(loader: Any) -> dict[str, Any]:
-    """Return attribute path → object, for the loader (path ``""``), its samplers and its dataset. Each object occurs once."""
+    """Return attribute path → object, for the loader (path ``""``), its samplers and its dataset. Each object occurs once.
+
+    A sampler may wrap another one as its attribute ``sampler`` or ``batch_sampler``: torch's ``BatchSampler`` wraps the sampler
+    of samples, Accelerate's batch sampler of one rank wraps the batch sampler of all ranks.
+    """
     result: dict[str, Any] = {"": loader}
-    # Accelerate's batch sampler of one rank wraps the batch sampler of all ranks.
-    for path in ("sampler", "batch_sampler", "batch_sampler.sampler", "batch_sampler.batch_sampler.sampler", "dataset"):
-        with suppress(AttributeError):
-            part = operator.attrgetter(path)(loader)
-            if not any(part is other for other in result.values()):
-                result[path] = part
+    paths = ["sampler", "batch_sampler"]
+    for path in paths:
+        if _add_part(result, loader, path) and path.count(".") < _MAX_DEPTH:
+            paths += [f"{path}.sampler", f"{path}.batch_sampler"]
+    _add_part(result, loader, "dataset")
     return result
+
+
+_MAX_DEPTH = 4
+"""Maximum number of samplers around a sampler: ``__getattr__`` of an object may return a new object for every name."""
+
+
+def _add_part(parts_by_path: dict[str, Any], loader: Any, path: str) -> bool:
+    """Add the object at an attribute path of ``loader``. Return false if there is none, or if it was added before."""
+    part = None
+    with suppress(AttributeError):
+        part = operator.attrgetter(path)(loader)
+    if part is None or any(part is other for other in parts_by_path.values()):
+        return False
+    parts_by_path[path] = part
+    return True
 
 
 def _no_state(_ended: bool) -> None:

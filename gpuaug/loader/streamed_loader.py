@@ -241,9 +241,10 @@ class StreamedLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iterator, here and in the wrapped loader.
 
-        Calls ``set_epoch`` of the wrapped loader if it has this method; otherwise of its sampler, its batch sampler, the batch
-        sampler's sampler and its dataset, if they have the method. Without a call of ``set_epoch``, an iterator's epoch is one
-        more than the epoch of the last iterator, or the epoch of one of these objects if it is larger.
+        Calls ``set_epoch`` of the wrapped loader if it has this method; otherwise of its sampler, its batch sampler, the
+        samplers that they wrap as ``sampler`` or ``batch_sampler``, and its dataset, if they have the method. Without a call of
+        ``set_epoch``, an iterator's epoch is one more than the epoch of the last iterator, or the epoch of one of these objects
+        if it is larger.
 
         Args:
             epoch: Epoch, from 0.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from contract.sources import noise, streamed
+from support.loader.resumed_loaders import Reversed
 from support.process.waiting import WAIT_S
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
@@ -138,6 +139,42 @@ def test_set_epoch_of_batch_samplers_sampler_is_called():
     assert sampler.epoch == 5
     assert batch_sampler.told == [5]
     assert data.told == [5]
+
+
+NESTED_SAMPLERS = {
+    "sampler": lambda sampler: {"sampler": sampler},
+    "batch_sampler.sampler": lambda sampler: {"batch_sampler": BatchSampler(sampler, 2, drop_last=False)},
+    "sampler.sampler": lambda sampler: {"batch_size": None, "sampler": BatchSampler(sampler, 2, drop_last=False)},
+    "batch_sampler.sampler.sampler": lambda sampler: {"batch_sampler": EpochSampler(EpochSampler(sampler, 2), 1)},
+    "batch_sampler.batch_sampler.sampler": lambda sampler: {
+        "batch_sampler": Reversed(BatchSampler(sampler, 2, drop_last=False))
+    },
+    "sampler.batch_sampler.sampler": lambda sampler: {
+        "batch_size": None,
+        "sampler": Reversed(BatchSampler(sampler, 2, drop_last=False)),
+    },
+}
+
+
+@pytest.mark.parametrize("path", NESTED_SAMPLERS)
+def test_set_epoch_reaches_samplers_within_samplers(path):
+    sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
+    wrapped = DataLoader(torch.arange(8), **NESTED_SAMPLERS[path](sampler))
+    assert operator.attrgetter(path)(wrapped) is sampler
+    streamed(wrapped).set_epoch(5)
+    assert sampler.epoch == 5
+
+
+def test_set_epoch_of_a_loader_whose_samplers_have_no_end():
+    class Endless(list):
+        def __getattr__(self, name):
+            if name in ("sampler", "batch_sampler"):
+                return Endless()
+            raise AttributeError(name)
+
+    loader = streamed(Endless([0]))
+    loader.set_epoch(5)
+    assert list(loader) == [0]
 
 
 def test_set_epoch_calls_shared_sampler_and_dataset_once():

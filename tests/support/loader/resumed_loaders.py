@@ -67,6 +67,19 @@ class Pairs(Sampler):
         return iter([[index] * (1 + index % 3) for index in torch.randperm(7, generator=self.generator).tolist()])
 
 
+class Reversed(Sampler):
+    """The batches of another batch sampler, each in reverse."""
+
+    def __init__(self, batch_sampler):
+        self.batch_sampler = batch_sampler
+
+    def __len__(self):
+        return len(self.batch_sampler)
+
+    def __iter__(self):
+        return (batch[::-1] for batch in self.batch_sampler)
+
+
 DATA = Loaded()
 OPTIONS = {
     "in order": lambda: {"batch_size": 2},
@@ -82,6 +95,12 @@ OPTIONS = {
     "without batches": lambda: {"batch_size": None, "shuffle": True, "generator": generator()},
     "batches of another sampler": lambda: {
         "batch_sampler": BatchSampler(RandomSampler(DATA, generator=generator()), 3, drop_last=False)
+    },
+    "lists of indices of another sampler": lambda: {
+        "batch_size": None, "sampler": BatchSampler(RandomSampler(DATA, generator=generator()), 3, drop_last=False)
+    },
+    "batches of another batch sampler": lambda: {
+        "batch_sampler": Reversed(BatchSampler(RandomSampler(DATA, generator=generator()), 3, drop_last=False))
     },
     "batches that are drawn at once": lambda: {"batch_sampler": Pairs()},
     "an order for each epoch": lambda: {"batch_size": 2, "sampler": Epochs()},
