@@ -6,6 +6,7 @@ iterator that ended or a setup that is slow, has the form ``<what happened>, bec
 
 import contextlib
 import operator
+import re
 from collections.abc import Sequence
 from reprlib import Repr
 from typing import Any, TypeVar
@@ -54,6 +55,14 @@ def shown(value: object) -> str:
     if isinstance(shape, tuple) and shape:
         return f"{type(value).__name__} of shape {tuple(shape)}"
     return " ".join(_REPR.repr(value).split())
+
+
+def without_addresses(text: str) -> str:
+    """Return the ``repr`` of an object without memory addresses, which differ between equal objects."""
+    return _ADDRESS.sub("", text)
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # PIL writes upper-case digits
 
 
 def whole_number(name: str, value: object, way_out: str, *, least: int | None = 0, most: int | None = None) -> int:

@@ -6,7 +6,6 @@ epoch, the sampler is iterated again from these states, and the indices of the b
 sample is loaded for dropped indices. Their checksum is compared with the saved state.
 """
 
-import re
 import zlib
 from array import array
 from collections import deque
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from gpuaug.core.errors import GpuAugError
+from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import default_rank
 from gpuaug.feed.wrapped_loader import StateReader, as_int, end_workers, is_stateful, parts, uses_iteration_of
 
@@ -400,7 +399,6 @@ class EpochIndices(Iterator[Any]):
 _LIBRARIES = ("torch", "torchdata", "accelerate")
 """Packages whose samplers depend only on their epochs, their attributes ``generator`` and torch's global generator."""
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _MAX_TEXT = 200  # maximum number of characters of a setting in a state
 
 
@@ -410,11 +408,6 @@ def _bytes_of(indices: Any) -> Any:
         with suppress(TypeError, OverflowError):
             return array("q", indices)  # a quarter of the time that repr takes
     return without_addresses(repr(indices)).encode()
-
-
-def without_addresses(text: str) -> str:
-    """Return the ``repr`` of an object without memory addresses."""
-    return _ADDRESS.sub("", text)
 
 
 def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:

@@ -5,8 +5,8 @@ import dis
 import functools
 import hashlib
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from gpuaug.core.errors import without_addresses
 from gpuaug.stages.base import Stage
 from gpuaug.stages.feature import FeatureStage
 
@@ -22,8 +23,6 @@ _MAX_CHARACTERS = 4000
 """Maximum length of a definition. Longer text is truncated."""
 _MAX_ELEMENTS = 16
 """Maximum number of elements of a tensor whose values are written. A larger tensor is described by its shape and checksum."""
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Pattern of the address in the ``repr`` of an object."""
 
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 _LIBRARY_PREFIXES = ("kornia.", "torchvision.transforms.")
@@ -71,7 +70,7 @@ def shown_text(value: Any) -> str:
     """Return the ``repr`` of a value without memory addresses, or its class name if it inherits ``object.__repr__``."""
     if not any("__repr__" in vars(cls) for cls in type(value).__mro__[:-1]):
         return type(value).__qualname__  # without the module name, which is __main__ in the main process but not in workers
-    return ADDRESS.sub("", repr(value))
+    return without_addresses(repr(value))
 
 
 def _checksum(data: bytes) -> str:
@@ -80,6 +79,8 @@ def _checksum(data: bytes) -> str:
 
 class _Writer:
     """Converter of values to text. A value within itself, as in a list that contains itself, is written as "…".
+
+    A value whose class raises an error, for instance in ``__repr__``, is written as the name of its class.
 
     Args:
         modules_by_repr: Whether a module is written as its ``repr`` instead of its attributes.
@@ -98,12 +99,19 @@ class _Writer:
         self._enclosing.append(value)
         try:
             return self._text(value)
+        except Exception:
+            return type(value).__qualname__
         finally:
             self._enclosing.pop()
 
     def _text(self, value: Any) -> str:
-        if isinstance(value, Tensor | np.ndarray):
-            return _array(value)
+        if isinstance(value, Tensor):
+            return _tensor(value)
+        if isinstance(value, np.ndarray):
+            return self._array(value)
+        if any((cls.__module__, cls.__qualname__) == ("PIL.Image", "Image") for cls in type(value).__mro__):
+            checksum = _checksum(value.tobytes() + bytes(value.getpalette() or ()))
+            return f"{type(value).__qualname__}(mode={value.mode}, size={value.size}, checksum={checksum})"
         if isinstance(value, Mapping):
             return f"{{{', '.join(f'{self.text(key)}: {self.text(item)}' for key, item in value.items())}}}"
         if isinstance(value, list | tuple):
@@ -124,6 +132,15 @@ class _Writer:
         if self._modules_by_repr and isinstance(value, nn.Module):
             return shown_text(value)
         return self._object(value)
+
+    def _array(self, value: Any) -> str:
+        array = value.astype(value.dtype.newbyteorder("="), copy=False)
+        if array.dtype.kind in "USMm":  # strings, bytes and times
+            checksum = _checksum(np.ascontiguousarray(array).tobytes())
+            return f"array(dtype={array.dtype}, shape={array.shape}, checksum={checksum})"
+        if array.dtype.hasobject or array.dtype.kind == "V" or array.dtype.char in "gG":  # their bytes are addresses or padding
+            return f"array(dtype={array.dtype}, {self.text(array.tolist())})"
+        return _tensor(torch.as_tensor(np.ascontiguousarray(array)))
 
     def _keyword_texts(self, values: Mapping[str, Any]) -> list[str]:
         """Return ``name=value`` texts in the order of ``values``, texts of several lines last."""
@@ -168,12 +185,14 @@ def _indented_lines(begin: str, items: Sequence[str]) -> str:
     return "\n  ".join([begin, *(item.replace("\n", "\n  ") for item in items)]) + ("\n)" if items else ")")
 
 
-def _array(value: Any) -> str:
-    array = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.ascontiguousarray(value))
-    if array.numel() <= _MAX_ELEMENTS:
-        return f"tensor({array.tolist()})"
-    data = array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return f"tensor(shape={tuple(array.shape)}, checksum={_checksum(data)})"
+def _tensor(value: Tensor) -> str:
+    if value.layout is not torch.strided or value.is_meta:
+        return f"tensor(shape={tuple(value.shape)}, dtype={value.dtype}, layout={value.layout})"
+    tensor = (value.dequantize() if value.is_quantized else value).detach().cpu().resolve_conj().resolve_neg()
+    if tensor.numel() <= _MAX_ELEMENTS:
+        return f"tensor({tensor.tolist()})"
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"tensor(shape={tuple(tensor.shape)}, checksum={_checksum(data)})"
 
 
 def _is_of_library(cls: type) -> bool:
@@ -207,5 +226,6 @@ def _parameters(cls: type) -> frozenset[str]:
     names: set[str] = set()
     for base in cls.__mro__[:-1]:
         if "__init__" in vars(base):
-            names.update(inspect.signature(vars(base)["__init__"]).parameters)
+            with suppress(TypeError, ValueError):  # a constructor need not have a signature
+                names.update(inspect.signature(vars(base)["__init__"]).parameters)
     return frozenset(name.strip("_") for name in names) - {"self", "args", "kwargs"}

@@ -1,13 +1,15 @@
 """Definition of a stage: it differs where one argument does, and not from process to process or from run to run."""
 
+import inspect
 from contextlib import suppress
-from functools import partial
+from functools import partial, partialmethod
 from itertools import cycle
 
 import kornia.augmentation as K
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.comparison.replay import photographs
 from support.ops.other_arguments import (
     FLIPS,
@@ -150,6 +152,90 @@ def test_functions_and_objects_of_the_users_are_told_apart_by_their_arguments(wh
     make, other = DIFFERENT[what]
     assert defined(make()) == defined(make())
     assert defined(make(**other)) != defined(make())
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, images):
+        return images
+
+
+class Raising:
+    def __init__(self, value=None):
+        pass
+
+    def __repr__(self):
+        raise RuntimeError("no repr")
+
+
+class WithoutSignature:
+    __init__ = partialmethod(lambda self, value=None: None)
+
+
+class Addressed:
+    def __init__(self, *names):
+        self.text = names[0]
+
+    def __repr__(self):
+        return f"<{self.text} at 0x{id(self):X}>"
+
+
+class Sized(np.ndarray):
+    """A subclass of an array."""
+
+
+COMPARED = {
+    "strings": lambda text="dog": np.array(["cat", text]),
+    "many strings": lambda text="dog": np.array([text] * 99),
+    "objects": lambda item=1: np.array([item, None, "a"], object),
+    "records": lambda count=1: np.array([(count, 2.0)], [("count", "i4"), ("size", "f8")]),
+    "records of objects": lambda item=1: np.array([(item, 2.0)], [("item", "O"), ("size", "f8")]),
+    "big-endian": lambda start=0: np.arange(start, start + 20, dtype=">f4"),
+    "longdouble": lambda start=0: np.arange(start, start + 20, dtype=np.longdouble) / 3,
+    "times": lambda day="01": np.array([f"2020-01-{day}"] * 20, "M8[D]"),
+    "a subclass": lambda start=0: np.arange(start, start + 20).view(Sized),
+    "reversed": lambda start=0: np.arange(start, start + 20)[::-1],
+    "float16": lambda start=0: np.arange(start, start + 20, dtype=np.float16),
+    "bfloat16": lambda start=0: torch.arange(start, start + 20, dtype=torch.bfloat16),
+    "conjugate": lambda start=0: torch.arange(start, start + 20).to(torch.complex64).conj(),
+    "imaginary": lambda start=0: (torch.arange(start, start + 20) * 1j).conj().imag,
+    "quantized": lambda start=0: torch.quantize_per_tensor(torch.arange(start, start + 20.0), 0.5, 0, torch.quint8),
+    "sparse": lambda size=20: torch.eye(size).to_sparse(),
+    "compressed rows": lambda size=20: torch.eye(size).to_sparse_csr(),
+    "meta": lambda size=20: torch.zeros(size, device="meta"),
+    "an image": lambda colour=1: Image.new("RGB", (2, 3), (colour, 2, 3)),
+    "the size of an image": lambda size=(2, 3): Image.new("L", size),
+    "an image with a palette": lambda colour=1: with_palette(colour),
+    "an object with an address of upper-case digits": lambda name="a": Addressed(name),
+}
+"""Values of an attribute. The argument is part of the definition."""
+OTHER = {"text": "owl", "item": 2, "count": 2, "start": 1, "day": "02", "size": 21, "colour": 9, "name": "b"}
+
+
+def with_palette(colour):
+    image = Image.new("P", (2, 2))
+    image.putpalette([colour] * 768)
+    return image
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", COMPARED)
+def test_attributes_of_any_type_are_compared(what):
+    make = COMPARED[what]
+    (name,) = inspect.signature(make).parameters
+    other = (3, 2) if what == "the size of an image" else OTHER[name]
+    first, same = Holder(make()), Holder(make())
+    assert defined(first) == defined(same)
+    assert defined(Holder(make(**{name: other}))) != defined(first)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [Raising, WithoutSignature, lambda: torch.nested.nested_tensor([torch.zeros(2)])])
+def test_values_that_cannot_be_described_have_the_name_of_their_class(make):
+    value = make()
+    assert f"Holder(value={type(value).__qualname__})" in defined(Holder(value))
 
 
 @pytest.mark.parametrize("made", [Scaled(), Preset(8), closed_over(2.0), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 3)])
