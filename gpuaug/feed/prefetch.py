@@ -41,9 +41,13 @@ STOP_S = 7.0
 WAKE_S = 0.05
 """Seconds between attempts to make the wrapped loader's ``next`` return."""
 
-_TAKEN_OVER = (
+_WORKERS_TAKEN_OVER = (
     "This iterator ended, because a newer one took over its persistent workers. "
     "Finish the first loop before starting the next, or pass persistent_workers=False to the DataLoader."
+)
+_SOURCE_TAKEN_OVER = (
+    "This iterator ended, because a newer one reads the same source: iter() of the wrapped loader returns the same iterator "
+    "every time. Finish the first loop before starting the next, or give each loop a StreamedLoader of a separate source."
 )
 _CLOSED = "This iterator ended, because its loader was closed or loaded a state. Begin a new one: iter(loader)."
 
@@ -110,7 +114,7 @@ class FeedIterator(ABC):
 
     def take_over(self) -> None:
         """End this iteration because a newer one reads the same iterator."""
-        self._end_message = _TAKEN_OVER
+        self._end_message = _WORKERS_TAKEN_OVER if has_persistent_workers(self.loader) else _SOURCE_TAKEN_OVER
 
     def close(self) -> None:
         """Drop the wrapped loader's iterator, which ends its workers. Idempotent."""
@@ -160,7 +164,7 @@ class ThreadFeedIterator(FeedIterator):
         self._thread.start()
 
     def take_over(self) -> None:
-        """End this iteration because a newer one takes over its workers. Waits until the loader's ``next`` returns."""
+        """End this iteration because a newer one reads the same iterator. Waits until the loader's ``next`` returns."""
         super().take_over()
         self._mailbox.close()
         self._thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile

@@ -13,11 +13,13 @@ import torch
 from support.feed.feed_iterators import drained, feeding, take
 from support.process.waiting import WAIT_S, until, waits_for_worker
 from torch.utils.data import DataLoader, Dataset
+from torchdata import nodes
 
 from gpuaug import IteratorEndedError
 from gpuaug.feed import prefetch
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.prefetch import open_feed_iterator
+from gpuaug.feed.wrapped_loader import end_workers
 
 
 def threads():
@@ -304,9 +306,42 @@ def test_taken_over_feed_raises_iterator_ended_error():
     take(source)
     source.take_over()
     for block in (True, False, True):
-        with pytest.raises(IteratorEndedError, match="a newer one took over its persistent workers"):
+        with pytest.raises(IteratorEndedError, match="a newer one reads the same source"):
             source.get(block=block)
     source.close()
+
+
+def counted():
+    yield from range(9)
+
+
+def graph():
+    return nodes.Loader(nodes.IterableWrapper(range(9)))
+
+
+def persistent():
+    return DataLoader(range(9), batch_size=None, num_workers=1, persistent_workers=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "cause"),
+    [
+        (counted, "a newer one reads the same source"),
+        (graph, "a newer one reads the same source"),
+        (persistent, "a newer one took over its persistent workers"),
+    ],
+)
+def test_error_of_an_iteration_that_was_taken_over_has_its_cause(make, cause):
+    loader = make()
+    older = open_feed_iterator(loader, lambda: None)
+    take(older)
+    newer = open_feed_iterator(loader, lambda: None)
+    take(newer)
+    with pytest.raises(IteratorEndedError, match=f"^This iterator ended, because {cause}"):
+        older.get(block=True)
+    older.close()
+    newer.close()
+    end_workers(getattr(loader, "_iterator", None))
 
 
 def test_take_over_waits_for_pending_next():

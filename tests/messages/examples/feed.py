@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 from support.messages.registry import example, untried
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler, TensorDataset
 from torchvision.transforms import v2
 
 import gpuaug
@@ -59,6 +59,24 @@ def two_iterators_on_persistent_workers(told):
         next(first)
         next(iter(loader))
         assert len(list(first)) == 2
+
+
+@example("This iterator ended, because a newer one reads the same source")
+def two_iterators_on_one_generator(told):
+    def made():
+        return gpuaug.StreamedLoader((IMAGES for _ in range(9)), device="cpu")
+
+    loader = made()
+    first = iter(loader)
+    next(first)
+    next(iter(loader))
+    with told:
+        next(first)
+    loader = made()
+    assert len(list(loader)) == 9, "finish the first loop"
+    assert list(loader) == []
+    first, second = iter(made()), iter(made())
+    assert [len(list(pair)) for pair in zip(first, second, strict=True)] == [2] * 9
 
 
 @example("This iterator ended, because its loader was closed")
@@ -300,4 +318,34 @@ untried(
     "Copies of batches make the training thread wait",
 )
 untried("needs ranks", "got a DataLoaderDispatcher", "The optimizer makes no step for the last")
-untried("of a sampler that changes between processes; see tests/loader/test_resume.py", "The epoch cannot be resumed")
+
+
+class Shuffled(Sampler):
+    def __init__(self, name):
+        setattr(self, name, torch.Generator().manual_seed(1))
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(torch.randperm(8, generator=getattr(self, "generator", None) or self.hidden).tolist())
+
+
+@example("The run cannot be resumed, because the sampler returns other batches")
+def sampler_with_a_hidden_generator(told):
+    def made(name):
+        return gpuaug.StreamedLoader(DataLoader(range(8), 2, sampler=Shuffled(name)), device="cpu", seed=1)
+
+    loader = made("hidden")
+    whole = [list(loader), list(loader)]
+    state = loader.state_dict()
+    with told:
+        made("hidden").load_state_dict(state)
+    assert whole[0][0].tolist() != whole[1][0].tolist()
+    resumed = made("hidden")
+    resumed.load_state_dict(state, strict=False)
+    assert len(list(resumed)) == 4
+    loader, resumed = made("generator"), made("generator")
+    list(loader)
+    resumed.load_state_dict(loader.state_dict())
+    assert all(map(torch.equal, resumed, loader))
