@@ -7,9 +7,10 @@ an error only if a leaf in it changes.
 
 import copy
 import dataclasses
+import functools
 import operator
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any
 
 import torch
@@ -223,7 +224,7 @@ def replace(container: Any, values: Mapping[Any, Any]) -> Any:
         ('one', 2, 3)
     """
     if is_namedtuple(container):
-        return container._replace(**values)
+        return _with_attributes(container._replace(**values), container)
     if isinstance(container, tuple | list):
         items = list(container)
         for index, value in sorted(values.items()):
@@ -264,13 +265,13 @@ def _rebuild_sequence(container: Any, items: list[Any]) -> Any:
     if cls is tuple or cls is list:
         return cls(items)
     if is_namedtuple(container):
-        return cls._make(items)
+        return _with_attributes(cls._make(items), container)
     try:
         if isinstance(container, MutableSequence):
             clone = copy.copy(container)
             clone[:] = items
             return clone
-        return cls(items)
+        return _with_attributes(cls(items), container)
     except TypeError as error:
         raise _cannot_rebuild(cls) from error
 
@@ -283,9 +284,11 @@ def _rebuild_mapping(container: Mapping[Any, Any], values: Mapping[Any, Any]) ->
             # factory of a defaultdict.
             clone = _shallow_copy(container)
             for key, value in values.items():  # not update(), which ModelOutput of Transformers does not allow
-                clone[key] = value
+                _set_item(clone, key, value, container)
             return clone
-        return cls({**container, **values})  # type: ignore[call-arg]
+        clone = cls({**container, **values})  # type: ignore[call-arg]
+        names = vars(clone).keys() if hasattr(clone, "__dict__") else ()  # of these, some attribute holds the items
+        return _with_attributes(clone, container, ignored=names)
     except TypeError as error:
         raise _cannot_rebuild(cls) from error
 
@@ -307,6 +310,35 @@ def _shallow_copy(container: MutableMapping[Any, Any]) -> Any:
     for name, value in vars(clone).items() if hasattr(clone, "__dict__") else ():
         if isinstance(value, MutableMapping):
             setattr(clone, name, copy.copy(value))
+    return clone
+
+
+def _set_item(clone: MutableMapping[Any, Any], key: Any, value: Any, original: MutableMapping[Any, Any]) -> None:
+    """Set an item of a copy of a mapping.
+
+    Raises:
+        ArgumentTypeError: If the copy shares its items with ``original``, which is left unchanged.
+    """
+    old_value = original.get(key, _MISSING)
+    clone[key] = value
+    if value is old_value or original.get(key, _MISSING) is not value:
+        return
+    if old_value is _MISSING:
+        del original[key]
+    else:
+        original[key] = old_value
+    raise _cannot_rebuild(type(original))
+
+
+_MISSING = object()
+
+
+def _with_attributes(clone: Any, container: Any, ignored: Collection[str] = ()) -> Any:
+    """Return ``clone`` with the attributes that ``container`` has besides its items, except for those in ``ignored``."""
+    for name, value in getattr(container, "__dict__", {}).items():
+        # A cached property may depend on the items.
+        if name not in ignored and not isinstance(getattr(type(container), name, None), functools.cached_property):
+            vars(clone)[name] = value
     return clone
 
 

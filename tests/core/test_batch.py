@@ -1,8 +1,9 @@
 import collections
 import dataclasses
+import functools
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -298,6 +299,73 @@ class Sealed(Fixed):
 
     def __init__(self, left, right):
         super().__init__({"left": left, "right": right})
+
+
+class InSlot(Store):
+    """A mapping whose items ``copy.copy`` shares: they are in a slot."""
+
+    __slots__ = ("_items",)
+
+
+class InNamespace(Store):
+    """A mapping whose items ``copy.copy`` shares: they are attributes of an object."""
+
+    def __init__(self, items):
+        self._namespace = SimpleNamespace(**items)
+
+    _items = property(lambda self: vars(self._namespace))
+
+
+class InTwo(Store):
+    """A mapping whose items ``copy.copy`` shares: they are in a mapping within a list."""
+
+    def __init__(self, items):
+        self._all_items = [dict(items)]
+
+    _items = property(lambda self: self._all_items[0])
+
+
+@pytest.mark.parametrize("change", [lambda batch: map_leaves(Boxed, batch), lambda batch: replace(batch, {"new": 3})])
+@pytest.mark.parametrize("kind", [InSlot, InNamespace, InTwo])
+def test_mapping_whose_copy_shares_its_items_is_not_changed(kind, change):
+    batch = kind({"left": 1, "right": 2})
+    for _ in range(2):
+        with pytest.raises(ArgumentTypeError, match=f"can be rebuilt with other values, got {kind.__name__}"):
+            change(batch)
+        assert dict(batch) == {"left": 1, "right": 2}
+
+
+class Tagged(tuple):
+    def __new__(cls, items, tag=None):
+        self = super().__new__(cls, items)
+        self.tag = tag
+        return self
+
+
+class TaggedPair(Pair):
+    """A named tuple with attributes."""
+
+    @functools.cached_property
+    def count(self):
+        return len(leaves(self)) + isinstance(self.left, Boxed)
+
+
+@pytest.mark.parametrize("change", [lambda batch, _: map_leaves(Boxed, batch), lambda batch, name: replace(batch, {name: 3})])
+@pytest.mark.parametrize(
+    ("batch", "name"), [(Tagged([1, 2]), 0), (TaggedPair(1, 2), "left"), (Fixed({"left": 1}), "left"), (Marked([1]), 0)]
+)
+def test_rebuilt_container_keeps_attributes_that_the_user_has_set(batch, name, change):
+    batch.tag = "kept"
+    changed = change(batch, name)
+    assert type(changed) is type(batch)
+    assert leaves(changed) != leaves(batch)
+    assert changed.tag == "kept"
+
+
+def test_rebuilt_named_tuple_computes_cached_properties_anew():
+    pair = TaggedPair(1, 2)
+    assert pair.count == 2
+    assert map_leaves(Boxed, pair).count == 3
 
 
 @pytest.mark.parametrize("kind", [Odd, Sealed])
