@@ -210,12 +210,11 @@ class Feed:
         starts_workers = self.workers and (keeps_state or uses_iteration_of(loader, DataLoader))
         memory = ring.memory if ring is not None else None
         with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
-            skip = 0 if resume is None else resume.batches
-            if self.resumable is not None:
-                begin: BeginFunction = partial(self.resumable.begin, resume=resume)
-            elif self.stateful is not None:
-                begin = partial(self.stateful.begin, skip=skip)
+            reader = self.resumable or self.stateful
+            if reader is not None:
+                begin: BeginFunction = partial(reader.begin, resume=resume)
             else:
+                skip = 0 if resume is None else resume.batches
                 begin = partial(begin_graph if is_graph(loader) else begin_after, skip=skip)
             if self._begin_with is not None:
                 begin = partial(self._begin_with, begin)

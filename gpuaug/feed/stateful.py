@@ -79,17 +79,19 @@ class StatefulLoader:
         """Discard the state that was loaded into the loader, so that the next epoch begins at its first batch."""
         loader.next_iter_state = None
 
-    def begin(self, loader: Any, skip: int) -> IteratorAndReader:
+    def begin(self, loader: Any, resume: Resume | None) -> IteratorAndReader:
         """Begin an epoch. Call on the thread that may draw from torch's global generator.
 
         Args:
             loader: The user's loader.
-            skip: Number of batches to skip after the position of the loaded state.
+            resume: Number of batches to skip after the position of the loaded state, and the seed of new workers; or ``None``.
 
         Raises:
             ArgumentError: If persistent workers cannot load the state of the dataset.
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
+        skip = 0 if resume is None else resume.batches
+        seed = None if resume is None else resume.seed
         if self._resumed and _is_hugging_face_stream(loader.dataset):
             _reset_stream(loader)
         loaded_state: Any = loader.next_iter_state
@@ -105,14 +107,16 @@ class StatefulLoader:
             if not self._is_stream and loaded_state.get("dataset_state") is not None:
                 loader.dataset.load_state_dict(loaded_state["dataset_state"])
             self._resumable.restore_end(extra_state, same_order=self._same_order)
+            if has_persistent_workers(loader):
+                seed = 0  # the seeds of persistent workers were drawn in an earlier epoch
             loaded_state = extra_state = loader.next_iter_state = None
         self._resumed = loaded_state is not None
         has_matching_states = (loaded_state is None) is (extra_state is None)
         if self._records_order and has_matching_states and not loader._initial_iter_for_state_dict:
-            resume = None if extra_state is None else Resume(0, None, extra_state, self._same_order)
-            if is_at_end and has_persistent_workers(loader):
-                resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
-            iterator, read_order = self._resumable.begin_recorded(loader, resume)
+            start = None if extra_state is None else Resume(0, None, extra_state, self._same_order)
+            if start is None and seed is not None:
+                start = Resume(0, seed, None, False)
+            iterator, read_order = self._resumable.begin_recorded(loader, start)
             return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), read_order)
         iterator = iter(loader)
         if extra_state is not None:

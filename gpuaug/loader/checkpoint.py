@@ -17,7 +17,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, 
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, RunPosition
 from gpuaug.feed.resumable import Resume
-from gpuaug.feed.wrapped_loader import epoch_of, is_stateful, set_epoch_of
+from gpuaug.feed.wrapped_loader import epoch_of, has_persistent_workers, is_stateful, set_epoch_of
 from gpuaug.loader.agreement import WAY_OUT, batches_done, check_source, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
 
@@ -55,6 +55,10 @@ _POSITION_ATTRIBUTES = (
 """Attributes of ``Progress`` that hold the position of the training loop and of the next iterator."""
 
 
+_NEW_WORKERS = Resume(0, 0, None, False)
+"""Position at the beginning of an epoch before which persistent workers, which have drawn their seed, were running."""
+
+
 class Progress:
     """Counter of epochs and batches, with the wrapped loader's state after the batch that was handed over last.
 
@@ -80,6 +84,7 @@ class Progress:
         self._seed = rng.default_seed() if seed is None else seed
         self._seed_is_set = seed is not None
         self._loader = loader
+        self._feed = feed
         self._resumable = feed.resumable
         self._stateful = feed.stateful
         self._end_iterations = end_iterations
@@ -118,6 +123,17 @@ class Progress:
     def position_state(self, value: tuple[Any, ...]) -> None:
         for name, entry in zip(_POSITION_ATTRIBUTES, value, strict=True):
             setattr(self, name, entry)
+
+    @property
+    def position_state_of_copy(self) -> tuple[Any, ...]:
+        """``position_state`` for a copy of the loader, whose persistent workers start anew if this loader's are running.
+
+        The copy's workers get a seed without drawing it from the loader's generators, as running workers draw none.
+        """
+        resume = self._resume
+        if resume is None and has_persistent_workers(self._loader) and self._feed.has_running_workers:
+            resume = _NEW_WORKERS
+        return (*self.position_state[:-1], resume)
 
     @property
     def can_resume(self) -> bool:
@@ -316,7 +332,7 @@ class Progress:
             else:
                 self._resume = Resume(batch, 0, source, strict)
             if ended and getattr(self._loader, "persistent_workers", False):
-                self._resume = Resume(0, 0, None, False)  # the seeds of persistent workers were drawn in an earlier epoch
+                self._resume = _NEW_WORKERS
         self._seed = seed
         self._epoch = saved_position.epoch
         self._fixed_epoch = None if ended else saved_position.epoch

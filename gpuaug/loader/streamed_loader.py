@@ -147,7 +147,7 @@ class StreamedLoader:
         """Return the settings and the position. An unpickled loader creates new threads, workers and memory."""
         settings = {**self._settings, "loader": without_iterator(self._loader), "stages": self.stages, "depth": self.depth}
         user_attributes = {name: vars(self)[name] for name in vars(self).keys() - _INTERNAL_ATTRIBUTES}
-        return settings, self._shared.progress.position_state, user_attributes
+        return settings, self._shared.progress.position_state_of_copy, user_attributes
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         settings, position_state, user_attributes = state

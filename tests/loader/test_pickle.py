@@ -10,6 +10,7 @@ import torch
 from support.files.encoded import encoded
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import DecodeStage, FeatureStage, StreamedLoader, TransformStage, collate_encoded, fuse
 
@@ -104,6 +105,21 @@ def test_loader_with_persistent_workers_is_given_without_them():
         again = WAYS["pickle"](loader)
         assert loader.loader._iterator is not None
         assert again.loader._iterator is None
+
+
+@pytest.mark.parametrize("batches_before", [0, 1, 3], ids=["new", "within an epoch", "after an epoch"])
+@pytest.mark.parametrize(("kind", "feed"), [(DataLoader, "plain"), (DataLoader, "ring"), (StatefulDataLoader, "plain")])
+def test_copy_of_a_loader_with_persistent_workers_goes_on_as_the_loader_would(kind, feed, batches_before):
+    generator = torch.Generator().manual_seed(1)
+    wrapped = kind(range(6), 2, shuffle=True, generator=generator, num_workers=1, persistent_workers=True)
+    with StreamedLoader(wrapped, feed=feed, device="cpu", seed=1) as loader:
+        for number, _ in enumerate(loader if batches_before else (), 1):
+            if number == batches_before < 3:
+                break
+        with copy.deepcopy(loader) as again:
+            assert [values.tolist() for _ in range(2) for values in again] == [
+                values.tolist() for _ in range(2) for values in loader
+            ]
 
 
 def _send(pickled, results):
