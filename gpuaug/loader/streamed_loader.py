@@ -58,7 +58,8 @@ class StreamedLoader:
             machine's accelerator, or the CPU. ``"cuda"`` without an index is the GPU that is current at the first ``next``.
         depth: Number of batches to work on ahead of the batch that is handed over. ``"auto"`` is deprecated and means 2.
         seed: Seed of the stages' random numbers. Default: the seed of a loaded state, else ``torch.initial_seed()``, which
-            advances no generator.
+            advances no generator. Loaders with equal seeds draw equal numbers at each batch index: give loaders that are read
+            together separate seeds.
         rank: Data-parallel rank. Ranks draw different random numbers. Default: the rank in ``torch.distributed``, or 0; the
             first iterator then warns if every rank reads the whole dataset.
         feed: Transfer of batches to the GPU. ``"auto"``: for a GPU, workers of a ``DataLoader`` collate into page-locked
