@@ -33,6 +33,7 @@ from gpuaug.feed.wrapped_loader import (
     release_error,
     state_reader,
     wake,
+    without_skip,
 )
 
 STOP_S = 7.0
@@ -213,7 +214,8 @@ def open_feed_iterator(
     if has_persistent_workers(loader):
         _take_over(iteration for iteration in _open if iteration.loader is loader)
     iterator, read_state = begin(loader)
-    _take_over(iteration for iteration in _open if iteration.iterator is iterator)
+    shared = without_skip(iterator)  # a generator returns itself from iter()
+    _take_over(iteration for iteration in _open if without_skip(iteration.iterator) is shared)
     if type(loader) in {list, tuple}:
         return ListFeedIterator(loader, iterator, current_stream, read_state)
     return ThreadFeedIterator(loader, iterator, current_stream, read_state, receive)

@@ -203,6 +203,11 @@ def drop_first(iterator: Iterator[Any], count: int) -> Iterator[Any]:
     return _SkippingIterator(iterator, count) if count else iterator
 
 
+def without_skip(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Return the iterator that ``drop_first`` received for ``iterator``."""
+    return iterator._iterator if isinstance(iterator, _SkippingIterator) else iterator
+
+
 class _SkippingIterator(Iterator[Any]):
     """Iterator that drops the first batches of another iterator.
 

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from gpuaug import IteratorEndedError
 from gpuaug.feed import prefetch
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.prefetch import open_feed_iterator
-from gpuaug.feed.wrapped_loader import end_workers
+from gpuaug.feed.wrapped_loader import begin_after, end_workers
 
 
 def threads():
@@ -331,11 +332,13 @@ def persistent():
         (persistent, "a newer one took over its persistent workers"),
     ],
 )
-def test_error_of_an_iteration_that_was_taken_over_has_its_cause(make, cause):
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_error_of_an_iteration_that_was_taken_over_has_its_cause(make, cause, skipped):
     loader = make()
-    older = open_feed_iterator(loader, lambda: None)
+    begin = partial(begin_after, skip=skipped)
+    older = open_feed_iterator(loader, lambda: None, begin=begin)
     take(older)
-    newer = open_feed_iterator(loader, lambda: None)
+    newer = open_feed_iterator(loader, lambda: None, begin=begin)
     take(newer)
     with pytest.raises(IteratorEndedError, match=f"^This iterator ended, because {cause}"):
         older.get(block=True)
