@@ -42,7 +42,6 @@ from gpuaug.decode.decoders.hybrid import LARGE_THREADS
 from gpuaug.decode.layout import Options, WindowsOf, problems, source_indices
 from gpuaug.decode.members import instances, map_instances, with_samples_from
 from gpuaug.decode.work import Work
-from gpuaug.feed.collate_members import position_text
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.selection import On
 
@@ -476,9 +475,7 @@ class Decoding:
         """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
         for index, reason in reasons.items():
             name = encoded.headers.names[index]
-            member = encoded.headers.member if len(self._encoded) > 1 else ""
-            position = f"sample {index} ({name})" if name else position_text(index, member)
-            self._problems.setdefault(index, f"{position}: {reason}")
+            self._problems.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {reason}")
 
     def _log_problems(self) -> None:
         first = "; ".join(self._problems[index] for index in sorted(self._problems)[:MAX_LOGGED_PROBLEMS])
