@@ -132,6 +132,16 @@ def is_instant(codec: str, packet: bytes | memoryview) -> bool:
     return any(data[offset] >> 1 & 0x3F in (19, 20) for offset in _units(data))
 
 
+def is_skipped_leading(packet: bytes | memoryview) -> bool:
+    """Return whether decoders that start at the key frame before a frame of HEVC do not show the frame (RASL).
+
+    Args:
+        packet: (bytes,) frame, with start codes.
+    """
+    data = bytes(packet)
+    return any(data[offset] >> 1 & 0x3F in (8, 9) for offset in _units(data))
+
+
 def _units(data: bytes) -> Iterator[int]:
     """Yield the offset of the header of each NAL unit."""
     offset = data.find(b"\0\0\1")
