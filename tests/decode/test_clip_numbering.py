@@ -1,6 +1,7 @@
 """Clips equal PyAV's frames for every codec, container and beginning of a file."""
 
 import copy
+import dataclasses
 import itertools
 import pickle
 import random
@@ -11,6 +12,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from support.video import nvdec_double
 from support.video.videos import FOLDER, frames, video
 
 from gpuaug import DecodeError, DecodeStage, collate_encoded, read_clip
@@ -79,7 +81,7 @@ def encoded(codec, container):
     formats = [pixels.name for pixels in av.codec.Codec(encoder, "w").video_formats or ()]
     pixels = next((name for name in ("yuvj420p", "yuv420p") if name in formats), formats[0] if formats else "yuv420p")
     try:
-        return video(f"{codec}.{container}", encoder, 36, pixels=pixels, options=tuple(options.items()), **size)
+        return video(f"numbered {codec}.{container}", encoder, 36, pixels=pixels, options=tuple(options.items()), **size)
     except (av.error.FFmpegError, ValueError, OSError):
         return None
 
@@ -233,6 +235,31 @@ def test_packets_that_are_changed_by_data_beside_them_are_refused_with_a_way_out
     refused_and_converted(path, r"its packet 0 changes parameters of the codec \(palette\)")
 
 
+def flv_tags(path):
+    """Yield (bytes of the tag, whether it holds parameter sets) of an FLV file without sound."""
+    data = Path(path).read_bytes()
+    offset = 13
+    while offset < len(data):
+        end = offset + 11 + int.from_bytes(data[offset + 1 : offset + 4], "big") + 4
+        yield data[offset:end], data[offset] == 9 and data[offset + 12] == 0
+        offset = end
+
+
+def test_parameter_sets_in_the_middle_of_a_file():
+    """They are accepted if they are equal to the first ones, as in recordings of live streams."""
+    path, other = encoded("h264", "flv"), encoded("h264 without B-frames", "flv")
+    tags = [tag for tag, _ in flv_tags(path)]
+    for source in (path, other):
+        sets = next(tag for tag, holds_sets in flv_tags(source) if holds_sets)
+        target = Path(FOLDER.name) / f"repeated {Path(source).name}"
+        target.write_bytes(Path(path).read_bytes()[:13] + b"".join([*tags[:20], sets, *tags[20:]]))
+        if source == path:
+            assert is_equal(str(target), random.Random(0))
+        else:
+            with pytest.raises(DecodeError, match=rf"changes parameters of the codec \(new_extradata\){REFUSED}"):
+                DecodeStage()(collate_encoded([(read_clip(target, 3), 0)])[0], "cpu")
+
+
 def test_packets_of_mpeg4_with_two_frames():
     """DivX stored a B-frame behind the frame before it in decoding order, and a packet without a frame in its place."""
     path = encoded("mpeg4", "ts")
@@ -289,6 +316,39 @@ def test_a_clip_in_bytes_can_be_pickled_and_copied():
         assert np.array_equal(decoded, frames(path)[[3, 9]])
 
 
+@pytest.mark.parametrize(("codec", "container"), [("h264", "avi"), ("hevc with open groups", "ts"), ("mpeg2", "mpg")])
+def test_clips_of_the_engines(monkeypatch, codec, container):
+    decoder = nvdec_double.use(monkeypatch)
+    expected_on_card = codec != "mpeg2"
+    for path in beginnings(encoded(codec, container)):
+        clips = [(read_clip(path, 5, start=start), 0) for start in (0, 3, 7)]
+        batch = collate_encoded(clips)[0]
+        on_card = decoder.takes(batch.headers.table)
+        assert on_card[2] == expected_on_card
+        decoded = DecodeStage()(batch, "cpu").permute(0, 1, 3, 4, 2).numpy().astype(int)
+        expected = np.stack([frames(path)[start : start + 5] for start in (0, 3, 7)])
+        assert np.abs(decoded - expected).max() <= (3 if on_card.any() else 0), path
+
+
+def index_of(codec, container):
+    video_file = VIDEOS.take(memoryview(Path(encoded(codec, container)).read_bytes()))
+    try:
+        return video_file.read_index()
+    finally:
+        video_file.close()
+
+
+def test_ranges_of_packets():
+    closed, open_groups = index_of("h264", "mp4"), index_of("h264 with open groups", "mp4")
+    far = np.array([0, closed.keys[-1]])
+    assert closed.ranges(far) == [(0, 0), (closed.keys[-1], closed.keys[-1])]
+    assert open_groups.ranges(np.array([0, open_groups.keys[-1]])) == [(0, open_groups.keys[-1])]
+    # The second field of a frame is a packet without a frame.
+    second_fields = dataclasses.replace(closed, shown=np.arange(len(closed.pts)) % 2 == 0)
+    assert second_fields.ranges(np.array([0, 4])) == [(0, 5)]
+    assert second_fields.ranges(np.array([len(closed.pts) - 2]))[0][1] == len(closed.pts) - 1
+
+
 def test_ordinary_videos_are_numbered_without_decoding(monkeypatch):
     def decode(*_):
         raise AssertionError
@@ -302,6 +362,4 @@ def test_ordinary_videos_are_numbered_without_decoding(monkeypatch):
         ("mpeg4 without B-frames", "avi"),
     ]
     for codec, container in (*ordinary, ("vp9", "webm"), ("mjpeg", "avi"), ("mpeg2", "ts")):
-        video_file = VIDEOS.take(memoryview(Path(encoded(codec, container)).read_bytes()))
-        assert not video_file.read_index().numbered_by_decoder
-        video_file.close()
+        assert not index_of(codec, container).numbered_by_decoder

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ _STORE_FRAMES = _STORE_PRESENTATION[:2]
 
 _ONE_FRAME_PER_PACKET = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg1video", "mpeg2video", "mpeg4", "ffv1")
 """FFmpeg's names of the codecs, in addition to codecs without prediction, of which each packet holds one frame, and key frames
-are marked correctly. ``_Scan.is_plain`` checks the exceptions of VP8 and MPEG-4."""
+are marked correctly. ``Scan._holds_a_frame`` detects the exceptions of VP8 and MPEG-4."""
 
 _START_AT_KEYS = (*_ONE_FRAME_PER_PACKET, "h263", "flv1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2")
 """Codecs of which decoding can start at a key frame. Clips of other codecs with prediction are decoded from packet 0."""
@@ -171,6 +171,15 @@ def checksum(packet: Any) -> int:
     return zlib.crc32(memoryview(packet)[:_CHECKED_BYTES], packet.size)
 
 
+class _Key(NamedTuple):
+    """Key frame. See ``Index``."""
+
+    packet: int
+    dts: int
+    recovery: int
+    instant: bool
+
+
 class Scan:
     """Packets of a video in decoding order. The constructor reads all of them.
 
@@ -190,9 +199,10 @@ class Scan:
         self._codec = context.codec.canonical_name
         self._reorder = context.reorder_depth
         self._extradata, self._length_size = nal.parameter_sets(self._codec, bytes(context.extradata or b""))
-        self._stamps, self._checksums, self._discarded = list[int | None](), list[int](), list[bool]()
-        self._keys, self._key_dts, self._first_dts = list[int](), list[int](), 0
-        self._instant, self._recoveries = list[bool](), list[int]()
+        self._stamps: list[int | None] = []
+        self._checksums: list[int] = []
+        self._discarded: list[bool] = []
+        self._keys: list[_Key] = []
         self._first_frame: Any = None
         self._one_frame_per_packet = context.codec.intra_only or self._codec in _ONE_FRAME_PER_PACKET
         if self._codec in ("h264", "hevc"):  # the depth of the reordering may grow after the beginning
@@ -210,27 +220,23 @@ class Scan:
         if number == MAX_FRAMES:
             raise VideoError(f"it has more than {MAX_FRAMES} frames")
         for side_data in _SIDE_DATA:
-            if packet.has_sidedata(side_data):
+            if packet.has_sidedata(side_data) and bytes(packet.get_sidedata(side_data)) != context.extradata:
                 raise VideoError(f"its packet {number} changes parameters of the codec ({side_data}): {CONVERT}")
         stamp = stamp_of(packet)
         self._stamps.append(stamp)
         self._checksums.append(checksum(packet))
         self._discarded.append(packet.is_discard)
-        dts = (stamp or 0) if packet.dts is None else packet.dts
-        if number == 0:
-            self._first_dts = dts
         content = memoryview(packet)
         if packet.is_keyframe or context.codec.intra_only:
             content = nal.with_start_codes(content, self._length_size)  # type: ignore[assignment]
-            self._keys.append(number)
-            self._key_dts.append(dts)
-            self._instant.append(nal.is_instant(self._codec, content))
             # The number in the file leaves out frames from which no other frame is predicted.
-            self._recoveries.append(nal.recovery(self._codec, content) * (1 + 2 * self._reorder))
+            recovery = nal.recovery(self._codec, content) * (1 + 2 * self._reorder)
+            dts = (stamp or 0) if packet.dts is None else packet.dts
+            self._keys.append(_Key(number, dts, recovery, nal.is_instant(self._codec, content)))
         if number == 0:
             self._first_frame = _decode_alone(packet, context) if self._keys else None
             # Other decoders than H.264's show the first frame if it is a key frame.
-            self._one_frame_per_packet &= self._first_frame is not None and (self._codec != "h264" or self._instant[0])
+            self._one_frame_per_packet &= self._first_frame is not None and (self._codec != "h264" or self._keys[0].instant)
         elif self._one_frame_per_packet:
             self._one_frame_per_packet = self._holds_a_frame(packet, stamp)
 
@@ -258,10 +264,12 @@ class Scan:
         Raises:
             VideoError: If the video cannot be decoded.
         """
-        stream, count, reorder = self._stream, len(self._stamps), self._reorder
+        stream = self._stream
+        keys = self._keys
+        reorder = self._reorder
+        count = len(self._stamps)
         stamps = self._filled_stamps()
         order = np.argsort(stamps, kind="stable")
-        keys = list(zip(self._keys, self._key_dts, self._recoveries, self._instant, strict=True))
         numbered_by_decoder = not self._is_display_order(stamps, order)
         if numbered_by_decoder:
             stream = open_again().streams.video[0]
@@ -269,15 +277,15 @@ class Scan:
             reorder = max(reorder, stream.codec_context.reorder_depth)
             shown = np.isin(np.arange(count), displayed)
             pts = _ascending_numbers(displayed, count)
-            keys = [(0, self._first_dts, 0, True), *(key for key in keys if key[0] in key_frames)]
+            keys = [_Key(0, int(stamps[0]), 0, True), *(key for key in keys if key.packet in key_frames)]
         else:
             shown = ~np.array(self._discarded, np.bool_) & (stamps >= stamps[0])
-            displayed, pts = order[shown[order]], stamps
+            displayed = order[shown[order]]
+            pts = stamps
         frame, context = self._first_frame, stream.codec_context
         degrees = int(frame.rotation)
         if degrees not in _ORIENTATIONS:
             raise VideoError(f"its rotation of {degrees} degrees is not a multiple of 90")
-        key_packets, key_dts, recoveries, instant = zip(*keys, strict=True)
         return Index(
             self._codec,
             context.name,
@@ -297,10 +305,10 @@ class Scan:
             np.array(self._checksums, np.uint32),
             pts,
             shown,
-            np.array(key_packets, np.int64),
-            np.array(key_dts, np.int64),
-            np.array(recoveries, np.int64),
-            np.array(instant, np.bool_),
+            np.array([key.packet for key in keys], np.int64),
+            np.array([key.dts for key in keys], np.int64),
+            np.array([key.recovery for key in keys], np.int64),
+            np.array([key.instant for key in keys], np.bool_),
             displayed,
             stream.time_base,
             numbered_by_decoder,
@@ -371,7 +379,7 @@ class Scan:
 
 def _is_b_frame(content: memoryview) -> bool:
     """Return whether a packet of MPEG-4 begins with the header of a B-frame."""
-    return content[:4] == b"\0\0\1\xb6" and content[4] >> 6 == 2
+    return bytes(content[:4]) == b"\0\0\1\xb6" and content[4] >> 6 == 2
 
 
 def _ascending_numbers(displayed: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -394,7 +402,7 @@ def _decode_alone(packet: Any, context: Any) -> Any:
     """Return the frame of a key frame's packet, or ``None`` if the packet cannot be decoded alone."""
     av = libav.required_module()
     copy = av.Packet(bytes(packet))  # without the flag that hides the frame
-    copy.pts, copy.is_keyframe = packet.pts, True
+    copy.is_keyframe = True
     context.thread_count = 1
     try:
         frames = [*context.decode(copy), *context.decode(None)]

@@ -114,7 +114,9 @@ class Video:
 
     def __init__(self, source: str | memoryview, container: Any, index: Index | None, key: tuple[Any, ...] | None) -> None:
         self._source = source
-        self.container, self.index, self.key = container or _open_container(source), index, key
+        self.container = container or _open_container(source)
+        self.index = index
+        self.key = key
 
     def close(self) -> None:
         """Close the container."""
