@@ -24,6 +24,7 @@ X265 = "log-level=none:keyint="
 CODECS = {
     "h264": ("libx264", {"g": "12", "bf": "3"}),
     "h264 without B-frames": ("libx264", {"g": "12", "bf": "0"}),
+    "h264 with one key frame": ("libx264", {"g": "99", "bf": "0"}),
     "h264 with open groups": ("libx264", {"x264-params": "open-gop=1:keyint=9:bframes=3"}),
     "h264 with gradual refresh": ("libx264", {"x264-params": "intra-refresh=1:keyint=12:bframes=0"}),
     "h264 interlaced": ("libx264", {"x264-params": "interlaced=1:keyint=12"}),
@@ -36,6 +37,9 @@ CODECS = {
     "mpeg2 without B-frames": ("mpeg2video", {"g": "12", "bf": "0"}),
     "mpeg4": ("mpeg4", {"g": "12", "bf": "2"}),
     "mpeg4 without B-frames": ("mpeg4", {"g": "12", "bf": "0"}),
+    "mpeg4 with one key frame": ("mpeg4", {"g": "99", "bf": "0"}),
+    "mpeg2 with one key frame": ("mpeg2video", {"g": "99", "bf": "0"}),
+    "hevc with one key frame": ("libx265", {"x265-params": X265 + "99:bframes=0"}),
     "vp8 with hidden frames": ("libvpx", {"g": "30", "cpu-used": "5", "auto-alt-ref": "1", "lag-in-frames": "16"}),
     "vp9": ("libvpx-vp9", {"g": "12", "cpu-used": "8", "deadline": "realtime"}),
     "av1": ("libsvtav1", {"g": "12", "preset": "12"}),
@@ -63,7 +67,8 @@ DEFAULT = {
     "mpeg2": ("mp4", "mkv", "mpg"),
     "mpeg2 without B-frames": ("mkv",),
     "mpeg4": ("avi",),
-    "mpeg4 without B-frames": ("mp4",),
+    **dict.fromkeys(("mpeg4 without B-frames", "mpeg4 with one key frame", "hevc with one key frame"), ("mp4",)),
+    "h264 with one key frame": ("mp4",),
     "h263": ("avi",),
     "flv": ("flv",),
     **dict.fromkeys(("rawvideo", "utvideo", "speedhq"), ("avi",)),
@@ -354,12 +359,8 @@ def test_ordinary_videos_are_numbered_without_decoding(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(index.Scan, "_decode", decode)
-    ordinary = [
-        ("h264", "mp4"),
-        ("h264", "mkv"),
-        ("h264", "ts"),
-        ("hevc with open groups", "mp4"),
-        ("mpeg4 without B-frames", "avi"),
-    ]
-    for codec, container in (*ordinary, ("vp9", "webm"), ("mjpeg", "avi"), ("mpeg2", "ts")):
+    in_mp4 = ("h264", "hevc with open groups", "mpeg2", "mpeg4", "vp9", "av1")
+    in_avi = ("mpeg4 without B-frames", "vp8 with hidden frames", "ffv1", "mjpeg", "rawvideo")
+    videos = [*((codec, "mp4") for codec in in_mp4), *((codec, "avi") for codec in in_avi), ("h264", "mkv"), ("h264", "ts")]
+    for codec, container in videos:
         assert not index_of(codec, container).numbered_by_decoder

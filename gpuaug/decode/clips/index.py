@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuaug.decode.clips import libav, nal
+from gpuaug.decode.clips import frame_headers, libav, nal
 
 MAX_FRAMES = 2**24
 """Maximum number of frames of a video: six days."""
@@ -27,17 +27,14 @@ _STORE_FRAMES = _STORE_PRESENTATION[:2]
 """Containers whose packets hold both fields of an interlaced H.264 frame."""
 
 _ONE_FRAME_PER_PACKET = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg1video", "mpeg2video", "mpeg4", "ffv1")
-"""FFmpeg's names of the codecs, in addition to codecs without prediction, of which each packet holds one frame, and key frames
-are marked correctly. ``Scan._holds_a_frame`` detects the exceptions of VP8 and MPEG-4."""
+"""FFmpeg's names of the codecs, in addition to codecs without prediction, of which each packet holds one frame. The exceptions,
+and packets that are no key frames although the container marks them, are detected by ``frame_headers``."""
 
 _START_AT_KEYS = (*_ONE_FRAME_PER_PACKET, "h263", "flv1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2")
 """Codecs of which decoding can start at a key frame. Clips of other codecs with prediction are decoded from packet 0."""
 
 _MOST_REORDERED = 16
 """Maximum number of frames by which the display order of a codec differs from the decoding order."""
-
-_EMPTY_MPEG4 = 19
-"""Maximum size in bytes of a packet of MPEG-4 that holds no frame (FFmpeg's ``MAX_NVOP_SIZE``)."""
 
 _SIDE_DATA = ("palette", "new_extradata", "param_change")
 """Data of a packet, in addition to its content, that change the pixels."""
@@ -204,11 +201,12 @@ class Scan:
         self._discarded: list[bool] = []
         self._keys: list[_Key] = []
         self._first_frame: Any = None
-        self._one_frame_per_packet = context.codec.intra_only or self._codec in _ONE_FRAME_PER_PACKET
+        # Whether each packet certainly holds one frame, and no displayed frame refers to frames before the file.
+        self._is_plain = context.codec.intra_only or self._codec in _ONE_FRAME_PER_PACKET
         if self._codec in ("h264", "hevc"):  # the depth of the reordering may grow after the beginning
-            self._one_frame_per_packet = self._stores_presentation
+            self._is_plain = self._stores_presentation
         if self._codec == "h264" and context.field_order > 1:
-            self._one_frame_per_packet = container.format.name in _STORE_FRAMES
+            self._is_plain = container.format.name in _STORE_FRAMES
         for packet in packets_of(container):
             self._append(packet, context)
         if not self._stamps:
@@ -232,20 +230,19 @@ class Scan:
             # The number in the file leaves out frames from which no other frame is predicted.
             recovery = nal.recovery(self._codec, content) * (1 + 2 * self._reorder)
             dts = (stamp or 0) if packet.dts is None else packet.dts
+            self._is_plain &= frame_headers.is_key_frame(self._codec, content)
             self._keys.append(_Key(number, dts, recovery, nal.is_instant(self._codec, content)))
         if number == 0:
             self._first_frame = _decode_alone(packet, context) if self._keys else None
             # Other decoders than H.264's show the first frame if it is a key frame.
-            self._one_frame_per_packet &= self._first_frame is not None and (self._codec != "h264" or self._keys[0].instant)
-        elif self._one_frame_per_packet:
-            self._one_frame_per_packet = self._holds_a_frame(packet, stamp)
+            self._is_plain &= self._first_frame is not None and (self._codec != "h264" or self._keys[0].instant)
+        elif self._is_plain:
+            self._is_plain = self._holds_a_frame(packet, stamp)
 
     def _holds_a_frame(self, packet: Any, stamp: int | None) -> bool:
         """Return whether a packet after the first certainly holds a frame that is displayed, or that ``index`` omits."""
         content = memoryview(packet)
-        if self._codec == "vp8" and not content[0] >> 4 & 1:  # bit of the frame header: the frame is displayed
-            return False
-        if self._codec == "mpeg4" and (packet.size <= _EMPTY_MPEG4 or (_is_b_frame(content) and not self._stores_presentation)):
+        if not frame_headers.holds_one_frame(self._codec, content, allow_b_frames=self._stores_presentation):
             return False
         first = self._stamps[0]
         if stamp is None or first is None:
@@ -337,7 +334,7 @@ class Scan:
             stamps: (P,) time stamps.
             order: (P,) packet indices, sorted by time stamp.
         """
-        if not self._one_frame_per_packet or not np.diff(stamps[order]).all():
+        if not self._is_plain or not np.diff(stamps[order]).all():
             return False
         distance = np.abs(order - np.arange(len(order))).max()
         # Frames are not in decoding order if the decoder reorders them. Then the container has copied decoding time stamps.
@@ -375,11 +372,6 @@ class Scan:
             raise VideoError(f"FFmpeg decodes several frames from one of its packets: {CONVERT}")
         can_start = context.codec.intra_only or self._codec in _START_AT_KEYS
         return np.array(displayed, np.int64), key_frames if can_start else set()
-
-
-def _is_b_frame(content: memoryview) -> bool:
-    """Return whether a packet of MPEG-4 begins with the header of a B-frame."""
-    return bytes(content[:4]) == b"\0\0\1\xb6" and content[4] >> 6 == 2
 
 
 def _ascending_numbers(displayed: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -132,6 +132,21 @@ def is_instant(codec: str, packet: bytes | memoryview) -> bool:
     return any(data[offset] >> 1 & 0x3F in (19, 20) for offset in _units(data))
 
 
+def is_random_access(codec: str, packet: bytes | memoryview) -> bool:
+    """Return whether a frame of H.264 is an IDR frame or begins a recovery, or a frame of HEVC is of an IRAP type.
+
+    Args:
+        codec: FFmpeg's name of the codec.
+        packet: (bytes,) frame, with start codes.
+    """
+    data = bytes(packet)
+    if codec == _HEVC:
+        return any(16 <= data[offset] >> 1 & 0x3F <= 23 for offset in _units(data))
+    return is_instant(codec, packet) or any(
+        data[offset] & 0x1F == 6 and data[offset + 1 : offset + 2] == b"\x06" for offset in _units(data)
+    )
+
+
 def is_skipped_leading(packet: bytes | memoryview) -> bool:
     """Return whether decoders that start at the key frame before a frame of HEVC do not show the frame (RASL).
 
