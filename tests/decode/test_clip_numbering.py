@@ -26,6 +26,10 @@ CODECS = {
     "h264 without B-frames": ("libx264", {"g": "12", "bf": "0"}),
     "h264 with one key frame": ("libx264", {"g": "99", "bf": "0"}),
     "h264 with open groups": ("libx264", {"x264-params": "open-gop=1:keyint=9:bframes=3"}),
+    "h264 with gradual refresh and B-frames": (
+        "libx264",
+        {"x264-params": "intra-refresh=1:keyint=12:bframes=2:ref=3:b-pyramid=strict:b-adapt=2:weightp=1:mbtree=0"},
+    ),
     "h264 with gradual refresh": ("libx264", {"x264-params": "intra-refresh=1:keyint=12:bframes=0"}),
     "h264 interlaced": ("libx264", {"x264-params": "interlaced=1:keyint=12"}),
     "hevc with open groups": ("libx265", {"x265-params": X265 + "12:bframes=3"}),

@@ -96,11 +96,9 @@ class Index:
     shown: NDArray[np.bool_]
     """(P,) whether the packet holds a frame that is displayed."""
     keys: NDArray[np.int64]
-    """(K,) indices of the packets at which decoding can start. The first is 0."""
+    """(K,) indices of the packets at which decoding can start: 0, and key frames."""
     key_dts: NDArray[np.int64]
     """(K,) decoding time stamp of each of these packets."""
-    recoveries: NDArray[np.int64]
-    """(K,) number of frames after which decoding from a key frame gives correct pictures."""
     instant: NDArray[np.bool_]
     """(K,) whether no frame after the key frame, in decoding order, is predicted from frames before the key frame."""
     displayed: NDArray[np.int64]
@@ -121,10 +119,9 @@ class Index:
         Args:
             frame_packets: (T,) packet indices of the frames.
         """
-        correct_from = np.minimum(self.keys + self.recoveries, len(self.pts) - 1)
         needs: list[tuple[int, int]] = []
         for packet in np.unique(frame_packets).tolist():
-            usable = np.flatnonzero((correct_from <= packet) & (self.pts[correct_from] <= self.pts[packet]))
+            usable = np.flatnonzero((self.keys <= packet) & (self.pts[self.keys] <= self.pts[packet]))
             needs.append((int(usable[-1]) if len(usable) else 0, packet))
         shown = np.flatnonzero(self.shown)
         ranges: list[tuple[int, int]] = []
@@ -133,6 +130,8 @@ class Index:
             # Packets without a frame that follow may hold the rest of the frame, such as its second field.
             after = int(np.searchsorted(shown, packet, side="right"))
             last = int(shown[after]) - 1 if after < len(shown) else len(self.pts) - 1
+            if self.numbered_by_decoder:  # H.264: after a start at no IDR frame, a later frame decides whether a frame is shown
+                last = min(last + self.reorder, len(self.pts) - 1)
             if ranges and (first <= ranges[-1][1] or not self.instant[key]):
                 ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last))
             else:
@@ -173,7 +172,6 @@ class _Key(NamedTuple):
 
     packet: int
     dts: int
-    recovery: int
     instant: bool
 
 
@@ -227,11 +225,9 @@ class Scan:
         content = memoryview(packet)
         if packet.is_keyframe or context.codec.intra_only:
             content = nal.with_start_codes(content, self._length_size)  # type: ignore[assignment]
-            # The number in the file leaves out frames from which no other frame is predicted.
-            recovery = nal.recovery(self._codec, content) * (1 + 2 * self._reorder)
-            dts = (stamp or 0) if packet.dts is None else packet.dts
-            self._is_plain &= frame_headers.is_key_frame(self._codec, content)
-            self._keys.append(_Key(number, dts, recovery, nal.is_instant(self._codec, content)))
+            if frame_headers.is_key_frame(self._codec, content):
+                dts = (stamp or 0) if packet.dts is None else packet.dts
+                self._keys.append(_Key(number, dts, nal.is_instant(self._codec, content)))
         if number == 0:
             self._first_frame = _decode_alone(packet, context) if self._keys else None
             # Other decoders than H.264's show the first frame if it is a key frame.
@@ -274,7 +270,7 @@ class Scan:
             reorder = max(reorder, stream.codec_context.reorder_depth)
             shown = np.isin(np.arange(count), displayed)
             pts = _ascending_numbers(displayed, count)
-            keys = [_Key(0, int(stamps[0]), 0, True), *(key for key in keys if key.packet in key_frames)]
+            keys = [_Key(0, int(stamps[0]), True), *(key for key in keys if key.packet in key_frames)]
         else:
             shown = ~np.array(self._discarded, np.bool_) & (stamps >= stamps[0])
             displayed = order[shown[order]]
@@ -304,7 +300,6 @@ class Scan:
             shown,
             np.array([key.packet for key in keys], np.int64),
             np.array([key.dts for key in keys], np.int64),
-            np.array([key.recovery for key in keys], np.int64),
             np.array([key.instant for key in keys], np.bool_),
             displayed,
             stream.time_base,
