@@ -133,6 +133,8 @@ CLIP = np.dtype(
         ("packet_count", np.int32),  # number of packets
         ("codec", "S16"),  # FFmpeg's name of the codec, such as h264
         ("library", "S24"),  # FFmpeg's name of the decoder, such as libdav1d
+        ("tag", "S4"),  # codec tag of the container, such as XVID; empty if the container has none
+        ("bits", np.int32),  # number of bits per pixel in the container; 0 if the container has none
         ("pixels", "S16"),  # FFmpeg's name of the pixel format, such as yuv420p
         ("height", np.int32),  # height of a frame in pixels, before rotation by the orientation
         ("width", np.int32),  # width of a frame in pixels, before rotation
@@ -141,7 +143,7 @@ CLIP = np.dtype(
         ("interlaced", np.bool_),
         ("orientation", np.uint8),  # EXIF orientation of the frames: 1, 3, 6 or 8
         ("reorder", np.int16),  # number of frames by which the decoding order runs ahead of the display order
-        ("instant", np.bool_),  # H.264: whether no frame depends on frames before the first packet; other codecs: true
+        ("instant", np.bool_),  # whether each packet gives a frame, and for H.264 no frame depends on earlier packets
     ]
 )
 """Structured NumPy dtype: the header fields of one clip."""
@@ -149,8 +151,8 @@ CLIP = np.dtype(
 PACKET = np.dtype([("start", np.int64), ("size", np.int32), ("pts", np.int64), ("key", np.bool_)])
 """Structured NumPy dtype: one packet, which holds one frame.
 
-``start``: offset in the buffer, in bytes. ``size``: number of bytes. ``pts``: presentation time stamp. ``key``: whether the
-frame is a key frame.
+``start``: offset in the buffer, in bytes. ``size``: number of bytes. ``pts``: presentation time stamp, or another number that
+ascends in display order. ``key``: whether the frame is a key frame.
 """
 
 
@@ -162,7 +164,7 @@ class ClipHeaders(Headers):
         names: Path of each video; an empty string if it is not known.
         problems: Index of each clip that cannot be decoded → reason.
         packets: (P,) records of ``PACKET``: the P packets of all clips, clip by clip, in decoding order.
-        pts: (B, T) presentation time stamps of the frames of the clips, in the video's time base.
+        pts: (B, T) field ``pts`` of the packets of the clips' frames.
         member: Path of the clips within a sample; an empty string if the samples are the clips.
     """
 

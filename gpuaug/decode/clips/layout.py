@@ -41,6 +41,12 @@ class ClipInfo(NamedTuple):
     """FFmpeg's name of the codec, such as h264."""
     library: str
     """FFmpeg's name of the decoder, such as libdav1d."""
+    tag: str
+    """Codec tag of the container, at most four characters."""
+    bits: int
+    """Number of bits per pixel in the container; 0 if it is not stored."""
+    pixels: str
+    """FFmpeg's name of the pixel format."""
     height: int
     """Height of the stored frames, before they are rotated upright."""
     width: int
@@ -130,6 +136,9 @@ class ClipLayout:
                     extradata=int(row["extradata"]),
                     codec=codec,
                     library=library,
+                    tag=row["tag"].decode(),
+                    bits=int(row["bits"]),
+                    pixels=row["pixels"].decode(),
                     height=int(row["height"]),
                     width=int(row["width"]),
                     matrix=int(row["matrix"]),

@@ -97,26 +97,6 @@ def with_start_codes(packet: memoryview, length_size: int) -> bytes | memoryview
     return bytes(result)
 
 
-def recovery(codec: str, packet: bytes | memoryview) -> int:
-    """Return the number of frames after which decoding that starts at a key frame gives correct pictures.
-
-    The number is nonzero only for H.264 with gradual refresh, where a key frame marks the beginning of a recovery.
-
-    Args:
-        codec: FFmpeg's name of the codec.
-        packet: (bytes,) key frame, with start codes.
-    """
-    if codec != _H264:
-        return 0
-    data = bytes(packet)
-    for offset in _units(data):
-        if data[offset] & 0x1F == 6 and data[offset + 1 : offset + 2] == b"\x06":  # SEI whose first message is a recovery point
-            bits = int.from_bytes(data[offset + 3 : offset + 11].ljust(8, b"\0"), "big")
-            zeros = 64 - bits.bit_length()  # the number is in Exp-Golomb code
-            return (bits >> (63 - 2 * zeros)) - 1 if zeros < 32 else 0
-    return 0
-
-
 def is_instant(codec: str, packet: bytes | memoryview) -> bool:
     """Return whether decoding can start at a key frame: no later frame, in decoding order, is predicted from earlier frames.
 
@@ -130,6 +110,36 @@ def is_instant(codec: str, packet: bytes | memoryview) -> bool:
     if codec == _H264:
         return any(data[offset] & 0x1F == 5 for offset in _units(data))
     return any(data[offset] >> 1 & 0x3F in (19, 20) for offset in _units(data))
+
+
+def is_random_access(codec: str, packet: bytes | memoryview) -> bool:
+    """Return whether decoding from a frame on gives correct pictures of the frames that are displayed after it.
+
+    Args:
+        codec: FFmpeg's name of the codec: h264 or hevc.
+        packet: (bytes,) frame, with start codes.
+    """
+    data = bytes(packet)
+    if codec == _HEVC:
+        return any(16 <= data[offset] >> 1 & 0x3F <= 23 for offset in _units(data))
+    if is_instant(codec, packet):
+        return True
+    # SEI whose first message is a recovery point. Its number of frames until pictures are correct begins with bit 1 if it is 0.
+    # Other numbers (gradual refresh) are not used: x264 states too small ones.
+    return any(
+        data[offset] & 0x1F == 6 and data[offset + 1 : offset + 2] == b"\x06" and data[offset + 3 : offset + 4] >= b"\x80"
+        for offset in _units(data)
+    )
+
+
+def is_skipped_leading(packet: bytes | memoryview) -> bool:
+    """Return whether decoders that start at the key frame before a frame of HEVC do not show the frame (RASL).
+
+    Args:
+        packet: (bytes,) frame, with start codes.
+    """
+    data = bytes(packet)
+    return any(data[offset] >> 1 & 0x3F in (8, 9) for offset in _units(data))
 
 
 def _units(data: bytes) -> Iterator[int]:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import CLIP, PACKET, ClipHeaders, EncodedClips
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.decode.clips import nal
+from gpuaug.decode.clips.index import Index, VideoError
 from gpuaug.decode.clips.read_clip import Clip
-from gpuaug.decode.clips.video_file import VIDEOS, Index, VideoError
+from gpuaug.decode.clips.video_file import VIDEOS
 from gpuaug.feed.collate_members import allocate_tensor, position_text
 
 PADDING = 64
@@ -31,6 +32,8 @@ class _ClipPackets(NamedTuple):
     """(T,) presentation time stamps of the clip's frames."""
     packets: list[tuple[bytes, int, bool]]
     """(content, presentation time stamp, whether it is a key frame) per packet."""
+    instant: bool
+    """Value of the field ``instant`` of ``CLIP``."""
 
 
 def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
@@ -79,9 +82,9 @@ def pack_clips(clips: Sequence[Any], path: str) -> EncodedClips:
         video = clip_packets.video
         table[sample] = (
             *(start, size, len(video.extradata), len(packet_records), len(clip_packets.packets)),
-            *(video.codec, video.library, video.pixels, video.height, video.width),
+            *(video.codec, video.library, video.tag, video.bits, video.pixels, video.height, video.width),
             *(video.matrix, video.full_range, video.interlaced, video.orientation, video.reorder),
-            video.codec != "h264" or nal.is_instant(video.codec, clip_packets.packets[0][0]),
+            clip_packets.instant,
         )
         pts[sample] = clip_packets.pts
         offset = start + len(video.extradata)
@@ -125,17 +128,20 @@ def _read_packets(clip: Clip) -> _ClipPackets:
         selected_time_stamps = set(pts.tolist())
         packets = list[tuple[bytes, int, bool]]()
         size = 0
+        all_shown = True
         for first, last in index.ranges(clip_frames):
-            for packet in video.packets(first, last):
+            for number, packet in video.packets(first, last):
                 content = nal.with_start_codes(memoryview(packet), index.length_size)
-                time_stamp = packet.pts if packet.pts is not None else packet.dts
+                time_stamp, is_shown = int(index.pts[number]), bool(index.shown[number])
                 # Frames after a key frame that are displayed before it may be predicted from frames before the key frame, and
-                # no frame that is displayed after the key frame is predicted from them.
-                if time_stamp < index.pts[first]:
+                # no frame that is displayed after the key frame is predicted from them. They are omitted, except from packet 0,
+                # where PyAV shows them, and from MPEG-4, whose packets may hold the data of the next packet.
+                if time_stamp < index.pts[first] and not (is_shown and (first == 0 or index.may_be_packed)):
                     continue
-                if time_stamp not in selected_time_stamps and not nal.is_reference(index.codec, content):
+                if is_shown and time_stamp not in selected_time_stamps and not nal.is_reference(index.codec, content):
                     continue
                 packets.append((bytes(content), time_stamp, packet.is_keyframe))
+                all_shown &= is_shown
                 size += len(content)
                 if size > MAX_CLIP_BYTES:
                     raise VideoError(f"its packets from a key frame to the clip's end have more than {MAX_CLIP_BYTES} bytes")
@@ -143,4 +149,5 @@ def _read_packets(clip: Clip) -> _ClipPackets:
         video.close()
         raise
     VIDEOS.give_back(video)
-    return _ClipPackets(index, pts, packets)
+    instant = index.codec != "h264" or nal.is_instant(index.codec, packets[0][0])
+    return _ClipPackets(index, pts, packets, instant and (all_shown or not index.numbered_by_decoder))

@@ -44,6 +44,16 @@ class Clip:
         self.source, self.frames, self.stride, self.numbers = source, frames, stride, numbers
         self.start, self.start_s, self.at, self.times_s, self.short = start, start_s, at, times_s, short
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in self.__slots__}
+        if not isinstance(self.source, str):
+            state["source"] = bytes(self.source)  # a memoryview cannot be pickled
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, memoryview(value) if isinstance(value, bytes) else value)
+
     def __repr__(self) -> str:
         source = repr(self.source) if isinstance(self.source, str) else f"<{len(self.source)} bytes>"
         return f"Clip({source}, {self.frames} frames)"

@@ -1,113 +1,22 @@
-"""Videos in worker processes: the time stamps of all frames, and the packets from which selected frames are decoded.
-
-**Frame numbers.** A packet holds one frame. Frames are numbered by presentation time stamp, starting at the first key frame of
-the file: the order in which a decoder that reads the whole file returns them. To number them, all packets are read once per
-file, without decoding.
-"""
+"""Videos in worker processes: open files, and the packets of a clip."""
 
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fractions import Fraction
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gpuaug.decode.clips import libav, nal
+from gpuaug.decode.clips import libav
+from gpuaug.decode.clips.index import Index, Scan, VideoError, checksum, packets_of, stamp_of
 
 MAX_INDICES = 1024
-"""Maximum number of videos whose ``Index`` a process keeps, each with about 17 bytes per frame."""
+"""Maximum number of videos whose ``Index`` a process keeps, each with about 30 bytes per frame."""
 
 MAX_OPEN = 8
 """Maximum number of videos that a process keeps open."""
-
-MAX_FRAMES = 2**24
-"""Maximum number of frames of a video: six days."""
-
-_ORIENTATIONS = {0: 1, 90: 8, -90: 6, 180: 3, -180: 3, 270: 6, -270: 8}
-"""Rotation that displays a frame upright, in degrees counterclockwise → EXIF orientation."""
-
-_UNSPECIFIED = 2
-"""Number of the colour matrix in H.273 for a video that does not specify one."""
-
-
-class VideoError(Exception):
-    """Reason why a video cannot be read, as a clause about "it"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """Header fields of a video, and time stamps of its packets in decoding order, from the first key frame on."""
-
-    codec: str
-    """FFmpeg's name of the codec, such as h264."""
-    library: str
-    """FFmpeg's name of the decoder, such as libdav1d."""
-    pixels: str
-    """FFmpeg's name of the pixel format, such as yuv420p."""
-    height: int
-    """Height of the stored frames, before they are rotated upright."""
-    width: int
-    """Width of the stored frames."""
-    matrix: int
-    """Number of the colour matrix in H.273."""
-    full_range: bool
-    """Whether black is 0, not 16."""
-    interlaced: bool
-    orientation: int
-    """EXIF orientation of the frames: 1, 3, 6 or 8."""
-    reorder: int
-    """Number of frames by which decoding runs ahead of display."""
-    extradata: bytes
-    """Parameter sets, with start codes for H.264 and HEVC."""
-    length_size: int
-    """Number of bytes of the length before each NAL unit; 0 for start codes."""
-    pts: NDArray[np.int64]
-    """(P,) presentation time stamps."""
-    dts: NDArray[np.int64]
-    """(P,) decoding time stamps."""
-    keys: NDArray[np.int64]
-    """(K,) indices of the packets with key frames."""
-    recoveries: NDArray[np.int64]
-    """(K,) number of frames after which decoding from a key frame gives correct pictures."""
-    instant: NDArray[np.bool_]
-    """(K,) whether decoding can start at a key frame: no later frame is predicted from frames before the key frame."""
-    displayed: NDArray[np.int64]
-    """(N,) packet index of each visible frame, in display order."""
-    time_base: Fraction
-    """Seconds per unit of the time stamps."""
-    missing: int
-    """Number of packets that the container declares but does not contain."""
-
-    def ranges(self, frame_packets: NDArray[np.int64]) -> list[tuple[int, int]]:
-        """Return the ranges of packets, (first, last), from which frames are decoded. Each range starts at a key frame.
-
-        A frame after a key frame in decoding order may be displayed before the key frame. Its range starts at an earlier key
-        frame.
-
-        Args:
-            frame_packets: (T,) packet indices of the frames.
-        """
-        correct_from = np.minimum(self.keys + self.recoveries, len(self.pts) - 1)
-        ranges: list[tuple[int, int]] = []
-        for packet in np.unique(frame_packets).tolist():
-            usable = np.flatnonzero((correct_from <= packet) & (self.pts[correct_from] <= self.pts[packet]))
-            key = int(usable[-1]) if len(usable) else 0
-            first = int(self.keys[key])
-            if not ranges or (first > ranges[-1][1] and self.instant[key]):
-                ranges.append((first, packet))
-            else:
-                ranges[-1] = (ranges[-1][0], packet)
-        return ranges
-
-    @property
-    def times_s(self) -> NDArray[np.float64]:
-        """(N,) time of each visible frame in seconds."""
-        return (self.pts[self.displayed] * float(self.time_base)).astype(np.float64)
 
 
 class Videos:
@@ -138,7 +47,7 @@ class Videos:
         if not isinstance(source, str):
             if not len(source):
                 raise VideoError("it is empty")
-            return Video(_open_container(BytesIO(source)), None, None)
+            return Video(source, None, None, None)
         try:
             status = os.stat(source)
         except (OSError, ValueError) as error:
@@ -148,7 +57,7 @@ class Videos:
         with self._lock:
             container = self.open.pop(key, None)
             index = self.indices.get(key)
-        return Video(container or _open_container(source), index, key)
+        return Video(source, container, index, key)
 
     def give_back(self, video: "Video") -> None:
         """Keep a video open for the next clip of the same video."""
@@ -173,7 +82,7 @@ VIDEOS = Videos()
 """Videos of this process."""
 
 
-def _open_container(source: str | BytesIO) -> Any:
+def _open_container(source: str | memoryview) -> Any:
     """Open a video and return PyAV's container.
 
     Raises:
@@ -181,7 +90,7 @@ def _open_container(source: str | BytesIO) -> Any:
     """
     av = libav.required_module()
     try:
-        container = libav.open_container(source)
+        container = libav.open_container(source if isinstance(source, str) else BytesIO(source))
         if not container.streams.video:
             container.close()
             raise VideoError("it has no video stream")
@@ -194,18 +103,30 @@ class Video:
     """An open video.
 
     Args:
-        container: PyAV's container.
+        source: Path of the video, or its bytes.
+        container: PyAV's container; ``None`` to open it.
         index: Index of the video; ``None`` if the packets were not read yet.
         key: Key of the video in ``Videos``; ``None`` for a video in bytes.
+
+    Raises:
+        VideoError: If the video cannot be opened.
     """
 
-    def __init__(self, container: Any, index: Index | None, key: tuple[Any, ...] | None) -> None:
-        self.container, self.index, self.key = container, index, key
-        self._stream = container.streams.video[0]
+    def __init__(self, source: str | memoryview, container: Any, index: Index | None, key: tuple[Any, ...] | None) -> None:
+        self._source = source
+        self.container = container or _open_container(source)
+        self.index = index
+        self.key = key
 
     def close(self) -> None:
         """Close the container."""
         self.container.close()
+
+    def _open_again(self) -> Any:
+        """Return the container at its beginning. Packets are then read as in the first reading, unlike after a seek."""
+        self.close()
+        self.container = _open_container(self._source)
+        return self.container
 
     def read_index(self) -> Index:
         """Return the index. The first call reads all packets.
@@ -216,92 +137,13 @@ class Video:
         if self.index is None:
             av = libav.required_module()
             try:
-                self.index = self._scan()
-            except (av.error.FFmpegError, ValueError, OverflowError) as error:
+                self.index = Scan(self.container).index(self._open_again)
+            except (av.error.FFmpegError, ValueError, EOFError, OverflowError) as error:
                 raise VideoError(_reason(error)) from None
         return self.index
 
-    def _scan(self) -> Index:
-        """Read all packets and return the index.
-
-        Raises:
-            VideoError: If the video cannot be decoded.
-        """
-        stream, context = self._stream, self._stream.codec_context
-        if context is None or not context.codec.canonical_name or not context.is_decoder:
-            raise VideoError("FFmpeg has no decoder for its codec")
-        codec = context.codec.canonical_name
-        extradata, length_size = nal.parameter_sets(codec, bytes(context.extradata or b""))
-        pts, dts, keys, recoveries = list[int](), list[int](), list[int](), list[int]()
-        instant, hidden = list[bool](), list[bool]()
-        count, first_frame = 0, None
-        for packet in self.container.demux(stream):
-            if packet.size == 0:
-                continue
-            count += 1
-            if count > MAX_FRAMES:
-                raise VideoError(f"it has more than {MAX_FRAMES} frames")
-            if not packet.is_keyframe and first_frame is None:
-                continue
-            if first_frame is None:
-                first_frame = self._first_frame(packet)
-            time_stamp = packet.pts if packet.pts is not None else (packet.dts if not context.reorder_depth else None)
-            if time_stamp is None:
-                raise VideoError(f"its frame {len(pts)} has no time stamp")
-            pts.append(time_stamp)
-            dts.append(packet.dts if packet.dts is not None else time_stamp)
-            if packet.is_keyframe:
-                keys.append(len(pts) - 1)
-                content = nal.with_start_codes(memoryview(packet), length_size)
-                instant.append(nal.is_instant(codec, content))
-                recovery_frames = nal.recovery(codec, content)
-                # The number in the file leaves out frames from which no other frame is predicted.
-                recoveries.append(recovery_frames * (1 + 2 * context.reorder_depth))
-            hidden.append(packet.is_discard)
-        if first_frame is None:
-            raise VideoError("it has no key frame")
-        time_stamps, is_hidden = np.array(pts, np.int64), np.array(hidden, np.bool_)
-        order = np.argsort(time_stamps, kind="stable")
-        if len(time_stamps) > 1 and not np.diff(time_stamps[order]).all():
-            raise VideoError("two of its frames have the same time stamp")
-        degrees = int(first_frame.rotation)
-        if degrees not in _ORIENTATIONS:
-            raise VideoError(f"its rotation of {degrees} degrees is not a multiple of 90")
-        return Index(
-            codec,
-            context.name,
-            first_frame.format.name,
-            first_frame.height,
-            first_frame.width,
-            _UNSPECIFIED if first_frame.colorspace is None else int(first_frame.colorspace),
-            int(first_frame.color_range) == 2 or first_frame.format.name.startswith("yuvj"),
-            bool(first_frame.interlaced_frame) or context.field_order > 1,
-            _ORIENTATIONS[degrees],
-            context.reorder_depth,
-            extradata,
-            length_size,
-            time_stamps,
-            np.array(dts, np.int64),
-            np.array(keys, np.int64),
-            np.array(recoveries, np.int64),
-            np.array(instant, np.bool_),
-            order[~is_hidden[order]],
-            stream.time_base,
-            max(stream.frames - count, 0),
-        )
-
-    def _first_frame(self, packet: Any) -> Any:
-        """Decode the first frame, because FFmpeg reports the rotation and the colours only with a decoded frame."""
-        context = self._stream.codec_context
-        context.thread_count = 1
-        frames = [*context.decode(packet), *context.decode(None)]
-        context.flush_buffers()
-        if not frames:
-            raise VideoError("its first key frame cannot be decoded")
-        return frames[0]
-
-    def packets(self, first: int, last: int) -> Iterator[Any]:
-        """Yield the packets ``first``, a key frame, to ``last``, in decoding order.
+    def packets(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
+        """Yield (index, packet) for the packets ``first``, a key frame, to ``last``, in decoding order.
 
         Raises:
             VideoError: If the packets differ from the packets that were read for the index.
@@ -312,37 +154,52 @@ class Video:
         except (av.error.FFmpegError, ValueError, EOFError, OverflowError) as error:
             raise VideoError(_reason(error)) from None
 
-    def _packets(self, first: int, last: int) -> Iterator[Any]:
+    def _packets(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
         index = self.read_index()
-        first_pts, first_dts = int(index.pts[first]), int(index.dts[first])
-        # A file without a table of key frames may seek past the packet. Then read from the beginning.
-        for seek_dts in (first_dts, int(index.dts[0]) - 1):
-            self.container.seek(seek_dts, stream=self._stream, backward=True)
-            number = None
-            for packet, pts, dts in self._packets_with_time_stamps():
-                if number is None:
-                    if (pts, dts) != (first_pts, first_dts):
-                        if dts > first_dts:
-                            break
-                        continue
-                    number = first
-                if pts != index.pts[number] or packet.is_corrupt:
-                    raise VideoError(f"its packet {number} is damaged")
-                yield packet
-                number += 1
-                if number > last:
-                    return
-            if number is not None:
-                raise VideoError(f"its data end before packet {last}")
-        raise VideoError(f"its packet {first} cannot be found")
+        number = first
+        for packet in self._packets_after_seek(first):
+            if not _is_packet(packet, index, number):
+                break
+            yield number, packet
+            number += 1
+            if number > last:
+                return
+        # After a seek, a container may compute other time stamps, or miss the packet. Then count packets from the beginning.
+        for position, packet in enumerate(packets_of(self._open_again())):
+            if position < number:
+                continue
+            if not _is_packet(packet, index, number):
+                raise VideoError(f"its packet {number} is damaged")
+            yield number, packet
+            number += 1
+            if number > last:
+                return
+        raise VideoError(f"its data end before packet {last}")
 
-    def _packets_with_time_stamps(self) -> Iterator[tuple[Any, int, int]]:
-        """Yield (packet, presentation time stamp, decoding time stamp). The time stamps are computed as for the index."""
-        for packet in self.container.demux(self._stream):
-            if packet.size:
-                pts = packet.pts if packet.pts is not None else packet.dts
-                if pts is not None:
-                    yield packet, pts, packet.dts if packet.dts is not None else pts
+    def _packets_after_seek(self, first: int) -> Iterator[Any]:
+        """Yield packets from the key frame ``first`` on; no packet if the key frame is not found."""
+        index = self.read_index()
+        stamp = index.stamps[first]
+        seek_dts = int(index.key_dts[np.searchsorted(index.keys, first)])
+        try:
+            self.container.seek(seek_dts, stream=self.container.streams.video[0], backward=True)
+        except libav.required_module().error.FFmpegError:
+            return
+        is_found = False
+        for packet in packets_of(self.container):
+            if not is_found:
+                packet_stamp = stamp_of(packet)
+                is_found = packet_stamp == stamp
+                if packet.is_keyframe and packet_stamp is not None and packet_stamp > stamp:
+                    return
+            if is_found:
+                yield packet
+
+
+def _is_packet(packet: Any, index: Index, number: int) -> bool:
+    """Return whether a packet is the undamaged packet ``number`` of the index."""
+    is_equal = stamp_of(packet) in (None, index.stamps[number]) and checksum(packet) == index.checksums[number]
+    return is_equal and not packet.is_corrupt
 
 
 def _reason(error: BaseException) -> str:

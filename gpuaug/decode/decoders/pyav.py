@@ -10,11 +10,15 @@ from numpy.typing import NDArray
 
 from gpuaug.core.streams import Event
 from gpuaug.decode.clips import libav
+from gpuaug.decode.clips.index import UNSPECIFIED
 from gpuaug.decode.clips.layout import ClipInfo, ClipWork, upright
 from gpuaug.decode.decoders.base import FileDecoder, Resources
 
 RGB = "rgb24"
 """PyAV's name of the pixel format of decoded frames."""
+
+FULL_RANGE = 2
+"""FFmpeg's number of the range of colours in which black is 0."""
 
 
 class PyAv(FileDecoder):
@@ -149,7 +153,16 @@ def _context(av: Any, data: memoryview, info: ClipInfo) -> Any:
     if info.extradata:
         context.extradata = bytes(data[info.start : info.start + info.extradata])
     context.thread_count = 1
-    context.width, context.height = info.width, info.height  # some codecs store the size only in the container
+    # Some codecs store these properties only in the container.
+    context.width, context.height = info.width, info.height
+    context.pix_fmt = info.pixels
+    context.bits_per_coded_sample = info.bits
+    if info.tag:
+        context.codec_tag = info.tag.ljust(4, "\0")
+    if info.matrix != UNSPECIFIED:
+        context.colorspace = info.matrix
+    if info.full_range:
+        context.color_range = FULL_RANGE
     if info.reorder:  # the value in the file: with a smaller one, a decoder may drop frames as too late
         context.reorder_depth = info.reorder
     return context
