@@ -52,14 +52,14 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     ``gpuaug.fuse`` sets ``valid`` to False for boxes outside the image, and does not remove them, because only the device knows
     their number. ``sanitize`` removes the entries of these boxes from the tensors, arrays, lists and tuples under the keys
     ``per_box``, and, in a list of dicts, from torchvision's boxes and (n, K, 2) keypoints under any key. All other values are
-    returned unchanged; so are values under a key that in any dict does not hold one entry per box, and dicts without boxes,
-    which some datasets have for images without annotations.
+    returned unchanged; so are dicts without boxes, which some datasets have for images without annotations. Without
+    ``per_box``, a key that in any dict does not hold one entry per box is unchanged in all dicts.
 
     Args:
         targets: List of one dict per image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
-        per_box: Keys that hold one entry per box, besides ``valid``. Default: common keys, such as ``boxes``, ``labels``,
-            ``class_labels``, ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``, ``track_ids``; the
-            page "Detection" of the documentation lists all of these keys.
+        per_box: Keys that hold one entry per box in all dicts, besides ``valid``. Default: common keys, such as ``boxes``,
+            ``labels``, ``class_labels``, ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``,
+            ``track_ids``; the page "Detection" of the documentation lists all of these keys.
 
     Returns:
         List of one dict per image, of the type of the input dicts. Of a padded dict, tensors, lists and tuples of length B are
@@ -67,9 +67,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
 
     Raises:
         ArgumentTypeError: If ``targets`` is neither a list of dicts nor a dict.
-        ArgumentError: If ``valid`` is missing from dicts that may have boxes, or is not one bool per box; if ``per_box`` is not
-            passed, and in dicts with different numbers of boxes a key that is not among the common keys appears to hold one
-            entry per box.
+        ArgumentError: If ``valid`` is missing from dicts that may have boxes, or is not one bool per box; if a tensor, array,
+            list or tuple under a key that ``per_box`` names does not hold one entry per box; if ``per_box`` is not passed, and
+            in dicts with different numbers of boxes a key that is not among the common keys appears to hold one entry per box.
 
     Cost:
         One synchronization per batch: the host waits for all work on the current stream. In a stage of a loader,
@@ -88,12 +88,12 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     keys = {"valid", *names}  # valid is shortened as well
     if isinstance(targets, PackedTargets):
-        packed = _sanitize_packed(targets, keys, check=per_box is None)
+        packed = _sanitize_packed(targets, keys, per_box)
         if packed is not None:
             return packed  # type: ignore[return-value]  # only stages of a loader pass PackedTargets
         targets = targets.unpacked()
     if isinstance(targets, Mapping):
-        return _sanitize_padded(targets, keys)
+        return _sanitize_padded(targets, keys, per_box or ())
     if isinstance(targets, str | Tensor) or not isinstance(targets, Sequence):
         raise ArgumentTypeError(
             f"targets must be a list of dicts or one dict of padded tensors, got {type(targets).__name__}. "
@@ -113,9 +113,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     tensors = _tensor_columns(columns_by_key)
     valid_indices = _ValidIndices(_checked_valid(columns_by_key, tensors, samples))
     lengths = _lengths_per_box(columns_by_key, tensors, valid_indices.counts)
-    for name in ("boxes", "bbox"):
-        if name in columns_by_key and name not in lengths:
-            _check_lengths_of_boxes(columns_by_key[name], valid_indices.counts, samples)
+    keys_to_check = [name for name in ("boxes", "bbox", *(per_box or ())) if name not in lengths]
+    _check_lengths(keys_to_check, columns_by_key, valid_indices.counts, samples)
     unknown = {name for name in lengths.keys() - keys if not all(map(_is_typed, columns_by_key[name].values))}
     for name in unknown if per_box is None else ():
         _check_not_per_box(name, lengths[name])
@@ -155,9 +154,7 @@ def _lengths_per_box(
                 lengths[name] = set(box_counts)
             continue
         pairs = [
-            (-1 if batches.is_namedtuple(value) else _length(value), count)
-            for value, count in zip(values, box_counts, strict=True)
-            if isinstance(value, _SEQUENCES)
+            (_length(value), count) for value, count in zip(values, box_counts, strict=True) if isinstance(value, _SEQUENCES)
         ]
         if pairs and all(length == count for length, count in pairs):
             lengths[name] = {count for _, count in pairs}
@@ -188,8 +185,14 @@ def _check_not_per_box(name: str, counts: set[int]) -> None:
         )
 
 
-def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]:
-    """Split one dict of padded tensors into one dict per image, without the boxes that are not valid."""
+def _sanitize_padded(targets: Mapping[str, Any], keys: set[str], per_box: Collection[str]) -> list[Any]:
+    """Split one dict of padded tensors into one dict per image, without the boxes that are not valid.
+
+    Args:
+        targets: The dict.
+        keys: Keys that may hold one entry per box.
+        per_box: Keys that must hold one entry per box.
+    """
     _check_has_valid(targets, "")
     valid = targets["valid"]
     _check_flags(valid, 2, "")
@@ -212,10 +215,19 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
         }
         for sample in range(batch)
     ]
-    candidates = {name: column for name, column in columns(records).items() if name in padded_keys & per_box}
+    for name in per_box if records else ():
+        value = targets.get(name)
+        if isinstance(value, _SEQUENCES) and (name not in records[0] or name not in padded_keys):
+            shape = (len(value),) if isinstance(value, list | tuple) else tuple(value.shape)
+            raise ArgumentError(
+                f"{name} must be a tensor or list with one entry per box, {tuple(valid.shape)}, if per_box names it, got "
+                f"{type(value).__name__} {shape}. Convert it, or leave {name!r} out of per_box."
+            )
+    candidates = {name: column for name, column in columns(records).items() if name in padded_keys & keys}
     tensors = _tensor_columns(candidates)
     valid_indices = _ValidIndices(TensorColumn(valid.unbind()))
     lengths = _lengths_per_box(candidates, tensors, valid_indices.counts)
+    _check_lengths(per_box, candidates, valid_indices.counts, range(batch))
     _store_valid(records, {name: candidates[name] for name in lengths}, tensors, valid_indices)
     return [batches.replace(targets, record) for record in records]
 
@@ -224,13 +236,13 @@ def _sanitize_padded(targets: Mapping[str, Any], per_box: set[str]) -> list[Any]
 vars(sanitize).update(takes_packed=True, draws_only_from_seed=True)
 
 
-def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> PackedTargets | None:
+def _sanitize_packed(targets: PackedTargets, keys: set[str], per_box: Collection[str] | None) -> PackedTargets | None:
     """Remove the boxes that are not valid from packed target dicts, without waiting for the device.
 
     Args:
         targets: Packed target dicts.
         keys: Keys that hold one entry per box.
-        check: Whether to raise an error for an unknown key that appears to hold one entry per box.
+        per_box: Keys that the user passed; ``None`` if other keys that appear to hold one entry per box are an error.
 
     Returns:
         Packed target dicts whose numbers of boxes the host reads later. ``None`` if the dicts must be unpacked, because the
@@ -246,20 +258,24 @@ def _sanitize_packed(targets: PackedTargets, keys: set[str], *, check: bool) -> 
         return None
     counts = dict(zip(samples, lengths, strict=True))
     others = zip(targets.layout.others, targets.others, strict=True)
-    if any(isinstance(value, _SEQUENCES) and _length(value) == counts.get(sample) for (sample, _), value in others):
+    named = frozenset(per_box or ())
+    if any(
+        isinstance(value, _SEQUENCES) and (name in named or _length(value) == counts.get(sample))
+        for (sample, name), value in others
+    ):
         return None
     rows: dict[Any, tuple[PackedColumn, Tensor]] = {}
     for column, flat in zip(targets.layout.packed, targets.flat, strict=True):
         if column.shapes is not None or column.lengths != lengths or list(column.samples) != samples:
             tensor_lengths = column.lengths if column.shapes is None else [shape[0] if shape else -1 for shape in column.shapes]
             pairs = zip(column.samples, tensor_lengths, strict=True)
-            if column.name in _BOX_KEYS or all(counts.get(sample, length) == length for sample, length in pairs):
+            if column.name in _BOX_KEYS | named or all(counts.get(sample, length) == length for sample, length in pairs):
                 return None
             continue
         class_name = type_name_of(column.tensor_type)
         if column.name in keys or class_name == "BoundingBoxes" or (class_name == "KeyPoints" and flat.ndim > 2):
             rows[column.name] = column, flat
-        elif check:
+        elif per_box is None:
             _check_not_per_box(column.name, set(lengths))
     flags = valid.joined
     index = torch.nonzero_static(flags, size=len(flags)).view(-1).clamp_(min=0)  # filled with -1 at the end
@@ -274,10 +290,10 @@ _SEQUENCES = (Tensor, np.ndarray, list, tuple)
 
 
 def _length(value: Any) -> int:
-    """Number of entries; -1 for a scalar."""
+    """Number of entries; -1 for a scalar or a namedtuple."""
     if isinstance(value, Tensor):  # len() of a tensor takes five times as long
         return value.shape[0] if value.ndim else -1
-    return len(value) if getattr(value, "ndim", 1) else -1
+    return -1 if batches.is_namedtuple(value) or not getattr(value, "ndim", 1) else len(value)
 
 
 _BOX_KEYS = frozenset({"valid", "boxes", "bbox"})
@@ -440,19 +456,29 @@ def _checked_valid(
     return TensorColumn(()) if column is None else column
 
 
-def _check_lengths_of_boxes(boxes: Column, counts: Sequence[int], samples: Sequence[int]) -> None:
-    """Raise an error if a dict does not have as many boxes as entries of ``valid``.
+def _check_lengths(
+    keys: Iterable[str], columns_by_key: Mapping[Any, Column], counts: Sequence[int], samples: Sequence[int]
+) -> None:
+    """Raise an error if a value under one of ``keys`` does not hold one entry per box.
 
     Args:
-        boxes: Column of the boxes.
+        keys: Keys of boxes, and other keys that the user passed as ``per_box``.
+        columns_by_key: Columns of the dicts.
         counts: Number of entries of ``valid`` of each dict.
         samples: Index of each dict in the batch, for the error.
     """
-    for record, value in zip(*boxes, strict=True):
-        if isinstance(value, _SEQUENCES) and _length(value) != counts[record]:
+    for name in keys:
+        for record, value in zip(*columns_by_key.get(name, ((), ())), strict=True):
+            if not isinstance(value, _SEQUENCES) or _length(value) == counts[record]:
+                continue
+            if name in _BOX_KEYS:
+                raise ArgumentError(
+                    f"valid of sample {samples[record]} must be one bool for each of its {_length(value)} boxes, got "
+                    f"{counts[record]}. Pass valid as gpuaug.fuse returned it."
+                )
             raise ArgumentError(
-                f"valid of sample {samples[record]} must be one bool for each of its {_length(value)} boxes, got "
-                f"{counts[record]}. Pass valid as gpuaug.fuse returned it."
+                f"{name} of sample {samples[record]} must hold one entry for each of the {counts[record]} boxes if "
+                f"per_box names it, got {type(value).__name__} with {max(_length(value), 0)}. Leave {name!r} out of per_box."
             )
 
 

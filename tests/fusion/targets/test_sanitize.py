@@ -16,7 +16,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
-from gpuaug.core.packed_targets import pack_targets
+from gpuaug.core import packed_targets
+from gpuaug.core.packed_targets import pack_targets, settle_targets, unpack_targets
 from gpuaug.fusion.targets.sanitize import PER_BOX
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -96,6 +97,62 @@ def test_sanitize_asks_about_unknown_keys_that_go_with_the_boxes():
     kept = gpuaug.sanitize(records, per_box=["boxes"])
     assert all(made["valid"].tolist() == [True] for made in kept)
     assert [(len(made["boxes"]), len(made["poses"]), len(made["labels"])) for made in kept] == [(1, 2, 2), (1, 3, 3)]
+
+
+ENTRIES = {
+    "tensor": torch.arange,
+    "array": np.arange,
+    "list": lambda n: list(range(n)),
+    "tuple": lambda n: tuple(range(n)),
+    "scalar": lambda n: torch.tensor(n) if n != 2 else torch.arange(n),
+}
+
+
+def in_list(records):
+    return records
+
+
+def in_mappings(records):
+    return tuple(map(UserDict, records))
+
+
+def in_packed(records):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_targets, "MIN_PACKED_TENSORS", 1)
+        (packed,) = pack_targets([records], lambda shape, dtype: None)
+    assert type(packed) is packed_targets.PackedTargets
+    return packed
+
+
+def in_padded(records):
+    batch = {name: torch.stack([record[name] for record in records]) for name in ("boxes", "labels", "valid")}
+    return {**batch, "tracks": [record["tracks"] for record in records]}
+
+
+@pytest.mark.parametrize("entries", ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize("form", [in_list, in_mappings, in_packed, in_padded])
+@pytest.mark.parametrize("other", [0, 1, 3])
+def test_sanitize_refuses_keys_of_per_box_with_another_number_of_entries_in_any_dict(other, form, entries):
+    records = [numbered([True, False], sample) | {"tracks": entries(n)} for sample, n in enumerate((2, other, 2))]
+    with pytest.raises(gpuaug.ArgumentError, match="tracks of sample 1 must hold one entry for each of the 2 boxes"):
+        gpuaug.sanitize(form(records), per_box=["boxes", "labels", "tracks"])
+    got = settle_targets(gpuaug.sanitize(form(records), per_box=["boxes", "labels"]))
+    assert [(len(record["boxes"]), len(record["labels"])) for record in unpack_targets(got)] == [(1, 1)] * 3
+    right = [record | {"tracks": entries(2)} for record in records]
+    got = unpack_targets(settle_targets(gpuaug.sanitize(form(right), per_box=["boxes", "tracks"])))
+    assert [list(record["tracks"]) for record in got] == [[0]] * 3
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(2), torch.zeros(2, 2), torch.zeros(3, 3), [[1, 2, 3]], (1, 2, 3), np.zeros((2, 3))]
+)
+def test_sanitize_refuses_keys_of_per_box_that_are_not_padded(value):
+    batch = {"boxes": torch.zeros(2, 3, 4), "valid": torch.tensor([[True, False, True]] * 2), "tracks": value}
+    with pytest.raises(gpuaug.ArgumentError, match=r"tracks must be a tensor or list with one entry per box, \(2, 3\)"):
+        gpuaug.sanitize(batch, per_box=["boxes", "tracks"])
+    assert [len(record["boxes"]) for record in gpuaug.sanitize(batch, per_box=["boxes"])] == [2, 2]
+    converted = gpuaug.sanitize({**batch, "tracks": torch.zeros(2, 3)}, per_box=["boxes", "tracks"])
+    assert [len(record["tracks"]) for record in converted] == [2, 2]
 
 
 def test_sanitize_knows_boxes_and_keypoints_of_any_key_by_their_type():

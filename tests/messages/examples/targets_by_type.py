@@ -3,6 +3,7 @@
 import pathlib
 import tempfile
 
+import numpy as np
 import torch
 from support.batches.ragged import images_of, pack
 from support.files.encoded import encoded
@@ -182,3 +183,21 @@ def boxes_without_clamping(told):
         augment(IMAGES, [{"boxes": upright(BOXES[0], clamping_mode=None)}] * 2, data_keys=["input", "targets"])
     got = augment(IMAGES, [{"boxes": upright(BOXES[0])}] * 2, data_keys=["input", "targets"])[1]
     assert got[0]["boxes"].tolist() == FLIPPED[0].tolist()
+
+
+@example("if per_box names it, got … with …. Leave … out of per_box")
+def other_entries_than_boxes(told):
+    targets = [{"boxes": torch.zeros(2, 4), "valid": torch.tensor([True, False]), "tracks": torch.arange(3)}]
+    with told:
+        gpuaug.sanitize(targets, per_box=["boxes", "tracks"])
+    assert gpuaug.sanitize(targets, per_box=["boxes"])[0]["tracks"].tolist() == [0, 1, 2]
+
+
+@example("Convert it, or leave … out of per_box")
+def an_array_in_a_padded_dict(told):
+    targets = {"boxes": torch.zeros(1, 2, 4), "valid": torch.tensor([[True, False]]), "tracks": np.array([[5, 6]])}
+    with told:
+        gpuaug.sanitize(targets, per_box=["boxes", "tracks"])
+    assert gpuaug.sanitize(targets, per_box=["boxes"])[0]["tracks"] is targets["tracks"]
+    converted = {**targets, "tracks": torch.as_tensor(targets["tracks"])}
+    assert gpuaug.sanitize(converted, per_box=["boxes", "tracks"])[0]["tracks"].tolist() == [5]
