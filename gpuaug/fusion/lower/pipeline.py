@@ -79,7 +79,9 @@ def lower(
     _expect_rounding(tree)
     for crop, box_filter in filtered_crops(tree):
         assert box_filter.target_conversions is not None
-        crop.min_side_and_area = box_filter.target_conversions.min_size, box_filter.target_conversions.min_area
+        side, area = crop.min_side_and_area  # of the preceding transforms that remove boxes, which all apply
+        conversions = box_filter.target_conversions
+        crop.min_side_and_area = max(side, conversions.min_size), max(area, conversions.min_area)
     return Lowered(tree, types.dtype, types.refusal)
 
 

@@ -1,5 +1,6 @@
 """RandomIoUCrop: the crop that torchvision takes for the same numbers, and what becomes of images and targets."""
 
+import itertools
 import re
 
 import kornia.augmentation as K
@@ -250,6 +251,23 @@ def test_boxes_are_judged_by_their_size_in_the_crop():
     pipeline = [v2.RandomIoUCrop(sampler_options=[1.0]), JUDGE, v2.Resize((400, 400)), v2.SanitizeBoundingBoxes()]
     _, (found,) = gpuaug.fuse(pipeline)(torch.zeros(1, 3, 40, 40, dtype=torch.uint8), targets, data_keys=KEYS)
     assert found["valid"].tolist() == [False, True]
+
+
+FILTERS = [v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(min_size=20), v2.SanitizeBoundingBoxes(min_area=700)]
+
+
+@pytest.mark.parametrize("filters", [*itertools.product(FILTERS, repeat=2), *itertools.permutations(FILTERS)])
+@pytest.mark.parametrize("between", [[], [v2.RandomHorizontalFlip(0.0)]], ids=["adjacent", "with flips between"])
+def test_boxes_pass_every_filter_after_the_crop_as_in_torchvision(between, filters):
+    boxes = torch.tensor([[5.0, 5, 10, 10], [5, 5, 50, 50], [5, 5, 30, 30], [5, 5, 20, 55]])
+    pipeline = [v2.RandomIoUCrop(sampler_options=[2.0])]  # never crops
+    for box_filter in filters:
+        pipeline += [box_filter, *between]
+    pipeline.append(v2.Resize((60, 60)))
+    image = torch.zeros(3, 60, 60, dtype=torch.uint8)
+    target = {"boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(60, 60)), "labels": torch.arange(4)}
+    _, (got,) = gpuaug.fuse(pipeline)(image[None], [target], data_keys=KEYS)
+    assert_values(got["labels"][got["valid"]], v2.Compose(pipeline)(tv_tensors.Image(image), target)[1]["labels"])
 
 
 def test_boxes_end_at_the_frame_of_the_image_that_is_cropped(monkeypatch):
