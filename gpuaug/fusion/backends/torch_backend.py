@@ -7,11 +7,13 @@ of one size. An *index map* is an integer map of pixels, such as a flip, a crop 
 the source pixels that it is interpolated from.
 """
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from gpuaug.core.errors import ArgumentError
 from gpuaug.core.ragged import MOST_WARPED, Ragged
 from gpuaug.fusion.backends.antialias import resize_antialiased
 from gpuaug.fusion.backends.readers import (
@@ -250,8 +252,25 @@ def as_bits(masks: Tensor) -> Tensor:
 
 
 def mask_fill(maps: IndexMaps, dtype: torch.dtype) -> int:
-    """Return the fill of constant padding for masks of ``dtype``, as the integer with the same bits."""
-    return int(as_bits(torch.full((), maps.mask_fill, dtype=torch.float32, device="cpu").to(dtype)).item())
+    """Return the fill of constant padding for masks of ``dtype``, as the integer with the same bits.
+
+    Raises:
+        ArgumentError: If the fill is out of the range of ``dtype``, as in torchvision. For bool no fill is.
+    """
+    padding = maps.padding
+    if padding is None:
+        return 0
+    fill = padding.mask_fill
+    is_floating = dtype.is_floating_point or dtype.is_complex
+    if dtype != torch.bool and (math.isfinite(fill) or not is_floating):
+        limits = torch.finfo(dtype) if is_floating else torch.iinfo(dtype)
+        if not limits.min <= fill <= limits.max:  # also if the fill is NaN
+            raise ArgumentError(
+                f"fill of {padding.name} must be in [{limits.min}, {limits.max}] for masks of {dtype}, got {fill}. Convert "
+                "the masks before the call to a type that holds the fill."
+            )
+        fill = fill if is_floating else int(fill)
+    return int(as_bits(torch.tensor(fill, dtype=dtype, device="cpu")).item())
 
 
 class _TableColumns:

@@ -145,7 +145,7 @@ class IndexOp(GatherOp):
     @property
     def mask_fill(self) -> float:
         """Fill value of segmentation masks. As in Kornia, it is 0 if ``fill`` has a value per channel."""
-        return float(self.fill) if isinstance(self.fill, int | float) else 0.0
+        return self.fill if isinstance(self.fill, int | float) else 0.0
 
     @abstractmethod
     def map(self, draws: OpDraws, size: Size) -> IndexMap:

@@ -44,20 +44,23 @@ class IndexMaps:
         return next((op.edge for op in self.ops if op.edge), "")
 
     @property
-    def fill(self) -> Any:
-        """Value of constant padding of images."""
-        return next((op.fill for op in self.ops if op.edge == "constant"), 0.0)
+    def padding(self) -> IndexOp | None:
+        """First op with constant padding; ``None`` without one."""
+        return next((op for op in self.ops if op.edge == "constant"), None)
 
     @property
-    def mask_fill(self) -> float:
-        """Value of constant padding of masks."""
-        return next((op.mask_fill for op in self.ops if op.edge == "constant"), 0.0)
+    def fill(self) -> Any:
+        """Value of constant padding of images."""
+        return 0.0 if self.padding is None else self.padding.fill
 
     def accepts(self, op: IndexOp) -> bool:
         """Return whether ``op`` composes with the index maps. Only constant paddings with equal fills compose."""
         if not op.edge or not self.edge:
             return True
-        return op.edge == self.edge == "constant" and (op.fill, op.mask_fill) == (self.fill, self.mask_fill)
+        padding = self.padding
+        if padding is None or op.edge != "constant":
+            return False
+        return (op.fill, op.mask_fill) == (padding.fill, padding.mask_fill)
 
     @property
     def width(self) -> int:

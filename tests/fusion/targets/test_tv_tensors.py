@@ -1,5 +1,6 @@
 """torchvision's tensors beside images in its pipelines: boxes, masks and keypoints, against its functions on the same draws."""
 
+import math
 import re
 
 import pytest
@@ -239,6 +240,41 @@ MEANT_OTHERWISE = {
         r"clamping_mode of boxes of sample 0 must be 'soft' or 'hard', got None. Boxes are always clipped",
     ),
 }
+
+
+MASK_DTYPES = [
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+MASK_FILLS = [0, 1, 255, 256, -1, -100, 0.5, -0.5, 2.7, 2**24 + 1, 2**31, 70000, -(2**60), 1e39, math.nan, math.inf, -math.inf]
+PADDINGS = {
+    "Pad": lambda fill: v2.Pad(2, fill=fill),
+    "RandomCrop": lambda fill: v2.RandomCrop(12, pad_if_needed=True, fill=fill),
+    "RandomZoomOut": lambda fill: v2.Compose([v2.RandomZoomOut(fill, (2.0, 2.01), p=1.0), v2.Resize((16, 16))]),
+}
+
+
+PADDED = [*((dtype, "Pad") for dtype in MASK_DTYPES), (torch.uint8, "RandomCrop"), (torch.int32, "RandomZoomOut")]
+
+
+@pytest.mark.parametrize(("dtype", "padding"), PADDED, ids=str)
+def test_padding_of_masks_equals_torchvision_or_is_refused_where_torchvision_refuses_it(dtype, padding):
+    image, mask = torch.full((1, 3, 8, 8), 50, dtype=torch.uint8), torch.ones(1, 8, 8).to(dtype)
+    refused = 0
+    for fill in MASK_FILLS:
+        transform = PADDINGS[padding]({tv_tensors.Image: 0, tv_tensors.Mask: fill, "others": 0})
+        augment = gpuaug.fuse(transform)
+        try:
+            expected = transform(tv_tensors.Image(image[0]), tv_tensors.Mask(mask))[1]
+        except RuntimeError:
+            refused += 1
+            with pytest.raises(gpuaug.ArgumentError, match=re.escape(f"for masks of {dtype}, got {fill}. Convert")):
+                augment(image, [{"masks": mask}], data_keys=["input", "targets"])
+            continue
+        _, (got,) = augment(image, [{"masks": mask}], data_keys=["input", "targets"])
+        assert got["masks"].dtype == dtype
+        assert set(map(str, got["masks"].flatten().tolist())) == set(map(str, expected.flatten().tolist()))
+    assert bool(refused) == (dtype not in (torch.bool, torch.float64))
 
 
 @pytest.mark.parametrize("fill", [127, {tv_tensors.Mask: 127, "others": 0}], ids=["of all", "of masks"])

@@ -201,3 +201,12 @@ def an_array_in_a_padded_dict(told):
     assert gpuaug.sanitize(targets, per_box=["boxes"])[0]["tracks"] is targets["tracks"]
     converted = {**targets, "tracks": torch.as_tensor(targets["tracks"])}
     assert gpuaug.sanitize(converted, per_box=["boxes", "tracks"])[0]["tracks"].tolist() == [5]
+
+
+@example("Convert the masks before the call to a type that holds the fill")
+def padding_out_of_the_range_of_masks(told):
+    masks = torch.ones(2, 8, 8, dtype=torch.uint8)
+    augment = gpuaug.fuse(v2.Pad(1, fill={tv_tensors.Mask: -100, "others": 0}))
+    with told:
+        augment(IMAGES, masks, data_keys=["input", "mask"])
+    assert augment(IMAGES, masks.long(), data_keys=["input", "mask"])[1].unique().tolist() == [-100, 1]

@@ -111,7 +111,7 @@ def image_fill(fill: Any) -> float | list[float]:
 def mask_fill(fill: Any) -> float:
     """Fill value of segmentation masks. 0 if ``fill`` has one number per channel, which applies to images only."""
     fill = _fill_of(fill, tv_tensors.Mask, "others")
-    return float(fill) if isinstance(fill, int | float) else 0.0
+    return fill if isinstance(fill, int | float) else 0.0  # not as float, which does not hold all integers
 
 
 def _fill_of(fill: Any, *keys: Any) -> Any:

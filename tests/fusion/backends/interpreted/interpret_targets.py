@@ -11,6 +11,7 @@ from support.comparison.box_windows import TRANSFORMS, difference
 from support.comparison.replay import photographs
 from support.targets.detection import boxes_of, masks
 from support.targets.mask_lists import COUNTS, PIPELINES, SIDES, rows_of, take_numbers
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
@@ -139,6 +140,23 @@ def masks_of_several_passes_agree(name):
     return torch.cat(apart).mean() <= 0.01 and any(bool(each["masks"].any()) for each in expected)
 
 
+def padding_agrees(dtype):
+    """Whether the kernel pads masks with exactly the fill, and refuses a fill out of the range of their dtype."""
+    exact = 2.7 if dtype.is_floating_point else torch.iinfo(dtype).max if dtype.itemsize < 8 else 2**53 + 1
+    images, given = photographs(2, 3, 8, 9), masks(2, 8, 9, dtype=dtype, seed=0)[:, None]
+    with mock.patch.object(dispatch.torch_backend, "gather_mask", backend.run_mask):
+        padded = gpuaug.fuse(v2.Pad(2, fill={tv_tensors.Mask: exact, "others": 0}))
+        _, got = padded(images, given, data_keys=["input", "mask"])
+        try:
+            augment = gpuaug.fuse(v2.Pad(2, fill={tv_tensors.Mask: 1e300, "others": 0}))
+            refused = augment(images, given, data_keys=["input", "mask"]) is None
+        except gpuaug.ArgumentError:
+            refused = True
+    expected = torch.full((2, 1, 12, 13), exact, dtype=dtype)
+    expected[..., 2:-2, 2:-2] = given
+    return torch.equal(got, expected) and refused == (dtype != torch.float64)
+
+
 def box_crops_agree():
     """Whether images and boxes come out of the kernels as torch makes them, where crops are chosen by boxes."""
     modules = [
@@ -174,6 +192,9 @@ def failures(*, every):
         for name in PASSES:
             if not masks_of_several_passes_agree(name):
                 yield f"masks of several passes, {name}"
+        for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64):
+            if not padding_agrees(dtype):
+                yield f"padding of masks, {dtype}"
         if not box_crops_agree():
             yield "crops by boxes"
         for name in TRANSFORMS:
