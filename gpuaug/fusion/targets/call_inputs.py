@@ -113,7 +113,10 @@ class CallInputs:
         """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets recognized by class, such as ``tv_tensors.Mask``, by index of the input that contains them."""
-        inputs = [self._clips.flatten_dicts(key, *item) for key, item in zip(self.keys, enumerate(inputs), strict=True)]
+        images_of_batch = self.image_size.images
+        inputs = [
+            self._clips.flatten_dicts(self.keys[index], index, value, images_of_batch) for index, value in enumerate(inputs)
+        ]
         inputs = self._with_typed_targets(inputs)
         self._inputs = inputs
         for key, value in zip(self.keys, inputs, strict=True):
@@ -170,7 +173,10 @@ class CallInputs:
         for index, (key, value) in enumerate(zip(self.keys, inputs, strict=True)):
             if key == "tv_tensors" or (key == "targets" and has_targets_under_other_keys(value)):
                 batch = self.image_size.images if self._clips.is_per_frame(index) else self.image_size.batch
-                self._typed[index] = typed = TypedTargets(value, batch, in_dicts=key == "targets")
+                frames = 0 if key == "targets" else self._clips.frames
+                self._typed[index] = typed = TypedTargets(
+                    value, batch, in_dicts=key == "targets", frames=frames, images=self.image_size.images
+                )
                 self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
                 all_inputs += [values for _, values in typed.inputs]
         return all_inputs
@@ -182,7 +188,7 @@ class CallInputs:
         for index, typed in self._typed.items():
             end = start + len(typed.inputs)
             dicts = results[index] if self.passed_keys[index] == "targets" else None
-            results[index] = typed.results(values[start:end], dicts)
+            results[index] = typed.results(values[start:end], dicts, self._clips.frame_indices)
             start = end
         return results
 

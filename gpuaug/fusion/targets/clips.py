@@ -6,6 +6,7 @@ Annotations may be per clip or per frame. A *target dict* holds the annotations 
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,10 +40,10 @@ class ClipInputs:
         """Number of frames per input clip; 0 for images."""
         self._out_frames = self.frames
         """Number of frames per output clip."""
-        self._frame_indices: Sequence[int] = range(self.frames)
+        self.frame_indices: Sequence[int] = range(self.frames)
         """Index of the input frame per output frame."""
-        self._list_types: dict[int, type] = {}
-        """Type of the lists, by index of the input, for inputs that hold one list of target dicts per clip."""
+        self._list_types: dict[int, tuple[type, bool]] = {}
+        """(type of the list, whether it has one list per clip), by index of the input, for target dicts of frames."""
 
     def has_frames(self, key: str, value: Any) -> bool:
         """Return whether an input has a frame axis."""
@@ -54,7 +55,7 @@ class ClipInputs:
         return key in ("input", "mask") or value.ndim == axes
 
     def is_per_frame(self, index: int) -> bool:
-        """Return whether an input is a list with one list of target dicts per clip."""
+        """Return whether an input is a list of target dicts of frames, or has one such list per clip."""
         return index in self._list_types
 
     def flatten(self, key: str, value: Any) -> Any:
@@ -82,19 +83,24 @@ class ClipInputs:
             return result.unflatten(0, (-1, self._out_frames))
         return result.reshape(len(value), -1, value.shape[2], *result.shape[2:])
 
-    def flatten_dicts(self, key: str, index: int, value: Any) -> Any:
+    def flatten_dicts(self, key: str, index: int, value: Any, images: int) -> Any:
         """Concatenate the lists of an input that holds one list of target dicts per clip. Other inputs are returned unchanged.
 
         Args:
             key: Data key of the input.
             index: Index of the input.
             value: The input.
+            images: Number of frames of all clips.
 
         Raises:
             ArgumentError: If a clip does not have one target dict per frame.
         """
-        is_nested = isinstance(value, list | tuple) and bool(value) and all(isinstance(clip, list | tuple) for clip in value)
-        if key != "targets" or not self.frames or not is_nested:
+        if key != "targets" or not self.frames or not isinstance(value, list | tuple) or not value:
+            return value
+        is_nested = all(isinstance(clip, list | tuple) for clip in value)
+        if not is_nested:
+            if self.frames > 1 and len(value) == images:
+                self._list_types[index] = type(value), False
             return value
         for clip in value:
             if len(clip) != self.frames:
@@ -102,23 +108,24 @@ class ClipInputs:
                     f"targets must hold one dict for each of the {self.frames} frames of a clip, got {len(clip)}. "
                     "Pass one dict per clip, or one dict per frame."
                 )
-        self._list_types[index] = type(value)
+        self._list_types[index] = type(value), True
         return [record for clip in value for record in clip]
 
     def unflatten_dicts(self, values: list[Any]) -> None:
-        """Restore one list of target dicts per clip, in place in ``values``, the results of all inputs.
+        """Select the target dicts of the output frames, in place in ``values``, the results of all inputs.
 
-        Only for inputs that held such lists.
+        Inputs that held one list of target dicts per clip get such lists again.
         """
-        for index, list_type in self._list_types.items():
+        for index, (list_type, is_nested) in self._list_types.items():
             dicts = values[index]
             starts = range(0, len(dicts), self.frames)
-            values[index] = list_type(list_type(dicts[start + frame] for frame in self._frame_indices) for start in starts)
+            clips = [[dicts[start + frame] for frame in self.frame_indices] for start in starts]
+            values[index] = list_type(map(list_type, clips) if is_nested else chain.from_iterable(clips))
 
     def select_frames(self, indices: Array | None, values: list[Any], keys: Sequence[str], inputs: Sequence[Any]) -> None:
         """Select masks, boxes and keypoints of the frames that a plan selects, in place in ``values``.
 
-        The kernels select the images.
+        The kernels select the images. ``unflatten_dicts`` and ``TypedTargets.results`` select the elements of lists.
 
         Args:
             indices: Indices of the selected frames; ``None`` for all frames.
@@ -137,5 +144,5 @@ class ClipInputs:
             axis = 0 if key == "mask" else 1
             frames = values[position].unflatten(axis, (self._out_frames, -1) if axis else (-1, self._out_frames))
             values[position] = torch.index_select(frames, 1, device_indices).flatten(axis, axis + 1)
-        self._frame_indices = [self._frame_indices[frame] for frame in indices.tolist()]
-        self._out_frames = len(self._frame_indices)
+        self.frame_indices = [self.frame_indices[frame] for frame in indices.tolist()]
+        self._out_frames = len(self.frame_indices)

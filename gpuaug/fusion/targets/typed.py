@@ -4,6 +4,7 @@ A *target dict* holds the annotations of one image under fixed keys, such as ``{
 transforms them. Targets in other containers are put into new target dicts, and the results into a copy of the container.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,9 @@ from gpuaug.fusion.targets.masks import with_class_of
 
 _Path = tuple[Any, ...]
 """Path of a tensor in a container: keys, field names and indices. The index of the image is left out."""
+
+_FRAMES = object()
+"""Entry of a path: the indices of clips and frames are left out there."""
 
 _Visit = Callable[[Tensor, _Path, int | None, Any], tuple[Tensor, Tensor | None]]
 """Function that is called for each tensor, with (tensor, path, index of its image or ``None``, container of the tensor).
@@ -42,26 +46,34 @@ class _Column:
     """Masks of the input boxes that are valid, (n,), by index of the image."""
     is_batched: bool = False
     """True if the container holds one tensor for all images, which is split in ``tensors``."""
+    is_per_frame: bool = False
+    """True if indices are those of the frames of all clips, not of the images."""
 
 
 class TypedTargets:
     """Masks, boxes and keypoints in one input, which are converted to inputs with data keys, ``inputs``.
 
     In a sequence of B elements, element ``i`` belongs to image ``i``. A tensor outside such a sequence holds one entry per
-    image, (B, …).
+    image, (B, …). Of clips, a list may hold one list with one element per frame for each clip, and keypoints may be
+    (B, T, n, 2).
 
     Args:
         container: Tensor of one of torchvision's types, or a container of such tensors, nested to any depth.
         batch: Number of images.
         in_dicts: Whether ``container`` is a list of target dicts. Values under the keys ``boxes``, ``bbox``, ``masks`` and
             ``keypoints`` are then left to ``TargetDicts``.
+        frames: Number of frames per clip; 0 for images.
+        images: Number of frames of all clips.
 
     Raises:
         ArgumentError: If a sequence or a tensor does not hold one entry per image.
     """
 
-    def __init__(self, container: Any, batch: int, *, in_dicts: bool = False) -> None:
+    def __init__(self, container: Any, batch: int, *, in_dicts: bool = False, frames: int = 0, images: int = 0) -> None:
         self._batch = batch
+        self._frames, self._images = frames, images
+        self._frame_indices: Sequence[int] = range(frames)
+        """Index of the input frame per output frame."""
         self._skipped = _TARGET_DICT_KEYS if in_dicts else frozenset()
         """Keys whose values are left to ``TargetDicts``."""
         self._columns: dict[_Path, _Column] = {}
@@ -81,13 +93,15 @@ class TypedTargets:
         self.inputs = [*(("mask", values) for values in self._maps.values()), *(("targets", dicts) for dicts in self._dicts())]
         """(data key, value) of each input."""
 
-    def results(self, results: Sequence[Any], dicts: Sequence[Any] | None = None) -> Any:
+    def results(self, results: Sequence[Any], dicts: Sequence[Any] | None, frame_indices: Sequence[int]) -> Any:
         """Return a copy of the container with transformed masks, boxes and keypoints.
 
         Args:
             results: Results of ``inputs``, in the same order.
             dicts: Copy of the container in which ``TargetDicts`` has transformed its values; ``None`` if there is none.
+            frame_indices: Index of the input frame per output frame of a clip. Elements of other frames are left out.
         """
+        self._frame_indices = frame_indices
         maps = dict(zip(self._maps, results, strict=False))
         records = results[len(maps) :]
         list_indices = self._list_indices()
@@ -103,7 +117,11 @@ class TypedTargets:
                 record = records[list_index][sample]
                 return record[column.key], record.get("valid") if self._has_valid(path, container) else None
             parts = [record[column.key] for record in records[list_index]]
+            if column.is_per_frame:
+                parts = [parts[first + frame] for first in range(0, self._images, self._frames) for frame in frame_indices]
             result = (torch.cat if column.key == "boxes" else torch.stack)([part.as_subclass(Tensor) for part in parts])
+            if column.is_per_frame:
+                result = result.unflatten(0, (-1, len(frame_indices)))
             return with_class_of(result, parts[0]), None
 
         result = self._mapped(self._container, put)
@@ -160,21 +178,25 @@ class TypedTargets:
     def _list_indices(self) -> dict[_Path, int]:
         """Return the index of the list of target dicts of each column.
 
-        A target dict holds one value per key, so columns with the same key are in different lists.
+        A target dict holds one value per key, so columns with the same key are in different lists. So are columns of images and
+        of frames.
         """
-        counts = dict.fromkeys(TARGET_TYPES.values(), 0)
+        counts: Counter[tuple[bool, str]] = Counter()
+        lists: dict[tuple[bool, int], int] = {}
         list_indices = {}
         for path, column in self._columns.items():
-            list_indices[path] = counts[column.key]
-            counts[column.key] += 1
+            kind = column.is_per_frame, column.key
+            list_indices[path] = lists.setdefault((column.is_per_frame, counts[kind]), len(lists))
+            counts[kind] += 1
         return list_indices
 
     def _dicts(self) -> list[list[dict[str, Tensor]]]:
         """Return lists of target dicts that hold all columns."""
         list_indices = self._list_indices()
-        dict_lists: list[list[dict[str, Tensor]]] = [
-            [{} for _ in range(self._batch)] for _ in range(1 + max(list_indices.values(), default=-1))
-        ]
+        lengths = {
+            list_indices[path]: self._images if column.is_per_frame else self._batch for path, column in self._columns.items()
+        }
+        dict_lists: list[list[dict[str, Tensor]]] = [[{} for _ in range(length)] for length in lengths.values()]
         for path, column in self._columns.items():
             for sample, tensor in column.tensors.items():
                 dict_lists[list_indices[path]][sample][column.key] = tensor
@@ -189,12 +211,14 @@ class TypedTargets:
             value: Container, or a part of it.
             visit: Function that is called for each tensor of torchvision's classes.
             path: Path of ``value`` in the container.
-            sample: Index of the image that ``value`` belongs to; ``None`` if it belongs to all images.
+            sample: Index of the image or frame that ``value`` belongs to; ``None`` if it belongs to all images.
         """
         if isinstance(value, Tensor):
             return self._visited(value, visit, path, sample, None)[0]
         if not batches.is_container(value):
             return value
+        if sample is None and self._is_per_frame(value):
+            return self._mapped_frames(value, visit, path)
         per_image = sample is None and _is_sequence(value)
         if per_image and len(value) != self._batch:
             if not holds_targets(value):
@@ -219,6 +243,22 @@ class TypedTargets:
                 changes[name] = result
         return batches.replace(value, changes) if changes else value
 
+    def _is_per_frame(self, value: Any) -> bool:
+        """Return whether a value is a list with, for each clip, one list of one element per frame, of one type or ``None``."""
+        if not self._frames or type(value) not in (list, tuple) or len(value) * self._frames != self._images:
+            return False
+        if any(type(clip) not in (list, tuple) or len(clip) != self._frames for clip in value):
+            return False
+        return len({type(element) for clip in value for element in clip} - {type(None)}) == 1 and holds_targets(value)
+
+    def _mapped_frames(self, value: Any, visit: _Visit, path: _Path) -> Any:
+        """Return ``_mapped`` for a value for which ``_is_per_frame`` is true, with the elements of the output frames only."""
+        path = (*path, _FRAMES)
+        return type(value)(
+            type(clip)(self._mapped(clip[frame], visit, path, index * self._frames + frame) for frame in self._frame_indices)
+            for index, clip in enumerate(value)
+        )
+
     def _visited(
         self, tensor: Tensor, visit: _Visit, path: _Path, sample: int | None, container: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -236,20 +276,23 @@ class TypedTargets:
         if sample is None and key == "masks":
             self._maps[path] = tensor
             return tensor, None
-        column = self._columns.setdefault(path, _Column(key))
+        column = self._columns.setdefault(path, _Column(key, is_per_frame=_FRAMES in path))
         if sample is not None:
             column.tensors[sample] = tensor
             if self._has_valid(path, container) and "valid" in container:
                 column.valid[sample] = container["valid"]
             return tensor, None
-        if not tensor.ndim or len(tensor) != self._batch:
+        shape, source = tensor.shape, tensor
+        if key == "keypoints" and self._frames and len(shape) == 4 and shape[1] == self._frames:
+            tensor, column.is_per_frame = tensor.flatten(0, 1), True
+        if not tensor.ndim or len(tensor) != (self._images if column.is_per_frame else self._batch):
             raise ArgumentError(
-                f"{type_name(tensor)} must hold one entry for each of the {self._batch} images, got {tuple(tensor.shape)}. "
+                f"{type_name(source)} must hold one entry for each of the {self._batch} images, got {tuple(shape)}. "
                 "Pass a list of one tensor per image."
             )
         column.is_batched = True
         parts = tensor.split(1) if key == "boxes" else tensor.unbind()
-        column.tensors.update((index, with_class_of(part, tensor)) for index, part in enumerate(parts))
+        column.tensors.update((index, with_class_of(part, source)) for index, part in enumerate(parts))
         return tensor, None
 
     def _has_valid(self, path: _Path, container: Any) -> bool:

@@ -246,6 +246,96 @@ def test_targets_of_frames_that_draw_by_themselves(same_on_frame):
     assert images.shape[1] == made.shape[1]
 
 
+def typed_record(number, clip, frame):
+    canvas = {"canvas_size": SIDES}
+    return {
+        "boxes": tv_tensors.BoundingBoxes(boxes(number, seed=10 * clip + frame), format="XYXY", **canvas),
+        "masks": tv_tensors.Mask(painted(boxes(1, 1, 1, seed=10 * clip + frame))[0, 0].expand(number, *SIDES)),
+        "frame": (clip, frame),
+    }
+
+
+def nested(element, kind=list):
+    """For each clip a list of one element per frame."""
+    return kind(kind(element(clip, frame) for frame in range(FRAMES)) for clip in range(BATCH))
+
+
+def flat(value):
+    return [element for clip in value for element in clip]
+
+
+RECORDS = nested(lambda clip, frame: typed_record((clip + frame) % 3, clip, frame))
+POINTS = tv_tensors.KeyPoints(torch.rand(BATCH, FRAMES, 5, 2) * 20, canvas_size=SIDES)
+OF_FRAMES = {
+    "nested targets": ("targets", RECORDS),
+    "flat targets": ("targets", flat(RECORDS)),
+    "nested dicts": ("tv_tensors", RECORDS),
+    "nested tuples": ("tv_tensors", tuple(map(tuple, RECORDS))),
+    "nested boxes": ("tv_tensors", nested(lambda clip, frame: RECORDS[clip][frame]["boxes"])),
+    "nested masks and none": ("tv_tensors", nested(lambda clip, frame: RECORDS[clip][frame]["masks"] if frame else None)),
+    "nested lists in a dict": (
+        "tv_tensors",
+        {"deep": {"er": RECORDS}, "name": 1, "masks": tv_tensors.Mask(torch.rand(BATCH, FRAMES, *SIDES))},
+    ),
+    "keypoints": ("tv_tensors", {"points": POINTS, "of clips": tv_tensors.KeyPoints(POINTS[:, 0], canvas_size=SIDES)}),
+}
+
+
+def chosen(value, indices):
+    """A value with a frame axis, or with nested or flat lists, for some of its frames."""
+    if isinstance(value, torch.Tensor):
+        return tv_tensors.wrap(value[:, indices], like=value) if value.shape[:2] == (BATCH, FRAMES) else value
+    if isinstance(value, dict):
+        return {key: chosen(each, indices) for key, each in value.items()}
+    if not isinstance(value, list | tuple):
+        return value
+    if len(value) == BATCH * FRAMES:
+        return [value[clip * FRAMES + frame] for clip in range(BATCH) for frame in indices]
+    return type(value)(type(clip)(clip[frame] for frame in indices) for clip in value)
+
+
+def assert_alike(got, expected):
+    if isinstance(expected, torch.Tensor):
+        assert type(got) is type(expected)
+        assert_values(got.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+    elif isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_alike(got[key], value)
+    elif isinstance(expected, list | tuple):
+        assert (type(got), len(got)) == (type(expected), len(expected))
+        for one, other in zip(got, expected, strict=True):
+            assert_alike(one, other)
+    else:
+        assert got == expected
+
+
+@pytest.mark.parametrize("name", OF_FRAMES)
+def test_annotations_of_frames_in_every_form_are_those_of_the_selected_frames(name):
+    key, value = OF_FRAMES[name]
+    images, moves = videos(), [v2.RandomHorizontalFlip(), v2.RandomCrop((18, 20))]
+    few, all_frames = gpuaug.fuse([v2.UniformTemporalSubsample(3), *moves]), gpuaug.fuse(moves)
+    for seed in range(2):
+        made, got = few(images, value, data_keys=["input", key], draws=few.draw(images.shape, seed=seed))
+        whole, expected = all_frames(images, value, data_keys=["input", key], draws=all_frames.draw(images.shape, seed=seed))
+        assert_values(made, whole[:, [0, 1, 3]])
+        assert_alike(got, chosen(expected, [0, 1, 3]))
+
+
+@pytest.mark.parametrize("same_on_frame", [True, False])
+def test_typed_annotations_of_frames_follow_as_those_that_are_named(same_on_frame):
+    images = videos(dtype=torch.float32)
+    augment = gpuaug.fuse(K.VideoSequential(K.RandomHorizontalFlip(), K.RandomCrop((16, 20)), same_on_frame=same_on_frame))
+    draws = augment.draw(images.shape, seed=1)
+    _, got = augment(images, {"nested": RECORDS, "points": POINTS}, draws=draws)
+    _, expected = augment(images, RECORDS, data_keys=["input", "targets"], draws=draws)
+    assert_alike(got["nested"], expected)
+    records = [[{"keypoints": points} for points in clip] for clip in POINTS.as_subclass(torch.Tensor)]
+    _, expected = augment(images, records, data_keys=["input", "targets"], draws=draws)
+    expected = torch.stack([record["keypoints"] for record in flat(expected)]).view(POINTS.shape)
+    assert_values(got["points"].as_subclass(torch.Tensor), expected)
+
+
 def test_dicts_of_another_number_of_frames_are_refused():
     augment = gpuaug.fuse(PIPELINE)
     with pytest.raises(gpuaug.ArgumentError, match="for each of the 4 frames of a clip, got 3"):
