@@ -227,6 +227,8 @@ class TypedTargets:
                 f"A list of masks, boxes or keypoints must hold one element for each of the {self._batch} images, got "
                 f"{len(value)}. Put tensors that hold all images into a dict, not into a list."
             )
+        if per_image:
+            self._check_elements(value)
         changes: dict[Any, Any] = {}
         for name in batches.member_names(value):
             member = batches.member(value, name)
@@ -242,6 +244,25 @@ class TypedTargets:
             if result is not member:
                 changes[name] = result
         return batches.replace(value, changes) if changes else value
+
+    def _check_elements(self, elements: Sequence[Any]) -> None:
+        """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
+        kinds = sorted(set(map(_kind, elements)) - {""})
+        got = " and ".join(kinds)
+        if kinds == ["Mask"] and self._batch > 1 and not self._frames:
+            shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
+            shape = shapes.pop()
+            # Masks of all images, (B, H, W), or B masks of each image.
+            is_ambiguous = not shapes and len(shape) == 3 and shape[0] == self._batch
+            got = f"{self._batch} masks {shape}"
+        else:
+            is_ambiguous = len(kinds) > 1 and holds_targets(elements)
+        if is_ambiguous:
+            raise ArgumentError(
+                f"A list of {self._batch} elements must hold annotations of one image in each, got {got}, which may hold "
+                "annotations of all images. Put tensors that hold all images into a dict, and tensors of one image into a dict "
+                "for each image."
+            )
 
     def _is_per_frame(self, value: Any) -> bool:
         """Return whether a value is a list with, for each clip, one list of one element per frame, of one type or ``None``."""
@@ -357,6 +378,18 @@ def concatenated_typed_views(views: Sequence[Any], batch: int) -> Any:
     return batches.replace(
         first, {name: concatenated_typed_views([batches.member(view, name) for view in views], batch) for name in names}
     )
+
+
+def _kind(value: Any) -> str:
+    """Return a name of the type of annotations, which is equal for all images; ``""`` for an empty value."""
+    if isinstance(value, Tensor):
+        return type_name(value) or ("other values" if value.numel() else "")
+    if _is_sequence(value):
+        inner = _kind(value[0]) if value else ""
+        return inner and f"list of {inner}"
+    if value is None:
+        return ""
+    return "dict" if batches.is_container(value) else "other values"
 
 
 def _is_sequence(value: Any) -> bool:

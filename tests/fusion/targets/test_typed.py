@@ -1,5 +1,6 @@
 """torchvision's tensors in any container follow the images as in torchvision's own transforms."""
 
+import itertools
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -305,6 +306,68 @@ REFUSED = {
 def test_tensors_that_do_not_fit_the_images_are_refused(value, error, keyword):
     with pytest.raises(error, match=keyword):
         gpuaug.fuse(FIXED["flip"]())(IMAGES, value, data_keys=["input", "tv_tensors"])
+
+
+def lists_of(count):
+    """Boxes, keypoints, masks and labels of each image."""
+    return [[tensor(kind, n + 1, n) for n in range(count)] for kind in ("boxes", "keypoints", "mask")] + [list(range(count))]
+
+
+def of_all_images(count):
+    """Annotations of all images, by name: each has the images along its first axis, or in a list."""
+    maps = [tv_tensors.Mask(torch.full((count, *SIDES), number)) for number in range(2)]
+    boxes, points, masks, numbers = lists_of(count)
+    labels = torch.arange(count)
+    return {
+        "map": maps[0],
+        "depth": maps[1],
+        "boxes": boxes,
+        "points": points,
+        "masks": masks,
+        "labels": labels,
+        "names": numbers,
+    }
+
+
+PAIRS = [pair for pair in itertools.permutations(of_all_images(2), 2) if {*pair} & {"map", "depth", "boxes", "points", "masks"}]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize("container", [list, tuple])
+def test_annotations_of_all_images_in_a_list_of_two_are_refused_for_two_images(container, pair):
+    values = {name: of_all_images(2)[name] for name in pair}
+    flip = gpuaug.fuse(FIXED["flip"]())
+    with pytest.raises(gpuaug.ArgumentError, match="must hold annotations of one image in each"):
+        flip(IMAGES[:2], container(values.values()), data_keys=["input", "tv_tensors"])
+    _, got = flip(IMAGES[:2], values, data_keys=["input", "tv_tensors"])
+    assert list(got) == list(values)
+
+
+PER_IMAGE = {
+    "masks": [tensor("mask", n, n) for n in (1, 2)],
+    "masks and an image without": [tensor("mask", 2, 2), None],
+    "label maps": [tensor("label map", 0, n) for n in range(2)],
+    "boxes": [tensor("boxes", 2, n) for n in range(2)],
+    "boxes and a plain empty tensor": [tensor("boxes", 2, 0), torch.zeros(0, 4)],
+    "lists": [[], [tensor("boxes", 2, 0)]],
+    "tuples": [("a", tensor("boxes", 1, 0)), (5, tensor("boxes", 2, 0))],
+    "mappings": [{"a": tensor("boxes", 1, 0)}, {"b": 3}],
+    "dicts of as many masks as images": [{"masks": tensor("mask", 2, n)} for n in range(2)],
+}
+
+
+@pytest.mark.parametrize("value", PER_IMAGE.values(), ids=PER_IMAGE)
+def test_annotations_of_each_of_two_images_follow_their_image(value):
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(16)])
+    draws = augment.draw((2, 3, *SIDES), seed=5)
+    _, got = augment(IMAGES[:2], value, data_keys=["input", "tv_tensors"], draws=draws)
+    _, expected = augment(IMAGES[:2], [{"its": one} for one in value], data_keys=["input", "targets"], draws=draws)
+    for one, other in zip(got, expected, strict=True):
+        leaves = [
+            [leaf for leaf in batches.leaves(each) if isinstance(leaf, tv_tensors.TVTensor)] for each in (one, other["its"])
+        ]
+        for leaf, right_leaf in zip(*leaves, strict=True):
+            assert_values(leaf, right_leaf)
 
 
 @pytest.mark.parametrize("key", ["bbox_xyxy", "keypoints"])

@@ -28,7 +28,7 @@ def run(batch, *stages):
     return got
 
 
-@example("Put tensors that hold all images into a dict")
+@example("Put tensors that hold all images into a dict, not into a list")
 def whole_tensors_in_a_list(told):
     masks = tv_tensors.Mask(torch.arange(3 * 64).view(1, 3, 8, 8).expand(2, 3, 8, 8))
     augment = gpuaug.fuse(FLIP)
@@ -210,3 +210,15 @@ def padding_out_of_the_range_of_masks(told):
     with told:
         augment(IMAGES, masks, data_keys=["input", "mask"])
     assert augment(IMAGES, masks.long(), data_keys=["input", "mask"])[1].unique().tolist() == [-100, 1]
+
+
+@example("Put tensors that hold all images into a dict, and tensors of one image into a dict for each image")
+def two_maps_of_two_images(told):
+    masks = tv_tensors.Mask(torch.arange(64).view(1, 8, 8).expand(2, 8, 8))
+    augment = gpuaug.fuse(FLIP)
+    with told:
+        run((IMAGES, [masks, masks]), augment)
+    _, got = run((IMAGES, {"first": masks, "second": masks}), augment)
+    assert torch.equal(got["second"], masks.flip(-1))
+    _, got = run((IMAGES, [{"masks": masks}, {"masks": masks}]), augment)
+    assert torch.equal(got[1]["masks"], masks.flip(-1))
