@@ -210,6 +210,8 @@ def has_positive_area(values: Tensor, box_format: BoxFormat) -> Tensor:
     """Mask of the input boxes with a positive area, (B, N) bool."""
     if box_format.layout == "vertices":
         return torch.ones_like(values[..., 0, 0], dtype=torch.bool)
+    if values.dtype != torch.float64:
+        values = values.float()  # differences of unsigned integers wrap around
     sides = values[..., 2:] if box_format.layout != "corners" else values[..., 2:] - values[..., :2]
     return (sides > (0 if box_format.edges or box_format.layout != "corners" else -1)).all(-1)
 
