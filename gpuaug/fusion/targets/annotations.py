@@ -48,6 +48,12 @@ class Rows:
 
     def joined(self) -> Tensor:
         """Return the rows of all images, (n, 4), or (n, 2 or 3) for keypoints."""
+        dtypes = self._tensors.dtypes
+        if len(dtypes) > 1:
+            # torch.cat would convert int64 beside float16 to float16, in which large coordinates are rounded.
+            dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+            with as_plain_tensors():
+                return torch.cat([value.to(dtype).flatten(0, -2) for value in self._tensors.tensors])
         if self._tensors.entry is not None:
             return self._tensors.joined.flatten(0, -2)
         with as_plain_tensors():

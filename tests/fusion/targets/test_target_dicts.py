@@ -1,5 +1,6 @@
 """Target dicts: their types, keys, forms of boxes, and which boxes stay valid."""
 
+import itertools
 from collections import OrderedDict
 
 import kornia.augmentation as K
@@ -109,6 +110,25 @@ def test_target_dtypes_are_kept_and_integers_become_float32(dtype):
             assert record[key].dtype is wanted
             tolerance = 1e-4 if wanted is torch.float64 else 0
             torch.testing.assert_close(record[key], other[key].to(wanted), atol=tolerance, rtol=0)
+
+
+VALUE_DTYPES = [
+    *(torch.uint8, torch.int16, torch.uint16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+]
+
+
+@pytest.mark.parametrize("key", ["boxes", "keypoints"])
+@pytest.mark.parametrize("dtypes", list(itertools.combinations(VALUE_DTYPES, 2)), ids=str)
+def test_values_are_those_of_their_own_dtype_whatever_the_other_images_have(dtypes, key):
+    corners = [[201, 1, 203, 5] if dtype == torch.uint8 else [3001, 1, 3203, 5] for dtype in dtypes]
+    values = [torch.tensor([row]).to(dtype) for row, dtype in zip(corners, dtypes, strict=True)]
+    values = [value if key == "boxes" else value.view(1, 2, 2) for value in values]
+    augment, images = gpuaug.fuse(K.RandomInvert()), torch.zeros(2, 1, 8, 4000)
+    _, got = augment(images, [{key: value} for value in values], data_keys=KEYS)
+    for record, value in zip(got, values, strict=True):
+        assert record[key].dtype == (value.dtype if value.is_floating_point() else torch.float32)
+        assert record[key].tolist() == value.tolist()
 
 
 def test_target_dtypes_may_differ_within_a_batch():
