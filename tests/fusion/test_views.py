@@ -1,8 +1,10 @@
 """Several draws over one batch: each view is what a call for one view makes of the same draws."""
 
 import re
+from collections import namedtuple
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.batches.pairwise import sweep
@@ -160,6 +162,41 @@ def test_views_keep_label_shapes_and_mask_tuples():
     _, labels, masks = augment(images, labels, masks, data_keys=["input", "class", "mask"])
     assert labels.shape == (8, 5, 7)
     assert (type(masks), len(masks)) == (tuple, 8)
+
+
+LABELS = {
+    "array": np.array([7, 8, 9]),
+    "array of strings": np.array(["a", "b", "c"]),
+    "rows": np.eye(3),
+    "tensor": torch.tensor([7, 8, 9]),
+    "list": [7, 8, 9],
+    "tuple": ("a", "b", "c"),
+}
+NO_LABELS = {
+    "none": None,
+    "number": 3,
+    "string": "abc",
+    "dict": {"a": [1, 2, 3]},
+    "named tuple": namedtuple("Labels", "one two three")(7, 8, 9),
+    "scalar tensor": torch.tensor(3),
+    "scalar array": np.array(3),
+}
+
+
+@pytest.mark.parametrize("name", [*LABELS, *NO_LABELS])
+def test_views_of_labels_of_every_type(name):
+    one, two = (gpuaug.fuse([K.RandomHorizontalFlip()], views=views) for views in (1, 2))
+    labels, images, keys = (LABELS | NO_LABELS)[name], torch.rand(3, 3, 8, 8), ["input", "class"]
+    assert one(images, labels, data_keys=keys)[1] is labels
+    if name in NO_LABELS:
+        with pytest.raises(
+            gpuaug.ArgumentTypeError, match="class must be a tensor, array, list or tuple with one entry for each"
+        ):
+            two(images, labels, data_keys=keys)
+        return
+    got = two(images, labels, data_keys=keys)[1]
+    assert type(got) is type(labels)
+    assert list(map(str, got)) == list(map(str, labels)) * 2
 
 
 def test_views_of_ragged_images():

@@ -363,6 +363,8 @@ def has_targets_under_other_keys(dicts: Any) -> bool:
 def concatenated_typed_views(views: Sequence[Any], batch: int) -> Any:
     """Concatenate the results of one input over all views, that is, random augmentations of the same images.
 
+    Lists of B elements that hold targets, and targets of all images, are concatenated. All other values are returned once.
+
     Args:
         views: Result of the input per view.
         batch: Number of images per view.

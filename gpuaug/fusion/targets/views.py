@@ -6,10 +6,12 @@ Not in ``call_inputs.py``, because the class ``CallInputs`` holds the inputs and
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gpuaug.core.errors import ArgumentError
+from gpuaug.core.batch import is_namedtuple
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.fusion.targets.masks import with_class_of
 from gpuaug.fusion.targets.typed import concatenated_typed_views
 
@@ -27,6 +29,7 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
 
     Raises:
         ArgumentError: If views differ in size, because different modules were picked for them.
+        ArgumentTypeError: If labels are not a tensor, array, list or tuple with one entry per image.
     """
     images = views if len(keys) == 1 else [view[keys.index("input")] for view in views]
     sizes = list(dict.fromkeys("{}x{}".format(*image.shape[-2:]) for image in images))
@@ -41,8 +44,15 @@ def concatenated_views(views: Sequence[Any], keys: Sequence[str], *, is_cutmix: 
     for key, parts in zip(keys, zip(*views, strict=True), strict=True):
         if key == "tv_tensors":
             results.append(concatenated_typed_views(parts, len(images[0])))
-        elif isinstance(parts[0], Tensor):
+        elif isinstance(parts[0], Tensor) and parts[0].ndim:
             results.append(with_class_of(torch.cat(parts, 1 if is_cutmix and key == "class" else 0), parts[0]))
-        else:
+        elif isinstance(parts[0], np.ndarray) and parts[0].ndim:
+            results.append(np.concatenate(parts))
+        elif isinstance(parts[0], list | tuple) and not is_namedtuple(parts[0]):
             results.append(type(parts[0])(element for part in parts for element in part))
+        else:
+            raise ArgumentTypeError(
+                f"{key} must be a tensor, array, list or tuple with one entry for each image for {len(views)} views, got "
+                f"{shown(parts[0])}. Pass such labels, or leave {key!r} out of data_keys."
+            )
     return results

@@ -193,6 +193,7 @@ def test_views_repeat_the_annotations_of_each_image():
         "map": tv_tensors.Mask(torch.randint(0, 9, (3, *SIDES))),
         "objects": [tensor("boxes", n, n) for n in (1, 0, 2)],
         "name": 5,
+        "labels": [1, 2, 3],
     }
     augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(16)], views=2)
     draws = augment.draw(IMAGES.shape, seed=0)
@@ -202,6 +203,9 @@ def test_views_repeat_the_annotations_of_each_image():
     assert_values(got["map"], masks)
     assert [len(each) for each in got["objects"]] == [1, 0, 2, 1, 0, 2]
     assert (type(got["map"]), got["name"]) == (tv_tensors.Mask, 5)
+    assert got["labels"] == [1, 2, 3]
+    records = [{"objects": boxes, "label": label} for boxes, label in zip(value["objects"], value["labels"], strict=True)]
+    assert [record["label"] for record in augment(IMAGES, records)[1]] == [1, 2, 3, 1, 2, 3]
 
 
 def test_pure_tensors_leave_where_they_are_asked_for():

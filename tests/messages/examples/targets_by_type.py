@@ -222,3 +222,12 @@ def two_maps_of_two_images(told):
     assert torch.equal(got["second"], masks.flip(-1))
     _, got = run((IMAGES, [{"masks": masks}, {"masks": masks}]), augment)
     assert torch.equal(got[1]["masks"], masks.flip(-1))
+
+
+@example("Pass such labels, or leave … out of data_keys")
+def no_labels_of_several_views(told):
+    augment, keys = gpuaug.fuse(FLIP, views=2), ["input", "class"]
+    with told:
+        augment(IMAGES, None, data_keys=keys)
+    assert augment(IMAGES, [5, 6], data_keys=keys)[1] == [5, 6, 5, 6]
+    assert augment(IMAGES, data_keys=["input"]).shape == (4, 3, 8, 8)
