@@ -490,4 +490,4 @@ def _check_targets(program: Program, call_inputs: CallInputs) -> None:
     for op in program.mixes:
         call_inputs.check_mix(op)
     if program.box_crop is not None:
-        target_dicts_for_crop(program.box_crop, call_inputs.values, call_inputs.keys)
+        target_dicts_for_crop(program.box_crop, call_inputs.values, call_inputs.passed_keys, call_inputs.typed_boxes)

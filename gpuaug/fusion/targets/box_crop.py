@@ -19,22 +19,29 @@ from gpuaug.fusion.program.plan import BoxCrop, Plan
 from gpuaug.fusion.targets.target_dicts import TargetDicts
 
 
-def target_dicts_for_crop(op: BoxCropOp, values: Sequence[Any], keys: Sequence[str]) -> TargetDicts:
+def target_dicts_for_crop(op: BoxCropOp, values: Sequence[Any], keys: Sequence[str], typed_boxes: Sequence[str]) -> TargetDicts:
     """Return the input whose boxes determine the crop windows.
 
     If no target dict has boxes, the first input of target dicts is returned.
 
     Args:
         op: Op of the crop.
-        values: Inputs of a call.
-        keys: Data key of each input.
+        values: Inputs of a call, then the targets that are recognized by class.
+        keys: Data key of each input of the call.
+        typed_boxes: Names of the boxes that are recognized by class.
 
     Raises:
         ArgumentError: If no input holds target dicts, or several inputs have boxes.
     """
     inputs = [value for value in values if isinstance(value, TargetDicts)]
     candidates = [value for value in inputs if value.has_boxes] or inputs[:1]
-    if len(candidates) != 1:
+    if len(candidates) > 1:
+        named = [value for value in values[: len(keys)] if isinstance(value, TargetDicts) and value.has_boxes]
+        raise ArgumentError(
+            f"targets must hold one set of boxes for {op.name}, which crops by boxes, got "
+            f"{' and '.join(('boxes',) * len(named) + tuple(typed_boxes))}. Leave all but one of them out."
+        )
+    if not candidates:
         raise ArgumentError(
             f"data_keys must hold 'targets' once for {op.name}, which crops by boxes, got {list(keys)}. Pass target dicts with "
             "the images: data_keys=['input', 'targets']."

@@ -113,6 +113,8 @@ class CallInputs:
         """(offset, height, width) per ragged image, or of the first frame per clip, (B, 3) int64; ``None`` if not ragged."""
         self._typed: dict[int, TypedTargets] = {}
         """Targets recognized by class, such as ``tv_tensors.Mask``, by index of the input that contains them."""
+        self.typed_boxes: list[str] = []
+        """Names of the boxes in ``_typed``, for errors."""
         images_of_batch = self.image_size.images
         inputs = [
             self._clips.flatten_dicts(self.keys[index], index, value, images_of_batch) for index, value in enumerate(inputs)
@@ -177,6 +179,7 @@ class CallInputs:
                 self._typed[index] = typed = TypedTargets(
                     value, batch, in_dicts=key == "targets", frames=frames, images=self.image_size.images
                 )
+                self.typed_boxes += typed.box_names
                 self.keys = [*self.keys, *(name for name, _ in typed.inputs)]
                 all_inputs += [values for _, values in typed.inputs]
         return all_inputs
@@ -342,7 +345,7 @@ class CallInputs:
             memory_format: Memory format of the output images.
         """
         if self.has_points and plan.box_crop is not None:
-            target_dicts = target_dicts_for_crop(plan.box_crop.op, self.values, self.keys)
+            target_dicts = target_dicts_for_crop(plan.box_crop.op, self.values, self.passed_keys, self.typed_boxes)
             table, self._matrix = crop_by_boxes(plan, plan.box_crop, table, target_dicts, self._matrix)
         elif self.has_points:
             self._matrix = composed(self._matrix, table[:, plan.width :].view(-1, 3, 3))

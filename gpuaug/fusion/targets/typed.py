@@ -93,6 +93,12 @@ class TypedTargets:
         self.inputs = [*(("mask", values) for values in self._maps.values()), *(("targets", dicts) for dicts in self._dicts())]
         """(data key, value) of each input."""
 
+    @property
+    def box_names(self) -> list[str]:
+        """Names of the boxes that are put into target dicts, for errors."""
+        boxes = [path for path, column in self._columns.items() if column.key == "boxes"]
+        return [".".join(str(name) for name in path if name is not _FRAMES) or "boxes" for path in boxes]
+
     def results(self, results: Sequence[Any], dicts: Sequence[Any] | None, frame_indices: Sequence[int]) -> Any:
         """Return a copy of the container with transformed masks, boxes and keypoints.
 

@@ -241,8 +241,21 @@ def test_crop_by_boxes_looks_at_boxes_of_any_key():
 
 def test_crop_by_boxes_looks_at_one_set_of_boxes():
     augment = gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((24, 24))])
-    with pytest.raises(gpuaug.ArgumentError, match="RandomIoUCrop"):
-        augment(IMAGES, [{"one": tensor("boxes", 1, 0), "other": tensor("boxes", 1, 1)}] * 3)
+    one, other = tensor("boxes", 1, 0), tensor("boxes", 1, 1)
+    two_sets = {
+        "one and other": ("tv_tensors", [{"one": one, "other": other}] * 3),
+        "boxes and second": ("targets", [{"boxes": one, "second": other}] * 3),
+        "boxes and deep.second": ("targets", [{"boxes": one.as_subclass(torch.Tensor), "deep": {"second": other}}] * 3),
+    }
+    for names, (key, value) in two_sets.items():
+        with pytest.raises(
+            gpuaug.ArgumentError, match=f"one set of boxes for RandomIoUCrop_0, .* got {names}. Leave all but one"
+        ):
+            augment(IMAGES, value, data_keys=["input", key])
+        first = [{names.split()[0]: one}] * 3
+        assert augment(IMAGES, first, data_keys=["input", key])[0].shape == (3, 3, 24, 24)
+    with pytest.raises(gpuaug.ArgumentError, match=r"got \['input', 'tv_tensors'\]. Pass target dicts with the images"):
+        augment(IMAGES, {"map": MASK})
 
 
 # Positions in a batch

@@ -231,3 +231,13 @@ def no_labels_of_several_views(told):
         augment(IMAGES, None, data_keys=keys)
     assert augment(IMAGES, [5, 6], data_keys=keys)[1] == [5, 6, 5, 6]
     assert augment(IMAGES, data_keys=["input"]).shape == (4, 3, 8, 8)
+
+
+@example("Leave all but one of them out")
+def two_sets_of_boxes_for_a_crop(told):
+    augment, keys = gpuaug.fuse([v2.RandomIoUCrop(), v2.Resize((4, 4))]), ["input", "targets"]
+    records = [{"boxes": upright(BOXES[0]), "second": upright(BOXES[1])}] * 2
+    with told:
+        augment(IMAGES, records, data_keys=keys)
+    one_set = [{"boxes": record["boxes"]} for record in records]
+    assert augment(IMAGES, one_set, data_keys=keys)[0].shape == (2, 3, 4, 4)
