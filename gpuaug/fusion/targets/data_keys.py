@@ -66,6 +66,9 @@ def _advice_for_samples(key: str, value: Any) -> str:
     """Return the advice of the error for an input that is not one tensor for the whole batch."""
     if key == "input":
         return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass one tensor (B, C, H, W)."
+    if isinstance(getattr(value, "data", None), Tensor):  # Kornia's Boxes and Keypoints, which torch cannot convert
+        data_key = " with the data key 'bbox'" if key in BOXES else ""
+        return f"Pass its attribute data{data_key}."
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."
     padded = "Pad the samples to one length: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"

@@ -33,7 +33,8 @@ class MaskList:
     Call ``set_device_arrays``, then ``run`` for each plan, then ``results`` or ``packed``.
 
     Args:
-        masks: Tensors (n, H, W) or (H, W), all of one dtype: at most one tensor per image, with all its masks.
+        masks: Tensors (n, H, W) or (H, W), all of one dtype: at most one tensor per image, with all its masks. Tensors without
+            masks may have another dtype, and are returned in that of the others.
         samples: Index of the image of each tensor in ``masks``.
         size: Size of the images.
         device: Device of the images.
@@ -41,7 +42,7 @@ class MaskList:
         frames: Number of consecutive images that are transformed equally: the frames of a clip, or 1.
 
     Raises:
-        ArgumentTypeError: If one of ``masks`` is not a tensor, or has another dtype than the first.
+        ArgumentTypeError: If one of ``masks`` is not a tensor, or has another dtype than the others.
         ArgumentError: If a mask does not have the size of its image.
         DeviceError: If a mask is not on ``device``.
     """
@@ -221,7 +222,8 @@ def _checked_masks(
             return masks, [shape[0] for shape in mask_shapes]
     stacks: list[Tensor] = []
     counts: list[int] = []
-    dtype: torch.dtype | None = None
+    first = next((index for index, mask in enumerate(masks) if isinstance(mask, Tensor) and mask.numel()), 0)
+    dtype = getattr(masks[first], "dtype", None)
     for mask, sample in zip(masks, samples, strict=True):
         if not isinstance(mask, Tensor):
             raise ArgumentTypeError(
@@ -251,12 +253,12 @@ def _checked_masks(
                 "Move the masks to that device."
             )
         if stack.dtype is not dtype:
-            if stacks:
+            if stack.numel():
                 raise ArgumentTypeError(
-                    f"masks of sample {sample} must be {dtype}, as in sample {samples[0]}, got {stack.dtype}. "
+                    f"masks of sample {sample} must be {dtype}, as in sample {samples[first]}, got {stack.dtype}. "
                     "Convert all masks of a batch to one dtype."
                 )
-            dtype = stack.dtype
+            stack = stack.to(dtype)
         stacks.append(stack)
         counts.append(count)
     return stacks, counts

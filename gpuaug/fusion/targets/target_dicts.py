@@ -6,6 +6,7 @@ keypoints. The *owner* of a row is the index of its image. A *column* is the val
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -287,8 +288,11 @@ def _checked_format(annotations: Annotations, device: torch.device, default: str
     if _are_uniform(annotations, device):  # otherwise the loop below finds the sample with the error
         attributes = {} if annotations.tensors.types == {Tensor} else annotations.tensors.attributes[0]
         return TARGET_DICT_FORMATS[_format_name(annotations.samples[0], annotations.keys[0], attributes, default)]
+    twice = next((sample for sample, following in pairwise(annotations.samples) if sample == following), None)
+    if twice is not None:
+        raise ArgumentError(f"targets of sample {twice} must hold boxes or bbox, got both. Leave one of them out.")
     box_format: BoxFormat | None = None
-    first = last = -1  # index of the first sample with boxes, and of the preceding sample
+    first = -1  # index of the first sample with boxes
     for sample, key, value in annotations.items():
         _check_tensor(sample, key, value, device)
         name = _format_name(sample, key, vars(value), default)
@@ -298,9 +302,6 @@ def _checked_format(annotations: Annotations, device: torch.device, default: str
                 f"{key} of sample {sample} must be (n, 4), got {tuple(shape)}. For an image without boxes, pass "
                 "torch.zeros(0, 4)."
             )
-        if sample == last:
-            raise ArgumentError(f"targets of sample {sample} must hold boxes or bbox, got both. Leave one of them out.")
-        last = sample
         if not shape[0]:  # without boxes the format does not matter
             continue
         if box_format is None:

@@ -45,6 +45,22 @@ def test_mask_list_without_masks():
     assert [tuple(made.shape) for made in empty.results()] == [(0, 20, 24)] * 3
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64], ids=str)
+@pytest.mark.parametrize("order", [(0, 0, 2), (0, 2, 0), (2, 0, 1)], ids=str)
+def test_images_without_masks_may_have_masks_of_another_type(order, dtype, ragged):
+    sizes = SIDES if ragged else [(32, 48)] * 3
+    images = [torch.zeros(3, *size) for size in sizes]
+    batch = gpuaug.collate_ragged([image.byte() for image in images]) if ragged else torch.stack(images)
+    given = [masks(n, *size, dtype=dtype, seed=n) if n else torch.zeros(0, *size) for n, size in zip(order, sizes, strict=True)]
+    augment = gpuaug.fuse([K.RandomHorizontalFlip(p=1.0), K.CenterCrop((16, 16))], ragged=ragged)
+    _, got = augment(batch, [{"masks": mask} for mask in given], data_keys=["input", "targets"])
+    _, expected = augment(batch, [{"masks": mask.to(dtype)} for mask in given], data_keys=["input", "targets"])
+    for record, other in zip(got, expected, strict=True):
+        assert record["masks"].dtype is dtype
+        assert_values(record["masks"], other["masks"])
+
+
 def test_normalized_boxes_are_scaled_by_their_own_image():
     heights, widths = np.array(SIDES).T
     places = torch.tensor([[0, *sides] for sides in SIDES])

@@ -1,8 +1,12 @@
 """Target dicts that are refused, each by the number of its sample, and what cannot go along with them."""
 
+import itertools
+
 import kornia.augmentation as K
 import pytest
 import torch
+from kornia.geometry.boxes import Boxes
+from kornia.geometry.keypoints import Keypoints
 from support.comparison.replay import left_to_kornia, photographs
 from support.targets.detection import records_of
 
@@ -124,6 +128,32 @@ class Moves(torch.nn.Module):
 def test_bad_targets_are_refused_by_sample_index(value, error, text):
     with pytest.raises(error, match=text):
         gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), value, data_keys=KEYS)
+
+
+@pytest.mark.parametrize("pair", list(itertools.product([torch.zeros(1, 4), [[1, 2, 3, 4]], "a"], repeat=2)))
+def test_boxes_under_two_keys_are_refused_whatever_their_type(pair):
+    boxes, bbox = pair
+    records = [*records_of(2), {"boxes": boxes, "bbox": bbox}]
+    with pytest.raises(gpuaug.ArgumentError, match="targets of sample 2 must hold boxes or bbox, got both"):
+        gpuaug.fuse(K.RandomHorizontalFlip())(photographs(3), records, data_keys=KEYS)
+
+
+@pytest.mark.parametrize("module", [K.RandomHorizontalFlip(p=1.0), K.RandomAffine(20.0, p=1.0)], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(("key", "annotation"), [("bbox", Boxes), ("keypoints", Keypoints)])
+def test_tensors_of_kornias_boxes_and_keypoints_follow_as_in_kornia(key, annotation, module):
+    values = torch.rand(2, 3, 2) * 20 + 4
+    value = Keypoints(values) if key == "keypoints" else Boxes.from_tensor(torch.cat((values, values + 5), -1), mode="xyxy")
+    pipeline = K.AugmentationSequential(module, data_keys=["input", key])
+    augment = gpuaug.fuse(pipeline)
+    with pytest.raises(
+        gpuaug.ArgumentTypeError, match=f"{key} must be a tensor, got {annotation.__name__}. Pass its attribute"
+    ):
+        augment(photographs(2), value)
+    draws = augment.draw(photographs(2).shape, seed=1)
+    expected = pipeline(photographs(2).float() / 255, annotation(value.data.clone()), params=draws.as_kornia())[1]
+    got = augment(photographs(2), value.data, data_keys=["input", key], draws=draws)[1]
+    expected = expected.data if key == "keypoints" else expected.to_tensor("vertices_plus")  # upright, as of tensors
+    torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize("value", [records_of(3), [torch.ones(32, 48)] * 3], ids=["targets", "mask"])

@@ -3,6 +3,7 @@
 import kornia.augmentation as K
 import torch
 from kornia.constants import DataKey, Resample
+from kornia.geometry.boxes import Boxes
 from PIL import Image
 from support.files.encoded import encoded
 from support.messages.registry import example, untried
@@ -138,6 +139,16 @@ def ragged_boxes_in_a_list(told):
     _, followed = augment(IMAGES, [{"boxes": each} for each in samples], data_keys=["input", "targets"])
     assert torch.equal(followed[0]["boxes"], FLIPPED[0])
     assert torch.equal(followed[1]["boxes"], FLIPPED.view(2, 4))
+
+
+@example("Pass its attribute data")
+def boxes_of_kornias_class(told):
+    augment, keys = gpuaug.fuse(FLIP), ["input", "bbox"]
+    boxes = Boxes.from_tensor(torch.tensor([[[1.0, 2, 4, 5]], [[2.0, 1, 6, 6]]]), mode="xyxy")
+    with told:
+        augment(IMAGES, boxes, data_keys=keys)
+    expected = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), data_keys=keys)(IMAGES.float(), boxes)[1]
+    assert torch.equal(augment(IMAGES, boxes.data, data_keys=keys)[1], expected.to_tensor("vertices_plus"))
 
 
 @example("Pass one tensor for the whole batch: torch.as_tensor(…)")
