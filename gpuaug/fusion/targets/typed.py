@@ -128,7 +128,11 @@ class TypedTargets:
             result = (torch.cat if column.key == "boxes" else torch.stack)([part.as_subclass(Tensor) for part in parts])
             if column.is_per_frame:
                 result = result.unflatten(0, (-1, len(frame_indices)))
-            return with_class_of(result, parts[0]), None
+            has_valid = column.key == "boxes" and self._has_valid(path, container)
+            valid = (
+                torch.cat([record["valid"] for record in records[list_index]]) if has_valid and records[list_index] else None
+            )
+            return with_class_of(result, parts[0]), valid
 
         result = self._mapped(self._container, put)
         if dicts is None:
@@ -318,6 +322,10 @@ class TypedTargets:
                 "Pass a list of one tensor per image."
             )
         column.is_batched = True
+        if self._has_valid(path, container) and "valid" in container:
+            valid = container["valid"]
+            fits = isinstance(valid, Tensor) and valid.shape == (self._batch,)
+            column.valid.update(enumerate(valid.split(1) if fits else [valid] * self._batch))  # TargetDicts refuses others
         parts = tensor.split(1) if key == "boxes" else tensor.unbind()
         column.tensors.update((index, with_class_of(part, source)) for index, part in enumerate(parts))
         return tensor, None
@@ -383,9 +391,10 @@ def concatenated_typed_views(views: Sequence[Any], batch: int) -> Any:
     if _is_sequence(first) and len(first) == batch:
         return type(first)(element for view in views for element in view)
     names = batches.member_names(first)
-    return batches.replace(
-        first, {name: concatenated_typed_views([batches.member(view, name) for view in views], batch) for name in names}
-    )
+    result = {name: concatenated_typed_views([batches.member(view, name) for view in views], batch) for name in names}
+    if isinstance(first, Mapping) and "valid" in first and "BoundingBoxes" in map(type_name, first.values()):
+        result["valid"] = torch.cat([view["valid"] for view in views])
+    return batches.replace(first, result)
 
 
 def _kind(value: Any) -> str:

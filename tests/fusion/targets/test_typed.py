@@ -147,6 +147,23 @@ def test_tensors_of_the_only_image_follow(images):
     assert got["valid"].tolist() == [True] * 4
 
 
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_dicts_of_all_images_have_one_form_for_every_number_of_images(count, views):
+    rows = torch.tensor([[0, 0, 4, 4], [20, 12, 28, 20], [20, 12, 28, 20]])[:count]
+    boxes = tv_tensors.BoundingBoxes(rows, format="XYXY", canvas_size=SIDES)
+    crop = gpuaug.fuse(FIXED["crop"](), views=views)
+    for given_valid in (None, torch.tensor([True, True, False])[:count]):
+        value = {"b": boxes, "name": 1} | ({} if given_valid is None else {"valid": given_valid})
+        _, got = crop(IMAGES[:count], value)
+        valid = torch.tensor([False, True, given_valid is None])[:count]
+        assert list(got) == ["b", "name", "valid"] if given_valid is None else list(got) == list(value)
+        assert got["valid"].tolist() == valid.tolist() * views
+        assert len(got["b"]) == count * views
+    with pytest.raises(gpuaug.ArgumentError, match="valid of sample 0 must be one bool for each"):
+        crop(IMAGES[:count], {"b": boxes, "valid": torch.ones(count + 1, dtype=torch.bool)})
+
+
 def test_one_tensor_beside_several_images_follows_each():
     boxes = tensor("boxes", 2, 0)
     augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(16)])
