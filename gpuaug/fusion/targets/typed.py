@@ -259,10 +259,10 @@ class TypedTargets:
         """Raise an error if the elements of a sequence may be annotations of all images, although there is one per image."""
         kinds = sorted(set(map(_kind, elements)) - {""})
         got = " and ".join(kinds)
-        if kinds == ["Mask"] and self._batch > 1 and not self._frames:
+        if kinds == ["Mask"] and isinstance(elements, tuple) and self._batch > 1 and not self._frames:
             shapes = {tuple(element.shape) if isinstance(element, Tensor) else () for element in elements}
             shape = shapes.pop()
-            # Masks of all images, (B, H, W), or B masks of each image.
+            # Masks of all images, (B, H, W), or B masks of each image. Collate functions return lists for one mask per image.
             is_ambiguous = not shapes and len(shape) == 3 and shape[0] == self._batch
             got = f"{self._batch} masks {shape}"
         else:

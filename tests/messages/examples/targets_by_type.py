@@ -217,7 +217,7 @@ def two_maps_of_two_images(told):
     masks = tv_tensors.Mask(torch.arange(64).view(1, 8, 8).expand(2, 8, 8))
     augment = gpuaug.fuse(FLIP)
     with told:
-        run((IMAGES, [masks, masks]), augment)
+        run((IMAGES, (masks, masks)), augment)
     _, got = run((IMAGES, {"first": masks, "second": masks}), augment)
     assert torch.equal(got["second"], masks.flip(-1))
     _, got = run((IMAGES, [{"masks": masks}, {"masks": masks}]), augment)
