@@ -99,6 +99,35 @@ def test_calls_are_those_of_torchvisions_policy(name):
     assert_values(replayed(draws, images), torch.stack(expected))
 
 
+def without_posterize(policy):
+    """A policy of which no operation is Posterize, so that floats are fused."""
+    if isinstance(policy, v2.AutoAugment):
+        policy._policies = [pair for pair in policy._policies if all(operation[0] != "Posterize" for operation in pair)]
+    else:
+        policy._AUGMENTATION_SPACE = {name: space for name, space in policy._AUGMENTATION_SPACE.items() if name != "Posterize"}
+    return policy
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_policies_without_posterize_equal_torchvisions_policy_for_floats(name):
+    """Each pixel by torchvision's function for the operation and the magnitude of the sample, and the calls to the bit."""
+    policy, images = without_posterize(MADE[name]()), scaled(photographs(400, height=5, width=6))
+    images[:200] = torch.linspace(0, 1, 200)[:, None, None, None]  # thresholds of bytes would solarize some of these
+    augment, exact, seen = gpuaug.fuse(policy), {"Solarize", "Invert", "Identity"}, set()
+    draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    got, by_calls = augment(images, draws=draws), replayed(draws, images)
+    assert not [line for line in augment.explain(images.shape, dtype=images.dtype).lines if line.reason]
+    for sample, image in enumerate(images):
+        operations = told(draws, sample)
+        for operation, magnitude in operations:
+            image = policy._apply_image_or_video_transform(image, operation, magnitude, policy.interpolation, policy._fill)
+        assert_values(by_calls[sample], image, about=operations)
+        if exact.issuperset(dict(operations)):
+            seen |= set(dict(operations))
+            assert_values(got[sample], image, atol=2e-7, about=operations)
+    assert "Solarize" in seen
+
+
 def torchvisions(transform, count, shape, monkeypatch):
     """What torchvision's own policy picks and with which magnitudes, a list for each call of it."""
     made = []

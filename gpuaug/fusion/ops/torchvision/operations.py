@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torchvision.transforms import v2
 
@@ -15,6 +16,7 @@ from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.color_jitter import OMITTED
 from gpuaug.fusion.ops.torchvision import color, filters, warp
 from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.pixels import LARGEST
 
 
 class AffineOperation(warp.Affine):
@@ -134,12 +136,13 @@ class Solarize(color.Solarize):
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the addition."""
-        out[:, 1] = color.float_threshold(255 * draws["magnitude"]) / 255
+        magnitude = draws["magnitude"]
+        out[:, 1] = color.float_threshold(255 * magnitude) / 255 if self.units == torch.uint8 else magnitude
         out[:, 2] = 0
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``solarize`` with ``threshold`` in [0, 255]."""
-        return [("solarize", {"threshold": 255 * float(draws["magnitude"][sample])})]
+        """``solarize`` with ``threshold`` in the units of the input images."""
+        return [("solarize", {"threshold": LARGEST.get(self.units, 1.0) * float(draws["magnitude"][sample])})]
 
 
 OPERATIONS: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {
