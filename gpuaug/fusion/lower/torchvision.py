@@ -261,7 +261,7 @@ class TorchvisionLowering:
         if resize is not None:
             # All branches end in the same resize. This resize runs after the choice, for all samples in one pass.
             members = list(map(choices.without_last_transform, members))
-        trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
+        trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
         end = None if resize is None else self._leaf(*resize)
         other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
@@ -292,7 +292,7 @@ class TorchvisionLowering:
         lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
         return self._fallback(name, container, reason, *lowered, keeps_range=False)
 
-    def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
+    def _gated(self, name: str, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         """Lower the members of a container, and give each op a gate on the container's draw.
 
         In a random order, each position has one op per member.
@@ -303,7 +303,7 @@ class TorchvisionLowering:
             draw = Draw((float(container.p),))
             orders: list[tuple[int, ...]] = [tuple(range(count)), ()]
         elif isinstance(container, v2.RandomChoice):
-            draw = Draw(tuple(accumulate(container.p))[:-1])
+            draw = Draw(tuple(accumulate(choices.probabilities(name, container)))[:-1])
             orders = [(member,) for member in range(count)]
         elif isinstance(container, v2.RandomOrder):
             in_order = True
@@ -379,7 +379,7 @@ def _mix(name: str, transform: Any) -> MixOp | None:
         )
     if class_ is v2.RandomChoice:
         modules = nn.ModuleList(mix.module for _, mix in inner_mixes)
-        return _PickedMix(name, modules, inner_mixes, "batch", transform.p)
+        return _PickedMix(name, modules, inner_mixes, "batch", choices.probabilities(name, transform))
     ((_, mix),) = inner_mixes
     if class_ is v2.RandomApply:
         _scale_probability(mix, float(transform.p))
