@@ -23,11 +23,17 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.image_types import ImageTypes
-from gpuaug.fusion.lower.refusals import is_maybe_to_tensor, refuse_transform, v2_of
+from gpuaug.fusion.lower.refusals import (
+    ATTRIBUTE_ERRORS,
+    attributes_reason,
+    is_maybe_to_tensor,
+    refuse_transform,
+    v2_of,
+)
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision
@@ -216,10 +222,10 @@ class TorchvisionLowering:
         try:
             op = class_(name, transform, self.units)
             return op, op.unsupported()
-        except (AttributeError, KeyError, TypeError) as error:
-            if type(transform) is base:
-                raise
-            return None, f"a subclass of {base.__name__} with other attributes: {error}"
+        except GpuAugError:
+            raise
+        except ATTRIBUTE_ERRORS as error:
+            return None, attributes_reason(transform, base, error)
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
         """Lower a conversion: to no op, because passes convert images when they read them, or to a fallback module."""

@@ -247,7 +247,7 @@ def test_weights_of_a_choice_are_relative_as_in_torchvision(weights):
     assert_values(picked, theirs, atol=5 * (0.5 / 400) ** 0.5)
 
 
-@pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 2.0], [float("inf"), 1.0], [float("nan"), 1.0], [1.0, 1.0, 1.0]], ids=str)
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 2.0], [torch.inf, 1.0], [torch.nan, 1.0], [1.0, 1.0, 1.0]], ids=str)
 def test_weights_that_torchvision_does_not_accept_are_errors(weights):
     for transforms in ([v2.RandomInvert(), v2.Identity()], [v2.MixUp(), v2.CutMix()]):
         with pytest.raises(gpuaug.ArgumentError, match="must hold a finite weight of at least 0 per transform"):

@@ -128,6 +128,24 @@ def test_policies_without_posterize_equal_torchvisions_policy_for_floats(name):
     assert "Solarize" in seen
 
 
+@pytest.mark.parametrize("magnitude", [-1, -31, 30])
+def test_magnitudes_are_indices_of_bins_as_in_torchvision(magnitude):
+    """Negative ones count from the end."""
+    images = photographs(30, height=24, width=28)
+    index = magnitude % 31
+    both_ways = [gpuaug.fuse([v2.RandAugment(magnitude=each), TO_FLOAT]) for each in (magnitude, index)]
+    one, other = (augment(images, draws=augment.draw(images.shape, seed=0)) for augment in both_ways)
+    assert_values(one, other)
+
+
+@pytest.mark.parametrize("magnitude", [-32, 31])
+def test_magnitudes_out_of_the_bins_are_left_to_torchvision_which_refuses_them(magnitude):
+    with pytest.warns(gpuaug.GpuAugWarning, match="the magnitude of an operation is not one of its bins"):
+        augment = gpuaug.fuse([v2.RandAugment(magnitude=magnitude), TO_FLOAT])
+    with pytest.raises(IndexError):
+        augment(photographs(30))
+
+
 def torchvisions(transform, count, shape, monkeypatch):
     """What torchvision's own policy picks and with which magnitudes, a list for each call of it."""
     made = []

@@ -159,3 +159,12 @@ def weights_of_a_choice(told):
         gpuaug.fuse(choice)
     choice.p = [1.0] * 2
     torch.testing.assert_close(gpuaug.fuse(choice)(IMAGES), 1 - IMAGES)
+
+
+@example("must hold two finite numbers above 0, got")
+def ratio_of_zero(told):
+    with told:
+        gpuaug.fuse(v2.RandomErasing(1.0, ratio=(0.0, 1.0)))
+    with told:
+        gpuaug.fuse(v2.RandomResizedCrop(8, ratio=(0.0, 1.0)))
+    assert not torch.equal(gpuaug.fuse(v2.RandomErasing(1.0, ratio=(0.75, 1.33)))(IMAGES), IMAGES)

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.color_jitter import OMITTED
 from gpuaug.fusion.ops.torchvision import color, filters, warp
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, fill_setting
 from gpuaug.fusion.pixels import LARGEST
 
 
@@ -24,7 +24,7 @@ class AffineOperation(warp.Affine):
 
     def __init__(self, name: str, policy: Any, units: Units) -> None:
         centre = [0, 0] if name.startswith("Shear") else None
-        transform = v2.RandomAffine(0, interpolation=policy.interpolation, fill=policy.fill, center=centre)
+        transform = v2.RandomAffine(0, interpolation=policy.interpolation, fill=fill_setting(policy), center=centre)
         super().__init__(name, transform, units)
 
     def _affine_draws(self, draws: OpDraws) -> OpDraws:
@@ -55,7 +55,7 @@ class Rotate(warp.Rotation):
     """Rotate. The magnitude is the angle in degrees, counterclockwise."""
 
     def __init__(self, name: str, policy: Any, units: Units) -> None:
-        super().__init__(name, v2.RandomRotation(0, interpolation=policy.interpolation, fill=policy.fill), units)
+        super().__init__(name, v2.RandomRotation(0, interpolation=policy.interpolation, fill=fill_setting(policy)), units)
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         return super()._forward_matrices({"angle": draws["magnitude"]}, size)
