@@ -173,7 +173,7 @@ class Fused(nn.Module):
         self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
         """True if all random numbers of a call follow from its seed.
 
-        A module that is not fused may draw from the global generators of torch, NumPy or Python.
+        A module that is not fused draws from the global generators of torch, NumPy or Python, which are keyed while it runs.
         """
 
     def _main_programs(self) -> list[Program]:

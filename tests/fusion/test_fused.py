@@ -3,9 +3,11 @@
 import contextlib
 import copy
 import pickle
+import random
 import threading
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
@@ -159,6 +161,50 @@ def test_modules_left_to_kornia_draw_by_key_and_leave_global_generators_alone():
 
 
 @left_to_kornia
+class Drawing(torch.nn.Module):
+    """A user's module that draws from all generators that a program has."""
+
+    def forward(self, images):
+        return images * random.random() * np.random.rand() * torch.rand(())
+
+
+class DrawingImages(v2.Transform):
+    def transform(self, image, params):
+        return image * random.random() * np.random.rand() * torch.rand(())
+
+
+@left_to_kornia
+@pytest.mark.parametrize(
+    "pipeline_of",
+    [
+        lambda: [Drawing(), K.RandomHorizontalFlip()],
+        lambda: K.AugmentationSequential(K.RandomHorizontalFlip(), Drawing()),
+        lambda: K.AugmentationSequential(K.ImageSequential(Drawing(), K.RandomMedianBlur(), random_apply=1)),
+        lambda: DrawingImages(),
+        lambda: v2.Compose([v2.RandomInvert(), v2.Lambda(lambda image: image * random.random())]),
+        lambda: v2.RandomOrder([DrawingImages(), v2.GaussianNoise()]),
+    ],
+)
+def test_modules_of_the_user_are_keyed_in_all_libraries_outside_of_a_loader(pipeline_of):
+    """A seed and draws decide what they draw, and the generators of the program go on as if there had been no call."""
+    augment, images = gpuaug.fuse(pipeline_of()), photographs(3, dtype=torch.float32)
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    assert_values(augment(images, draws=draws), augment(images, draws=draws))
+    random.seed(5)
+    np.random.seed(5)
+    numbers = random.random(), np.random.rand()
+    for seed in (5, 6):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(0)
+        got = augment(images)
+        assert (numbers == (random.random(), np.random.rand())) is (seed == 5)
+        torch.manual_seed(0)
+        assert_values(augment(images), got)
+    torch.manual_seed(1)
+    assert not torch.equal(augment(images), got)
+
+
 def test_explain_lists_launches_and_bytes_of_each_module():
     made = gpuaug.fuse(
         [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomMedianBlur(), K.RandomRotation(10.0)],

@@ -1,5 +1,6 @@
 """Subclasses of lowered classes: those that override no method are lowered as their base, all others are left and named."""
 
+import copy
 import inspect
 import pickle
 import types
@@ -103,6 +104,15 @@ def test_a_subclass_that_overrides_nothing_is_fused_as_its_base(kind):
     assert type(got) is type(wanted)
     for one, other in zip(got, wanted, strict=True):
         assert_values(one, other)
+
+
+@pytest.mark.parametrize("kind", [v1.Compose, v2.RandomInvert, K.RandomInvert], ids=lambda kind: kind.__module__)
+def test_a_subclass_is_fused_as_its_base_after_both_were_copied(kind):
+    """``copy`` adds an attribute to the class of what it copies."""
+    modules = [([v2.RandomInvert()],) if kind is v1.Compose else () for _ in range(2)]
+    modules = [class_(*given) for class_, given in zip((kind, subclass(kind)), modules, strict=True)]
+    for _ in range(2):
+        assert "left to" not in repr(gpuaug.fuse(copy.deepcopy(modules)))
 
 
 def overrides(kind):
