@@ -210,6 +210,8 @@ class TorchvisionLowering:
         for part in op.plan_ops:
             if isinstance(part, IndexOp | WarpOp):
                 self._types.check_fill(name, part.fill)
+            elif isinstance(part, erasing.Erasing):
+                self._types.check_fill(name, part.value, "value")
         if isinstance(op, color.Normalize):
             self._types.normalize(op)
         return Leaf(name, op)

@@ -24,7 +24,7 @@ class Erasing(TorchvisionOp, positional.Erasing):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         value = transform.value[0] if transform.value else 0
-        self._value = self.to_unit_range(int(value) if units in LARGEST else value)
+        self.value = self.to_unit_range(int(value) if units in LARGEST else value)
         self._min_area, max_area = (float(bound) for bound in transform.scale)
         self._area_range = max_area - self._min_area
         self._min_log_ratio, max_log_ratio = log_ratios(name, transform)
