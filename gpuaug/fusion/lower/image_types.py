@@ -108,8 +108,8 @@ class ImageTypes:
             type_name = str(self.dtype).removeprefix("torch.")
             self._refuse(
                 ArgumentError(
-                    f"{setting} of {name} must be in [{limits.min}, {limits.max}] for {type_name} images, got {outside:g}. Give "
-                    "it a value of these images."
+                    f"{setting} of {name} must be in [{limits.min}, {limits.max}] for {type_name} images, got {outside:g}. "
+                    "Give it a value of these images."
                 )
             )
 
