@@ -48,7 +48,7 @@ NOT_APPLIED = frozenset(
     {
         *("__init__", "__init_subclass__", "__repr__", "extra_repr", "_get_name", "__dir__", "__getstate__", "__setstate__"),
         *("__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
-        *("__firstlineno__", "__static_attributes__"),
+        *("__firstlineno__", "__static_attributes__", "__slotnames__"),
     }
 )
 """Attributes of a class that do not affect calls of its instances."""

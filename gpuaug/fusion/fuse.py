@@ -27,6 +27,7 @@ from gpuaug.fusion.backends.readers import size_of_shape
 from gpuaug.fusion.clips import clip_layout_of
 from gpuaug.fusion.draws import Draws, check_draws
 from gpuaug.fusion.lower.fallback_warnings import FallbackWarnings
+from gpuaug.fusion.lower.snapshot import snapshot
 from gpuaug.fusion.lower.tree import implicit_transforms, leaves, target_conversions_of
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp, OutputDtypeChange
@@ -60,8 +61,8 @@ def fuse(
 
     Args:
         pipeline: A ``kornia.augmentation.AugmentationSequential`` or ``ImageSequential``, a ``torchvision.transforms.v2``
-            transform or ``Compose``, or a sequence of them. It is not modified or moved. Parameters are drawn independently
-            per sample, which is an image or a clip.
+            transform or ``Compose``, or a sequence of them. It is not modified or moved, and later changes of the settings of
+            its modules have no effect. Parameters are drawn independently per sample, which is an image or a clip.
         dtype: Type of the output images: float32, bfloat16 or float16 for values in [0, 1], or uint8 for values in [0, 255].
             By default float32 for Kornia, and the input type for torchvision, unless the pipeline converts it. The computation
             is in float32, except that blurs with a kernel of 5 to 33 pixels on the longer side may use float16 weights and
@@ -137,6 +138,7 @@ class Fused(nn.Module):
     def __init__(self, pipeline: Any, options: Options) -> None:
         super().__init__()
         self.memory_format = options.memory_format
+        pipeline = snapshot(pipeline)
         # In a tuple, because a child module would be moved with this module, and would add its buffers to the state_dict.
         self.pipeline = (pipeline,)
         self._programs: dict[torch.dtype, Program] = {}
@@ -171,7 +173,7 @@ class Fused(nn.Module):
         self.draws_only_from_seed = not any(isinstance(op, EagerOp) for program in self._main_programs() for op in program.ops)
         """True if all random numbers of a call follow from its seed.
 
-        A module that is not fused may draw from the global generators of torch, NumPy or Python.
+        A module that is not fused draws from the global generators of torch, NumPy or Python, which are keyed while it runs.
         """
 
     def _main_programs(self) -> list[Program]:

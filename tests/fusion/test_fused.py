@@ -1,19 +1,28 @@
 """What ``fuse`` takes, leaves to Kornia, and leaves alone."""
 
+import contextlib
 import copy
 import pickle
+import random
+import threading
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from support.comparison.replay import as_kornia_takes_them, assert_replays, left_to_kornia, photographs
 from support.comparison.values import assert_values
+from support.ops.other_arguments import KORNIA, TORCHVISION
+from support.ops.other_arguments import made as changeable
 from support.profiler import tables
 from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 import gpuaug
 from gpuaug.core.rng import next_seed
 from gpuaug.fusion.backends import dispatch
+from gpuaug.fusion.lower import torchvision
+from gpuaug.fusion.policies.auto_augment import POLICIES
 from gpuaug.fusion.program import program
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -152,6 +161,50 @@ def test_modules_left_to_kornia_draw_by_key_and_leave_global_generators_alone():
 
 
 @left_to_kornia
+class Drawing(torch.nn.Module):
+    """A user's module that draws from all generators that a program has."""
+
+    def forward(self, images):
+        return images * random.random() * np.random.rand() * torch.rand(())
+
+
+class DrawingImages(v2.Transform):
+    def transform(self, image, params):
+        return image * random.random() * np.random.rand() * torch.rand(())
+
+
+@left_to_kornia
+@pytest.mark.parametrize(
+    "pipeline_of",
+    [
+        lambda: [Drawing(), K.RandomHorizontalFlip()],
+        lambda: K.AugmentationSequential(K.RandomHorizontalFlip(), Drawing()),
+        lambda: K.AugmentationSequential(K.ImageSequential(Drawing(), K.RandomMedianBlur(), random_apply=1)),
+        lambda: DrawingImages(),
+        lambda: v2.Compose([v2.RandomInvert(), v2.Lambda(lambda image: image * random.random())]),
+        lambda: v2.RandomOrder([DrawingImages(), v2.GaussianNoise()]),
+    ],
+)
+def test_modules_of_the_user_are_keyed_in_all_libraries_outside_of_a_loader(pipeline_of):
+    """A seed and draws decide what they draw, and the generators of the program go on as if there had been no call."""
+    augment, images = gpuaug.fuse(pipeline_of()), photographs(3, dtype=torch.float32)
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    assert_values(augment(images, draws=draws), augment(images, draws=draws))
+    random.seed(5)
+    np.random.seed(5)
+    numbers = random.random(), np.random.rand()
+    for seed in (5, 6):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(0)
+        got = augment(images)
+        assert (numbers == (random.random(), np.random.rand())) is (seed == 5)
+        torch.manual_seed(0)
+        assert_values(augment(images), got)
+    torch.manual_seed(1)
+    assert not torch.equal(augment(images), got)
+
+
 def test_explain_lists_launches_and_bytes_of_each_module():
     made = gpuaug.fuse(
         [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomMedianBlur(), K.RandomRotation(10.0)],
@@ -332,3 +385,101 @@ def test_kinds_of_images_are_forgotten_where_there_are_many():
     for width in range(1, 2 * program.MOST_CACHED):
         augment(torch.zeros(1, 3, 2, width))
     assert len(augment._program().cached) <= program.MOST_CACHED
+
+
+CHANGED = [kind for kind in (*KORNIA, *TORCHVISION) if kind not in (*POLICIES, v2.RandomIoUCrop)]
+
+
+def outputs(augment, kind):
+    """Images by the draws of a seed, of each type that the pipeline takes."""
+    made = {}
+    for dtype in (torch.uint8, torch.float32, torch.float16):
+        images = photographs(3, height=12, width=16, dtype=torch.float32)
+        images = images.mul(255).to(dtype) if dtype == torch.uint8 else images.to(dtype)
+        images = images[:, None].repeat(1, 4, 1, 1, 1) if kind is v2.UniformTemporalSubsample else images
+        with contextlib.suppress(gpuaug.GpuAugError):
+            made[dtype] = augment(images, draws=augment.draw(images.shape, seed=3, dtype=dtype))
+    return made
+
+
+def destroyed(module):
+    """Replace all attributes of a module, and empty those that can be changed in place."""
+    for name in vars(module).keys() - vars(torch.nn.Module()).keys():
+        if isinstance(vars(module)[name], dict | list):
+            vars(module)[name].clear()
+        vars(module)[name] = object()
+    module._modules.clear()
+    module._parameters.clear()
+    module._buffers.clear()
+
+
+@left_to_kornia
+@pytest.mark.parametrize("kind", CHANGED, ids=lambda kind: f"{kind.__module__[:6]} {kind.__name__}")
+def test_settings_are_those_at_fuse_for_every_type_and_for_copies(kind):
+    """Whether they are changed before or after the first batch of a type."""
+    draws_size = getattr(torchvision.LOWERED.get(kind), "draws_size", False)
+    module, rest = changeable(kind), [v2.Resize((8, 8))] if draws_size else []
+    expected, augment = outputs(gpuaug.fuse([module, *rest]), kind), gpuaug.fuse([module, *rest])
+    destroyed(module)
+    assert expected
+    for fused in (augment, pickle.loads(pickle.dumps(augment))):
+        got = outputs(fused, kind)
+        assert got.keys() == expected.keys()
+        for dtype in got:
+            assert_values(got[dtype], expected[dtype], about=str(dtype))
+
+
+def test_members_of_containers_are_those_at_fuse():
+    images = photographs(2, dtype=torch.float16)
+    lists = [[K.RandomInvert(p=1.0)], K.AugmentationSequential(K.RandomInvert(p=1.0)), v2.Compose([v2.RandomInvert(1.0)])]
+    for container in lists:
+        augment = gpuaug.fuse(container)
+        expected = augment(images)
+        (getattr(container, "transforms", container)).append(
+            K.RandomHorizontalFlip(p=1.0) if container is not lists[2] else v2.Pad(1)
+        )
+        for fused in (gpuaug.fuse(container), augment):
+            assert (fused(images).shape == expected.shape and torch.equal(fused(images), expected)) is (fused is augment)
+
+
+class Strength(torch.nn.Module):
+    """A user's module with a setting that a training loop changes, and an attribute that cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.strength, self.lock = 1.0, threading.Lock()
+
+    def forward(self, images):
+        return images * self.strength
+
+
+class Locked(K.RandomInvert):
+    """Fused as its base, and impossible to copy."""
+
+    def __init__(self):
+        super().__init__(p=1.0)
+        self.lock = threading.Lock()
+
+
+@left_to_kornia
+def test_modules_of_the_user_and_those_that_cannot_be_copied_are_called_as_they_are():
+    images, user, invert = photographs(2, dtype=torch.float32), Strength(), K.RandomInvert(p=1.0)
+    calls = v2.Lambda(user)
+    for members in (
+        K.AugmentationSequential(Locked(), user, invert),
+        [Locked(), K.ImageSequential(user), invert],
+        [invert, calls],
+    ):
+        augment = gpuaug.fuse(members)
+        user.strength, invert.p = 0.5, 0.0
+        expected = 1 - 0.5 * (1 - images) if members[-1] is invert else 0.5 * (1 - images)
+        assert_values(augment(images), expected, atol=1e-6)
+        user.strength, invert.p = 1.0, 1.0
+
+
+def test_the_parameters_of_the_last_call_of_a_module_are_not_copied():
+    module = K.RandomGaussianNoise(p=1.0)
+    module(photographs(4, dtype=torch.float32))
+    (copied,) = gpuaug.fuse(module).pipeline
+    assert copied is not module
+    assert copied._params is module._params

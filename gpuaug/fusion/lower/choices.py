@@ -4,11 +4,13 @@ Such a container makes one draw per sample. A *gate* of an op in the container i
 op runs.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchvision.transforms import v2
 
+from gpuaug.core.errors import ArgumentError
 from gpuaug.core.torchvision_types import class_of
 from gpuaug.fusion.lower.tree import Leaf
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
@@ -48,6 +50,22 @@ def common_resize(container: Any) -> tuple[str, Any] | None:
         if class_of(end, (v2.Resize,)) and isinstance(end.size, Sequence) and len(end.size) == 2
     ]
     return ends[-1] if len(settings) == len(ends) and len(set(settings)) == 1 else None
+
+
+def probabilities(name: str, choice: Any) -> list[float]:
+    """Return the probability per transform of a ``RandomChoice``: ``p`` divided by its sum, as ``torch.multinomial`` does.
+
+    Raises:
+        ArgumentError: If ``torch.multinomial`` does not accept ``p``, or ``p`` has more weights than there are transforms.
+    """
+    weights = [float(weight) for weight in choice.p]
+    total = sum(weights)
+    if not (0 < total < math.inf) or min(weights) < 0 or len(weights) > len(choice.transforms):
+        raise ArgumentError(
+            f"p of {name} must hold a finite weight of at least 0 per transform, and one above 0, got {weights}. Set p to "
+            f"[1.0] * {len(choice.transforms)} for equal weights."
+        )
+    return [weight / total for weight in weights]
 
 
 def _branch(transform: Any) -> Sequence[Any]:

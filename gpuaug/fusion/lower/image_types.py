@@ -91,10 +91,13 @@ class ImageTypes:
                 )
             )
 
-    def check_fill(self, name: str, fill: Any) -> None:
+    def check_fill(self, name: str, fill: Any, setting: str = "fill") -> None:
         """Set ``refusal`` if the input of a transform is integers, and its fill is out of their range.
 
-        ``fill``: fill of the transform, divided by the largest value of the integers.
+        Args:
+            name: Name of the transform.
+            fill: Fill of the transform, divided by the largest value of the integers.
+            setting: Name of the setting.
         """
         if not self.are_integers:
             return
@@ -105,8 +108,8 @@ class ImageTypes:
             type_name = str(self.dtype).removeprefix("torch.")
             self._refuse(
                 ArgumentError(
-                    f"fill of {name} must be in [{limits.min}, {limits.max}] for {type_name} images, got {outside:g}. Give it "
-                    "a value of these images."
+                    f"{setting} of {name} must be in [{limits.min}, {limits.max}] for {type_name} images, got {outside:g}. "
+                    "Give it a value of these images."
                 )
             )
 

@@ -15,8 +15,9 @@ import torch
 from kornia import augmentation as K
 from torch import nn
 
-from gpuaug.core.errors import GpuAugWarning
+from gpuaug.core.errors import GpuAugError, GpuAugWarning
 from gpuaug.core.torchvision_types import difference, nearest_class
+from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
 from gpuaug.fusion.ops.base import Op
@@ -92,10 +93,10 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
     try:
         reason = _on_gpu(module) or op_type.unsupported_module(module)
         op = op_type(name, module) if reason is None or op_type.out_applied is not Op.out_applied else None
-    except (AttributeError, KeyError, TypeError) as error:
-        if type(module) is base:
-            raise
-        return Leaf(name, EagerKornia(name, module, f"a subclass of {base.__name__} with other attributes: {error}"))
+    except GpuAugError:
+        raise
+    except ATTRIBUTE_ERRORS as error:
+        return Leaf(name, EagerKornia(name, module, attributes_reason(module, base, error)))
     if reason is not None:
         return Leaf(name, EagerKornia(name, module, reason, op))
     assert op is not None

@@ -52,6 +52,15 @@ UNSUPPORTED_TIMM_SETTINGS = {
 """Advice for each setting of timm's transforms that torchvision does not have."""
 
 
+ATTRIBUTE_ERRORS = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""Errors of the constructor of an op that reads an attribute with a value that the constructor of the module never sets."""
+
+
+def attributes_reason(module: nn.Module, base: type, error: Exception) -> str:
+    """Return the reason why a module of the lowered class ``base`` is not lowered, whose attributes caused ``error``."""
+    return f"{'' if type(module) is base else 'a subclass of '}{base.__name__} with other attributes: {error}"
+
+
 def refuse_inside_kornia(module: nn.Module) -> None:
     """Raise an error for torchvision's transforms inside a module of Kornia that would call them once per batch.
 

@@ -23,11 +23,17 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
-from gpuaug.core.errors import ArgumentError, ArgumentTypeError
+from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
 from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.image_types import ImageTypes
-from gpuaug.fusion.lower.refusals import is_maybe_to_tensor, refuse_transform, v2_of
+from gpuaug.fusion.lower.refusals import (
+    ATTRIBUTE_ERRORS,
+    attributes_reason,
+    is_maybe_to_tensor,
+    refuse_transform,
+    v2_of,
+)
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, leaves
 from gpuaug.fusion.ops.base import Op
 from gpuaug.fusion.ops.fallback import EagerTorchvision
@@ -204,6 +210,8 @@ class TorchvisionLowering:
         for part in op.plan_ops:
             if isinstance(part, IndexOp | WarpOp):
                 self._types.check_fill(name, part.fill)
+            elif isinstance(part, erasing.Erasing):
+                self._types.check_fill(name, part.value, "value")
         if isinstance(op, color.Normalize):
             self._types.normalize(op)
         return Leaf(name, op)
@@ -216,10 +224,10 @@ class TorchvisionLowering:
         try:
             op = class_(name, transform, self.units)
             return op, op.unsupported()
-        except (AttributeError, KeyError, TypeError) as error:
-            if type(transform) is base:
-                raise
-            return None, f"a subclass of {base.__name__} with other attributes: {error}"
+        except GpuAugError:
+            raise
+        except ATTRIBUTE_ERRORS as error:
+            return None, attributes_reason(transform, base, error)
 
     def _conversion_tree(self, name: str, transform: Any) -> Tree:
         """Lower a conversion: to no op, because passes convert images when they read them, or to a fallback module."""
@@ -261,7 +269,7 @@ class TorchvisionLowering:
         if resize is not None:
             # All branches end in the same resize. This resize runs after the choice, for all samples in one pass.
             members = list(map(choices.without_last_transform, members))
-        trees = [self._member(*member) for member in members] if reason else self._gated(container, members)
+        trees = [self._member(*member) for member in members] if reason else self._gated(name, container, members)
         all_leaves = [leaf for tree in trees for leaf in leaves(tree)]
         end = None if resize is None else self._leaf(*resize)
         other_module = next((leaf.name for leaf in all_leaves if leaf.op.package != "torchvision"), None)
@@ -292,7 +300,7 @@ class TorchvisionLowering:
         lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
         return self._fallback(name, container, reason, *lowered, keeps_range=False)
 
-    def _gated(self, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
+    def _gated(self, name: str, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         """Lower the members of a container, and give each op a gate on the container's draw.
 
         In a random order, each position has one op per member.
@@ -303,7 +311,7 @@ class TorchvisionLowering:
             draw = Draw((float(container.p),))
             orders: list[tuple[int, ...]] = [tuple(range(count)), ()]
         elif isinstance(container, v2.RandomChoice):
-            draw = Draw(tuple(accumulate(container.p))[:-1])
+            draw = Draw(tuple(accumulate(choices.probabilities(name, container)))[:-1])
             orders = [(member,) for member in range(count)]
         elif isinstance(container, v2.RandomOrder):
             in_order = True
@@ -379,7 +387,7 @@ def _mix(name: str, transform: Any) -> MixOp | None:
         )
     if class_ is v2.RandomChoice:
         modules = nn.ModuleList(mix.module for _, mix in inner_mixes)
-        return _PickedMix(name, modules, inner_mixes, "batch", transform.p)
+        return _PickedMix(name, modules, inner_mixes, "batch", choices.probabilities(name, transform))
     ((_, mix),) = inner_mixes
     if class_ is v2.RandomApply:
         _scale_probability(mix, float(transform.p))

@@ -1,8 +1,8 @@
 """Fallback modules: modules that are not *lowered*, that is, replaced by an op. Kornia or torchvision runs them unchanged.
 
 A fallback module runs at its position in the pipeline, between the fused passes. Its random numbers depend on the seed of the
-batch, like the random numbers of ops. It receives copies of its inputs, because it may modify its inputs. The images have the
-dtype that they would have at this position without gpuaug.
+batch, like the random numbers of ops, also if it draws from the generators of Python or NumPy. It receives copies of its
+inputs, because it may modify its inputs. The images have the dtype that they would have at this position without gpuaug.
 """
 
 import copy
@@ -122,6 +122,11 @@ class EagerOp(ABC):
             raise
 
 
+def _keyed(device: torch.device, key: int) -> Generators:
+    """Context in which the global generators are keyed: torch's, and for modules of the user Python's and NumPy's."""
+    return Generators(device, libraries=True).keyed(key)
+
+
 class EagerKornia(EagerOp):
     """Fallback module of Kornia or of the user, called once for the whole batch."""
 
@@ -161,7 +166,7 @@ class EagerKornia(EagerOp):
         key = sampler.key()
         frames = size.frames or int(self._is_video)
         shape = torch.Size((size.batch, *((frames,) if frames else ()), size.channels, size.height, size.width))
-        with self._name_module_in_errors(), Generators(torch.device("cpu")).keyed(key), initial_settings():
+        with self._name_module_in_errors(), _keyed(torch.device("cpu"), key), initial_settings():
             params = self._container_for(frames).forward_parameters(shape)
         # The parameters of a clip, repeated for its frames by VideoSequential, are the only element of ``params``.
         return {"params": params[0].data if frames and not self._is_video else params, "key": key, "frames": frames}
@@ -200,7 +205,7 @@ class EagerKornia(EagerOp):
         params = draws["params"]
         if container is self._clip_container:
             params = [ParamItem(next(name for name, _ in container.named_children()), params)]
-        with self._name_module_in_errors(), Generators(device).keyed(draws["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), _keyed(device, draws["key"]), initial_settings(), torch.no_grad():
             outputs = container(*inputs, params=params, data_keys=keys)
         results = outputs if isinstance(outputs, list | tuple) else [outputs]
         results = [result.data if isinstance(result, Boxes) else result for result in results]
@@ -341,7 +346,7 @@ class EagerTorchvision(EagerOp):
         if not len(images):  # run on a black image, to learn size and dtype of the empty output
             batch = batch.new_zeros((1, *batch.shape[1:]))
             applies = [True]
-        with self._name_module_in_errors(), Generators(device).keyed(draws["key"]), initial_settings(), torch.no_grad():
+        with self._name_module_in_errors(), _keyed(device, draws["key"]), initial_settings(), torch.no_grad():
             outputs = [self._output(image) if runs else image for image, runs in zip(batch, applies, strict=True)]
         sizes = list(dict.fromkeys("x".join(map(str, output.shape)) for output in outputs))
         if len(sizes) > 1:

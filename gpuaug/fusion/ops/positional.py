@@ -50,7 +50,7 @@ class Erasing(PointOp):
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
         """True if the fill value lies in [0, 1]."""
-        return 0 <= self._value <= 1
+        return 0 <= self.value <= 1
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
@@ -61,7 +61,7 @@ class Erasing(PointOp):
             self._ratios = [bounds(generator.ratio_sampler1), bounds(generator.ratio_sampler2)]
         else:
             self._ratios = [bounds(generator.ratio_sampler)]
-        self._value = float(generator.value)
+        self.value = float(generator.value)
 
     def draw_parameters(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a rectangle per sample in pixels: ``"xs"``, ``"ys"``, ``"widths"`` and ``"heights"``, (B,) each."""
@@ -82,7 +82,7 @@ class Erasing(PointOp):
     def kornia_parameters(self, draws: OpDraws, size: Size) -> dict[str, Tensor]:
         """Rectangles, and the fill value, (B,) each."""
         rectangles = {name: torch.from_numpy(draws[name]) for name in ("widths", "heights", "xs", "ys")}
-        return {**rectangles, "values": host_tensor(np.full(size.batch, self._value), np.float32)}
+        return {**rectangles, "values": host_tensor(np.full(size.batch, self.value), np.float32)}
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the rectangle as (left, right, top, bottom), with right and bottom exclusive, and the fill value."""
@@ -90,7 +90,7 @@ class Erasing(PointOp):
         out[:, 2] = draws["xs"] + draws["widths"]
         out[:, 3] = draws["ys"]
         out[:, 4] = draws["ys"] + draws["heights"]
-        out[:, 5] = self._value
+        out[:, 5] = self.value
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Fill the rectangle."""

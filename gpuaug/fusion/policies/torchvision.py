@@ -5,7 +5,7 @@ an augmentation with a *magnitude*, such as an angle. torchvision divides the ra
 *lowered*: the operations run as ops in fused passes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,15 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
     def __init__(self, name: str, transform: nn.Module, units: Units) -> None:
         super().__init__(name, transform, units)
         self.children = tuple(_child(operations, transform, units) for operations in _operations_of_children(transform))
-        self.count = int(transform.num_ops) if isinstance(transform, v2.RandAugment) else 1  # type: ignore[call-overload]
+        self.count = max(0, int(transform.num_ops)) if isinstance(transform, v2.RandAugment) else 1  # type: ignore[call-overload]
         self._magnitudes: dict[Any, _Magnitudes] = {}
         """Cache of ``_magnitudes_at``. A draw of RandAugment for 64 images takes 49 µs with the cache, and 76 µs without."""
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
+        operations: Iterator[PolicyOperation] = (member.operation for child in self.children for member in child.members)
+        if any(operation.bin is not None and not -operation.bins <= operation.bin < operation.bins for operation in operations):
+            return "the magnitude of an operation is not one of its bins"
         ops = (op for op in self.ops if isinstance(op, TorchvisionOp))
         return next((reason for op in ops if (reason := op.unsupported()) is not None), None)
 
@@ -121,7 +124,7 @@ class TorchvisionPolicy(TorchvisionOp, Policy):
         if magnitudes is None:
             return None, signed
         table: Array = magnitudes.double().numpy()
-        return table if operation.bin is None else table[operation.bin : operation.bin + 1], signed
+        return table if operation.bin is None else table[[operation.bin]], signed
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Functional calls of the operations that run for ``sample``, in order."""

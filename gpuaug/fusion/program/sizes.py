@@ -215,8 +215,8 @@ def check_mixed_channels(op: Op, size: Size) -> None:
     """
     if size.ragged and any(ChannelOp.begins_pass(part, size.channels) for part in op.plan_ops):
         raise ArgumentError(
-            f"images must have 3 channels for {op.name} in a ragged batch, got {size.channels}. Put {op.name} after "
-            "the transform to one size."
+            f"images must have 3 channels for {op.name} where they differ in size, got {size.channels}. Put {op.name} after "
+            "the transform to one size, outside of a RandomChoice or RandomOrder."
         )
 
 

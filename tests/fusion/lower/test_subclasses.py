@@ -1,6 +1,8 @@
 """Subclasses of lowered classes: those that override no method are lowered as their base, all others are left and named."""
 
+import copy
 import inspect
+import pickle
 import types
 
 import kornia.augmentation as K
@@ -13,7 +15,7 @@ from support.batches.ragged import images_of, pack
 from support.comparison.replay import assert_replays, overriding, photographs
 from support.comparison.torchvision_replay import assert_replays as assert_torchvision_replays
 from support.comparison.values import assert_values
-from support.ops.other_arguments import made
+from support.ops.other_arguments import TORCHVISION, made, other_values
 from torch import nn
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -25,6 +27,7 @@ from gpuaug.fusion.lower import kornia, torchvision
 from gpuaug.fusion.lower.pipeline import lower
 from gpuaug.fusion.lower.tree import leaves
 from gpuaug.fusion.normalization import normalized_by
+from gpuaug.fusion.ops.torchvision import mix
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 left = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
@@ -101,6 +104,15 @@ def test_a_subclass_that_overrides_nothing_is_fused_as_its_base(kind):
     assert type(got) is type(wanted)
     for one, other in zip(got, wanted, strict=True):
         assert_values(one, other)
+
+
+@pytest.mark.parametrize("kind", [v1.Compose, v2.RandomInvert, K.RandomInvert], ids=lambda kind: kind.__module__)
+def test_a_subclass_is_fused_as_its_base_after_both_were_copied(kind):
+    """``copy`` adds an attribute to the class of what it copies."""
+    modules = [([v2.RandomInvert()],) if kind is v1.Compose else () for _ in range(2)]
+    modules = [class_(*given) for class_, given in zip((kind, subclass(kind)), modules, strict=True)]
+    for _ in range(2):
+        assert "left to" not in repr(gpuaug.fuse(copy.deepcopy(modules)))
 
 
 def overrides(kind):
@@ -302,6 +314,22 @@ CHANGED = {
     ),
     "other names": (Named, "a subclass of RandomGamma with other attributes: 'gamma_factor'"),
     "no attributes": (Bare, "a subclass of RandomCrop with other attributes: 'Bare' object has no attribute 'padding_mode'"),
+    "a value of another form": (
+        lambda: changed(v2.RandomResizedCrop(8), size=4),
+        "RandomResizedCrop with other attributes: cannot unpack non-iterable int object",
+    ),
+    "too few values": (
+        lambda: changed(v2.RandomCrop(8), size=[4]),
+        "RandomCrop with other attributes: not enough values to unpack (expected 2, got 1)",
+    ),
+    "an operation that torchvision's do not have": (
+        lambda: changed(v2.TrivialAugmentWide(), _AUGMENTATION_SPACE={"Blur": (lambda *_: None, False)}),
+        "TrivialAugmentWide with other attributes: 'Blur'",
+    ),
+    "another type, in Kornia": (
+        lambda: changed(K.RandomInvert(), p=None),
+        "RandomInvert with other attributes: float() argument",
+    ),
     "needs no attributes": (Alone, "a subclass of RandomCrop that overrides forward"),
     "a policy": (with_thresholds, "is an operation whose magnitude function is not Kornia's"),
 }
@@ -331,6 +359,67 @@ def test_the_attributes_of_a_subclass_count_when_it_is_fused():
     draws = gpuaug.fuse(Later()).draw((400, 3, 8, 8), seed=0).as_kornia()
     assert bool((draws["angle"] == 40).all())
     assert 0.15 < float(draws["batch_prob"].mean()) < 0.35
+
+
+SET_LATER = {
+    **{kind: other_values(kind) for kind in TORCHVISION if kind is not v2.RandomIoUCrop},
+    v2.AutoAugment: {"policy": v2.AutoAugmentPolicy.SVHN, "fill": 1},
+    v2.CenterCrop: {"size": 4},
+    v2.GaussianBlur: {"kernel_size": 5, "sigma": (0.5, 1.0)},
+    v2.MixUp: {"alpha": 0.4},
+    v2.CutMix: {"alpha": 0.4},
+}
+"""Values that a program sets on a transform of each class, by the name of the argument of the constructor."""
+
+
+def by_both(module):
+    """(images by torchvision, images by fuse), for fixed seeds; ``None`` where torchvision raises an error."""
+    images, is_mix = photographs(12, height=16, width=24), isinstance(module, v2.MixUp | v2.CutMix)
+    if is_mix or isinstance(module, v2.Normalize):
+        images = images / 255
+    if isinstance(module, v2.UniformTemporalSubsample):
+        images = images[:, None].repeat(1, 4, 1, 1, 1)
+    torch.manual_seed(0)
+    try:
+        theirs = list(module(images, torch.eye(12))[0] if is_mix else map(module, images))
+    except (AssertionError, TypeError, ValueError):
+        return None
+    draws_size = (not is_mix and torchvision.LOWERED[type(module)].draws_size) or getattr(module, "expand", False)
+    augment = gpuaug.fuse([module, v2.Resize((16, 24))] if draws_size else module)
+    draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    if is_mix:
+        return theirs, list(augment(images, torch.eye(12), data_keys=["input", "class"], draws=draws)[0])
+    return theirs, list(augment(images, draws=draws))
+
+
+def alike(images, others):
+    return all(one.shape == other.shape and torch.equal(one, other) for one, other in zip(images, others, strict=True))
+
+
+@left
+@pytest.mark.parametrize("kind", SET_LATER, ids=lambda kind: kind.__name__)
+def test_attributes_that_are_set_later_have_the_effect_that_they_have_in_torchvision(kind):
+    """Arguments of the constructor, and what the constructor derives from them: some transforms read one, some the other."""
+    given = (
+        {"num_classes": None} if kind in mix.LOWERED else {"padding": 5} if kind is v2.RandomCrop else SETTINGS.get(kind, {})
+    )
+    before, derived = made(kind, **given), set()
+    old = by_both(before)
+    for name, value in SET_LATER[kind].items():
+        value = 200 if name == "fill" and value else value
+        after = made(kind, **{**given, name: value})
+        private = {key: own for key, own in vars(after).items() if key[0] == "_" and key not in vars(nn.Module())}
+        private = {key: own for key, own in private.items() if pickle.dumps(own) != pickle.dumps(getattr(before, key))}
+        derived |= private.keys()
+        new = by_both(after)
+        for change in ({name: value}, *({key: own} for key, own in private.items())):
+            results = by_both(changed(made(kind, **given), **change))
+            if old is None or new is None or results is None or alike(old[0], new[0]):
+                continue
+            is_read = alike(results[0], new[0])
+            assert is_read or alike(results[0], old[0])
+            assert alike(results[1], (new if is_read else old)[1]), change
+    assert derived == {key for key in vars(before) if key[0] == "_" and key not in {*vars(nn.Module()), "_labels_getter"}}
 
 
 @pytest.mark.parametrize("library", ["torchvision", "Kornia"])

@@ -216,6 +216,44 @@ def test_containers_replay(name):
     assert_replays(MARKS[name], photographs(40, dtype=torch.float32), atol=2e-6)
 
 
+class Weighted(v2.RandomChoice):
+    """A choice by weights as they are: only torchvision's constructor divides them by their sum."""
+
+    def __init__(self, transforms, p):
+        super().__init__(transforms)
+        self.p = p
+
+
+@pytest.mark.parametrize("weights", [[1.0, 3.0, 4.0], [0.1, 0.1, 0.1], [0.0, 5.0, 0.0], [1e-3, 0.0, 3e-3], [3.0, 1.0]], ids=str)
+def test_weights_of_a_choice_are_relative_as_in_torchvision(weights):
+    """By whatever container the choice is lowered: of pixels, of sizes, and of mixes."""
+    count = 2000
+    torch.manual_seed(0)
+    theirs = torch.multinomial(torch.tensor(weights), count, replacement=True).bincount(minlength=3) / count
+    pixels = Weighted([v2.RandomSolarize(value, 1.0) for value in (0.2, 0.5, 0.7)], weights)
+    sizes = Weighted([v2.Compose([v2.Pad(side), v2.CenterCrop(2)]) for side in (0, 1, 2)], weights)
+    values = torch.tensor([0.4, 0.6, 0.9]).view(3, 1, 1).expand(3, 2, 2)
+    for made in (pixels, v2.Compose([Weighted([*pixels.transforms], weights), v2.Resize((2, 2))])):
+        got = gpuaug.fuse(made)(values.expand(count, 3, 2, 2))[:, :, 0, 0]
+        kinds = torch.stack([branch(values)[:, 0, 0] for branch in pixels.transforms])
+        ours = (got[:, None] - kinds).abs().amax(2).lt(1e-5).float().mean(0)
+        assert_values(ours, theirs, atol=5 * (0.5 / count) ** 0.5)
+    draws = gpuaug.fuse(sizes).draw((count, 3, 2, 2), seed=0)
+    padded = [dict(calls)["pad"]["padding"][0] if "pad" in dict(calls) else 0 for calls in draws.as_torchvision()]
+    assert_values(torch.tensor(padded).bincount(minlength=3) / count, theirs, atol=5 * (0.5 / count) ** 0.5)
+    mixes = gpuaug.fuse(Weighted([v2.MixUp(), v2.CutMix(), v2.MixUp()], weights))
+    names = [next(iter(mixes.draw((2, 3, 2, 2), seed=seed, dtype=torch.float32).of(0))) for seed in range(400)]
+    picked = torch.tensor([int(name[-1]) for name in names]).bincount(minlength=3) / 400
+    assert_values(picked, theirs, atol=5 * (0.5 / 400) ** 0.5)
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 2.0], [torch.inf, 1.0], [torch.nan, 1.0], [1.0, 1.0, 1.0]], ids=str)
+def test_weights_that_torchvision_does_not_accept_are_errors(weights):
+    for transforms in ([v2.RandomInvert(), v2.Identity()], [v2.MixUp(), v2.CutMix()]):
+        with pytest.raises(gpuaug.ArgumentError, match="must hold a finite weight of at least 0 per transform"):
+            gpuaug.fuse(Weighted(transforms, weights))
+
+
 def test_gates_are_shared_in_ragged_batches_and_views():
     sizes = [(20, 30), (31, 17), (24, 24), (40, 19)] * 8
     images = [photographs(1, height=height, width=width, seed=index)[0] for index, (height, width) in enumerate(sizes)]

@@ -99,6 +99,53 @@ def test_calls_are_those_of_torchvisions_policy(name):
     assert_values(replayed(draws, images), torch.stack(expected))
 
 
+def without_posterize(policy):
+    """A policy of which no operation is Posterize, so that floats are fused."""
+    if isinstance(policy, v2.AutoAugment):
+        policy._policies = [pair for pair in policy._policies if all(operation[0] != "Posterize" for operation in pair)]
+    else:
+        policy._AUGMENTATION_SPACE = {name: space for name, space in policy._AUGMENTATION_SPACE.items() if name != "Posterize"}
+    return policy
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_policies_without_posterize_equal_torchvisions_policy_for_floats(name):
+    """Each pixel by torchvision's function for the operation and the magnitude of the sample, and the calls to the bit."""
+    policy, images = without_posterize(MADE[name]()), scaled(photographs(400, height=5, width=6))
+    images[:200] = torch.linspace(0, 1, 200)[:, None, None, None]  # thresholds of bytes would solarize some of these
+    augment, exact, seen = gpuaug.fuse(policy), {"Solarize", "Invert", "Identity"}, set()
+    draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
+    got, by_calls = augment(images, draws=draws), replayed(draws, images)
+    assert not [line for line in augment.explain(images.shape, dtype=images.dtype).lines if line.reason]
+    for sample, image in enumerate(images):
+        operations = told(draws, sample)
+        for operation, magnitude in operations:
+            image = policy._apply_image_or_video_transform(image, operation, magnitude, policy.interpolation, policy._fill)
+        assert_values(by_calls[sample], image, about=operations)
+        if exact.issuperset(dict(operations)):
+            seen |= set(dict(operations))
+            assert_values(got[sample], image, atol=2e-7, about=operations)
+    assert "Solarize" in seen
+
+
+@pytest.mark.parametrize("magnitude", [-1, -31, 30])
+def test_magnitudes_are_indices_of_bins_as_in_torchvision(magnitude):
+    """Negative ones count from the end."""
+    images = photographs(30, height=24, width=28)
+    index = magnitude % 31
+    both_ways = [gpuaug.fuse([v2.RandAugment(magnitude=each), TO_FLOAT]) for each in (magnitude, index)]
+    one, other = (augment(images, draws=augment.draw(images.shape, seed=0)) for augment in both_ways)
+    assert_values(one, other)
+
+
+@pytest.mark.parametrize("magnitude", [-32, 31])
+def test_magnitudes_out_of_the_bins_are_left_to_torchvision_which_refuses_them(magnitude):
+    with pytest.warns(gpuaug.GpuAugWarning, match="the magnitude of an operation is not one of its bins"):
+        augment = gpuaug.fuse([v2.RandAugment(magnitude=magnitude), TO_FLOAT])
+    with pytest.raises(IndexError):
+        augment(photographs(30))
+
+
 def torchvisions(transform, count, shape, monkeypatch):
     """What torchvision's own policy picks and with which magnitudes, a list for each call of it."""
     made = []

@@ -149,3 +149,22 @@ def shapes_and_types_of_a_draw(told):
         augment.draw((2, 3, 8, 8), dtype=torch.int64)
     draws = augment.draw(images.shape, dtype=images.dtype)
     assert augment(images, draws=draws).shape == images.shape
+
+
+@example("must hold a finite weight of at least 0 per transform")
+def weights_of_a_choice(told):
+    choice = v2.RandomChoice([v2.RandomInvert(1.0), v2.RandomInvert(1.0)])
+    choice.p = [0.0, 0.0]
+    with told:
+        gpuaug.fuse(choice)
+    choice.p = [1.0] * 2
+    torch.testing.assert_close(gpuaug.fuse(choice)(IMAGES), 1 - IMAGES)
+
+
+@example("must hold two finite numbers above 0, got")
+def ratio_of_zero(told):
+    with told:
+        gpuaug.fuse(v2.RandomErasing(1.0, ratio=(0.0, 1.0)))
+    with told:
+        gpuaug.fuse(v2.RandomResizedCrop(8, ratio=(0.0, 1.0)))
+    assert not torch.equal(gpuaug.fuse(v2.RandomErasing(1.0, ratio=(0.75, 1.33)))(IMAGES), IMAGES)

@@ -164,10 +164,10 @@ def means_of_bytes(told):
     torch.testing.assert_close(got, v2.Normalize(mean.tolist(), std.tolist())(IMAGES.float()), rtol=1e-4, atol=1e-5)
 
 
-@example("fill of … must be in […, …] for … images")
+@example("… of … must be in […, …] for … images")
 def fill_outside_of_bytes(told):
     with told:
-        gpuaug.fuse(v2.Pad(1, fill=300))(IMAGES)
+        gpuaug.fuse([v2.Pad(1, fill=300), v2.RandomErasing(1.0, value=300)])(IMAGES)
     assert torch.equal(gpuaug.fuse(v2.Pad(1, fill=200))(IMAGES), v2.Pad(1, fill=200)(IMAGES))
 
 
@@ -408,13 +408,16 @@ def ragged_blur_first(told):
     assert gpuaug.fuse([v2.Resize((4, 4)), v2.GaussianBlur(3)], ragged=True)(packed).shape == (2, 3, 4, 4)
 
 
-@example("in a ragged batch, got …. Put … after the")
+@example("where they differ in size, got …. Put … after the")
 def bands_mixed_before_they_have_one_size(told):
     tiles = gpuaug.collate_ragged([torch.zeros(4, side, 9, dtype=torch.uint8) for side in (8, 6)], channels=None)
     shuffle, crop = K.RandomChannelShuffle(p=1.0), v2.RandomCrop((4, 4))
     with told:
         gpuaug.fuse([shuffle, crop], ragged=True)(tiles)
     assert gpuaug.fuse([crop, shuffle], ragged=True)(tiles).shape == (2, 4, 4, 4)
+    with told:
+        gpuaug.fuse(v2.RandomOrder([v2.RandomChannelPermutation(), crop]))(torch.zeros(2, 4, 8, 8))
+    assert gpuaug.fuse([crop, v2.RandomChannelPermutation()])(torch.zeros(2, 4, 8, 8)).shape == (2, 4, 4, 4)
 
 
 @example("Put it after the transform to one size")

@@ -1,9 +1,11 @@
 """Base class of the ops of torchvision's transforms: units of settings, fill values, and functional calls per sample.
 
 A transform is *lowered* to an op, or run by torchvision. Most ops inherit their arithmetic from the op of Kornia's equivalent
-module, and add torchvision's settings and random parameters. They read public attributes of the transform only.
+module, and add torchvision's settings and random parameters. They read the attributes that a call of the transform reads: where
+torchvision's constructor derives an attribute from a setting, such as ``_fill`` from ``fill``, the derived attribute.
 """
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import InterpolationMode
 
+from gpuaug.core.errors import ArgumentError
 from gpuaug.core.torchvision_types import names_used, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.pixels import LARGEST
@@ -77,14 +80,14 @@ class TorchvisionOp(Op):
         """Convert a pixel value from the units of the input images to [0, 1]."""
         return float(value) / LARGEST.get(self.units, 1)
 
-    def unit_fill(self, fill: Any, *, truncates: bool = False) -> float | list[float]:
-        """Convert a fill value to [0, 1]: one number, or a list with one number per channel.
+    def unit_fill(self, transform: Any, *, truncates: bool = False) -> float | list[float]:
+        """Fill value of images in [0, 1]: one number, or a list with one number per channel.
 
         Args:
-            fill: Setting ``fill`` of the transform.
+            transform: Transform of the user.
             truncates: Whether torchvision truncates the fill value of integer images, as transforms without interpolation do.
         """
-        value = image_fill(fill)
+        value = image_fill(transform) or 0
         to_integer = truncates and self.units in LARGEST
         fills = [self.to_unit_range(int(number) if to_integer else number) for number in np.atleast_1d(value)]
         return fills[0] if len(fills) == 1 else fills
@@ -96,27 +99,50 @@ def size_rounded_down(size: Size, height: Any, width: Any) -> Size:
     return size.to(*(side if side.ndim else int(side) for side in sides))
 
 
-def image_fill(fill: Any) -> float | list[float]:
-    """Fill value of images: a number, or a list with one number per channel.
-
-    Args:
-        fill: Setting ``fill`` of a transform: a number, a sequence, ``None``, or a dict of these by input type.
-    """
-    fill = _fill_of(fill, tv_tensors.Image, torch.Tensor, "others")
-    if fill is None:
-        return 0
-    return fill if isinstance(fill, int | float) else [float(number) for number in fill]
+def image_fill(transform: Any) -> float | list[float] | None:
+    """Fill value of images: a number, or a list with one number per channel. ``None`` fills with 0."""
+    fill = _fill_of(transform, tv_tensors.Image, torch.Tensor, "others")
+    return fill if fill is None or isinstance(fill, int | float) else [float(number) for number in fill]
 
 
-def mask_fill(fill: Any) -> float:
+def mask_fill(transform: Any) -> float:
     """Fill value of segmentation masks. 0 if ``fill`` has one number per channel, which applies to images only."""
-    fill = _fill_of(fill, tv_tensors.Mask, "others")
+    fill = _fill_of(transform, tv_tensors.Mask, "others")
     return fill if isinstance(fill, int | float) else 0.0  # not as float, which does not hold all integers
 
 
-def _fill_of(fill: Any, *keys: Any) -> Any:
-    """Fill value for an input type: the entry of the first of ``keys`` in a dict, else ``fill`` itself."""
+def fill_setting(transform: Any) -> Any:
+    """Setting ``fill`` that calls of a transform read: a number, a sequence, ``None``, or a dict of these by input type."""
+    is_derived = "_fill" in names_used(torchvision_class(transform) or nn.Module)
+    return dict(transform._fill) if is_derived else transform.fill
+
+
+def _fill_of(transform: Any, *keys: Any) -> Any:
+    """Fill value for an input type: the entry of the first of ``keys`` in a dict, else the setting itself."""
+    fill = fill_setting(transform)
     return next((fill[key] for key in keys if key in fill), None) if isinstance(fill, dict) else fill
+
+
+def pair(sides: Any) -> tuple[int, int]:
+    """Both sides of a window, from a setting that torchvision's functions accept: one number, or a sequence of one or two."""
+    first, *others = [sides] if isinstance(sides, int) else sides
+    (second,) = others or (first,)
+    return int(first), int(second)
+
+
+def log_ratios(name: str, transform: Any) -> list[float]:
+    """Logarithms of the smallest and the largest aspect ratio, which a crop or an erasing draws between.
+
+    Raises:
+        ArgumentError: If an aspect ratio is not positive and finite.
+    """
+    logarithms: list[float] = transform._log_ratio.tolist()
+    if not all(map(math.isfinite, logarithms)):
+        raise ArgumentError(
+            f"ratio of {name} must hold two finite numbers above 0, got {tuple(transform.ratio)}. Create it with "
+            "another ratio, such as ratio=(0.75, 1.33)."
+        )
+    return logarithms
 
 
 def interpolation_of(transform: Any) -> str:

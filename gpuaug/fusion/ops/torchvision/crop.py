@@ -24,6 +24,7 @@ from gpuaug.fusion.ops.torchvision.base import (
     Units,
     image_fill,
     mask_fill,
+    pair,
     size_rounded_down,
 )
 
@@ -73,7 +74,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self._height, self._width = transform.size
+        self._height, self._width = pair(transform.size)
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if samples that skip the op would have another size than the others, or ``None``."""
@@ -85,7 +86,7 @@ class CenterCrop(TorchvisionOp, crop.CenterCrop):
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """Call of ``center_crop`` with ``output_size``."""
-        return [("center_crop", {"output_size": list(self.module.size)})]  # type: ignore[arg-type]
+        return [("center_crop", {"output_size": [self._height, self._width]})]
 
 
 class _PaddingOp(TorchvisionOp, IndexOp):
@@ -104,19 +105,19 @@ class _PaddingOp(TorchvisionOp, IndexOp):
         """Whether the transform pads, according to its settings."""
         self._mode = mode or transform.padding_mode
         # torchvision's ``pad`` truncates the fill of integer images.
-        self.fill = self.unit_fill(transform.fill, truncates=True) if self._mode == "constant" else 0.0
+        self.fill = self.unit_fill(transform, truncates=True) if self._mode == "constant" else 0.0
 
     def unsupported(self) -> str | None:
         """Reason why torchvision runs the transform, or ``None`` if it is fused."""
         mode = self._mode
-        if self._pads and mode != "constant" and isinstance(image_fill(self.module.fill), list):
+        if self._pads and mode != "constant" and isinstance(image_fill(self.module), list):
             return f"fill has a value per channel with padding_mode={mode!r}"
         return None if mode in _EDGES or not self._pads else f"padding_mode={mode!r}"
 
     @property
     def mask_fill(self) -> float:
         """Fill value of segmentation masks, not converted to [0, 1]."""
-        return mask_fill(self.module.fill)
+        return mask_fill(self.module)
 
     @property
     def edge(self) -> Edge:  # type: ignore[override]
@@ -134,8 +135,7 @@ class _PaddingOp(TorchvisionOp, IndexOp):
     def pad_call(self, size: Size, sample: int) -> Call:
         """Call of ``pad`` with ``padding`` in pixels, ``fill`` and ``padding_mode``, for one sample."""
         left, right, top, bottom = (int(side) for side in self._padding(size.sample(sample)))
-        transform: Any = self.module
-        arguments = {"fill": image_fill(transform.fill), "padding_mode": self._mode}
+        arguments = {"fill": image_fill(self.module), "padding_mode": self._mode}
         return "pad", {"padding": [left, top, right, bottom], **arguments}
 
 
@@ -279,13 +279,13 @@ class ZoomOut(TorchvisionOp, IndexOp):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        self.fill = self.unit_fill(transform.fill, truncates=True)
+        self.fill = self.unit_fill(transform, truncates=True)
         self._min_scale, self._max_scale = transform.side_range
 
     @property
     def mask_fill(self) -> float:
         """Fill value of segmentation masks, not converted to [0, 1]."""
-        return mask_fill(self.module.fill)
+        return mask_fill(self.module)
 
     def _scale(self, uniform: Any) -> Any:
         """Side of the canvas / side of the image, from uniform numbers in [0, 1)."""
@@ -331,7 +331,7 @@ class ZoomOut(TorchvisionOp, IndexOp):
         canvas = self.out_drawn(self.sample_draws(draws, sample), image_size).sample(0)
         left, top = int(draws["x"][sample]), int(draws["y"][sample])
         padding = [left, top, canvas.width - image_size.width - left, canvas.height - image_size.height - top]
-        return [("pad", {"padding": padding, "fill": image_fill(self.module.fill)})]
+        return [("pad", {"padding": padding, "fill": image_fill(self.module)})]
 
     def describe(self) -> str:
         """Short description for ``explain()``."""

@@ -1,6 +1,5 @@
 """torchvision's ``v2.RandomErasing``, which is *lowered* to the op ``Erasing``, or run by torchvision."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import positional
 from gpuaug.fusion.ops.base import Array, OpDraws, Size, host_tensor
 from gpuaug.fusion.ops.sampler import Sampler, extra_uniforms
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, log_ratios
 from gpuaug.fusion.pixels import LARGEST
 
 CANDIDATES = 10
@@ -25,10 +24,10 @@ class Erasing(TorchvisionOp, positional.Erasing):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         value = transform.value[0] if transform.value else 0
-        self._value = self.to_unit_range(int(value) if units in LARGEST else value)
+        self.value = self.to_unit_range(int(value) if units in LARGEST else value)
         self._min_area, max_area = (float(bound) for bound in transform.scale)
         self._area_range = max_area - self._min_area
-        self._min_log_ratio, max_log_ratio = (math.log(bound) for bound in transform.ratio)
+        self._min_log_ratio, max_log_ratio = log_ratios(name, transform)
         self._log_ratio_range = max_log_ratio - self._min_log_ratio
 
     def unsupported(self) -> str | None:

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 from gpuaug.fusion.ops import filters
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, pair
 
 
 class Blur(TorchvisionOp, filters.BlurOp):
@@ -23,15 +23,14 @@ class Blur(TorchvisionOp, filters.BlurOp):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        width, height = transform.kernel_size
+        width, height = pair(transform.kernel_size)
         self.kernel_size = int(height), int(width)
         self._bounds = float(transform.sigma[0]), float(transform.sigma[1])
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``gaussian_blur`` with ``kernel_size`` and ``sigma``."""
-        transform: Any = self.module
         sigma = float(draws["sigma"][sample])
-        return [("gaussian_blur", {"kernel_size": list(transform.kernel_size), "sigma": [sigma, sigma]})]
+        return [("gaussian_blur", {"kernel_size": list(self.kernel_size[::-1]), "sigma": [sigma, sigma]})]
 
 
 class Sharpness(TorchvisionOp, filters.SharpnessOp):

@@ -59,7 +59,7 @@ class _Mix(TorchvisionMix):
 
     def __init__(self, name: str, transform: Any) -> None:
         super().__init__(name, transform)
-        self._alpha = float(transform.alpha)
+        self._alpha = float(transform._dist.concentration1)
         self.num_classes = transform.num_classes
 
 

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torchvision.transforms import v2
 
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
 from gpuaug.fusion.ops.color_jitter import OMITTED
 from gpuaug.fusion.ops.torchvision import color, filters, warp
-from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.base import Call, TorchvisionOp, Units, fill_setting
+from gpuaug.fusion.pixels import LARGEST
 
 
 class AffineOperation(warp.Affine):
@@ -22,7 +24,7 @@ class AffineOperation(warp.Affine):
 
     def __init__(self, name: str, policy: Any, units: Units) -> None:
         centre = [0, 0] if name.startswith("Shear") else None
-        transform = v2.RandomAffine(0, interpolation=policy.interpolation, fill=policy.fill, center=centre)
+        transform = v2.RandomAffine(0, interpolation=policy.interpolation, fill=fill_setting(policy), center=centre)
         super().__init__(name, transform, units)
 
     def _affine_draws(self, draws: OpDraws) -> OpDraws:
@@ -53,7 +55,7 @@ class Rotate(warp.Rotation):
     """Rotate. The magnitude is the angle in degrees, counterclockwise."""
 
     def __init__(self, name: str, policy: Any, units: Units) -> None:
-        super().__init__(name, v2.RandomRotation(0, interpolation=policy.interpolation, fill=policy.fill), units)
+        super().__init__(name, v2.RandomRotation(0, interpolation=policy.interpolation, fill=fill_setting(policy)), units)
 
     def _forward_matrices(self, draws: OpDraws, size: Size) -> Array:
         return super()._forward_matrices({"angle": draws["magnitude"]}, size)
@@ -134,12 +136,13 @@ class Solarize(color.Solarize):
 
     def write(self, draws: OpDraws, size: Size, out: Array) -> None:
         """Write the threshold in [0, 1], and 0 for the addition."""
-        out[:, 1] = color.float_threshold(255 * draws["magnitude"]) / 255
+        magnitude = draws["magnitude"]
+        out[:, 1] = color.float_threshold(255 * magnitude) / 255 if self.units == torch.uint8 else magnitude
         out[:, 2] = 0
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
-        """``solarize`` with ``threshold`` in [0, 255]."""
-        return [("solarize", {"threshold": 255 * float(draws["magnitude"][sample])})]
+        """``solarize`` with ``threshold`` in the units of the input images."""
+        return [("solarize", {"threshold": LARGEST.get(self.units, 1.0) * float(draws["magnitude"][sample])})]
 
 
 OPERATIONS: dict[str, Callable[[str, Any, Units], TorchvisionOp]] = {

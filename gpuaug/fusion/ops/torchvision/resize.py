@@ -3,7 +3,6 @@
 A transform is *lowered* to an op, or run by torchvision. Samples outside the *apply mask* skip the op.
 """
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,15 @@ from gpuaug.fusion.ops import resize
 from gpuaug.fusion.ops.base import OpDraws, Size
 from gpuaug.fusion.ops.geometry import ResampleOp, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
-from gpuaug.fusion.ops.torchvision.base import UNIFORM_BOUNDS, Call, TorchvisionOp, Units, interpolation_of, size_rounded_down
+from gpuaug.fusion.ops.torchvision.base import (
+    UNIFORM_BOUNDS,
+    Call,
+    TorchvisionOp,
+    Units,
+    interpolation_of,
+    log_ratios,
+    size_rounded_down,
+)
 
 
 class _Resampling(TorchvisionOp, ResampleOp):
@@ -56,10 +63,9 @@ class ResizedCrop(_Resampling, resize.ResizedCrop):
         self._height, self._width = transform.size
         self._scale = tuple(float(bound) for bound in transform.scale)
         self.areas = self._scale[0], self._scale[1] - self._scale[0]
-        ratios = [float(bound) for bound in transform.ratio]
-        first, last = math.log(ratios[0]), math.log(ratios[1])
+        first, last = log_ratios(name, transform)
         self.log_aspect = first / 2, (last - first) / 2
-        self.ratios = min(ratios), max(ratios)
+        self.ratios = float(min(transform.ratio)), float(max(transform.ratio))
 
     def unsupported_size(self, size: Size) -> str | None:
         """Reason if samples that skip the op would have another size, or ``None``."""

@@ -34,10 +34,10 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
         self.nearest = interpolation_of(transform) == "nearest"
-        self.fill = self.unit_fill(transform.fill)
-        self.mask_fill = mask_fill(transform.fill)
+        self.fill = self.unit_fill(transform)
+        self.mask_fill = mask_fill(transform)
         # With bilinear interpolation, border pixels differ between fill=0 and fill=None. With nearest they do not.
-        is_zero = transform.fill is None or (self.nearest and not np.any(self.fill))
+        is_zero = image_fill(transform) is None or (self.nearest and not np.any(self.fill))
         self.edge = "zeros" if is_zero else "fill"
 
     def unsupported(self) -> str | None:
@@ -51,9 +51,7 @@ class _Warp(TorchvisionOp, warp.MatrixWarp):
 
     def _options(self) -> dict[str, Any]:
         """Keyword arguments of a functional call that are settings."""
-        transform: Any = self.module
-        fill = image_fill(transform.fill) if isinstance(transform.fill, dict) else transform.fill
-        return {"interpolation": transform.interpolation, "fill": fill}
+        return {"interpolation": self.module.interpolation, "fill": image_fill(self.module)}
 
     @property
     def _centre(self) -> tuple[float, float] | None:
