@@ -160,7 +160,6 @@ def test_modules_left_to_kornia_draw_by_key_and_leave_global_generators_alone():
     assert_values(augment(images), first)
 
 
-@left_to_kornia
 class Drawing(torch.nn.Module):
     """A user's module that draws from all generators that a program has."""
 
@@ -205,6 +204,7 @@ def test_modules_of_the_user_are_keyed_in_all_libraries_outside_of_a_loader(pipe
     assert not torch.equal(augment(images), got)
 
 
+@left_to_kornia
 def test_explain_lists_launches_and_bytes_of_each_module():
     made = gpuaug.fuse(
         [K.RandomResizedCrop((224, 224)), K.ColorJitter(0.4, 0.4, 0.4), K.RandomMedianBlur(), K.RandomRotation(10.0)],

@@ -82,8 +82,8 @@ def fused_or_none(transform):
 
 
 def with_wrapper(transforms):
-    """Parameters: each name, with the bare transform and with one wrapper in turn."""
-    return [*((name, "plain") for name in transforms), *zip(transforms, itertools.cycle(WRAPPERS), strict=False)]
+    """Parameters: each name, with one of the wrappers in turn."""
+    return list(zip(transforms, itertools.cycle(WRAPPERS), strict=False))
 
 
 @pytest.mark.parametrize(("name", "wrapper"), [*with_wrapper(GEOMETRIC), *((SURE, wrapper) for wrapper in WRAPPERS)])
@@ -91,19 +91,20 @@ def test_transform_that_moves_pixels_warns_of_targets(name, wrapper):
     transform, class_name = GEOMETRIC[name], name.split(": ")[1]
     unfused = None if class_name in NOT_ON_BATCHES else transform
     fused = None if class_name == "RandomIoUCrop" else fused_or_none(transform)
-    for source in (WRAPPERS[wrapper](source) for source in (unfused, fused) if source is not None):
-        for form in FORMS.values():
-            [text] = check(source, (IMAGES, form))
-            assert "no longer match the images" in text
-        assert not check(source, (IMAGES, torch.arange(2))), "a batch without targets"
+    for bare in (source for source in (unfused, fused) if source is not None):
+        for source in (bare, WRAPPERS[wrapper](bare)):
+            for form in FORMS.values():
+                [text] = check(source, (IMAGES, form))
+                assert "no longer match the images" in text
+            assert not check(source, (IMAGES, torch.arange(2))), "a batch without targets"
 
 
 @pytest.mark.parametrize(("name", "wrapper"), with_wrapper(COLOURS))
 def test_transform_that_moves_no_pixels_does_not_warn(name, wrapper):
-    transform = COLOURS[name]
-    for source in (transform, fused_or_none(transform)):
-        for form in FORMS.values():
-            assert source is None or not check(WRAPPERS[wrapper](source), (IMAGES, form))
+    for bare in (source for source in (COLOURS[name], fused_or_none(COLOURS[name])) if source is not None):
+        for source in (bare, WRAPPERS[wrapper](bare)):
+            for form in FORMS.values():
+                assert not check(source, (IMAGES, form))
 
 
 def run_line(text, transform, batch):
@@ -115,23 +116,21 @@ def run_line(text, transform, batch):
     return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
 @pytest.mark.parametrize(("name", "wrapper"), with_wrapper(GEOMETRIC))
-def test_line_to_type_works_for_every_transform(name, wrapper, dtype):
+def test_line_to_type_works_for_every_transform(name, wrapper):
     if type(GEOMETRIC[name]).__name__ in NOT_ON_BATCHES:
         return
-    if dtype is torch.uint8 and name.startswith("kornia."):
-        return  # Kornia's transforms take floats
-    images = v2.functional.to_dtype(IMAGES, dtype, scale=True)
-    transform = WRAPPERS[wrapper](GEOMETRIC[name])
-    [text] = warned((images, MAPS), transform)
-    if "together in the dataset" not in text:
-        images, masks = run_line(text, transform, (images, MAPS))
-        assert masks.shape[-2:] == images.shape[-2:]
-        return
-    boxes = [{"boxes": torch.tensor([[1.0, 1, 4, 4]])}] * 2
-    with pytest.raises((AssertionError, RuntimeError, GpuAugError)):  # Kornia asserts
-        fuse(GEOMETRIC[name])(images, MAPS[:, None].float(), boxes, data_keys=["input", "mask", "targets"])
+    dtypes = (torch.float32,) if name.startswith("kornia.") else (torch.float32, torch.uint8)  # Kornia takes floats
+    for dtype, transform in itertools.product(dtypes, (GEOMETRIC[name], WRAPPERS[wrapper](GEOMETRIC[name]))):
+        images = v2.functional.to_dtype(IMAGES, dtype, scale=True)
+        [text] = warned((images, MAPS), transform)
+        if "together in the dataset" not in text:
+            images, masks = run_line(text, transform, (images, MAPS))
+            assert masks.shape[-2:] == images.shape[-2:]
+            continue
+        boxes = [{"boxes": torch.tensor([[1.0, 1, 4, 4]])}] * 2
+        with pytest.raises((AssertionError, RuntimeError, GpuAugError)):  # Kornia asserts
+            fuse(GEOMETRIC[name])(images, MAPS[:, None].float(), boxes, data_keys=["input", "mask", "targets"])
 
 
 OTHER_MOVING = {
@@ -173,7 +172,7 @@ RAMP = torch.arange(8).expand(2, 8, 8).contiguous()
 SURE_FLIP = fuse(v2.RandomHorizontalFlip(1.0))
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS.keys() - {"nn.Sequential"})
+@pytest.mark.parametrize("wrapper", [name for name in WRAPPERS if name != "nn.Sequential"])
 def test_wrapped_fused_pipelines_transform_members_by_type(wrapper):
     batch = (IMAGES, tv_tensors.Mask(RAMP))
     assert not warned(batch, WRAPPERS[wrapper](SURE_FLIP))

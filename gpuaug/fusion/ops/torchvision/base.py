@@ -87,9 +87,10 @@ class TorchvisionOp(Op):
             transform: Transform of the user.
             truncates: Whether torchvision truncates the fill value of integer images, as transforms without interpolation do.
         """
-        value = image_fill(transform) or 0
+        value = image_fill(transform)
         to_integer = truncates and self.units in LARGEST
-        fills = [self.to_unit_range(int(number) if to_integer else number) for number in np.atleast_1d(value)]
+        numbers = np.atleast_1d(0 if value is None else value)
+        fills = [self.to_unit_range(int(number) if to_integer else number) for number in numbers]
         return fills[0] if len(fills) == 1 else fills
 
 
