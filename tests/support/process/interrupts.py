@@ -10,15 +10,16 @@ from pathlib import Path
 import gpuaug
 
 ROOT = Path(gpuaug.__file__).parent
-HEARS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"}
-"""Instructions after which the interpreter looks for signals."""
+HEARS = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME"}
+"""Instructions after which the interpreter looks for signals. It also does at ``JUMP_BACKWARD``, before it jumps."""
 
 
 @cache
 def places(code):
     """Offsets of the instructions of ``code`` before which an interrupt may be raised."""
     instructions = list(dis.get_instructions(code))
-    return {after.offset for before, after in pairwise(instructions) if before.opname in HEARS}
+    jumps = {instruction.offset for instruction in instructions if instruction.opname == "JUMP_BACKWARD"}
+    return jumps | {after.offset for before, after in pairwise(instructions) if before.opname in HEARS}
 
 
 class Interrupt:
