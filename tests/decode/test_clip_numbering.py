@@ -66,17 +66,15 @@ CONTAINERS = (
 DEFAULT = {
     "h264": ("avi", "wmv", "mkv"),
     "h264 with open groups": ("ts",),
-    "hevc with open groups": ("ts", "mp4"),
+    "hevc with open groups": ("ts",),
     "hevc with short groups": ("mkv",),
     "mpeg2": ("mp4", "mkv", "mpg"),
     "mpeg2 without B-frames": ("mkv",),
     "mpeg4": ("avi",),
-    **dict.fromkeys(("mpeg4 without B-frames", "mpeg4 with one key frame", "hevc with one key frame"), ("mp4",)),
-    "h264 with one key frame": ("mp4",),
+    **dict.fromkeys(("mpeg4 with one key frame", "hevc with one key frame"), ("mp4",)),
     "h263": ("avi",),
-    "flv": ("flv",),
-    **dict.fromkeys(("rawvideo", "utvideo", "speedhq"), ("avi",)),
-    **dict.fromkeys(("v308", "qtrle"), ("mov",)),
+    **dict.fromkeys(("rawvideo", "utvideo"), ("avi",)),
+    "qtrle": ("mov",),
 }
 """Containers that are tested per default, by the name of the codec."""
 

@@ -388,6 +388,7 @@ def test_kinds_of_images_are_forgotten_where_there_are_many():
 
 
 CHANGED = [kind for kind in (*KORNIA, *TORCHVISION) if kind not in (*POLICIES, v2.RandomIoUCrop)]
+SOME_CHANGED = [pytest.param(kind, marks=pytest.mark.slow if number % 3 else ()) for number, kind in enumerate(CHANGED)]
 
 
 def outputs(augment, kind):
@@ -414,7 +415,7 @@ def destroyed(module):
 
 
 @left_to_kornia
-@pytest.mark.parametrize("kind", CHANGED, ids=lambda kind: f"{kind.__module__[:6]} {kind.__name__}")
+@pytest.mark.parametrize("kind", SOME_CHANGED, ids=lambda kind: f"{kind.__module__[:6]} {kind.__name__}")
 def test_settings_are_those_at_fuse_for_every_type_and_for_copies(kind):
     """Whether they are changed before or after the first batch of a type."""
     draws_size = getattr(torchvision.LOWERED.get(kind), "draws_size", False)

@@ -374,21 +374,21 @@ SET_LATER = {
 
 def by_both(module):
     """(images by torchvision, images by fuse), for fixed seeds; ``None`` where torchvision raises an error."""
-    images, is_mix = photographs(12, height=16, width=24), isinstance(module, v2.MixUp | v2.CutMix)
+    images, is_mix = photographs(6, height=16, width=24), isinstance(module, v2.MixUp | v2.CutMix)
     if is_mix or isinstance(module, v2.Normalize):
         images = images / 255
     if isinstance(module, v2.UniformTemporalSubsample):
         images = images[:, None].repeat(1, 4, 1, 1, 1)
     torch.manual_seed(0)
     try:
-        theirs = list(module(images, torch.eye(12))[0] if is_mix else map(module, images))
+        theirs = list(module(images, torch.eye(6))[0] if is_mix else map(module, images))
     except (AssertionError, TypeError, ValueError):
         return None
     draws_size = (not is_mix and torchvision.LOWERED[type(module)].draws_size) or getattr(module, "expand", False)
     augment = gpuaug.fuse([module, v2.Resize((16, 24))] if draws_size else module)
     draws = augment.draw(images.shape, seed=0, dtype=images.dtype)
     if is_mix:
-        return theirs, list(augment(images, torch.eye(12), data_keys=["input", "class"], draws=draws)[0])
+        return theirs, list(augment(images, torch.eye(6), data_keys=["input", "class"], draws=draws)[0])
     return theirs, list(augment(images, draws=draws))
 
 

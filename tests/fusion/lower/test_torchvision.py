@@ -224,7 +224,7 @@ class Weighted(v2.RandomChoice):
         self.p = p
 
 
-@pytest.mark.parametrize("weights", [[1.0, 3.0, 4.0], [0.1, 0.1, 0.1], [0.0, 5.0, 0.0], [1e-3, 0.0, 3e-3], [3.0, 1.0]], ids=str)
+@pytest.mark.parametrize("weights", [[1.0, 3.0, 4.0], [1e-3, 0.0, 3e-3], [3.0, 1.0]], ids=str)
 def test_weights_of_a_choice_are_relative_as_in_torchvision(weights):
     """By whatever container the choice is lowered: of pixels, of sizes, and of mixes."""
     count = 2000
