@@ -1,6 +1,7 @@
 """Files of 16 bits or of many bands, decoded as stored: ``DecodeStage(channels=None)``."""
 
 import io
+import itertools
 import struct
 import zlib
 from contextlib import suppress
@@ -79,12 +80,11 @@ def test_pngs_and_tiffs_of_16_bits_in_one_batch(bands):
     assert_stored(decoded(png(image), tiff(other, photometric=photometric)), image, other)
 
 
-@pytest.mark.parametrize("compression", [None, "zlib"])
-@pytest.mark.parametrize("planarconfig", ["contig", "separate"])
 @pytest.mark.parametrize("extra", ["unspecified", "assocalpha", "unassalpha"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
-def test_alpha_of_a_tiff_is_decoded_as_stored(dtype, extra, planarconfig, compression):
-    for bands, photometric in ((2, "minisblack"), (4, "rgb"), (5, "rgb")):
+def test_alpha_of_a_tiff_is_decoded_as_stored(dtype, extra):
+    forms = itertools.product(((2, "minisblack"), (4, "rgb"), (5, "rgb")), ("contig", "separate"), (None, "zlib"))
+    for (bands, photometric), planarconfig, compression in forms:
         image = pixels(9, 14, bands, dtype)
         options = {"extrasamples": [extra] * (bands - (3 if photometric == "rgb" else 1)), "compression": compression}
         assert_stored(decoded(tiff(image, photometric=photometric, planarconfig=planarconfig, **options)), image)

@@ -48,8 +48,11 @@ def test_another_argument_makes_another_definition(kind):
             assert (definition != before[where]) is ((kind.__name__, name) not in WITHOUT_EFFECT), (name, where)
 
 
+HALF = [pytest.param(kind, id=named(kind), marks=[pytest.mark.slow] * (number % 2)) for number, kind in enumerate(EVERY)]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", EVERY, ids=named)
+@pytest.mark.parametrize("kind", HALF)
 def test_definition_is_the_same_anew_and_after_a_run(kind):
     ran = 0
     for container, wrap in containers(kind).items():

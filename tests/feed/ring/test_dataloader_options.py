@@ -68,7 +68,11 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
+SLOW = ("stream without batches", "one worker", "many ready")
+CASES = [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in LOADERS.items()]
+
+
+@pytest.mark.parametrize("make", CASES)
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 def test_dataloader_options_through_ring_match_plain_feed(make):
     options = {"depends_on_workers": isinstance(make().dataset, Shards | Drawn)}

@@ -79,7 +79,11 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("make", FAILURES.values(), ids=FAILURES.keys())
+SLOW = ("no message", "stop", "first sample", "persistent collate")
+CASES = [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in FAILURES.items()]
+
+
+@pytest.mark.parametrize("make", CASES)
 def test_worker_error_is_the_same_as_with_plain_feed(make):
     found = {}
     for feed in ("plain", "ring"):
