@@ -53,7 +53,7 @@ def is_resumable(loader: Any) -> bool:
 _ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor}
 """Key of a mapping in a state → type of the mapping's values."""
 _OPTIONAL_ENTRIES: dict[str, Any] = {"begun": torch.Tensor, "order": int}
-"""The same for mappings that a state may lack."""
+"""Key of an optional mapping in a state → type of the mapping's values."""
 
 
 def is_state(state: Any) -> bool:

@@ -173,6 +173,14 @@ def test_bad_samples_are_replaced_in_every_member(device, caplog):
 
 
 @on_each_device
+def test_fields_of_tuples_are_replaced_in_a_batch_of_as_many_samples(device):
+    samples = [(encoded(40, 30), (3, 4), ("cat", "red")), (b"", (5, 6), ("dog", "blue"))]
+    (got,) = StreamedLoader([collate_encoded(samples)], [DecodeStage(on=0, on_error="replace")], device=device)
+    assert [field.tolist() for field in got[1]] == [[3, 3], [4, 4]]
+    assert [list(field) for field in got[2]] == [["cat", "cat"], ["red", "red"]]
+
+
+@on_each_device
 def test_replaced_samples_are_counted(device):
     files = [encoded(40, 30, seed=number) for number in range(4)]
     streamed = loader([b"", *files, b"GIF89a"], None, DecodeStage(on_error="replace"), repeat=2, batch_size=6, device=device)

@@ -37,7 +37,7 @@ class Hidden(Sampler):
 
 
 class HiddenLate(Hidden):
-    """The same, but draws when the iterator is read. The first batch of each epoch is the same."""
+    """Draws when the iterator is read. The first batches of all epochs are equal."""
 
     def __iter__(self):
         yield from range(3)
@@ -55,7 +55,7 @@ class Counting(Hidden):
 
 
 class CountingLate(Counting):
-    """The same, but counts when the iterator is read."""
+    """Counts epochs when the iterator is read."""
 
     def __iter__(self):
         yield from super().__iter__()

@@ -27,11 +27,12 @@ _STORE_FRAMES = _STORE_PRESENTATION[:2]
 """Containers whose packets hold both fields of an interlaced H.264 frame."""
 
 _ONE_FRAME_PER_PACKET = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg1video", "mpeg2video", "mpeg4", "ffv1")
-"""FFmpeg's names of the codecs, in addition to codecs without prediction, of which each packet holds one frame. The exceptions,
-and packets that are no key frames although the container marks them, are detected by ``frame_headers``."""
+"""FFmpeg's names of the codecs with one frame per packet, in addition to codecs without prediction. ``frame_headers`` detects
+packets with no frame or several frames, and packets that the container marks as key frames by mistake."""
 
 _START_AT_KEYS = (*_ONE_FRAME_PER_PACKET, "h263", "flv1", "msmpeg4v2", "msmpeg4v3", "wmv1", "wmv2")
-"""Codecs of which decoding can start at a key frame. Clips of other codecs with prediction are decoded from packet 0."""
+"""FFmpeg's names of the codecs that can be decoded from any key frame. Clips of other codecs with prediction are decoded from
+packet 0."""
 
 _MOST_REORDERED = 16
 """Maximum number of frames by which the display order of a codec differs from the decoding order."""

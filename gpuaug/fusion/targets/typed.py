@@ -47,7 +47,7 @@ class _Column:
     is_batched: bool = False
     """True if the container holds one tensor for all images, which is split in ``tensors``."""
     is_per_frame: bool = False
-    """True if indices are those of the frames of all clips, not of the images."""
+    """True if an index counts the frames of all clips; False if it counts images."""
 
 
 class TypedTargets:

@@ -100,7 +100,7 @@ def test_calls_are_those_of_torchvisions_policy(name):
 
 
 def without_posterize(policy):
-    """A policy of which no operation is Posterize, so that floats are fused."""
+    """Remove Posterize from a policy, so that ``fuse`` fuses the policy for floats."""
     if isinstance(policy, v2.AutoAugment):
         policy._policies = [pair for pair in policy._policies if all(operation[0] != "Posterize" for operation in pair)]
     else:
