@@ -66,6 +66,11 @@ _PIL_FORMATS = ("PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF", 
 For other formats PIL decodes, runs a program, or checks no signature.
 """
 
+UNKNOWN_FORMAT = (
+    f"it is in none of the supported formats: JPEG, {', '.join(_PIL_FORMATS[:-2])}; AVIF and HEIF if PIL reads them"
+)
+"""``Header.problem`` of data in another format."""
+
 _MAX_SIDE = 2**31 - 1
 """Maximum length of a side in pixels: the maximum that ``HEADER`` can store."""
 
@@ -229,7 +234,7 @@ def _other_format(data: memoryview) -> Header:
     try:
         image = open_image(data)
         if image is None:
-            return Header(problem="it is not an image of a format that PIL supports")
+            return Header(problem=UNKNOWN_FORMAT)
         is_deep = image.format == "PNG" and data[24] == 16
         bits = 16 if is_deep else _bits(image)
         if bits > 8 and not is_deep:

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 from gpuaug import ArgumentError, ArgumentTypeError, Encoded, collate_encoded, read_encoded
 from gpuaug.core.encoded import Format
 from gpuaug.decode.encoded_input import are_encoded
-from gpuaug.decode.headers import parse
+from gpuaug.decode.headers import UNKNOWN_FORMAT, parse
 from gpuaug.feed import ring
 from gpuaug.feed.collate_members import allocating_with
 
@@ -171,7 +171,7 @@ LABELS = {
 def test_bytes_are_images_if_any_begin_like_one(hold):
     """A batch of one class and one image, of which the first is broken."""
     images, labels = collate_encoded([(hold(b"3"), hold(b"3")), (hold(FILES[0]), hold(b"4"))])
-    assert_holds(images, [b"3", FILES[0]], problems={0: "it is not an image of a format that PIL supports"})
+    assert_holds(images, [b"3", FILES[0]], problems={0: UNKNOWN_FORMAT})
     assert type(labels) is not Encoded
     assert len(labels) == 2
 

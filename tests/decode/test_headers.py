@@ -29,7 +29,7 @@ from support.files.encoded_files import (
 
 from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format
 from gpuaug.decode import headers
-from gpuaug.decode.headers import Header, parse
+from gpuaug.decode.headers import UNKNOWN_FORMAT, Header, parse
 
 JPEG, OTHER_JPEG, OTHER = Format.JPEG, Format.OTHER_JPEG, Format.OTHER
 
@@ -185,12 +185,9 @@ SCAN = segment(FINE, SOS)
 
 BROKEN = {
     "empty": (b"", "it is empty"),
-    "text": (b"no image at all", "it is not an image of a format that PIL supports"),
-    "zeros": (bytes(1000), "it is not an image of a format that PIL supports"),
-    "a format that runs a program": (
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
-        "it is not an image of a format that PIL supports",
-    ),
+    "text": (b"no image at all", UNKNOWN_FORMAT),
+    "zeros": (bytes(1000), UNKNOWN_FORMAT),
+    "a format that runs a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", UNKNOWN_FORMAT),
     "the start of a JPEG": (FINE[:2], "it ends within its header"),
     "cut before its scan": (FINE[: SCAN + 3], "it ends within its header"),
     "cut in its scan": (FINE[: SCAN + 40], "it ends before its end marker"),
@@ -256,11 +253,7 @@ def test_problem_is_one_line(monkeypatch):
 def test_jpeg_cut_anywhere_has_a_problem():
     for length in range(1, len(FINE)):
         header = parse(FINE[:length])
-        text = (
-            "it is not an image of a format that PIL supports"
-            if length == 1
-            else f"it ends {'before' if length > SCAN + 3 else 'within'} its"
-        )
+        text = UNKNOWN_FORMAT if length == 1 else f"it ends {'before' if length > SCAN + 3 else 'within'} its"
         assert header.problem.startswith(text), length
         assert header.format is Format.UNREADABLE
 

@@ -9,6 +9,7 @@ from support.batches import clips
 from support.comparison.executors import composition_difference, disagreement
 from support.comparison.replay import assert_replays, both, photographs
 from support.comparison.values import assert_values
+from support.gpu.launches import synchronisation_is_error
 from support.ops import compositions, pipelines, skipped
 from torchvision.transforms import v2
 
@@ -180,12 +181,9 @@ def test_fused_call_does_not_synchronise():
     torch.cuda._sleep(2 * 10**9)
     started = torch.cuda.Event()
     started.record()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with synchronisation_is_error():
         augment(images)
         augment(images, masks, boxes, data_keys=keys)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     # A pageable copy would have waited for the sleep without being reported.
     assert not started.query()
     torch.cuda.synchronize()

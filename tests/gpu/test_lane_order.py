@@ -13,6 +13,7 @@ from support.gpu.cuda_loops import (
     reference,
     stages_for,
 )
+from support.gpu.launches import synchronisation_is_error
 
 from gpuaug import StreamedLoader
 from gpuaug.core import streams
@@ -134,14 +135,10 @@ def test_steady_state_does_not_synchronise(encoder, monkeypatch):
         next(iterator)  # captures, and allocates what it needs
     torch.cuda.synchronize()
     held_back, waited = loader.stats().held_back, len(waits)
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    torch.cuda._sleep(100 * CYCLES)  # however busy the host is, it gets ahead and is held back
-    try:
+    with synchronisation_is_error():
+        torch.cuda._sleep(100 * CYCLES)  # however busy the host is, it gets ahead and is held back
         for _ in iterator:
             torch.cuda._sleep(CYCLES // 10)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
     assert len(waits) - waited == loader.stats().held_back - held_back > 0
 
 

@@ -7,6 +7,7 @@ from support.batches.ragged import images_of, pack
 from support.comparison import device_crops, readers
 from support.comparison.replay import photographs
 from support.comparison.values import assert_values
+from support.gpu.launches import synchronisation_is_error
 
 import gpuaug
 
@@ -104,12 +105,8 @@ def test_ragged_batches_in_a_loader_do_not_synchronise():
 
     reference = run(0)
     torch.cuda.synchronize()
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with synchronisation_is_error():
         streamed = run(2)
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
     for one, other in zip(streamed, reference, strict=True):
         assert_values(one, other)
     assert not torch.equal(streamed[0], streamed[1])

@@ -7,8 +7,8 @@ from support.batches.ragged import images_of, pack
 from support.comparison import box_windows
 from support.comparison.replay import left_to_kornia, photographs
 from support.comparison.values import assert_values
+from support.gpu.launches import kernels_of, synchronisation_is_error
 from support.targets.detection import PIPELINES, annotations, masks, records_of
-from torch.autograd import DeviceType
 from torch.utils.data import DataLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
@@ -148,15 +148,10 @@ def test_windows_equal_the_cpu(name):
 def test_windows_are_chosen_in_one_launch():
     augment, inputs = gpuaug.fuse(CROP_BY_BOXES), (photographs(12).cuda(), on_gpu(records_of(12)))
     augment(*inputs, data_keys=KEYS)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        augment(*inputs, data_keys=KEYS)
-        torch.cuda.synchronize()
-    on_device = [event.name for event in profile.events() if event.device_type == DeviceType.CUDA]
-    kernels = [name for name in on_device if not name.startswith("Mem")]
+    kernels = kernels_of(lambda: augment(*inputs, data_keys=KEYS))
     assert kernels.count("box_windows_kernel") == 1
     # torch's operations choose the windows in 80 launches, besides the launches of all else.
-    assert len(kernels) < 60, sorted(kernels)
+    assert len(kernels) < 60, kernels
 
 
 @pytest.mark.parametrize(
@@ -171,12 +166,9 @@ def test_call_with_targets_does_not_synchronise_and_compiles_once(modules):
     torch.cuda._sleep(2 * 10**9)
     started = torch.cuda.Event()
     started.record()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with synchronisation_is_error():
         for images, records in batches[1:]:
             augment(images, records, data_keys=KEYS)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert not started.query()
     torch.cuda.synchronize()
     assert compilations() == compiled

@@ -1,6 +1,32 @@
-"""What would be launched on a GPU, counted on a CPU."""
+"""Kernels of a call on a GPU, and operations on a CPU that would be kernels on a GPU."""
 
+from contextlib import contextmanager
+
+import torch
+from torch.autograd import DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@contextmanager
+def synchronisation_is_error():
+    """Within the ``with`` statement, an operation of torch that waits for the GPU is an error."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def kernels_of(call):
+    """Return the names of the kernels that a call launches, sorted. Fails if the call waits for the GPU."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with synchronisation_is_error():
+            call()
+        torch.cuda.synchronize()
+    on_device = [event.name for event in profile.events() if event.device_type == DeviceType.CUDA]
+    return sorted(name for name in on_device if not name.startswith("Mem"))
 
 
 class Launches(TorchDispatchMode):
