@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import operator
+import sys
 from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any
@@ -45,6 +46,12 @@ def inner_values(value: Any) -> list[Any]:
 def is_container(value: object) -> bool:
     """Return whether ``value`` is a mapping, tuple, list, named tuple or dataclass."""
     return isinstance(value, Mapping | tuple | list) or is_record(value)
+
+
+def is_pil_image(value: object) -> bool:
+    """Return whether ``value`` is an image of PIL. PIL is not imported."""
+    cls = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return cls is not None and isinstance(value, cls)
 
 
 def member_names(container: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpuaug.core.batch import is_pil_image
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.feed.collate_members import position_text
 
@@ -46,7 +47,7 @@ def is_image(value: Any, *, allow_16_bits: bool = False) -> bool:
         return value.ndim == 3 and _dtype_fits(value, allow_16_bits=allow_16_bits) and not _is_other_tv_tensor(value, "Image")
     if isinstance(value, np.ndarray):
         return value.ndim in (2, 3) and _dtype_fits(value, allow_16_bits=allow_16_bits)
-    return _is_pil(value)
+    return is_pil_image(value)
 
 
 def is_clip(value: Any, *, allow_16_bits: bool = False) -> bool:
@@ -103,8 +104,8 @@ def as_stored(image: Any, like: NDArray[Any] | None, position: str) -> NDArray[A
     """
     if not is_image(image, allow_16_bits=True):
         refuse(image, position)
-    array = as_array(image) if _is_pil(image) else _channels_last(image, position)
-    if array.dtype not in _UNCONVERTED_DTYPES or (_is_pil(image) and image.mode not in _STORED_MODES):
+    array = as_array(image) if is_pil_image(image) else _channels_last(image, position)
+    if array.dtype not in _UNCONVERTED_DTYPES or (is_pil_image(image) and image.mode not in _STORED_MODES):
         raise ArgumentError(
             f"Images must be grey or RGB, of 8 or 16 bits, with channels=None, got {_image_text(image)} in {position}. Return "
             "image.convert('RGB') from the dataset."
@@ -162,7 +163,7 @@ def with_channels(image: Any, channels: Channels, *, convert: bool, position: st
     """
     if not is_image(image):
         refuse(image, position)
-    if _is_pil(image):
+    if is_pil_image(image):
         return _pil_with_channels(image, channels, convert=convert, position=position)
     array = _pixels(image, position)
     if not array.size:
@@ -179,7 +180,7 @@ def with_channels(image: Any, channels: Channels, *, convert: bool, position: st
 
 def sizes_of(images: Sequence[Any]) -> NDArray[np.int64]:
     """Return (B, 2) heights and widths of images that ``with_channels`` or ``as_stored`` returned."""
-    return np.array([image.size[::-1] if _is_pil(image) else image.shape[:2] for image in images], dtype=np.int64)
+    return np.array([image.size[::-1] if is_pil_image(image) else image.shape[:2] for image in images], dtype=np.int64)
 
 
 def as_array(image: Any) -> NDArray[np.uint8]:
@@ -256,13 +257,9 @@ def _refuse_empty(image: Any, position: str) -> NoReturn:
 
 def _image_text(image: Any) -> str:
     """Return the mode and size, or the shape, of an image as text."""
-    if _is_pil(image):
+    if is_pil_image(image):
         return f"a PIL image of mode {image.mode!r} and size {image.size}"
     return f"{'a tensor' if isinstance(image, Tensor) else 'an array'} of shape {tuple(image.shape)}"
-
-
-def _is_pil(value: Any) -> bool:
-    return _is_a(value, "PIL.Image", "Image")
 
 
 def _dtype_fits(value: Tensor | NDArray[Any], *, allow_16_bits: bool) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from gpuaug.core.batch import is_pil_image
 from gpuaug.core.errors import without_addresses
 from gpuaug.stages.base import Stage
 from gpuaug.stages.feature import FeatureStage
@@ -109,7 +110,7 @@ class _Writer:
             return _tensor(value)
         if isinstance(value, np.ndarray):
             return self._array(value)
-        if any((cls.__module__, cls.__qualname__) == ("PIL.Image", "Image") for cls in type(value).__mro__):
+        if is_pil_image(value):
             checksum = _checksum(value.tobytes() + bytes(value.getpalette() or ()))
             return f"{type(value).__qualname__}(mode={value.mode}, size={value.size}, checksum={checksum})"
         if isinstance(value, Mapping):

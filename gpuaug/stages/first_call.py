@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -56,6 +57,9 @@ _SEVERAL_SIZES = re.compile(r"torchvision\..*\.(RandomIoUCrop|RandomResize|Rando
 
 _POLICY = re.compile(r"torchvision\..*\.(AutoAugment|RandAugment|TrivialAugmentWide)")
 """Qualified names of classes that ``gpuaug.fuse`` transforms targets with if the images are integers."""
+
+TARGET_KEYS = ("boxes", "bbox", "keypoints", "masks")
+"""Keys of target dicts whose plain tensors a fused pipeline transforms under the data key ``targets``."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +135,26 @@ class FirstCall:
 
     @cached_property
     def transformed_ids(self) -> set[int]:
-        """Ids of the arguments' tensors and arrays, without plain tensors in arguments that are transformed by type."""
-        arguments = zip(self.values, self.by_type, strict=True)
-        return {id(leaf) for value, by_type in arguments for leaf in batches.leaves(value) if not by_type or type_name(leaf)}
+        """Ids of the arguments' tensors and arrays that the transform may change.
+
+        Left out are plain tensors in arguments that are transformed by type, and in target dicts under keys that are unchanged.
+        """
+        keys = self.selection.normalized_keys or ()
+        result: set[int] = set()
+        for value, by_type, key in zip_longest(self.values, self.by_type, keys):
+            leaves = batches.leaves(value)
+            if by_type or key == "targets":
+                result.update(id(leaf) for leaf in leaves if type_name(leaf))
+            else:
+                result.update(map(id, leaves))
+            if key == "targets":
+                result.update(id(target.get(name)) for target in value for name in TARGET_KEYS)
+        return result
+
+    @property
+    def target_dict_names(self) -> list[Any]:
+        """Names of the members that are passed with the data key ``targets``."""
+        return [name for name, key in self._data_keys.items() if key == "targets"]
 
     @property
     def transforms_targets(self) -> bool:

@@ -17,7 +17,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentTypeError, GpuAugError, GpuAugWarning, add_note
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.torchvision_types import TARGET_TYPES, torchvision_class, type_name
-from gpuaug.stages.first_call import FirstCall
+from gpuaug.stages.first_call import TARGET_KEYS, FirstCall
 from gpuaug.stages.selection import Selection
 
 _DATA_KEYS = {"boxes": "bbox_xyxy", "bbox": "bbox_xywh", "masks": "mask", "mask": "mask", "keypoints": "keypoints"}
@@ -83,17 +83,21 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
     search = _Search(call.images)
     target_labels: dict[str, None] = {}  # a dict in place of a set, to keep the order
     on: dict[Any, str] = {}
-    without_key: dict[Any, None] = {}
+    without_key: dict[str, None] = {}
     is_typed = False
     for name, member in members.items():
+        are_passed = name in call.target_dict_names
         targets = [target for target in search.targets(member, name) if id(target.value) not in call.transformed_ids]
+        if are_passed:  # (n, 4) may be probabilities of four classes
+            targets = [target for target in targets if not re.search("label|class", str(target.name))]
         target_labels.update(dict.fromkeys(target.label for target in targets))
         is_typed |= any(type_name(target.value) for target in targets)
-        keys = {target.data_key(member) for target in targets if not type_name(target.value)}
+        keys = {None if are_passed else target.data_key(member) for target in targets if not type_name(target.value)}
         if len(keys) == 1 and None not in keys:
             on[name] = str(keys.pop())
         elif keys:
-            without_key[name] = None
+            plain = (target.name for target in targets if not type_name(target.value))
+            without_key.update((repr(name) if key == name else f"{key!r} in {name!r}", None) for key in plain)
     if not target_labels:
         return
     listed_targets = ", ".join(target_labels)
@@ -110,16 +114,19 @@ def _warn_of_targets(call: FirstCall, members: Mapping[Any, Any]) -> None:
     if is_typed:
         lines.append(f"Pass gpuaug.fuse({call.code}), which also transforms torchvision's Mask, BoundingBoxes and KeyPoints.")
     if without_key:
-        listed = ", ".join(map(repr, without_key))
         lines.append(
-            f"In collate_fn, convert the tensors in {listed} to tv_tensors.Mask or tv_tensors.BoundingBoxes, which "
+            f"In collate_fn, convert {', '.join(without_key)} to tv_tensors.Mask, BoundingBoxes or KeyPoints, which "
             "gpuaug.fuse(…) transforms along with the images."
         )
     if call.separate_stages:
         lines = [f"Pass {call.separate_stages}."]
     elif not call.transforms_targets:
         lines = [f"Transform images and {listed_targets} together in the dataset."]
-    changed = "the images and torchvision's tensors only" if any(call.by_type) else "the images only"
+    changed = "the images only"
+    if call.target_dict_names:
+        changed = f"the images, torchvision's tensors, and {', '.join(TARGET_KEYS)} of target dicts only"
+    elif any(call.by_type):
+        changed = "the images and torchvision's tensors only"
     warnings.warn(
         f"{listed_targets} no longer match the images, because {call.moving} transforms {changed}. {' '.join(lines)} "
         f"If this is intended, pass {call.unchecked}, which is not checked.",
@@ -193,7 +200,7 @@ class _Target(NamedTuple):
         if not isinstance(member, list | tuple) or not isinstance(self.value, torch.Tensor):
             return None
         if any(isinstance(item, Mapping) for item in member):
-            return "targets" if self.name in ("boxes", "bbox", "masks", "keypoints") else None
+            return "targets" if self.name in TARGET_KEYS else None
         return "mask" if self.label == "masks" and all(isinstance(item, torch.Tensor) for item in member) else None
 
 
@@ -215,12 +222,17 @@ class _Search:
     def targets(self, value: Any, name: Any, *, per_image: bool = False) -> Iterator[_Target]:
         """Yield the targets within a member of a batch.
 
+        PIL images of the size of an image are taken for masks.
+
         Args:
             value: The member, or in a recursive call a value within the member.
             name: Key of ``value``, or of the container that holds it.
             per_image: Whether ``value`` belongs to one image.
         """
-        if isinstance(value, torch.Tensor | np.ndarray):
+        if batches.is_pil_image(value):
+            if (value.height, value.width) in self._sizes:
+                yield _Target("masks", name, value)
+        elif isinstance(value, torch.Tensor | np.ndarray):
             label = TARGET_TYPES.get(type_name(value)) or self._by_name(value, name) or self._by_shape(value, per_image)
             if label:
                 yield _Target(label, name, value)

@@ -5,6 +5,7 @@ import itertools
 import re
 import warnings
 
+import PIL.Image
 import pytest
 import torch
 from contract.sources import streamed
@@ -227,6 +228,45 @@ def test_plain_tensors_beside_torchvisions_in_one_member_are_told_of():
     assert torch.equal(targets[0]["masks"], RAMP[:1].flip(-1))
     assert targets[0]["boxes"].tolist() == [[3, 1, 7, 5]]
     assert targets[0]["keypoints"][0, 0, 0] != 1
+
+
+BOXES = torch.tensor([[1.0, 1, 5, 5]])
+UNKNOWN_KEYS = {
+    **{f"a mask under {key}": {key: RAMP[0].clone()} for key in ("mask", "seg", "instances")},
+    **{f"boxes under {key}": {key: BOXES.clone()} for key in ("box", "bboxes", "ignore_boxes")},
+    "an array": {"mask": RAMP[0].numpy().copy()},
+    "a PIL image": {"mask": PIL.Image.fromarray(RAMP[0].byte().numpy())},
+    "boxes within another dict": {"objects": {"bbox": BOXES.clone()}},
+}
+"""Annotations that a fused pipeline does not transform with the data key ``targets``."""
+
+
+def typed(value):
+    """The value, with torchvision's tensors in place of others."""
+    if isinstance(value, dict):
+        return {key: typed(item) for key, item in value.items()}
+    if isinstance(value, torch.Tensor) and value.shape[-1] == 4:
+        return tv_tensors.BoundingBoxes(value, format="XYXY", canvas_size=(8, 8))
+    return tv_tensors.Mask(value)
+
+
+@pytest.mark.parametrize("extra", UNKNOWN_KEYS.values(), ids=UNKNOWN_KEYS)
+def test_unknown_keys_of_target_dicts_are_told_of(extra):
+    stage = TransformStage(SURE_FLIP, on={0: "input", 1: "targets"})
+    [text] = warned((IMAGES, [target() | extra] * 2), stage)
+    (key,) = extra
+    inner = "bbox" if key == "objects" else key
+    assert f"convert {inner!r} in 1 to tv_tensors" in text
+    converted = [target() | typed(extra)] * 2
+    assert not warned((IMAGES, converted), stage)
+    ((_, got),) = streamed([(IMAGES, converted)], stage)
+    flipped = batches.leaves(got[0][key])[0].squeeze(0)  # (1, H, W) of a PIL image
+    assert flipped.tolist() == ([3, 1, 7, 5] if flipped.shape[-1] == 4 else RAMP[0].flip(-1).tolist())
+
+
+def test_other_values_of_target_dicts_are_not_told_of():
+    values = {"labels": torch.rand(3, 4), "class_scores": torch.rand(3, 4), "area": torch.rand(3), "size": torch.tensor([8, 8])}
+    assert not warned((IMAGES, [target() | values] * 2), TransformStage(SURE_FLIP, on={0: "input", 1: "targets"}))
 
 
 def test_second_plain_tensor_of_a_torchvision_transform_is_told_of():
