@@ -171,6 +171,11 @@ def children_of(pipeline: Any) -> list[Any]:
     ]
 
 
+def is_unmodified_sequential(module: Any) -> bool:
+    """Return whether a module is an ``nn.Sequential``, not of a subclass, that only calls its children: it has no hooks."""
+    return type(module) is nn.Sequential and difference(module, nn.Sequential) is None
+
+
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
@@ -217,7 +222,7 @@ def in_sequence(pipeline: Any) -> Iterator[Any]:
     """
     cls = library_class(pipeline)
     unmodified = cls is not None and difference(pipeline, cls) is None
-    sequential = isinstance(pipeline, nn.Sequential) and (type(pipeline) is nn.Sequential or unmodified)
+    sequential = is_unmodified_sequential(pipeline) or (isinstance(pipeline, nn.Sequential) and unmodified)
     compose = cls is not None and unmodified and cls.__name__ == "Compose"
     fused = isinstance(getattr(pipeline, "pipeline", None), tuple)
     if (sequential and not getattr(pipeline, "random_apply", False)) or _is_sequence(pipeline) or compose or fused:

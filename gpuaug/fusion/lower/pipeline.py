@@ -12,7 +12,7 @@ from kornia.constants import Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
-from gpuaug.core.torchvision_types import class_of, torchvision_class
+from gpuaug.core.torchvision_types import class_of, is_unmodified_sequential, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_inside_kornia, refuse_transform
@@ -149,7 +149,7 @@ class _Lowering:
 
     def tree(self, name: str, module: Any) -> Tree:
         """Lower a module, container or sequence."""
-        if type(module) is nn.Sequential:
+        if is_unmodified_sequential(module):
             module = list(module)
         if isinstance(module, Sequence) and not isinstance(module, str):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]

@@ -24,7 +24,14 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugError
-from gpuaug.core.torchvision_types import class_of, difference, in_sequence, nearest_class, torchvision_class
+from gpuaug.core.torchvision_types import (
+    class_of,
+    difference,
+    in_sequence,
+    is_unmodified_sequential,
+    nearest_class,
+    torchvision_class,
+)
 from gpuaug.fusion.lower import by_name, choices
 from gpuaug.fusion.lower.image_types import ImageTypes
 from gpuaug.fusion.lower.refusals import (
@@ -151,7 +158,7 @@ class TorchvisionLowering:
 
     def _member(self, name: str, transform: Any) -> Tree:
         """Lower a member of a torchvision container. torchvision would call the member once per image."""
-        is_sequence_or_kornia = type(transform) is nn.Sequential or type(transform).__module__.startswith("kornia.")
+        is_sequence_or_kornia = is_unmodified_sequential(transform) or type(transform).__module__.startswith("kornia.")
         if is_sequence_or_kornia or torchvision_class(transform) is not None or by_name.recognized_class(transform) is not None:
             return self._lower(name, transform)
         refuse_transform(transform)

@@ -344,6 +344,32 @@ def test_a_module_that_may_do_otherwise_than_its_class_is_left(name):
     assert reason in found[0]
 
 
+MODIFICATIONS = {
+    "forward hook": lambda module: module.register_forward_hook(lambda *_: torch.full((2, 3, 8, 8), 7.0)),
+    "pre-hook": lambda module: module.register_forward_pre_hook(lambda *_: torch.full((2, 3, 8, 8), 7.0)),
+    "forward": lambda module: changed(module, forward=lambda _: torch.full((2, 3, 8, 8), 7.0)),
+}
+AROUND = {
+    "nothing": lambda module: module,
+    "a list": lambda module: [v2.RandomInvert(0.0), module],
+    "nn.Sequential": lambda module: nn.Sequential(v2.RandomInvert(0.0), module),
+    "Compose": lambda module: v2.Compose([v2.RandomInvert(0.0), module]),
+    "RandomApply": lambda module: v2.RandomApply([module], p=1.0),
+    "RandomChoice": lambda module: v2.RandomChoice([module]),
+    "Kornia": lambda module: K.AugmentationSequential(K.RandomInvert(p=0.0), module),
+}
+
+
+@left
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("modification", MODIFICATIONS)
+def test_a_modified_sequential_is_called_as_it_is(modification, around):
+    for child in (v2.RandomHorizontalFlip(0.0), K.RandomHorizontalFlip(p=0.0)):
+        sequential = nn.Sequential(child)
+        MODIFICATIONS[modification](sequential)
+        assert gpuaug.fuse(AROUND[around](sequential))(torch.rand(2, 3, 8, 8)).eq(7).all()
+
+
 def test_names_of_its_own_are_a_subclass_s_affair():
     assert "left to" not in repr(gpuaug.fuse([Extended()]))
     assert_torchvision_replays(Extended(0.5), photographs(16))
