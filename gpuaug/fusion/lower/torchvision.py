@@ -50,6 +50,7 @@ from gpuaug.fusion.ops.sampler import Draw, Gate
 from gpuaug.fusion.ops.torchvision import color, crop, erasing, filters, iou_crop, resize, warp
 from gpuaug.fusion.ops.torchvision import mix as mixes
 from gpuaug.fusion.ops.torchvision.base import TorchvisionOp, Units
+from gpuaug.fusion.ops.torchvision.per_box import check_labels_getter
 from gpuaug.fusion.ops.torchvision.target_conversions import TargetConversions
 from gpuaug.fusion.pixels import LARGEST
 from gpuaug.fusion.policies import torchvision as policies
@@ -361,6 +362,7 @@ def _target_transform(name: str, transform: Any) -> ImplicitTransform:
         return ImplicitTransform(name, target_conversions=TargetConversions(boxes=box_format.lower()), processes_boxes=True)
     if class_ is v2.ClampBoundingBoxes:  # needs no conversion, because all boxes are clamped anyway
         return ImplicitTransform(name, processes_boxes=True)
+    check_labels_getter(name, transform.labels_getter)
     target_conversions = TargetConversions(min_size=float(transform.min_size), min_area=float(transform.min_area))
     return ImplicitTransform(name, target_conversions=target_conversions, follows_moves=True, processes_boxes=True)
 

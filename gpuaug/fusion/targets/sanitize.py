@@ -5,7 +5,7 @@ dicts under one key. Target dicts are *packed* if each column is stored as one t
 dicts for which the host waits for the device, because only the device knows how many boxes are valid.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,19 +28,8 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError, shown
 from gpuaug.core.packed_targets import PackedColumn, PackedTargets, PendingRows
 from gpuaug.core.torchvision_types import type_name, type_name_of
 from gpuaug.fusion.ops.base import Array
+from gpuaug.fusion.ops.torchvision.per_box import PER_BOX, label_key
 from gpuaug.fusion.targets.masks import to_device, with_class_of
-
-PER_BOX = frozenset(
-    {
-        *("boxes", "bbox", "valid", "labels", "class_labels", "classes", "names", "masks", "keypoints", "segmentation"),
-        *("area", "areas", "iscrowd", "is_crowd", "scores", "weights", "visibility", "difficult", "truncated", "occluded"),
-        *("id", "ids", "category_id", "category_ids", "annotation_id", "annotation_ids", "track_id", "track_ids"),
-    }
-)
-"""Keys that hold one entry per box.
-
-The keys are listed because lengths are ambiguous: in an image with two boxes, ``size`` (height, width) has one entry per box.
-"""
 
 MOST_JOINED = 256
 """Maximum of values per box with which the tensors of a column are concatenated, so that one launch indexes all of them."""
@@ -59,7 +48,8 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         targets: List of one dict per image with ``valid``, (n,), or one dict of padded tensors with ``valid``, (B, N).
         per_box: Keys that hold one entry per box in all dicts, besides ``valid``. Default: common keys, such as ``boxes``,
             ``labels``, ``class_labels``, ``masks``, ``keypoints``, ``area``, ``iscrowd``, ``scores``, ``names``,
-            ``track_ids``; the page "Detection" of the documentation lists all of these keys.
+            ``track_ids``; the page "Detection" of the documentation lists all of these keys. Without a key ``labels``, also the
+            first key that contains ``label``, as in torchvision.
 
     Returns:
         List of one dict per image, of the type of the input dicts. Of a padded dict, tensors, lists and tuples of length B are
@@ -87,6 +77,9 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
     if not isinstance(names, list | tuple | set | frozenset) or not all(isinstance(key, str) for key in names):
         raise ArgumentTypeError(f"per_box must be a list of keys, got {shown(per_box)}. List all: ['boxes', 'labels'].")
     keys = {"valid", *names}  # valid is shortened as well
+    labels = label_key(_names(targets)) if per_box is None else None
+    if labels is not None:
+        keys.add(labels)
     if isinstance(targets, PackedTargets):
         packed = _sanitize_packed(targets, keys, per_box)
         if packed is not None:
@@ -126,6 +119,13 @@ def sanitize(targets: Any, *, per_box: Collection[str] | None = None) -> list[An
         change if type(record) is dict else batches.replace(record, change)
         for record, change in zip(targets, changes, strict=True)
     ]
+
+
+def _names(targets: Any) -> Iterator[Any]:
+    """Yield the keys of target dicts in any form that ``sanitize`` accepts."""
+    records = targets.layout.records if isinstance(targets, PackedTargets) else targets
+    for record in [records] if isinstance(records, Mapping) else records if isinstance(records, Sequence) else ():
+        yield from record if isinstance(record, Mapping) else ()
 
 
 def _tensor_columns(columns_by_key: Mapping[Any, Column]) -> dict[Any, TensorColumn]:

@@ -1,5 +1,6 @@
 """Dropping the boxes that are not valid, with all that is known of them."""
 
+import warnings
 from collections import UserDict
 
 import kornia.augmentation as K
@@ -18,7 +19,7 @@ from torchvision.transforms import v2
 import gpuaug
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import pack_targets, settle_targets, unpack_targets
-from gpuaug.fusion.targets.sanitize import PER_BOX
+from gpuaug.fusion.ops.torchvision.per_box import PER_BOX
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -97,6 +98,57 @@ def test_sanitize_asks_about_unknown_keys_that_go_with_the_boxes():
     kept = gpuaug.sanitize(records, per_box=["boxes"])
     assert all(made["valid"].tolist() == [True] for made in kept)
     assert [(len(made["boxes"]), len(made["poses"]), len(made["labels"])) for made in kept] == [(1, 2, 2), (1, 3, 3)]
+
+
+LABEL_KEYS = {
+    "labels": ["labels"],
+    "capitals": ["Labels"],
+    "singular": ["label"],
+    "prefix": ["gt_labels"],
+    "first of two": ["label_a", "label_b"],
+    "labels after another": ["image_label", "labels"],
+}
+
+
+@pytest.mark.parametrize("form", ["list", "padded", "packed"])
+@pytest.mark.parametrize("names", LABEL_KEYS.values(), ids=LABEL_KEYS)
+def test_sanitize_finds_the_labels_that_torchvision_finds(names, form):
+    boxes = tv_tensors.BoundingBoxes([[5, 5, 5, 7], [1, 1, 6, 7]], format="XYXY", canvas_size=(8, 8))
+    target = {name: torch.tensor([3, 4]) for name in names} | {"boxes": boxes}
+    expected = v2.SanitizeBoundingBoxes()(target)
+    targets = [{**target, "valid": torch.tensor([False, True])}] * 8
+    if form == "padded":
+        targets = {name: torch.stack([record[name] for record in targets]) for name in targets[0]}
+    if form == "packed":
+        batch = torch.zeros(8), [dict(record) for record in targets]
+        ((_, targets),) = gpuaug.StreamedLoader([batch], [gpuaug.TransformStage(gpuaug.sanitize, on=1)])
+    for got in targets if form == "packed" else gpuaug.sanitize(targets):
+        assert [got[name].tolist() for name in names] == [expected[name].tolist() for name in names]
+        assert got["boxes"].tolist() == expected["boxes"].tolist()
+
+
+GETTERS = {
+    "key": (lambda sample: sample[1]["cls"], "'cls'"),
+    "get": (lambda sample: sample[1].get("cls"), "'cls'"),
+    "dict alone": (lambda sample: sample["cls"], "'cls'"),
+    "several": (lambda sample: (sample[1]["labels"], sample[1]["cls"]), "'labels', 'cls'"),
+    "computed": (lambda sample: sample[1]["cls"][0], "the key of the labels"),
+    "unknown form": (lambda sample: sample.target.labels, "the key of the labels"),
+    "known": (lambda sample: sample[1]["labels"], None),
+    "known, several": (lambda sample: (sample[1]["gt_labels"], sample[1]["area"]), None),
+    "default": ("default", None),
+    "none": (None, None),
+}
+
+
+@pytest.mark.parametrize(("getter", "keys"), GETTERS.values(), ids=GETTERS)
+def test_labels_getter_of_a_key_that_sanitize_does_not_know_is_told_of(getter, keys):
+    pipeline = [v2.RandomHorizontalFlip(), v2.SanitizeBoundingBoxes(labels_getter=getter)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gpuaug.fuse(pipeline)
+    texts = {str(warning.message) for warning in caught}  # a pipeline is lowered twice
+    assert [text.partition("'masks', ")[2] for text in texts] == ([f"{keys}])."] if keys else [])
 
 
 ENTRIES = {

@@ -3,6 +3,7 @@
 import torch
 from messages.examples.fusion_inputs import BOXES, FLIP, FLIPPED, IMAGES, MASK, targets
 from support.messages.registry import example
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import gpuaug
@@ -148,3 +149,15 @@ def sanitize_of_another_valid(told):
     with told:
         gpuaug.sanitize([{**each, "valid": each["valid"].long()} for each in followed])
     assert torch.equal(gpuaug.sanitize(followed)[0]["boxes"], FLIPPED[0])
+
+
+@example("labels_getter of … is not used")
+def labels_getter_of_another_key(told):
+    boxes = tv_tensors.BoundingBoxes([[5, 5, 5, 7], [1, 1, 6, 7]], format="XYXY", canvas_size=(8, 8))
+    target = {"boxes": boxes, "cls": torch.tensor([3, 4])}
+    getter = lambda sample: sample[1]["cls"]  # noqa: E731
+    with told:
+        gpuaug.fuse([v2.RandomHorizontalFlip(1.0), v2.SanitizeBoundingBoxes(labels_getter=getter)])
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(1.0), v2.SanitizeBoundingBoxes()])
+    _, targets = augment(torch.zeros(1, 3, 8, 8), [target], data_keys=["input", "targets"])
+    assert gpuaug.sanitize(targets, per_box=["boxes", "masks", "cls"])[0]["cls"].tolist() == [4]
