@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from torch import UntypedStorage
+import torch
+from torch import Tensor, UntypedStorage
 from torch.multiprocessing import get_sharing_strategy, reductions
 
 from gpuaug.core.errors import GpuAugError
@@ -21,20 +22,41 @@ from gpuaug.core.errors import GpuAugError
 _is_supported = sys.platform == "linux" and hasattr(os, "memfd_create") and hasattr(UntypedStorage, "_new_using_fd_cpu")
 
 
+_LARGE = 2**20
+"""Bytes of a storage from which a tensor that is less than half of the storage is sent without the rest."""
+
+
 def use_memfd() -> None:
-    """Make this process, a worker, allocate shared tensors in memfds, and copy other tensors that it sends to memfds."""
+    """Make this process, a worker, allocate shared tensors in memfds, and copy other tensors that it sends to memfds.
+
+    Every batch has memory of its own: a tensor that is sent again does not change the batch that was sent before.
+    """
     if _is_supported:
+        ForkingPickler.register(Tensor, _reduce_tensor)
         ForkingPickler.register(UntypedStorage, _reduce_storage)
         UntypedStorage._new_using_fd_cpu = classmethod(_allocated)  # type: ignore[assignment,method-assign]
 
 
 @contextmanager
 def sending_memfd() -> Iterator[None]:
-    """Context manager in which this process sends tensors in memfds, such as tensors of a dataset to spawned workers."""
+    """Context manager in which this process sends tensors in memfds, such as tensors of a dataset to spawned workers.
+
+    All workers that are started in the context share one copy of a storage.
+    """
+    copies: dict[int, tuple[UntypedStorage, UntypedStorage]] = {}
+    # The copies are stored until the context ends, because a spawned process inherits their descriptors when it starts.
+
+    def reduce_once(storage: Any) -> Any:
+        if not _is_copied(storage):
+            return reductions.reduce_storage(storage)
+        if id(storage) not in copies:
+            copies[id(storage)] = storage, _copied(storage)
+        return reductions.reduce_storage(copies[id(storage)][1])
+
     reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     saved = reducers.get(UntypedStorage)
     if _is_supported:
-        ForkingPickler.register(UntypedStorage, _reduce_storage)
+        ForkingPickler.register(UntypedStorage, reduce_once)
     try:
         yield
     finally:
@@ -63,14 +85,30 @@ def _allocated(cls: Any, size: int) -> UntypedStorage:
         ) from error
 
 
+def _is_copied(storage: Any) -> bool:
+    """Return whether a storage is copied to a memfd to be sent: if its memory is not shared, and can be."""
+    can_be_shared = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
+    return bool(can_be_shared and not storage.is_shared())
+
+
+def _copied(storage: Any) -> UntypedStorage:
+    copy = _allocated(UntypedStorage, storage.nbytes())
+    copy.copy_(storage)
+    return copy
+
+
 def _reduce_storage(storage: Any) -> Any:
     """Reduce a storage for pickling to the descriptor of its shared memory. Copy a storage in other memory to a memfd."""
-    can_be_shared = storage.device.type == "cpu" and storage.nbytes() and get_sharing_strategy() == "file_descriptor"
-    if not can_be_shared or storage.is_shared():
-        return reductions.reduce_storage(storage)
-    # Stored as an attribute of the original, because the copy's descriptor must stay open until a spawned process inherits it.
-    copy = getattr(storage, "_gpuaug_copy", None)
-    if copy is None:
-        copy = storage._gpuaug_copy = _allocated(UntypedStorage, storage.nbytes())
-    copy.copy_(storage)
-    return reductions.reduce_storage(copy)
+    return reductions.reduce_storage(_copied(storage) if _is_copied(storage) else storage)
+
+
+def _reduce_tensor(tensor: Tensor) -> Any:
+    """Reduce a tensor for pickling. A small part of a large storage, such as a row of a dataset, is sent without the rest."""
+    is_simple = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
+    if is_simple and not (tensor.is_conj() or tensor.is_neg()) and tensor.device.type == "cpu":
+        storage = tensor.untyped_storage()
+        if storage.nbytes() > max(_LARGE, 2 * tensor.nbytes) and not storage.is_shared():
+            copy = tensor.clone()
+            if copy.stride() == tensor.stride():
+                tensor = copy
+    return reductions.reduce_tensor(tensor)

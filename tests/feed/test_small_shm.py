@@ -7,7 +7,10 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch
 from support.process import processes
+from torch.utils.data import DataLoader, Dataset
 
+from gpuaug import StreamedLoader
+from gpuaug.core import batch as batches
 from gpuaug.feed import shared_storage
 
 MOUNT = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
@@ -75,3 +78,37 @@ def test_tensors_that_share_a_storage_are_sent_as_such():
     whole[2] = 7
     assert part.tolist() == [7, 3]
     assert values.tolist() == list(range(6))
+
+
+class Rows(Dataset):
+    """Rows of one tensor, which a worker sends one by one."""
+
+    def __init__(self, count, columns):
+        self.data = torch.arange(count).repeat_interleave(columns).view(count, columns)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+
+@pytest.mark.parametrize("columns", [3, 300_000], ids=["small", "large"])
+@pytest.mark.parametrize("form", ["row", "list"])
+def test_batches_do_not_share_memory_with_batches_that_are_sent_later(form, columns):
+    collate = {"row": lambda rows: rows[0], "list": list}[form]
+    loader = DataLoader(Rows(6, columns), batch_size=1, collate_fn=collate, num_workers=1)
+    kept = [batches.map_leaves(lambda row: row.add_(100), batch) for batch in StreamedLoader(loader, device="cpu")]
+    assert [leaf[-1].item() for batch in kept for leaf in batches.leaves(batch)] == [100 + index for index in range(6)]
+
+
+def test_a_row_is_sent_without_the_rest_of_its_dataset():
+    reducers = dict(ForkingPickler._extra_reducers)
+    data = torch.arange(2**20).view(1024, 1024)
+    try:
+        ForkingPickler.register(torch.Tensor, shared_storage._reduce_tensor)
+        sent = {name: ForkingPickler.loads(ForkingPickler.dumps(view)) for name, view in {"row": data[5], "all": data}.items()}
+    finally:
+        ForkingPickler._extra_reducers.update(reducers)
+    assert sent["row"].tolist() == data[5].tolist()
+    assert [tensor.untyped_storage().nbytes() for tensor in sent.values()] == [1024 * 8, 2**23]
