@@ -103,12 +103,12 @@ class EncoderCall:
         """Run without a CUDA graph. Return a result that shares no memory with the inputs, as the replay of a graph does.
 
         Raises:
-            ArgumentError: If the encoder has written to its input.
+            ArgumentError: If the encoder has written to its input, except to inference tensors: it reads copies of them.
             SelectionError: If the result has no such part.
         """
         inputs = list(batches.tensors(values))
         versions = [_version(tensor) for tensor in inputs]
-        result = self(*values)
+        result = self(*batches.map_leaves(batches.cached_by_id(_copied_if_inference), values))
         if versions != [_version(tensor) for tensor in inputs]:
             raise ArgumentError(
                 f"encoder must not write to its input, which other stages may read, got {name_of(self._encoder)}, which does. "
@@ -177,6 +177,11 @@ def _in_memory_format(value: Any, memory_format: torch.memory_format | None) -> 
 
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _copied_if_inference(leaf: Any) -> Any:
+    # Inference tensors do not count writes, so the encoder reads copies of them.
+    return leaf.clone() if isinstance(leaf, torch.Tensor) and leaf.is_inference() else leaf
 
 
 def _version(tensor: torch.Tensor) -> tuple[int, bool]:

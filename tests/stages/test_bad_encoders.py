@@ -12,7 +12,7 @@ from support.gpu.encoder_cases import ModelOutput
 from support.gpu.host_graphs import install, on_lanes
 from torch import nn
 
-from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, StreamedLoader
+from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph
 
@@ -321,6 +321,33 @@ def test_an_encoder_that_writes_to_its_input_is_refused_wherever_it_does_so(writ
     assert caught.value.__notes__ == ["gpuaug: raised in stage 'feature', at batch 0 of epoch 0."]
     copying = Encoder(lambda self, x: WRITES[write](self, x.clone()))
     assert len(list(loader_of(copying, "method", where, [batch.clone() for batch in DATA]))) == COUNT
+
+
+def sometimes(self, x):
+    return x.zero_() if (x < 0).all() else x * 2
+
+
+@WHERE
+@pytest.mark.parametrize("inference", ["the loop", "the source"])
+@pytest.mark.parametrize("write", [*WRITES, "sometimes"])
+def test_an_encoder_that_writes_to_its_input_changes_no_inference_tensors(write, inference, where):
+    function = WRITES.get(write, sometimes)
+    tensors = [batch - 0.5 for batch in DATA] + [-batch for batch in DATA]
+    with torch.inference_mode(inference == "the source"):
+        data = [(tensor.clone(), [tensor.clone()]) for tensor in tensors]
+    copied = TransformStage(lambda image, more: (image.clone(), [more[0].clone()]), on=(0, 1))
+    encoders = {"image": Encoder(function), "list": Encoder(lambda self, x: function(self, x[0]))}
+    for index, encoder in enumerate(encoders.values()):
+        stages = [*[copied] * (inference == "the loop"), FeatureStage(encoder, on=index, into=2)]
+        loader = on_lanes(data, *stages) if "lanes" in where else StreamedLoader(data, stages, device="cpu")
+        with torch.inference_mode(inference == "the loop"):
+            for got, tensor in zip(loader, tensors, strict=True):
+                assert_values(value(got[2]), function(encoder, tensor.clone()))
+                assert_values(got[0], tensor)
+                assert_values(got[1][0], tensor)
+    for (image, more), tensor in zip(data, tensors, strict=True):
+        assert_values(image, tensor)
+        assert_values(more[0], tensor)
 
 
 class InPlace(nn.Module):
