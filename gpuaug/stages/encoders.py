@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
 from gpuaug.core import batch as batches
 from gpuaug.core.errors import ArgumentError, SelectionError
@@ -72,6 +73,8 @@ class EncoderCall:
         self.module = module
         self._module_tensor_indices: dict[tuple[Any, ...], set[int]] = {}
         """Cache of ``_indices_of_module_tensors``, keyed by the input shapes and the number of tensors in the result."""
+        self._module_tensors: dict[int, TensorWeakRef] = {}
+        """Tensors of the module and fixed arguments at the last search, by the address of their storage."""
         self._encoder = encoder
         self._output = output
         self._argument_names = argument_names
@@ -117,7 +120,11 @@ class EncoderCall:
         tensors = list(batches.tensors(result))
         input_addresses = {_address(tensor) for tensor in inputs} - {None}
         indices = self._indices_of_module_tensors(inputs, tensors)
-        shared = {id(leaf) for index, leaf in enumerate(tensors) if index in indices or _address(leaf) in input_addresses}
+        shared = {
+            id(leaf)
+            for index, leaf in enumerate(tensors)
+            if index in indices or (address := _address(leaf)) in input_addresses or self._is_of_module(address)
+        }
 
         def copied_if_shared(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -129,16 +136,34 @@ class EncoderCall:
         return batches.map_leaves(batches.cached_by_id(copied_if_shared), result)
 
     def _indices_of_module_tensors(self, inputs: list[torch.Tensor], result: list[torch.Tensor]) -> set[int]:
-        """Return the indices of result tensors that share memory with tensors of the module or with fixed arguments."""
+        """Return the indices of result tensors that share memory with tensors of the module or with fixed arguments.
+
+        These are the indices at the first call with the shapes of ``inputs``: the module may create the tensors in every call.
+        """
         key = (tuple(tensor.shape for tensor in inputs), len(result))
         if key not in self._module_tensor_indices:  # a search of all modules takes as long as tens of kernel launches
             if len(self._module_tensor_indices) == _MAX_SHAPES:
                 self._module_tensor_indices.clear()
             module_tensors = [*self.module.parameters(), *self.module.buffers(), *attribute_tensors(self.module)]
             module_tensors += batches.tensors(list(fixed_arguments(self._encoder)))
-            addresses = {_address(tensor) for tensor in module_tensors} - {None}
-            self._module_tensor_indices[key] = {index for index, leaf in enumerate(result) if _address(leaf) in addresses}
+            self._module_tensors = {}
+            for tensor in module_tensors:
+                if (address := _address(tensor)) is not None:
+                    self._module_tensors.setdefault(address, TensorWeakRef(tensor))
+            self._module_tensor_indices[key] = {
+                index for index, leaf in enumerate(result) if _address(leaf) in self._module_tensors
+            }
         return self._module_tensor_indices[key]
+
+    def _is_of_module(self, address: int | None) -> bool:
+        """Return whether a tensor that the last search has found still has its storage at ``address``."""
+        reference = None if address is None else self._module_tensors.get(address)
+        tensor = None if reference is None else reference()
+        return tensor is not None and _address(tensor) == address
+
+    def forget_weights(self) -> None:
+        """Search the tensors of the module again at the next call. Call after weights may have got new storage."""
+        self._module_tensor_indices.clear()
 
 
 def attribute_tensors(encoder: nn.Module) -> list[torch.Tensor]:

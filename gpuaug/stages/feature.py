@@ -409,6 +409,7 @@ class _Branch:
             self._generators = Generators(self._device, libraries=True)
 
     def refresh(self) -> None:
+        self._encode.forget_weights()
         if self._runner is not None:
             self._runner.refresh()
 
