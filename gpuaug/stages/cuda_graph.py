@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from gpuaug.core import batch as batches
 from gpuaug.core.streams import Lane
-from gpuaug.stages.encoders import EncoderCall, attribute_tensors
+from gpuaug.stages.encoders import EncoderCall, attribute_tensors, is_dense, value_tensors
 from gpuaug.stages.graph_memory import (
     MAX_GRAPHS,
     MAX_SIGNATURES,
@@ -84,7 +84,7 @@ class GraphRunner:
         """Memory of the graph of each signature that has run, captured or not."""
         self._weights: list[torch.Tensor] = []
         self._addresses: tuple[int, ...] = ()
-        """Addresses of ``_weights``, the parameters and buffers of the encoder."""
+        """Addresses of ``_weights``, the values of the parameters and buffers of the encoder."""
         self.captured = 0
         """Number of captured graphs."""
         self.replayed = 0
@@ -165,7 +165,7 @@ class GraphRunner:
     def refresh(self) -> None:
         """Read the addresses of the encoder's weights, and delete all graphs if an address has changed."""
         module = self._encode.module
-        self._weights = [*module.parameters(), *module.buffers()]
+        self._weights = [part for tensor in (*module.parameters(), *module.buffers()) for part in value_tensors(tensor)]
         addresses = tuple(weight.data_ptr() for weight in self._weights)
         if addresses != self._addresses:  # the storage of a weight may be replaced
             self._delete_graphs()
@@ -176,7 +176,7 @@ class GraphRunner:
         """Return the signature of ``inputs``, or ``None`` if a graph cannot read one of the inputs."""
         input_keys: list[Any] = []
         for value in inputs:
-            if _is_on_gpu(value):
+            if _is_on_gpu(value) and is_dense(value):
                 input_keys.append((value.shape, value.dtype, value.stride()))
             elif type(value) in _CONSTANT_TYPES:
                 input_keys.append((type(value), value))
@@ -251,10 +251,10 @@ class GraphRunner:
         elif observer.copy_direction is not None:
             self.eager_reason = f"its forward copies a tensor {observer.copy_direction}"
         for leaf in batches.leaves(outputs):
-            if not isinstance(leaf, _OUTPUT_TYPES):
-                self.eager_reason = (
-                    f"it returns a {type(leaf).__name__}, whose tensors cannot be copied out of a graph (output= selects some)"
-                )
+            is_nested = isinstance(leaf, torch.Tensor) and leaf.is_nested
+            if is_nested or not isinstance(leaf, _OUTPUT_TYPES):
+                name = "nested tensor" if is_nested else type(leaf).__name__
+                self.eager_reason = f"it returns a {name}, whose tensors cannot be copied out of a graph (output= selects some)"
         self.eager_reason = self.eager_reason or why_not_capturable(self._encode.module)
         inputs_bytes = sum(value.nbytes for value in inputs if isinstance(value, torch.Tensor))
         if len(self._needs) == MAX_SIGNATURES:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import TensorWeakRef
 
 from gpuaug.core import batch as batches
@@ -20,6 +21,9 @@ Output = str | int | Callable[[Any], Any] | None
 
 _MAX_SHAPES = 4096
 """Maximum number of input shapes in the cache of ``EncoderCall``."""
+
+_COMPRESSED_LAYOUTS = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+"""Layouts of sparse tensors with a method ``values``."""
 
 
 def module_of(encoder: object) -> nn.Module | None:
@@ -118,13 +122,15 @@ class EncoderCall:
                 "Begin its forward with x = x.clone()."
             )
         tensors = list(batches.tensors(result))
-        input_addresses = {_address(tensor) for tensor in inputs} - {None}
+        input_addresses = {address for tensor in inputs for address in _addresses(tensor)}
         indices = self._indices_of_module_tensors(inputs, tensors)
-        shared = {
-            id(leaf)
-            for index, leaf in enumerate(tensors)
-            if index in indices or (address := _address(leaf)) in input_addresses or self._is_of_module(address)
-        }
+
+        def is_shared(index: int, leaf: torch.Tensor) -> bool:
+            return index in indices or any(
+                address in input_addresses or self._is_of_module(address) for address in _addresses(leaf)
+            )
+
+        shared = {id(leaf) for index, leaf in enumerate(tensors) if is_shared(index, leaf)}
 
         def copied_if_shared(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor):
@@ -140,7 +146,7 @@ class EncoderCall:
 
         These are the indices at the first call with the shapes of ``inputs``: the module may create the tensors in every call.
         """
-        key = (tuple(tensor.shape for tensor in inputs), len(result))
+        key = (tuple((tensor.layout, tensor.ndim) if tensor.is_nested else tensor.shape for tensor in inputs), len(result))
         if key not in self._module_tensor_indices:  # a search of all modules takes as long as tens of kernel launches
             if len(self._module_tensor_indices) == _MAX_SHAPES:
                 self._module_tensor_indices.clear()
@@ -148,18 +154,18 @@ class EncoderCall:
             module_tensors += batches.tensors(list(fixed_arguments(self._encoder)))
             self._module_tensors = {}
             for tensor in module_tensors:
-                if (address := _address(tensor)) is not None:
+                for address in _addresses(tensor):
                     self._module_tensors.setdefault(address, TensorWeakRef(tensor))
             self._module_tensor_indices[key] = {
-                index for index, leaf in enumerate(result) if _address(leaf) in self._module_tensors
+                index for index, leaf in enumerate(result) if not self._module_tensors.keys().isdisjoint(_addresses(leaf))
             }
         return self._module_tensor_indices[key]
 
-    def _is_of_module(self, address: int | None) -> bool:
+    def _is_of_module(self, address: int) -> bool:
         """Return whether a tensor that the last search has found still has its storage at ``address``."""
-        reference = None if address is None else self._module_tensors.get(address)
+        reference = self._module_tensors.get(address)
         tensor = None if reference is None else reference()
-        return tensor is not None and _address(tensor) == address
+        return tensor is not None and address in _addresses(tensor)
 
     def forget_weights(self) -> None:
         """Search the tensors of the module again at the next call. Call after weights may have got new storage."""
@@ -195,13 +201,18 @@ def _part(result: Any, output: Output) -> Any:
 
 
 def _in_memory_format(value: Any, memory_format: torch.memory_format | None) -> Any:
-    if memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4:
+    if memory_format is None or not isinstance(value, torch.Tensor) or value.ndim != 4 or not is_dense(value):
         return value
     return value.contiguous(memory_format=memory_format)
 
 
 def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    try:
+        return leaf.detach()
+    except RuntimeError:  # in inference mode, PyTorch cannot detach nested tensors and wrappers that were created before
+        return leaf.clone()
 
 
 def _copied_if_inference(leaf: Any) -> Any:
@@ -214,6 +225,29 @@ def _version(tensor: torch.Tensor) -> tuple[int, bool]:
     return 0 if tensor.is_inference() else tensor._version, tensor.requires_grad
 
 
-def _address(tensor: torch.Tensor) -> int | None:
-    """Return the address of the storage of a tensor, or ``None`` if the tensor has no storage."""
-    return tensor.untyped_storage().data_ptr() or None if torch._C._has_storage(tensor) else None
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is neither sparse nor nested, so that it has sizes and strides."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def value_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the dense tensors that hold the values of a tensor: of a dense tensor, the tensor itself.
+
+    Indices and offsets are not included: a result may share them with the input.
+    """
+    if tensor.is_nested or tensor.layout in _COMPRESSED_LAYOUTS:
+        return [tensor.values()]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values()]
+    if is_traceable_wrapper_subclass(tensor):  # such as quantized weights
+        return [value for name in tensor.__tensor_flatten__()[0] for value in value_tensors(getattr(tensor, name))]
+    return [tensor]
+
+
+def _addresses(tensor: torch.Tensor) -> set[int]:
+    """Return the addresses of the storages of a tensor's values."""
+    addresses: set[int] = set()
+    for values in value_tensors(tensor):
+        with suppress(RuntimeError):  # other layouts and subclasses have no storage
+            addresses.add(values.untyped_storage().data_ptr())
+    return addresses - {0}

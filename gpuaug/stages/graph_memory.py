@@ -45,7 +45,7 @@ def count_storage_bytes(leaves: Iterable[Any]) -> int:
     storage_bytes: dict[int, int] = {}
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            with suppress(NotImplementedError):  # a sparse tensor has no storage
+            with suppress(RuntimeError):  # sparse tensors and some nested tensors have no storage
                 storage = leaf.untyped_storage()
                 storage_bytes[storage.data_ptr()] = storage.nbytes()
     return sum(storage_bytes.values())

@@ -11,10 +11,12 @@ from support.comparison.values import assert_values
 from support.gpu.encoder_cases import ModelOutput
 from support.gpu.host_graphs import install, on_lanes
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from gpuaug import ArgumentError, ArgumentTypeError, DeviceError, FeatureStage, GpuAugWarning, StreamedLoader, TransformStage
 from gpuaug.core import batch as batches
 from gpuaug.stages import cuda_graph
+from gpuaug.stages.encoders import value_tensors
 
 COUNT = 4
 DATA = [torch.rand(2, 6, generator=torch.Generator().manual_seed(number)) for number in range(COUNT)]
@@ -224,6 +226,68 @@ def test_attributes_that_cannot_be_read_or_hold_themselves_are_no_tables(where):
     encoder.late = torch.ones(2, 6)
     kept = list(loader_of(encoder, "method", where))
     assert len({value(got).data_ptr() for got in [*kept, {"states": [{"value": encoder.late}]}]}) == COUNT + 1
+
+
+# Tensors that are not dense
+
+NOT_DENSE = {
+    "nested": lambda x: torch.nested.as_nested_tensor([x[0], x[1, :3]]),
+    "jagged": lambda x: torch.nested.as_nested_tensor([x[0], x[1, :3]], layout=torch.jagged),
+    "COO": lambda x: x.to_sparse(),
+    "CSR": lambda x: x.to_sparse_csr(),
+    "BSC": lambda x: x.to_sparse_bsc((1, 2)),
+    "masked": lambda x: torch.masked.masked_tensor(x, x > 0.5),
+    "wrapped": lambda x: TwoTensor(x, x.clone()),
+}
+SPARSE = {"COO", "CSR", "BSC"}
+PROTOTYPES = "ignore:The PyTorch API of (nested|Masked)"
+RUNS_EAGER = "ignore:The kernels of stage 'feature' are launched one by one"
+
+
+def not_dense(kind):
+    return [NOT_DENSE[kind](batch.clone()) for batch in DATA]
+
+
+def numbers(tensor):
+    """The values of a tensor of any layout, as a list."""
+    if isinstance(tensor, TwoTensor):
+        return tensor.a.tolist(), tensor.b.tolist()
+    if tensor.is_nested:
+        return [part.tolist() for part in tensor.unbind()]
+    return tensor.get_data().tolist() if isinstance(tensor, torch.masked.MaskedTensor) else tensor.to_dense().tolist()
+
+
+@pytest.mark.filterwarnings(PROTOTYPES, RUNS_EAGER, "ignore:Sparse .* support is in beta")
+@pytest.mark.parametrize("where", ["CPU", "lanes, in order"])
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("kind", NOT_DENSE)
+def test_tensors_that_are_not_dense_are_inputs_and_results(kind, inference, where):
+    functions = {
+        "input": lambda self, x: x,
+        "other input": lambda self, x: x * 2,
+        "result": lambda self, x: NOT_DENSE[kind](x * 1),
+        "buffer": lambda self, x: self.held,
+        "attribute": lambda self, x: self.holder[0],
+    }
+    for name, function in functions.items():
+        encoder = Encoder(function)
+        if name == "buffer":
+            encoder.register_buffer("held", not_dense(kind)[0])
+        encoder.holder = not_dense(kind)[:1]
+        data = not_dense(kind) if "input" in name else [batch.clone() for batch in DATA]
+        want = [numbers(function(encoder, batch)) for batch in data]
+        sources = [*map(numbers, data), *(numbers(held) for held in encoder.holder)]
+        # On a GPU, the conversion to a sparse tensor waits for the device, so there is no graph.
+        capture = "never" if name == "result" and kind in SPARSE else "auto"
+        loader = loader_of(encoder, "method", where, data, capture=capture)
+        with torch.inference_mode(inference):
+            for epoch in range(2):
+                for got, expected in zip(loader, want, strict=True):
+                    assert numbers(value(got)) == expected, f"{name}, epoch {epoch}"
+                    if kind != "masked":
+                        for part in value_tensors(value(got)):
+                            part.add_(1)
+        assert [*map(numbers, data), *(numbers(held) for held in encoder.holder)] == sources, name
 
 
 # Containers

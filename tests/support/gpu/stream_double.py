@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import torch
 from support.gpu.stream_history import History
 
 STREAMS = 32
@@ -292,6 +293,7 @@ class Buffer:
 
     is_cuda = True
     ndim, dtype, nbytes = 0, "of the double", 1
+    layout, is_nested = torch.strided, False
 
     def __init__(self, cuda, name, batch, num_bytes=None):
         self._cuda = cuda
