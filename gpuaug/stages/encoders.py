@@ -189,15 +189,22 @@ def _part(result: Any, output: Output) -> Any:
         return result
     if callable(output):
         return output(result)
+    cause: Exception | None = None
     try:
-        by_key = isinstance(output, int) or isinstance(result, Mapping)
-        return result[output] if by_key else getattr(result, str(output))
+        if isinstance(output, int) or isinstance(result, Mapping):
+            return result[output]
+        part = getattr(result, str(output))
+        if not isinstance(result, torch.Tensor) and not callable(part):  # a tensor's attributes and methods are no parts
+            return part
     except (LookupError, AttributeError, TypeError) as error:
-        names = batches.member_names(result) if batches.is_container(result) else []
-        members = f"It has {', '.join(map(repr, names))}." if names else "Leave output out for the whole result."
-        raise SelectionError(
-            f"output must name a part of the encoder's result, a {type(result).__name__}, got {output!r}. {members}"
-        ) from error
+        cause = error
+    names = batches.member_names(result) if batches.is_container(result) else []
+    members = f"It has {', '.join(map(repr, names))}." if names else "Leave output out for the whole result."
+    if isinstance(output, str) and callable(getattr(type(result), output, None)):
+        members = f"To call a method, write output=lambda result: result.{output}()."
+    raise SelectionError(
+        f"output must name a part of the encoder's result, a {type(result).__name__}, got {output!r}. {members}"
+    ) from cause
 
 
 def _in_memory_format(value: Any, memory_format: torch.memory_format | None) -> Any:

@@ -154,6 +154,29 @@ def test_output_that_is_not_there_is_refused(form, output):
         list(on_lanes([torch.rand(2, 6)], FeatureStage(Encoder(FORMS[form]), output=output)))
 
 
+ATTRIBUTES = {
+    "tensor": ["mean", "shape", "T", "real", "data", "dtype", "grad", "__class__"],
+    "dict": ["keys", "items"],
+    "model output": ["to_tuple", "keys"],
+    "dataclass": ["__init__", "__class__", "__eq__"],
+    "named tuple": ["count", "index", "_asdict", "_replace"],
+    "tuple": ["count"],
+    "list": ["append"],
+    "hidden": ["sample"],
+}
+
+
+@pytest.mark.parametrize("where", ["CPU", "lanes"])
+@pytest.mark.parametrize(("form", "output"), [(form, output) for form in ATTRIBUTES for output in ATTRIBUTES[form]])
+def test_output_that_names_an_attribute_of_a_tensor_or_a_method_is_refused(form, output, where):
+    stage = FeatureStage(Encoder(FORMS.get(form, lambda x: Gaussian(x))), output=output)
+    loader = on_lanes(INPUTS, stage) if where == "lanes" else StreamedLoader(INPUTS, [stage], device="cpu")
+    with pytest.raises(SelectionError, match="output must name a part of the encoder's result") as caught:
+        list(loader)
+    if (form, output) in [("tensor", "mean"), ("hidden", "sample")]:
+        assert str(caught.value).endswith(f"To call a method, write output=lambda result: result.{output}().")
+
+
 @pytest.mark.parametrize("output", [True, 1.5, ("a", "b"), nn.Identity(), nn.Identity, b"a"])
 def test_output_of_another_type_is_refused(output):
     with pytest.raises(ArgumentTypeError, match="output must be a key, an index or a function"):

@@ -323,6 +323,9 @@ def output_of_another_type(told):
 def output_that_is_not_there(told):
     with told:
         run(FEATURES, gpuaug.FeatureStage(nn.Identity(), output="last_hidden_state"))
+    with told:
+        run(FEATURES, gpuaug.FeatureStage(nn.Identity(), output="relu"))
+    assert torch.equal(run(FEATURES, gpuaug.FeatureStage(nn.Identity(), output=lambda result: result.relu())), FEATURES.relu())
     assert torch.equal(run(FEATURES, gpuaug.FeatureStage(nn.Identity())), FEATURES)
 
 
