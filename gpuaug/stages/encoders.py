@@ -34,6 +34,15 @@ def module_of(encoder: object) -> nn.Module | None:
     return module if isinstance(module, nn.Module) else None
 
 
+def module_code(encoder: object, name: str | None) -> str:
+    """Return the code for ``module_of(encoder)``, such as ``"encoder.func.__self__"``. ``name`` is the key in a mapping."""
+    code = "encoder" if name is None else f"encoder[{name!r}]"
+    while isinstance(encoder, functools.partial):
+        encoder = encoder.func
+        code += ".func"
+    return code if isinstance(encoder, nn.Module) else f"{code}.__self__"
+
+
 def fixed_arguments(encoder: object) -> Iterator[Any]:
     """Yield the arguments that ``functools.partial`` adds to an encoder."""
     while isinstance(encoder, functools.partial):

@@ -23,9 +23,12 @@ from gpuaug.core.rng import Generators, Position
 from gpuaug.core.streams import Event, Lane, Lanes
 from gpuaug.stages.base import BoundStage, EncoderRuns, Stage
 from gpuaug.stages.cuda_graph import CaptureError, GraphRunner
-from gpuaug.stages.encoders import Encoder, EncoderCall, fixed_arguments, module_of, name_of
+from gpuaug.stages.encoders import Encoder, EncoderCall, fixed_arguments, module_code, module_of, name_of
 from gpuaug.stages.graph_memory import MAX_GRAPHS, Signatures, default_max_bytes, total_bytes
 from gpuaug.stages.selection import Into, On
+
+_MAX_LISTED = 8
+"""Maximum number of parameters that an error names."""
 
 
 class FeatureStage(Stage):
@@ -234,12 +237,15 @@ class FeatureStage(Stage):
 
     def _freeze(self) -> None:
         """Check that no parameter of the encoders requires grad, and set evaluation mode."""
-        for module in self.branches.values():
+        for name, module in self.branches.items():
             trainable = [key for key, parameter in module.named_parameters() if parameter.requires_grad]
             if trainable:
+                keys = ", ".join(trainable[:_MAX_LISTED] + ["…"] * (len(trainable) > _MAX_LISTED))
+                code = module_code(self._encoders[name], name)
                 raise ArgumentError(
-                    f"The parameters of a frozen encoder must not require grad, got {len(trainable)} that do: {trainable[0]} "
-                    "is the first. Freeze the encoder with encoder.requires_grad_(False)."
+                    f"The parameters of a frozen encoder must not require grad, got {len(trainable)} that do: {keys}. "
+                    f"Freeze all parameters with {code}.requires_grad_(False). If some are trained, such as a head's, pass an "
+                    "nn.Module of the other parts as the encoder."
                 )
             module.eval()
 
@@ -250,14 +256,16 @@ def check_device(stage: Stage, device: torch.device) -> None:
     Raises:
         DeviceError: If a weight is on another device.
     """
-    for branch, module in stage.branches.items() if isinstance(stage, FeatureStage) else ():
+    if not isinstance(stage, FeatureStage):
+        return
+    for branch, module in stage.branches.items():
         for key, tensor in _weights(module):
             weight_device = tensor.device if device.index is not None else torch.device(tensor.device.type)
             if weight_device != device:
                 label = "encoder" if branch is None else f"encoder {branch!r}"
                 raise DeviceError(
                     f"The {label} must be on the loader's device, {device}, got {key} on {tensor.device}. "
-                    f"Move the encoder with encoder.to({str(device)!r})."
+                    f"Move the encoder with {module_code(stage._encoders[branch], branch)}.to({str(device)!r})."
                 )
 
 

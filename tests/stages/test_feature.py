@@ -1,3 +1,6 @@
+import re
+from functools import partial
+
 import pytest
 import torch
 from protocol.scenarios import Encoder, Source, install
@@ -227,7 +230,69 @@ def test_encoder_parameters_that_require_grad_are_refused():
     encoder[0].weight.requires_grad_(False)
     with pytest.raises(ArgumentError) as caught:
         FeatureStage({"good": linear(1), "bad": encoder})
-    assert "The parameters of a frozen encoder must not require grad, got 2 that do: 0.bias is the first" in str(caught.value)
+    assert "The parameters of a frozen encoder must not require grad, got 2 that do: 0.bias, 1.weight. " in str(caught.value)
+
+
+class WithHead(nn.Module):
+    """An encoder as a method, and a head that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        self.head = nn.Linear(2, 1)
+
+    def encode(self, x):
+        return self.trunk(x)
+
+    def forward(self, x):
+        return self.head(self.encode(x))
+
+
+ENCODERS = {
+    "module": lambda model: model,
+    "method": lambda model: model.encode,
+    "partial": lambda model: partial(model),
+    "partial of a method": lambda model: partial(partial(model.encode)),
+    "mapping": lambda model: {"good": nn.Identity(), "bad": model},
+    "mapping of methods": lambda model: {"bad": partial(model.encode)},
+    "ModuleDict": lambda model: nn.ModuleDict({"bad": model}),
+}
+
+
+@pytest.mark.parametrize("form", ENCODERS)
+def test_what_the_error_about_trainable_parameters_advises_works(form):
+    model = WithHead()
+    model.trunk.requires_grad_(False)
+    encoder = ENCODERS[form](model)
+    with pytest.raises(ArgumentError, match=r"got 2 that do: head\.weight, head\.bias\. Freeze all ") as caught:
+        FeatureStage(encoder)
+    (code,) = re.findall(r"with (encoder\S*\.requires_grad_\(False\))\. If", str(caught.value))
+    assert "such as a head's, pass an nn.Module of the other parts as the encoder." in str(caught.value)
+    eval(code, {"encoder": encoder})
+    loader = StreamedLoader([torch.rand(3, 2)], [FeatureStage(encoder)], device="cpu")
+    assert len(list(loader)) == 1
+    model.head.requires_grad_(True)
+    (features,) = StreamedLoader([torch.rand(3, 2)], [FeatureStage(model.trunk)], device="cpu")
+    model.head(features).sum().backward()
+    assert model.head.weight.grad is not None
+
+
+@pytest.mark.parametrize("form", ENCODERS)
+def test_what_the_error_about_the_device_advises_works(form):
+    model = WithHead().requires_grad_(False)
+    encoder = ENCODERS[form](model)
+    model.register_buffer("table", torch.empty(2, device="meta"))
+    with pytest.raises(DeviceError) as caught:
+        StreamedLoader([], [FeatureStage(encoder)], device="cpu")
+    (code,) = re.findall(r"Move the encoder with (encoder.*)\.$", str(caught.value))
+    model.table = torch.empty(2)  # PyTorch cannot move a meta tensor
+    eval(code, {"encoder": encoder})
+    StreamedLoader([], [FeatureStage(encoder)], device="cpu")
+
+
+def test_the_error_about_many_trainable_parameters_lists_some():
+    with pytest.raises(ArgumentError, match=r"got 20 that do: 0.weight, .*, 3.bias, …\. "):
+        FeatureStage(nn.Sequential(*(nn.Linear(1, 1) for _ in range(10))))
 
 
 @pytest.mark.parametrize(

@@ -338,16 +338,20 @@ def shapes_of_graphs(told):
     features.capture([(8, 3, 512, 512)])
 
 
-@example("Freeze the encoder with encoder.requires_grad_(False)")
+@example("Freeze all parameters with ….requires_grad_(False)")
 def encoder_that_trains(told):
     encoder = Encoder()
     with told:
         run(FEATURES, gpuaug.FeatureStage(encoder))
     encoder.requires_grad_(False)
     torch.testing.assert_close(run(FEATURES, gpuaug.FeatureStage(encoder)), encoder(FEATURES))
+    model = nn.Sequential(encoder, nn.Linear(2, 1))  # the head is trained
+    with told:
+        run(FEATURES, gpuaug.FeatureStage(model.forward))
+    model[1](run(FEATURES, gpuaug.FeatureStage(encoder))).sum().backward()
 
 
-@example("Move the encoder with encoder.to(…)")
+@example("Move the encoder with ….to(…)")
 def encoder_on_another_device(told):
     encoder = Encoder().requires_grad_(False).to("meta")
     with told:
