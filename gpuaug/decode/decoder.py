@@ -56,7 +56,8 @@ class Decoder:
         *,
         divides_large_files: bool = True,
     ) -> None:
-        self._name, self._lanes, self._options = name, lanes, options
+        self._name, self._lanes, self.options = name, lanes, options
+        self.copy_lane = lanes.copy
         self._divides_large_files = divides_large_files
         self._find = {Encoded: find_images, EncodedClips: find_clips}
         self.decoders_by_type: dict[type[Encoded], list[FileDecoder]] = {}
@@ -114,7 +115,7 @@ class Decoder:
             return self._allocate_clips(encoded, undecodable)
         layout = Layout(
             encoded.headers,
-            self._options,
+            self.options,
             self.decoders_of(Encoded),
             undecodable=undecodable,
             windows=windows,
@@ -127,7 +128,7 @@ class Decoder:
         return Work(encoded, layout, data, raw, staging)
 
     def _allocate_clips(self, clips: EncodedClips, undecodable: Mapping[int, str]) -> ClipWork:
-        layout = ClipLayout(clips.headers, self._options, self.decoders_of(EncodedClips), undecodable=undecodable)
+        layout = ClipLayout(clips.headers, self.options, self.decoders_of(EncodedClips), undecodable=undecodable)
         data = self._on_device(layout.length)
         raw = self._on_device(layout.raw_length) if layout.raw_length else None
         staged = layout.staged_length and not self._lanes.in_line
@@ -165,13 +166,13 @@ class Decoder:
 
         The result of the future is the list of the decoders' events, or the error of a library or the card.
         """
-        memory_is_free = self._lanes.copy.record_event()
+        memory_is_free = self.copy_lane.record_event()
         return pools.batches.submit(self._decode, pools, works, memory_is_free)
 
     def settle(self) -> None:
         """Make the copy lane wait for all queued decoding, so that memory that was freed on the copy lane can be reused."""
         for lane in self._card_lanes:
-            self._lanes.copy.wait(lane.record_event())
+            self.copy_lane.wait(lane.record_event())
 
     def _decode(self, pools: Pools, works: list[Work | ClipWork], memory_is_free: Event) -> list[Event]:
         """Decode a batch. Runs on a thread of ``Pools.batches``.

@@ -1,5 +1,6 @@
 """Replacement of members of a batch by type, and of samples that cannot be decoded in all members."""
 
+import copy
 from collections.abc import Callable, Mapping, Set, Sized
 from typing import Any, NoReturn, TypeVar
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import ClipHeaders, Encoded
 from gpuaug.core.errors import DecodeError
 from gpuaug.core.packed_targets import PackedTargets
 from gpuaug.core.ragged import Ragged, Shapes
@@ -17,12 +19,12 @@ from gpuaug.core.ragged import Ragged, Shapes
 T = TypeVar("T")
 
 
-def map_instances(function: Callable[[Any], Any], type_: type, batch: Batch) -> Batch:
+def map_instances(function: Callable[[Any], Any], type_: type | tuple[type, ...], batch: Batch) -> Batch:
     """Return a batch with ``function`` applied to each member of type ``type_``, which may itself be a container type."""
     return batches.map_members(function, lambda value: isinstance(value, type_), batch)
 
 
-def instances(type_: type[T], batch: Batch) -> list[T]:
+def instances(type_: type[T] | tuple[type[T], ...], batch: Batch) -> list[T]:
     """Return the members of a batch of type ``type_``, in order. A member that occurs twice is listed twice."""
     members: list[T] = []
 
@@ -37,9 +39,10 @@ def instances(type_: type[T], batch: Batch) -> list[T]:
 def with_samples_from(sources: NDArray[np.int64], batch: Batch, decoded_type: type, *, are_fields: bool) -> Batch:
     """Return a host batch whose sample ``i`` is sample ``sources[i]`` of ``batch``.
 
-    A *column* holds one entry per sample. Tensors, arrays and ``Ragged`` with B entries are columns, and so are lists of B
-    strings. A list or tuple of B values inside the batch holds B samples, unless each of its values is a column: then it may
-    also hold B fields of a sample, as ``default_collate`` returns for tuples. Members without B entries are not changed.
+    A *column* holds one entry per sample. Tensors, arrays, ``Ragged`` and ``Encoded`` with B entries are columns, and so are
+    lists of B strings. A list or tuple of B values inside the batch holds B samples, unless each of its values is a column:
+    then it may also hold B fields of a sample, as ``default_collate`` returns for tuples. Members without B entries are not
+    changed.
 
     Args:
         sources: (B,) index in ``batch`` from which each sample is taken.
@@ -71,7 +74,7 @@ class _Replacement:
             return value
         if isinstance(value, Tensor) and value.is_nested:
             self._refuse("a nested tensor")
-        if isinstance(value, Tensor | np.ndarray | Ragged):
+        if isinstance(value, Tensor | np.ndarray | Ragged | Encoded):
             return self._with_samples(value) if self._is_column(value) else value
         if batches.moves_itself(value) and not isinstance(value, Mapping):
             self._refuse(f"a {type(value).__name__}")
@@ -85,7 +88,9 @@ class _Replacement:
         return batches.replace(value, members) if members else value
 
     def _with_samples(self, column: Any) -> Any:
-        """Return a tensor, array or ``Ragged`` of B entries with its samples replaced."""
+        """Return a tensor, array, ``Ragged`` or ``Encoded`` of B entries with its samples replaced."""
+        if isinstance(column, Encoded):
+            return _encoded_with_samples(self._sources, column)
         if isinstance(column, Ragged):
             return _ragged_with_samples(self._sources, column)
         if isinstance(column, np.ndarray):
@@ -100,7 +105,7 @@ class _Replacement:
         """
         if not isinstance(container, tuple | list) or batches.is_namedtuple(container) or len(container) != self._count:
             return False
-        if any(isinstance(leaf, self._decoded_type) for leaf in batches.leaves(container)):
+        if instances((self._decoded_type, Encoded), container):
             return False  # such as B views of the images
         if self._are_fields:  # default_collate collates tuples of numbers and text only; other tuples stay samples
             return not all(self._is_text(value) or (type(value) is Tensor and value.ndim == 1) for value in container)
@@ -116,6 +121,8 @@ class _Replacement:
             return not getattr(value, "is_nested", False) and value.ndim > 0 and len(value) == self._count
         if isinstance(value, Ragged):
             return value.shapes.samples == self._count
+        if isinstance(value, Encoded):
+            return len(value) == self._count
         if not isinstance(value, tuple | list) or not value:
             return False
         return self._is_text(value) or all(map(self._is_column, value))
@@ -139,6 +146,18 @@ def _kind(column: Any) -> Any:
     if isinstance(column, Tensor | np.ndarray):
         return type(column), column.dtype, tuple(column.shape)
     return type(column), isinstance(column, Ragged) or isinstance(column[0], str)
+
+
+def _encoded_with_samples(sources: NDArray[np.int64], encoded: Encoded) -> Encoded:
+    """Return images or clips that are not decoded, with their samples replaced. ``data`` is shared."""
+    headers = copy.copy(encoded.headers)
+    headers.table = headers.table[sources]
+    headers.names = [headers.names[source] for source in sources.tolist()]
+    problems = headers.problems
+    headers.problems = {index: problems[source] for index, source in enumerate(sources.tolist()) if source in problems}
+    if isinstance(headers, ClipHeaders):
+        headers.pts = headers.pts[sources]
+    return type(encoded)(encoded.data, headers)
 
 
 def _ragged_with_samples(sources: NDArray[np.int64], images: Ragged) -> Ragged:

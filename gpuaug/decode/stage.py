@@ -5,10 +5,7 @@ and submits a ``Decoding`` per batch. The batch then has a placeholder for each 
 the decoded images.
 """
 
-import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +19,6 @@ from gpuaug.core.encoded import Encoded, EncodedClips
 from gpuaug.core.errors import (
     ArgumentError,
     ArgumentTypeError,
-    DecodeError,
     SelectionError,
     flag,
     one_of,
@@ -33,15 +29,13 @@ from gpuaug.core.machine import allowed_cores, local_ranks
 from gpuaug.core.ragged import Ragged, Shapes, Windows
 from gpuaug.core.rng import Position
 from gpuaug.core.streams import Event, Lanes
-from gpuaug.decode.clips.layout import ClipWork
-from gpuaug.decode.clips.layout import problems as clip_problems
 from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders import registry
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.decoders.hybrid import LARGE_THREADS
-from gpuaug.decode.layout import Options, WindowsOf, problems, source_indices
-from gpuaug.decode.members import instances, map_instances, with_samples_from
-from gpuaug.decode.work import Work
+from gpuaug.decode.decoding import Decoding, DecodingPlaceholder
+from gpuaug.decode.layout import Options
+from gpuaug.decode.members import instances
 from gpuaug.stages.base import BoundStage, Stage
 from gpuaug.stages.selection import On
 
@@ -57,11 +51,6 @@ CORES_PER_SPARE_CORE = 8
 With as many threads as cores, a thread that holds the interpreter's lock may lose its core, and all others wait: 12, 14 and 16
 threads on 16 cores decoded 8,300, 9,000 and 8,200 images/s without engines and without Numba's loops (H200, 2026-11-26).
 """
-
-MAX_LOGGED_PROBLEMS = 3
-"""Maximum number of problems that a log message describes. The message counts the others."""
-
-_log = logging.getLogger("gpuaug")
 
 
 class DecodeStage(Stage):
@@ -92,8 +81,8 @@ class DecodeStage(Stage):
         exif: Whether images are rotated upright by the orientation in their EXIF, or in XMP if EXIF has none, as PIL's
             ``exif_transpose`` does, before all stages. ``False``: images of all formats are decoded as stored.
         on_error: If an image cannot be decoded: ``"raise"``: raise an error at its batch. ``"replace"``: replace its sample, in
-            every member of the batch, by the nearest good sample before it, cyclically. ``stats()`` counts replaced samples,
-            and a log message names the first.
+            every member of the batch, also of other ``DecodeStage``s, by the nearest good sample before it, cyclically.
+            ``stats()`` counts replaced samples, and a log message names the first.
         max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
         threads: Number of threads that decode on the CPU. Default: seven eighths of the cores that this process may use,
             within its affinity and its container's CPU quota, divided by ``LOCAL_WORLD_SIZE``, the machine's number of ranks.
@@ -266,7 +255,7 @@ class BoundDecode(BoundStage):
 
     def submit(
         self, batch: Batch, iterator_state: dict[str, Any], position: Position, stages: Sequence[BoundStage]
-    ) -> tuple[Batch, "Decoding | None"]:
+    ) -> tuple[Batch, Decoding | None]:
         """Start to decode the images of a batch, and replace each ``Encoded`` by a placeholder for the decoded images.
 
         If the first stage that reads an ``Encoded`` crops its images, only the crop windows are decoded.
@@ -291,7 +280,14 @@ class BoundDecode(BoundStage):
             iterator_state[self.name] = Pools(self.threads)
         encoded = list(members.values())
         windows = [partial(self._windows, member, batch, position, stages) for member in encoded]
-        decoding = Decoding(self, encoded, windows, iterator_state[self.name])
+        decoding = Decoding(
+            self.decoder,
+            iterator_state[self.name],
+            encoded,
+            windows,
+            earlier=[placeholder.decoding for placeholder in instances(DecodingPlaceholder, batch)],
+            raises=self.stage.on_error == "raise",
+        )
         return decoding.with_placeholders(batch), decoding
 
     def _windows(
@@ -345,143 +341,6 @@ class BoundDecode(BoundStage):
         if self.name in iterator_state:
             iterator_state.pop(self.name).close()
             self.decoder.settle()
-
-
-class DecodingPlaceholder:
-    """Placeholder for one ``Encoded`` member while it is being decoded. Its ``.to(device)`` returns the decoded ``Ragged``."""
-
-    __slots__ = ("_decoding", "_number")
-
-    def __init__(self, decoding: "Decoding", number: int) -> None:
-        self._decoding = decoding
-        self._number = number  # index of the member in ``Decoding.works``
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
-        """Return the decoded images or clips.
-
-        The loader calls this method as it calls ``Tensor.to``, with the copy lane current.
-        """
-        return self._decoding.works[self._number].to(device, non_blocking=non_blocking)
-
-
-class Decoding:
-    """Decoding of one batch, from submission to collection.
-
-    Args:
-        bound: Stage on the lanes of the loader.
-        encoded: Encoded members of the batch.
-        windows: Function for each member that returns the windows to decode.
-        pools: Threads of the iterator.
-    """
-
-    def __init__(self, bound: BoundDecode, encoded: list[Encoded], windows: Sequence[WindowsOf], pools: Pools) -> None:
-        self._bound, self._encoded, self._windows, self._pools = bound, encoded, windows, pools
-        self._problems: dict[int, str] = {}
-        """Index of each sample that cannot be decoded → description of the sample and its problem."""
-        self.replaced = 0
-        """Number of samples that were replaced by another sample of the batch."""
-        self.undecoded = 0
-        """Number of pixels of the images outside the decoded windows."""
-        for member in encoded:
-            options = bound.stage.options
-            reasons = (
-                clip_problems(member.headers, options)
-                if isinstance(member, EncodedClips)
-                else problems(member.headers, options)
-            )
-            self._add_problems(member, reasons)
-        self._start()
-
-    def done(self) -> bool:
-        """Return whether ``collect`` returns without waiting for the decoders."""
-        return self._future.done()
-
-    def with_placeholders(self, batch: Batch) -> Batch:
-        """Return the batch with a placeholder for each ``Encoded``."""
-        numbers = {id(member): number for number, member in enumerate(self._encoded)}
-        return map_instances(
-            lambda member: DecodingPlaceholder(self, numbers[id(member)]) if id(member) in numbers else member, Encoded, batch
-        )
-
-    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
-        """Block until the decoding threads have finished, and make the copy lane, which must be current, wait for their events.
-
-        Args:
-            batch: Batch with a placeholder for each ``Encoded``.
-            waiting: Function that returns a context manager around the wait. Not called if the images are decoded already.
-
-        Returns:
-            Batch in which samples whose image cannot be decoded are replaced.
-
-        Raises:
-            DecodeError: If an image cannot be decoded, and ``on_error`` is ``"raise"`` or no image of the batch can be.
-        """
-        self._wait_for_decoders(waiting)
-        while any(work.problems for work in self.works):
-            for work in self.works:
-                self._add_problems(
-                    work.encoded, {int(work.layout.sources[index]): reason for index, reason in work.problems.items()}
-                )
-            self._start()  # decode all images again: the offset of an image depends on the sizes of all images before it
-            self._wait_for_decoders(waiting)
-        if not self._problems:
-            return batch
-        self.replaced = len(self._problems)
-        self._log_problems()
-        sources = source_indices(len(self._encoded[0]), self._problems)
-        are_fields = all(encoded.headers.member for encoded in self._encoded)
-        return with_samples_from(sources, batch, DecodingPlaceholder, are_fields=are_fields)
-
-    def abandon(self) -> None:
-        """Wait until no decoder writes to the memory of this batch, so that it can be reused."""
-        if not self._future.cancel():
-            wait([self._future])  # not ``result()``, which would raise an error of the abandoned batch
-            self._bound.decoder.settle()
-
-    def _start(self) -> None:
-        """Allocate the memory of the batch and submit it to the decoders.
-
-        Raises:
-            DecodeError: If an image cannot be decoded, and ``on_error`` is ``"raise"`` or no image of the batch can be.
-        """
-        stage, count = self._bound.stage, len(self._encoded[0])
-        if self._problems and (stage.on_error == "raise" or len(self._problems) == count):
-            first = self._problems[min(self._problems)]
-            others = len(self._problems) - 1
-            more = (
-                f" ({others} other sample{'s' if others > 1 else ''} of the batch cannot be decoded either)" if others else ""
-            )
-            way_out = (
-                "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage."
-                if stage.on_error == "raise"
-                else "Leave it out of the dataset: on_error='replace' needs at least one sample per batch that can be decoded."
-            )
-            subject = "A clip" if isinstance(self._encoded[0], EncodedClips) else "An image"
-            raise DecodeError(f"{subject} cannot be decoded, because of {first}{more}. {way_out}")
-        allocate = self._bound.decoder.allocate
-        members = zip(self._encoded, self._windows, strict=True)
-        self.works: list[Work | ClipWork] = [allocate(encoded, self._problems, windows) for encoded, windows in members]
-        self.undecoded = sum(work.layout.undecoded_pixels for work in self.works)
-        self._future: Future[list[Event]] = self._bound.decoder.start(self._pools, self.works)
-
-    def _wait_for_decoders(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
-        """Make the copy lane wait for the decoders' events. Blocks, within ``waiting()``, while images are being decoded."""
-        with nullcontext() if self._future.done() else waiting():
-            events = self._future.result()
-        for event in events:
-            self._bound.lanes.copy.wait(event)
-
-    def _add_problems(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
-        """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
-        for index, reason in reasons.items():
-            name = encoded.headers.names[index]
-            self._problems.setdefault(index, f"sample {index}{f' ({name})' if name else ''}: {reason}")
-
-    def _log_problems(self) -> None:
-        first = "; ".join(self._problems[index] for index in sorted(self._problems)[:MAX_LOGGED_PROBLEMS])
-        others = len(self._problems) - MAX_LOGGED_PROBLEMS
-        more = f"; and {others} more" if others > 0 else ""
-        _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)
 
 
 def _type_names(value: Any) -> str:

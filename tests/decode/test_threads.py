@@ -20,7 +20,7 @@ from support.video.videos import video
 
 from gpuaug import DecodeStage, StreamedLoader, collate_encoded, read_clip
 from gpuaug.core.errors import IteratorEndedError
-from gpuaug.decode import nvjpeg, stage
+from gpuaug.decode import decoding, nvjpeg
 from gpuaug.decode.clips.layout import ClipLayout
 from gpuaug.decode.decoders import cpu, image_loop
 from gpuaug.decode.layout import Layout
@@ -46,10 +46,10 @@ class Held:
 
     def __init__(self, patch, first):
         self.leaving, self.inside, self._lock = threading.Event(), 0, threading.Lock()
-        self._first, self._decode, self._abandon = first, cpu.decode, stage.Decoding.abandon
+        self._first, self._decode, self._abandon = first, cpu.decode, decoding.Decoding.abandon
         self.when_held = lambda: None
         patch.setattr(cpu, "decode", self.decode)
-        patch.setattr(stage.Decoding, "abandon", lambda decoding: self.leaving.set() or self._abandon(decoding))
+        patch.setattr(decoding.Decoding, "abandon", lambda batch: self.leaving.set() or self._abandon(batch))
 
     def decode(self, file, *arguments):
         held = FILES.index(file.tobytes()) >= self._first

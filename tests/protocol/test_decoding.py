@@ -25,7 +25,7 @@ from gpuaug import DecodeStage, GpuAugWarning, StreamedLoader, collate_encoded
 from gpuaug.core import batch
 from gpuaug.core.ragged import Ragged
 from gpuaug.core.streams import Lane, Lanes
-from gpuaug.decode import decoder, nvjpeg, stage, work
+from gpuaug.decode import decoder, decoding, nvjpeg, work
 from gpuaug.decode.decoders.base import PREPARED
 from gpuaug.feed import feed
 from gpuaug.feed.prefetch import ListFeedIterator
@@ -147,13 +147,13 @@ class Machine:
                     machine._slot_keys[start, start + length] = pulled.slot.key
                 return pulled
 
-        abandon = stage.Decoding.abandon
+        abandon = decoding.Decoding.abandon
 
         def abandoned(decoding):
             machine.going.set()
             abandon(decoding)
 
-        patch.setattr(stage.Decoding, "abandon", abandoned)
+        patch.setattr(decoding.Decoding, "abandon", abandoned)
 
         class Phased(nvjpeg_double.PhasedDecoder):
             def card_phase(self, state, address, pitch, number):
@@ -297,12 +297,12 @@ def no_wait_for_the_decoder(patch, machine):
         self._future.result()
         return host_batch
 
-    patch.setattr(stage.Decoding, "collect", collect)
+    patch.setattr(decoding.Decoding, "collect", collect)
 
 
 def engines_begin_when_a_batch_is_wanted(patch, machine):
     """In each epoch anew, so that all that may be submitted has been."""
-    collect, close = stage.Decoding.collect, PipelinedIterator.close
+    collect, close = decoding.Decoding.collect, PipelinedIterator.close
 
     def collect_now(self, host_batch, waiting):
         machine.going.set()
@@ -313,7 +313,7 @@ def engines_begin_when_a_batch_is_wanted(patch, machine):
         machine.going.clear()
 
     machine.going.clear()
-    patch.setattr(stage.Decoding, "collect", collect_now)
+    patch.setattr(decoding.Decoding, "collect", collect_now)
     patch.setattr(PipelinedIterator, "close", close_and_stop)
 
 

@@ -1,0 +1,216 @@
+"""Decoding of the ``Encoded`` members of a batch, from submission to collection, and replacement of samples.
+
+A sample that cannot be decoded is replaced in all members of the batch. So the ``Decoding`` of each ``DecodeStage`` also
+replaces the samples that another stage of the loader cannot decode.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, nullcontext
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from gpuaug.core.batch import Batch
+from gpuaug.core.encoded import Encoded, EncodedClips
+from gpuaug.core.errors import DecodeError
+from gpuaug.core.ragged import Ragged
+from gpuaug.core.streams import Event
+from gpuaug.decode.clips.layout import ClipWork
+from gpuaug.decode.clips.layout import problems as clip_problems
+from gpuaug.decode.decoder import Decoder
+from gpuaug.decode.decoders.base import Pools
+from gpuaug.decode.layout import WindowsOf, source_indices
+from gpuaug.decode.layout import problems as image_problems
+from gpuaug.decode.members import map_instances, with_samples_from
+from gpuaug.decode.work import Work
+
+MAX_LOGGED_PROBLEMS = 3
+"""Maximum number of problems that a log message describes. The message counts the others."""
+
+_log = logging.getLogger("gpuaug")
+
+
+class DecodingPlaceholder:
+    """Placeholder for one ``Encoded`` member while it is being decoded. Its ``.to(device)`` returns the decoded ``Ragged``."""
+
+    __slots__ = ("_number", "decoding")
+
+    def __init__(self, decoding: "Decoding", number: int) -> None:
+        self.decoding = decoding
+        self._number = number  # index of the member in ``Decoding.works``
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
+        """Return the decoded images or clips.
+
+        The loader calls this method as it calls ``Tensor.to``, with the copy lane current.
+        """
+        return self.decoding.works[self._number].to(device, non_blocking=non_blocking)
+
+
+class Decoding:
+    """Decoding of one stage's members of a batch, from submission to collection.
+
+    Args:
+        decoder: Decoder of the stage.
+        pools: Threads of the iterator.
+        encoded: Encoded members of the batch.
+        windows: Function for each member that returns the windows to decode.
+        earlier: Decodings of other members of the batch, submitted and collected earlier. The samples of those with the same
+            number of samples are replaced together with the samples of this ``Decoding``.
+        raises: Whether an image that cannot be decoded is an error. Otherwise its sample is replaced.
+
+    Raises:
+        DecodeError: If the header of an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pools: Pools,
+        encoded: list[Encoded],
+        windows: Sequence[WindowsOf],
+        *,
+        earlier: Sequence["Decoding"],
+        raises: bool,
+    ) -> None:
+        self._decoder, self._pools, self._encoded, self._windows, self._raises = decoder, pools, encoded, windows, raises
+        self._count = len(encoded[0])
+        self._earlier = [decoding for decoding in earlier if decoding._count == self._count]
+        self._problems: dict[int, str] = {}
+        """Index of each sample that this ``Decoding`` cannot decode → description of the sample and its problem."""
+        # Shared, because an earlier decoding decodes other samples, too, if this one finds a problem. A list of all decodings
+        # would be a reference cycle, which frees the memory of the batch late.
+        self._all_problems: dict[int, str] = self._earlier[0]._all_problems if self._earlier else {}
+        """Problems of all decodings whose samples are replaced together."""
+        self.replaced = 0
+        """Number of samples that ``collect`` of this ``Decoding`` has replaced by another sample of the batch."""
+        self._replaced: set[int] = set()
+        """Indices of the samples that ``replaced`` counts."""
+        self.undecoded = 0
+        """Number of pixels of the images outside the decoded windows, in excess of the pixels that ``earlier`` counts."""
+        for member in encoded:
+            options = decoder.options
+            reasons = (
+                clip_problems(member.headers, options)
+                if isinstance(member, EncodedClips)
+                else image_problems(member.headers, options)
+            )
+            self._add_problems(member, reasons)
+        self._start()
+
+    def done(self) -> bool:
+        """Return whether ``collect`` returns without waiting for the decoders."""
+        return self._future.done()
+
+    def with_placeholders(self, batch: Batch) -> Batch:
+        """Return the batch with a placeholder for each ``Encoded``."""
+        numbers = {id(member): number for number, member in enumerate(self._encoded)}
+        return map_instances(
+            lambda member: DecodingPlaceholder(self, numbers[id(member)]) if id(member) in numbers else member, Encoded, batch
+        )
+
+    def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
+        """Block until the decoding threads have finished, and make the copy lane, which must be current, wait for their events.
+
+        Args:
+            batch: Batch with a placeholder for each ``Encoded``.
+            waiting: Function that returns a context manager around the wait. Not called if the images are decoded already.
+
+        Returns:
+            Batch in which samples whose image cannot be decoded are replaced.
+
+        Raises:
+            DecodeError: If an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded.
+        """
+        count = -1
+        while count < len(self._all_problems):
+            count = len(self._all_problems)
+            for decoding in [*self._earlier, self]:
+                decoding._finish(waiting)
+        self.undecoded = sum(decoding._undecoded_pixels() for decoding in [*self._earlier, self])
+        self.undecoded -= sum(decoding.undecoded for decoding in self._earlier)
+        self._replaced = self._all_problems.keys() - set[int]().union(*(decoding._replaced for decoding in self._earlier))
+        self.replaced = len(self._replaced)
+        if not self._replaced:
+            return batch
+        self._log_problems()
+        sources = source_indices(self._count, self._all_problems)
+        are_fields = all(encoded.headers.member for encoded in self._encoded)
+        return with_samples_from(sources, batch, DecodingPlaceholder, are_fields=are_fields)
+
+    def abandon(self) -> None:
+        """Wait until no decoder writes to the memory of this batch, so that it can be reused."""
+        if not self._future.cancel():
+            wait([self._future])  # not ``result()``, which would raise an error of the abandoned batch
+            self._decoder.settle()
+
+    def _start(self) -> None:
+        """Allocate the memory of the batch and submit it to the decoders.
+
+        Raises:
+            DecodeError: If an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded.
+        """
+        if self._raises and self._problems:
+            self._refuse(self._problems, "Leave it out of the dataset, or pass on_error='replace' to the DecodeStage.")
+        if len(self._all_problems) == self._count:
+            self._refuse(
+                self._all_problems,
+                "Leave it out of the dataset: on_error='replace' needs at least one sample per batch that can be decoded.",
+            )
+        self._undecodable = set(self._all_problems)
+        """Indices of the samples in place of which others are decoded."""
+        members = zip(self._encoded, self._windows, strict=True)
+        self.works: list[Work | ClipWork] = [
+            self._decoder.allocate(encoded, self._all_problems, windows) for encoded, windows in members
+        ]
+        self._future: Future[list[Event]] = self._decoder.start(self._pools, self.works)
+
+    def _refuse(self, problems: Mapping[int, str], way_out: str) -> NoReturn:
+        """Raise the error about the first sample of ``problems``. ``way_out``: the advice."""
+        first = min(problems)
+        others = len(problems) - 1
+        more = f" ({others} other sample{'s' if others > 1 else ''} of the batch cannot be decoded either)" if others else ""
+        decoding = next((decoding for decoding in self._earlier if first in decoding._problems), self)
+        subject = "A clip" if isinstance(decoding._encoded[0], EncodedClips) else "An image"
+        raise DecodeError(f"{subject} cannot be decoded, because of {problems[first]}{more}. {way_out}")
+
+    def _finish(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Wait until the members are decoded with a good sample in place of each sample that has a problem."""
+        self._wait_for_decoders(waiting)
+        while True:
+            for work in self.works:
+                self._add_problems(
+                    work.encoded, {int(work.layout.sources[index]): reason for index, reason in work.problems.items()}
+                )
+            if self._undecodable == self._all_problems.keys():
+                return
+            self._start()  # decode all images again: the offset of an image depends on the sizes of all images before it
+            self._wait_for_decoders(waiting)
+
+    def _undecoded_pixels(self) -> int:
+        return sum(work.layout.undecoded_pixels for work in self.works)
+
+    def _wait_for_decoders(self, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+        """Make the copy lane wait for the decoders' events. Blocks, within ``waiting()``, while images are being decoded."""
+        with nullcontext() if self._future.done() else waiting():
+            events = self._future.result()
+        for event in events:
+            self._decoder.copy_lane.wait(event)
+
+    def _add_problems(self, encoded: Encoded, reasons: Mapping[int, str]) -> None:
+        """Add problems of one member. ``reasons``: index of each image that cannot be decoded → reason."""
+        for index, reason in reasons.items():
+            name = encoded.headers.names[index]
+            problem = f"sample {index}{f' ({name})' if name else ''}: {reason}"
+            self._problems.setdefault(index, problem)
+            self._all_problems.setdefault(index, problem)
+
+    def _log_problems(self) -> None:
+        """Log the problems of the samples that this ``Decoding`` replaces."""
+        first = "; ".join(self._all_problems[index] for index in sorted(self._replaced)[:MAX_LOGGED_PROBLEMS])
+        others = self.replaced - MAX_LOGGED_PROBLEMS
+        more = f"; and {others} more" if others > 0 else ""
+        _log.warning("Samples were replaced because their images or clips cannot be decoded: %s%s", first, more)
