@@ -183,12 +183,13 @@ def _collate(values: Sequence[Any], path: str) -> Any:
 def _is_target(value: Any) -> bool:
     """Return whether ``value`` is the target of one image.
 
-    Targets are torchvision's masks, boxes and keypoints, all mappings, and other containers that are empty or hold more than
-    numbers and text. Mappings are not collated, because the mapping of an image without annotations may have other keys.
+    Targets are torchvision's masks, boxes and keypoints, all mappings and dataclasses, and other containers that are empty or
+    hold more than numbers and text. Mappings are not collated, because the mapping of an image without annotations may have
+    other keys, and dataclasses, because ``default_collate`` does not accept them.
     """
     if not batches.is_container(value):
         return type_name(value) in ("Mask", "BoundingBoxes", "KeyPoints")
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) or batches.is_record(value):
         return True
     members = [batches.member(value, name) for name in batches.member_names(value)]
     return not members or not all(isinstance(member, int | float | str | bytes | np.generic) for member in members)

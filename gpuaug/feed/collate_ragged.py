@@ -23,8 +23,8 @@ def collate_ragged(samples: Sequence[Any], *, convert: bool = False, channels: L
     ``tv_tensors.Image``. Clips are uint8 arrays (T, H, W, C), and uint8 tensors (T, C, H, W), including ``tv_tensors.Video``;
     all clips of a member have the same T. A sample is an image or clip, or a tuple, list, mapping, named tuple or dataclass
     with one or more images or clips, also in a list or tuple of views. Other members are collated by torch's
-    ``default_collate``, except targets: for a member that is a mapping, or a list or tuple that holds more than numbers and
-    text, the batch has a list of the samples' values.
+    ``default_collate``, except targets: for a member that is a mapping or dataclass, or a list or tuple that holds more than
+    numbers and text, the batch has a list of the samples' values.
 
     Args:
         samples: Samples of the same structure. The first sample determines which members are images or clips.

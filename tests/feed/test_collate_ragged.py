@@ -1,8 +1,9 @@
 """Whatever images a dataset gives, each is in the batch as it is by itself, and what cannot be is refused by its sample."""
 
+import datetime
 import io
-from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass, make_dataclass
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,7 @@ from torchvision import tv_tensors
 from torchvision.io import decode_image
 from torchvision.transforms.functional import pil_to_tensor
 
-from gpuaug import ArgumentError, Ragged, StreamedLoader, TransformStage, collate_ragged
+from gpuaug import ArgumentError, Ragged, StreamedLoader, TransformStage, collate_encoded, collate_ragged
 
 PIL_MODES = ["RGB", "L", "1", "P", "RGBA", "LA", "PA", "CMYK", "YCbCr", "HSV", "RGBX"]
 
@@ -281,6 +282,27 @@ def test_ragged_sizes_on_host_log_nothing(caplog):
     assert names == ["a"]
     said = [record.getMessage() for record in caplog.records if "stay on the host" in record.getMessage()]
     assert said == ["These leaves of a batch stay on the host, unchanged: [1][0] (str)"]
+
+
+@pytest.mark.parametrize("collate", [collate_ragged, collate_encoded])
+def test_mappings_and_dataclasses_stay_lists_whatever_they_hold(collate):
+    image = png(pil(0, 3, 4)).numpy().tobytes() if collate is collate_encoded else pil(0, 3, 4)
+    values = [1, 0.5, True, None, "text", b"bytes", np.int64(3), torch.ones(2), [1, 2], [], {"a": 1}, datetime.date(2000, 1, 1)]
+    forms = [
+        dict,
+        OrderedDict,
+        UserDict,
+        *(
+            lambda members, options=options: make_dataclass("Info", members, **options)(**members)
+            for options in ({}, {"frozen": True}, {"slots": True})
+        ),
+    ]
+    for form in forms:
+        for contents in ({}, *({"a": value, "b": other} for value in values for other in values[:5])):
+            target = form(contents)
+            for member in (target, [target, target]):
+                assert collate([(image, member)])[1][0] is member
+                assert collate([{"image": image, "target": member}])["target"][0] is member
 
 
 def test_target_form_does_not_depend_on_values():
