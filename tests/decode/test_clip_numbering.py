@@ -7,6 +7,7 @@ import pickle
 import random
 import re
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -366,3 +367,62 @@ def test_ordinary_videos_are_numbered_without_decoding(monkeypatch):
     videos = [*((codec, "mp4") for codec in in_mp4), *((codec, "avi") for codec in in_avi), ("h264", "mkv"), ("h264", "ts")]
     for codec, container in videos:
         assert not index_of(codec, container).numbered_by_decoder
+
+
+def timed_video(name, codec, times_ms, last_ms, **options):
+    """Path of a video whose frames are displayed at ``times_ms``, the last for ``last_ms``."""
+    path = Path(FOLDER.name) / name
+    durations = dict(zip(times_ms, [*np.diff(times_ms).tolist(), last_ms], strict=True))
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream(codec, rate=30, options=options)
+        stream.height, stream.width, stream.pix_fmt = 16, 16, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        packets = []
+        for number, time_ms in enumerate(times_ms):
+            frame = av.VideoFrame.from_ndarray(np.full((16, 16, 3), 25 * number, np.uint8))
+            frame.pts, frame.time_base = time_ms, Fraction(1, 1000)
+            packets += stream.encode(frame)
+        for packet in [*packets, *stream.encode()]:
+            packet.duration = round(durations[round(packet.pts * packet.time_base * 1000)] / 1000 / packet.time_base)
+            file.mux(packet)
+    return str(path)
+
+
+X264_IN_ORDER = ("libx264", {"bf": "0"})
+X264_REORDERED = ("libx264", {"x264-params": "bframes=2:b-adapt=0:scenecut=0:b-pyramid=none"})
+
+
+@pytest.mark.parametrize(
+    ("container", "codec"),
+    [
+        *((container, X264_IN_ORDER) for container in ("mp4", "mov", "mkv")),
+        ("mkv", X264_REORDERED),
+        ("mp4", ("mpeg4", {"bf": "0"})),
+        ("webm", ("libvpx-vp9", {"cpu-used": "8", "deadline": "realtime"})),
+    ],
+)
+def test_the_last_frame_is_shown_for_its_duration(container, codec):
+    name, options = codec
+    for case, (times_ms, last_ms) in enumerate(
+        itertools.product(([0], [0, 33, 66], [0, 33, 66, 100], [0, 40, 1000, 1040]), (33, 500, 2000))
+    ):
+        path = timed_video(f"lasting-{name}-{'x264-params' in options}-{case}.{container}", name, times_ms, last_ms, **options)
+        count, last = len(times_ms), len(times_ms) - 1
+        wanted = frames(path)
+        mean_ms = times_ms[-1] / last if last else 0
+        end_ms = times_ms[-1] + max(last_ms, mean_ms)
+        within = [time_ms for time_ms in (*times_ms, *range(0, 4000, 170)) if time_ms < end_ms - 2]
+        numbers = [int(np.searchsorted(times_ms, time_ms, side="right")) - 1 for time_ms in within]
+        shown = clip_of(read_clip(path, times_s=[time_ms / 1000 for time_ms in within]))
+        assert np.array_equal(shown, wanted[numbers]), (times_ms, last_ms)
+        assert np.array_equal(clip_of(read_clip(path, 1, start_s=end_ms / 1000 - 0.002)), wanted[[last]])
+        for beyond_ms in (end_ms + 2, end_ms + 5000, 1e300):
+            for choice in ({"times_s": [0, beyond_ms / 1000]}, {"frames": 1, "start_s": beyond_ms / 1000}):
+                with pytest.raises(DecodeError, match=f"it has {count} frames, and the clip needs frame"):
+                    clip_of(read_clip(path, **choice))
+            assert np.array_equal(clip_of(read_clip(path, times_s=[0, beyond_ms / 1000], short="pad")), wanted[[0, last]])
+
+
+def clip_of(clip):
+    """The frames of one clip (T, H, W, 3)."""
+    return DecodeStage(threads=1)(collate_encoded([(clip, 0)])[0], "cpu")[0].permute(0, 2, 3, 1).numpy()

@@ -106,6 +106,8 @@ class Index:
     """(N,) packet index of each visible frame, in display order."""
     time_base: Fraction
     """Seconds per unit of ``stamps``."""
+    last_duration: int
+    """Duration of the frame with the last time stamp, in units of ``stamps``; 0 if the file does not store it."""
     numbered_by_decoder: bool
     """Whether ``pts`` and ``displayed`` were found by decoding."""
     missing: int
@@ -148,6 +150,11 @@ class Index:
     def times_s(self) -> NDArray[np.float64]:
         """(N,) time of each visible frame in seconds. Sorted, because decoding time stamps are not in display order."""
         return (np.sort(self.stamps[self.displayed]) * float(self.time_base)).astype(np.float64)
+
+    @property
+    def end_s(self) -> float:
+        """End of the last visible frame in seconds; its time stamp if its duration is not known."""
+        return float((self.stamps[self.displayed].max() + self.last_duration) * float(self.time_base))
 
 
 def stamp_of(packet: Any) -> int | None:
@@ -196,6 +203,7 @@ class Scan:
         self._reorder = context.reorder_depth
         self._extradata, self._length_size = nal.parameter_sets(self._codec, bytes(context.extradata or b""))
         self._stamps: list[int | None] = []
+        self._durations: list[int] = []
         self._checksums: list[int] = []
         self._discarded: list[bool] = []
         self._keys: list[_Key] = []
@@ -221,6 +229,7 @@ class Scan:
                 raise VideoError(f"its packet {number} changes parameters of the codec ({side_data}): {CONVERT}")
         stamp = stamp_of(packet)
         self._stamps.append(stamp)
+        self._durations.append(max(packet.duration or 0, 0))
         self._checksums.append(checksum(packet))
         self._discarded.append(packet.is_discard)
         content = memoryview(packet)
@@ -304,6 +313,7 @@ class Scan:
             np.array([key.instant for key in keys], np.bool_),
             displayed,
             stream.time_base,
+            self._durations[displayed[stamps[displayed].argmax()]] if len(displayed) else 0,
             numbered_by_decoder,
             max(stream.frames - count, 0),
         )

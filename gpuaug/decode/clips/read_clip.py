@@ -58,21 +58,22 @@ class Clip:
         source = repr(self.source) if isinstance(self.source, str) else f"<{len(self.source)} bytes>"
         return f"Clip({source}, {self.frames} frames)"
 
-    def numbers_in(self, times_s: NDArray[np.float64]) -> NDArray[np.int64] | str:
+    def numbers_in(self, times_s: NDArray[np.float64], end_s: float) -> NDArray[np.int64] | str:
         """Return the (T,) frame numbers of the clip in its video, or the reason why the video is too short.
 
         Args:
             times_s: (N,) time of each frame of the video in seconds, ascending.
+            end_s: End of the last frame in seconds; its time if its duration is not known.
         """
         count = len(times_s)
         if self.numbers is not None:
             numbers = np.array(self.numbers, np.int64)
         elif self.times_s is not None:
-            numbers = _displayed_at(times_s, np.array(self.times_s))
+            numbers = _displayed_at(times_s, end_s, np.array(self.times_s))
         else:
             start = self.start or 0
             if self.start_s is not None:
-                start = int(_displayed_at(times_s, np.array([self.start_s]))[0])
+                start = int(_displayed_at(times_s, end_s, np.array([self.start_s]))[0])
             elif self.at is not None:
                 start_count = max(count - (self.frames - 1) * self.stride, 1)
                 start = min(int(self.at * start_count), start_count - 1)
@@ -84,20 +85,25 @@ class Clip:
         return numbers % count if self.short == "loop" else np.minimum(numbers, count - 1)
 
 
-def _displayed_at(times_s: NDArray[np.float64], at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+def _displayed_at(times_s: NDArray[np.float64], end_s: float, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the (n,) number of the frame that is displayed at each time.
 
-    After the end of the video, numbers continue as if it had more frames at the same rate.
+    After the end of the video, numbers continue as if it had more frames at the same rate. The last frame lasts for its stored
+    duration, or for the mean duration of the other frames if that is longer.
 
     Args:
         times_s: (N,) time of each frame of the video in seconds, ascending.
+        end_s: End of the last frame in seconds; its time if its duration is not known.
         at_s: (n,) requested times in seconds.
     """
-    numbers = np.maximum(np.searchsorted(times_s, at_s + TOLERANCE_S, side="right") - 1, 0)
+    numbers: NDArray[np.int64] = np.maximum(np.searchsorted(times_s, at_s + TOLERANCE_S, side="right") - 1, 0)
     count = len(times_s)
-    frame_s = (times_s[-1] - times_s[0]) / (count - 1) if count > 1 else math.inf
-    beyond_end = np.maximum(np.floor((at_s + TOLERANCE_S - times_s[-1]) / frame_s), 0) if frame_s > 0 else np.zeros(len(at_s))
-    return numbers + np.where(numbers == count - 1, beyond_end, 0).astype(np.int64)
+    frame_s = (times_s[-1] - times_s[0]) / (count - 1) if count > 1 else end_s - times_s[0]
+    if frame_s <= 0:  # neither the rate nor the end of the video is known
+        return numbers
+    beyond_end = np.floor((at_s + TOLERANCE_S - max(end_s, times_s[-1] + frame_s)) / frame_s) + 1
+    numbers += np.clip(beyond_end, 0, 2**53).astype(np.int64)
+    return numbers
 
 
 def _refuse_to_flatten(clip: Clip) -> NoReturn:
