@@ -47,6 +47,7 @@ from gpuaug.fusion.targets.data_keys import (
     check_canvas,
     check_input,
     check_not_segmentation_map,
+    check_same_size,
     check_valid,
     name_of,
 )
@@ -202,11 +203,7 @@ class CallInputs:
         value = value[None] if isinstance(value, Tensor) and (self._unbatched or self._clips.is_single) else value
         clip_layout = self._clips.clip_layout
         size = clip_layout.size(value.shape) if isinstance(value, Tensor) and clip_layout.frames_of(value) else size_of(value)
-        if size != self.image_size:
-            raise ArgumentError(
-                f"input must be of the same size as the first input, {self.image_size.shape}, got {size.shape}. Use a separate "
-                "stage for images of each size."
-            )
+        check_same_size(self.image_size, size)
 
     def _converted_input(self, key: str, value: Any, boxes: BoxFormatName) -> Any:
         """Return target dicts as ``TargetDicts``, lists of masks as ``MaskList``, and other inputs unchanged."""

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from kornia.constants import DataKey
+from kornia.geometry.boxes import Boxes
+from kornia.geometry.keypoints import Keypoints
 from torch import Tensor
 
 from gpuaug.core.encoded import Encoded
@@ -66,14 +69,31 @@ def _advice_for_samples(key: str, value: Any) -> str:
     """Return the advice of the error for an input that is not one tensor for the whole batch."""
     if key == "input":
         return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass one tensor (B, C, H, W)."
-    if isinstance(getattr(value, "data", None), Tensor):  # Kornia's Boxes and Keypoints, which torch cannot convert
-        data_key = " with the data key 'bbox'" if key in BOXES else ""
-        return f"Pass its attribute data{data_key}."
+    if isinstance(value, Boxes | Keypoints):  # torch cannot convert them
+        return f"Pass its attribute data with the data key '{'bbox' if isinstance(value, Boxes) else 'keypoints'}'."
+    if isinstance(value, Ragged):
+        return _advice_for_ragged(key, value)
     if not isinstance(value, list | tuple) or not all(isinstance(sample, Tensor) for sample in value):
+        try:
+            torch.as_tensor(value)
+        except Exception:
+            return "Pass one tensor for the whole batch."
         return "Pass one tensor for the whole batch: torch.as_tensor(…)."
     padded = "Pad the samples to one length: torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)"
     dicts = ", or pass a dict for each image, {'boxes': …}, with the data key 'targets'" if key in BOXES else ""
     return f"{padded}{dicts}."
+
+
+def _advice_for_ragged(key: str, value: Ragged) -> str:
+    """Return the advice of the error for ragged images with another data key than ``"input"``."""
+    if key != "mask":
+        return "Name images 'input'."
+    if value.shapes.frames:
+        return "Pass a dict per frame, with the data key 'targets': [{'masks': mask} for mask in masks]."
+    return (
+        "Pass one mask per image: list(masks), in a loader by gpuaug.TransformStage(lambda masks: list(masks), on=…) before "
+        "this stage."
+    )
 
 
 def check_input(key: str, value: Any) -> None:
@@ -115,6 +135,26 @@ def check_input(key: str, value: Any) -> None:
             "images must not require gradients, got images that do: fused augmentations are not differentiable. "
             "Pass images.detach(), or use Kornia itself."
         )
+
+
+def check_same_size(first: Size, size: Size) -> None:
+    """Raise an error if further images do not have the size of the first images, because all inputs share the random numbers.
+
+    Raises:
+        ArgumentError: If ``size`` is not the size ``first``.
+    """
+    if size == first:
+        return
+    expected, received = str(first.shape), str(size.shape)
+    if expected == received:  # the sides differ in some samples of two ragged batches
+        heights_or_widths_differ = (np.asarray(first.height) != size.height) | (np.asarray(first.width) != size.width)
+        sample = int(np.flatnonzero(heights_or_widths_differ)[0])
+        expected, received = (f"{side.height}x{side.width}" for side in (first.sample(sample), size.sample(sample)))
+        expected += f" in sample {sample}"
+    raise ArgumentError(
+        f"input must be of the same size as the first input, {expected}, got {received}. Use a separate stage for images of "
+        "each size."
+    )
 
 
 def check_canvas(name: str, value: Tensor, size: Size) -> None:

@@ -1,8 +1,12 @@
 """Target dicts that are refused, each by the number of its sample, and what cannot go along with them."""
 
 import itertools
+import random
+import re
+from types import SimpleNamespace
 
 import kornia.augmentation as K
+import numpy as np
 import pytest
 import torch
 from kornia.geometry.boxes import Boxes
@@ -11,6 +15,8 @@ from support.comparison.replay import left_to_kornia, photographs
 from support.targets.detection import records_of
 
 import gpuaug
+from gpuaug.fusion.ops.base import Size
+from gpuaug.fusion.targets.data_keys import check_input, check_same_size
 
 tv_tensors = pytest.importorskip("torchvision.tv_tensors")
 
@@ -154,6 +160,56 @@ def test_tensors_of_kornias_boxes_and_keypoints_follow_as_in_kornia(key, annotat
     got = augment(photographs(2), value.data, data_keys=["input", key], draws=draws)[1]
     expected = expected.data if key == "keypoints" else expected.to_tensor("vertices_plus")  # upright, as of tensors
     torch.testing.assert_close(got, expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("key", ["input", "mask", "bbox", "bbox_xyxy", "bbox_xywh", "keypoints", "valid"])
+def test_inputs_that_are_no_tensors_get_advice_that_fits_their_type(key):
+    """An attribute ``data`` alone says nothing: of packed values it is a flat tensor."""
+    pixels = torch.zeros(3, 1, 4, 5, dtype=torch.uint8)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3, 4), torch.zeros(2, 4)])
+    ragged = [gpuaug.collate_ragged(list(pixels), channels=1), gpuaug.collate_ragged([pixels, pixels, pixels], channels=1)]
+    kornia = [Boxes.from_tensor(torch.rand(3, 2, 4), mode="xywh"), Keypoints(torch.rand(3, 2, 2))]
+    others = [None, 3, "a", np.zeros((3, 4)), [[1.0, 2.0]], [[1.0], [2.0, 3.0]], (None,), packed, SimpleNamespace(data=pixels)]
+    for value in [*ragged, *kornia, *others]:
+        if (key == "input" and isinstance(value, gpuaug.Ragged)) or (
+            key in ("input", "mask") and isinstance(value, list | tuple)
+        ):
+            continue
+        with pytest.raises(gpuaug.ArgumentTypeError) as raised:
+            check_input(key, value)
+        text = str(raised.value)
+        assert text.startswith(f"{key} must be a tensor, got {type(value).__name__}. ")
+        if key == "input":
+            continue
+        assert ("attribute data" in text) == any(value is each for each in kornia)
+        assert ("list(masks)" in text) == (key == "mask" and value is ragged[0])
+        assert ("Name images 'input'" in text) == (key != "mask" and any(value is each for each in ragged))
+        if "as_tensor" in text:
+            torch.as_tensor(value)
+
+
+def test_the_error_about_sizes_names_two_sizes():
+    rng = random.Random(0)
+
+    def drawn_size():
+        batch = rng.choice([2, 3])
+        height, width = (rng.choice([4, 5, np.array(rng.choices([4, 5], k=batch))]) for _ in range(2))
+        return Size(batch, rng.choice([1, 3]), height, width, rng.choice([0, 0, 2]))
+
+    for _ in range(200):
+        sizes = [drawn_size(), drawn_size()]
+        if sizes[0] == sizes[1]:
+            check_same_size(*sizes)
+            continue
+        with pytest.raises(gpuaug.ArgumentError) as raised:
+            check_same_size(*sizes)
+        expected, received = re.search(r"the first input, (.*), got (.*)\. Use", str(raised.value)).groups()
+        assert expected.partition(" in sample")[0] != received
+        if " in sample " in expected:
+            sample = int(expected.partition(" in sample ")[2])
+            first, other = (size.sample(sample) for size in sizes)
+            assert expected.startswith(f"{first.height}x{first.width} ")
+            assert received == f"{other.height}x{other.width}"
 
 
 @pytest.mark.parametrize("value", [records_of(3), [torch.ones(32, 48)] * 3], ids=["targets", "mask"])

@@ -41,6 +41,9 @@ def cameras_of_two_sizes(told):
     left, right = torch.rand(2, 3, 8, 8), torch.rand(2, 3, 6, 8)
     with told:
         gpuaug.fuse(FLIP)(left, right, data_keys=["input", "input"])
+    ragged = [gpuaug.collate_ragged(list(camera.byte())) for camera in (left, right)]
+    with told:
+        gpuaug.fuse([FLIP, v2.CenterCrop(4)], ragged=True)(*ragged, data_keys=["input", "input"])
     stages = [gpuaug.TransformStage(gpuaug.fuse(FLIP), on=name, name=name) for name in ("left", "right")]
     made = next(iter(gpuaug.StreamedLoader([{"left": left, "right": right}], stages, device="cpu")))
     assert torch.equal(made["right"], right.flip(-1))
@@ -149,6 +152,40 @@ def boxes_of_kornias_class(told):
         augment(IMAGES, boxes, data_keys=keys)
     expected = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0), data_keys=keys)(IMAGES.float(), boxes)[1]
     assert torch.equal(augment(IMAGES, boxes.data, data_keys=keys)[1], expected.to_tensor("vertices_plus"))
+
+
+@example("Pass one mask per image: list(masks), in a loader by gpuaug.TransformStage(lambda masks: list(masks), on=…)")
+def masks_that_a_stage_decodes(told):
+    files = [encoded(20 + 2 * number, 30, "PNG", seed=number, mode="L") for number in range(3)]
+    batch = gpuaug.collate_encoded([{"image": file, "mask": file} for file in files])
+    stages = [gpuaug.DecodeStage(on="image", channels=1), gpuaug.DecodeStage(on="mask", channels=1)]
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(16)], ragged=True, dtype=torch.uint8)
+    together = gpuaug.TransformStage(augment, on={"image": "input", "mask": "mask"})
+    with told:
+        next(iter(gpuaug.StreamedLoader([batch], [*stages, together], device="cpu")))
+    stages.append(gpuaug.TransformStage(lambda masks: list(masks), on="mask"))
+    made = next(iter(gpuaug.StreamedLoader([batch], [*stages, together], device="cpu")))
+    assert torch.equal(made["image"], torch.stack(list(made["mask"])))
+
+
+@example("Pass a dict per frame, with the data key 'targets': [{'masks': mask} for mask in masks]")
+def masks_of_ragged_clips(told):
+    clips = [torch.randint(0, 256, (2, 1, 10, 12 + number), dtype=torch.uint8) for number in range(3)]
+    videos = gpuaug.collate_ragged(clips, channels=1)
+    augment = gpuaug.fuse([v2.RandomHorizontalFlip(), v2.RandomCrop(8)], ragged=True, dtype=torch.uint8)
+    with told:
+        augment(videos, videos, data_keys=["input", "mask"])
+    made, dicts = augment(videos, [{"masks": mask} for mask in videos], data_keys=["input", "targets"])
+    assert torch.equal(made.flatten(0, 1), torch.stack([record["masks"] for record in dicts]))
+
+
+@example("Pass one tensor for the whole batch.")
+def arrays_of_several_lengths(told):
+    arrays, augment = [BOXES[0].numpy(), BOXES.view(2, 4).numpy()], gpuaug.fuse(FLIP)
+    with told:
+        augment(IMAGES, arrays, data_keys=["input", "bbox_xyxy"])
+    padded = torch.nn.utils.rnn.pad_sequence([torch.as_tensor(each) for each in arrays], batch_first=True)
+    assert torch.equal(augment(IMAGES, padded, data_keys=["input", "bbox_xyxy"])[1][1], BY_KORNIA.view(2, 4))
 
 
 @example("Pass one tensor for the whole batch: torch.as_tensor(…)")
