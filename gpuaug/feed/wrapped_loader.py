@@ -31,6 +31,9 @@ _ADVICE = {
 }
 """Part of an error message of ``default_collate`` → advice."""
 
+_MEMBER_NOTE = "gpuaug: raised by default_collate for"
+"""Beginning of the note that ``collate_ragged`` and ``collate_encoded`` add to an error about one member of the samples."""
+
 
 def checked_iterable(loader: Any) -> Any:
     """Return ``loader`` after checking that it is an iterable of batches.
@@ -54,8 +57,15 @@ def checked_iterable(loader: Any) -> Any:
 
 
 def add_collate_advice(error: BaseException) -> None:
-    """Add advice to an error of ``default_collate`` about images, as a note."""
+    """Add advice to an error of ``default_collate`` about images, as a note.
+
+    Without effect if ``collate_ragged`` or ``collate_encoded`` called ``default_collate`` for one member: they have added a
+    note about this member, and passing one of them would not help.
+    """
     if type(error) not in (TypeError, RuntimeError):
+        return
+    # An error of a worker has no notes. Its text is the traceback in the worker, with the notes.
+    if any(_MEMBER_NOTE in text for text in (str(error), *getattr(error, "__notes__", ()))):
         return
     for part, advice in _ADVICE.items():
         if part in str(error):

@@ -1,5 +1,6 @@
 """Settings of the user's: the wrapped loader's own, and those around a loop. Errors that its collate function raises."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from support.feed.ring_cleanup import leave_by_break
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
 from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers, without_workers
+from support.files.encoded import encoded
 from torch.utils.data import DataLoader
 
 import gpuaug
@@ -146,6 +148,46 @@ def test_errors_of_default_collate_get_a_note(samples, way_out, num_workers):
         f"gpuaug: the DataLoader could not stack these samples. {way_out}.",
         "gpuaug: raised by the wrapped loader, at batch 0 of epoch 0.",
     ]
+
+
+IMAGE = Image.new("RGB", (8, 8))
+PNG = encoded(8, 8, "PNG")
+
+
+def collated_by_a_user(samples):
+    return {"batch": gpuaug.collate_encoded(samples)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("collate", "image"),
+    [
+        (gpuaug.collate_ragged, IMAGE),
+        (functools.partial(gpuaug.collate_ragged, convert=True), IMAGE),
+        (gpuaug.collate_encoded, PNG),
+        (collated_by_a_user, PNG),
+    ],
+)
+def test_collate_functions_of_gpuaug_are_not_proposed_in_place_of_themselves(collate, image, num_workers):
+    others = [pair for pair, _ in NOT_COLLATED.values() if not isinstance(pair[0], dict)]
+    others += [[np.zeros((8, 8), np.uint8), np.zeros((9, 8), np.uint8)], [None, None]]
+    tried = 0
+    for pair in others:
+        samples = [(image, value) for value in pair]
+        try:
+            collate(samples)
+        except Exception as error:
+            is_default_collates = type(error) in (TypeError, RuntimeError)
+        else:
+            continue
+        if not is_default_collates:  # the value was taken for an image
+            continue
+        tried += 1
+        _, error = failure(StreamedLoader(DataLoader(samples, 2, num_workers=num_workers, collate_fn=collate), device="cpu"))
+        text = "".join([str(error), *error.__notes__])
+        assert "raised by default_collate for [1] of the samples. Put values that" in text
+        assert not [note for note in error.__notes__ if "could not stack" in note]
+    assert tried >= 3
 
 
 @pytest.mark.parametrize("samples", [[object()], [torch.zeros(2), "a"]])
