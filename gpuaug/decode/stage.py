@@ -71,8 +71,9 @@ class DecodeStage(Stage):
             ``"engines"``, ``"hybrid"``: this decoder and the CPU; an error if it is not available. ``"nvdec"``: the same for
             clips; images are decoded on the CPU. ``"cpu"``: host threads only. The decoder of an image or a clip depends only
             on its header and its length; on a card with engines, for JPEGs of over 4 megapixels, also on ``threads``.
-        channels: Channels of the decoded images: 3 for RGB, 1 for grey. ``None``: as stored, with 8 or 16 bits and any number
-            of bands. Bits and bands must be the same for all images of a batch.
+        channels: Channels of the decoded images: 3 for RGB, 1 for grey: of a JPEG the luma in the file, of other formats PIL's
+            ``convert("L")``. ``None``: as stored, with 8 or 16 bits and any number of bands. Bits and bands must be the same
+            for all images of a batch.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
             many pixels. Lossless JPEGs and other formats are decoded at full size.
         scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 of its

@@ -7,10 +7,10 @@ from importlib.metadata import version
 import numpy as np
 import PIL
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 from support.files.encoded import by_pil, encoded, mixed_files, room_of, smooth
 
-from gpuaug import DecodeStage, collate_encoded
+from gpuaug import DecodeError, DecodeStage, collate_encoded, collate_ragged
 from gpuaug.decode.decoders import cpu, turbojpeg
 from gpuaug.decode.layout import Layout, Options
 
@@ -213,3 +213,33 @@ def test_smaller_images_are_those_of_a_draft(options, scale):
         wanted = np.asarray(opened.convert("RGB"))
     assert wanted.shape == (-(-height // scale), -(-width // scale), 3)
     assert np.array_equal(image.permute(1, 2, 0).numpy(), wanted)
+
+
+@pytest.mark.parametrize("load_truncated", [False, True])
+@pytest.mark.parametrize("form", ["PNG", "GIF", "BMP", "TIFF", "JPEG", "progressive JPEG"])
+def test_pils_flag_for_truncated_files_has_the_documented_effect(monkeypatch, form, load_truncated):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", load_truncated)
+    options = {"progressive": True} if form.startswith("progressive") else {}
+    file = encoded(48, 32, form.split()[-1], **options)
+    truncated = file[: len(file) * 7 // 10]
+    if form.endswith("JPEG"):
+        with pytest.raises(DecodeError, match="it ends before its end marker"):
+            DecodeStage(backend="cpu")(collate_encoded([truncated]), "cpu")
+    elif load_truncated:
+        (image,) = DecodeStage(backend="cpu")(collate_encoded([truncated]), "cpu")
+        assert np.array_equal(image.permute(1, 2, 0), by_pil(truncated))
+    else:
+        with pytest.raises(DecodeError, match="truncated"):
+            DecodeStage(backend="cpu")(collate_encoded([truncated]), "cpu")
+
+
+def test_grey_of_jpegs_is_their_luma_and_of_other_formats_pils_conversion():
+    for form in ("JPEG", "PNG", "BMP", "TIFF", "WEBP"):
+        file = encoded(48, 32, form)
+        colours = Image.open(io.BytesIO(file)).convert("RGB")
+        converted = np.asarray(colours.convert("L"))
+        (image,) = DecodeStage(backend="cpu", channels=1)(collate_encoded([file]), "cpu")
+        (collated,) = collate_ragged([colours], channels=1, convert=True)
+        assert np.array_equal(collated[0], converted)
+        assert np.array_equal(image[0], by_pil(file, mode="L")[..., 0] if form == "JPEG" else converted)
+        assert np.array_equal(image[0], converted) == (form != "JPEG")
