@@ -24,7 +24,7 @@ from gpuaug.decode.decoder import Decoder
 from gpuaug.decode.decoders.base import Pools
 from gpuaug.decode.layout import WindowsOf, source_indices
 from gpuaug.decode.layout import problems as image_problems
-from gpuaug.decode.members import map_instances, with_samples_from
+from gpuaug.decode.members import instances, map_instances, with_samples_from
 from gpuaug.decode.work import Work
 
 MAX_LOGGED_PROBLEMS = 3
@@ -36,10 +36,12 @@ _log = logging.getLogger("gpuaug")
 class DecodingPlaceholder:
     """Placeholder for one ``Encoded`` member while it is being decoded. Its ``.to(device)`` returns the decoded ``Ragged``."""
 
-    __slots__ = ("_number", "decoding")
+    __slots__ = ("_number", "count", "decoding")
 
-    def __init__(self, decoding: "Decoding", number: int) -> None:
+    def __init__(self, decoding: "Decoding", number: int, count: int) -> None:
         self.decoding = decoding
+        self.count = count
+        """Number of images or clips."""
         self._number = number  # index of the member in ``Decoding.works``
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged | Tensor:
@@ -109,7 +111,9 @@ class Decoding:
         """Return the batch with a placeholder for each ``Encoded``."""
         numbers = {id(member): number for number, member in enumerate(self._encoded)}
         return map_instances(
-            lambda member: DecodingPlaceholder(self, numbers[id(member)]) if id(member) in numbers else member, Encoded, batch
+            lambda member: DecodingPlaceholder(self, numbers[id(member)], len(member)) if id(member) in numbers else member,
+            Encoded,
+            batch,
         )
 
     def collect(self, batch: Batch, waiting: Callable[[], AbstractContextManager[None]] = nullcontext) -> Batch:
@@ -123,7 +127,8 @@ class Decoding:
             Batch in which samples whose image cannot be decoded are replaced.
 
         Raises:
-            DecodeError: If an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded.
+            DecodeError: If an image cannot be decoded, and ``raises``, or no sample of the batch can be decoded. If a sample
+                cannot be replaced in a member.
         """
         count = -1
         while count < len(self._all_problems):
@@ -136,6 +141,8 @@ class Decoding:
         self.replaced = len(self._replaced)
         if not self._replaced:
             return batch
+        placeholder_counts = [placeholder.count for placeholder in instances(DecodingPlaceholder, batch)]
+        self._check_counts([*placeholder_counts, *map(len, instances(Encoded, batch))])
         self._log_problems()
         sources = source_indices(self._count, self._all_problems)
         are_fields = all(encoded.headers.member for encoded in self._encoded)
@@ -160,6 +167,8 @@ class Decoding:
                 self._all_problems,
                 "Leave it out of the dataset: on_error='replace' needs at least one sample per batch that can be decoded.",
             )
+        if self._all_problems:
+            self._check_counts([len(member) for member in self._encoded])
         self._undecodable = set(self._all_problems)
         """Indices of the samples in place of which others are decoded."""
         members = zip(self._encoded, self._windows, strict=True)
@@ -167,6 +176,20 @@ class Decoding:
             self._decoder.allocate(encoded, self._all_problems, windows) for encoded, windows in members
         ]
         self._future: Future[list[Event]] = self._decoder.start(self._pools, self.works)
+
+    def _check_counts(self, counts: Sequence[int]) -> None:
+        """Raise an error if encoded members do not have one entry per sample, so that samples cannot be replaced in them.
+
+        Args:
+            counts: Number of images or clips per encoded member.
+        """
+        other = next((count for count in counts if count != self._count), None)
+        if other is not None:
+            raise DecodeError(
+                f"Sample {min(self._all_problems)} cannot be replaced, because the batch has a member of {self._count} encoded "
+                f"files and a member of {other}. Return one file per sample in each member, or pass on_error='raise' to the "
+                "DecodeStage."
+            )
 
     def _refuse(self, problems: Mapping[int, str], way_out: str) -> NoReturn:
         """Raise the error about the first sample of ``problems``. ``way_out``: the advice."""

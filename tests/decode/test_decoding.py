@@ -124,3 +124,26 @@ def test_an_error_of_a_stage_names_the_stage(caplog):
     caplog.clear()
     in_a_loader(collate_encoded(samples), [stages[0], DecodeStage(on="mask", on_error="replace")])
     assert [record.getMessage().count("sample ") for record in caplog.records] == [1, 1], "each sample is logged once"
+
+
+@pytest.mark.parametrize("run", [in_a_loader, one_after_another])
+def test_members_with_other_numbers_of_files_are_an_error_at_the_replacement(run):
+    """Only a collate function of the user's returns such members, of which nothing says to which samples they belong."""
+    files = [picture("RGB", number) for number in range(4)]
+    views = collate_encoded(files * 2)
+    damaged = collate_encoded([files[0], files[1][:43], *files[2:]])
+    one_stage = [DecodeStage(on_error="replace")]
+    two_stages = [DecodeStage(on=name, on_error="replace") for name in ("image", "views")]
+    for stages in (one_stage, two_stages, two_stages[::-1], [two_stages[0]], [two_stages[0], DecodeStage(on="views")]):
+        good, _ = run({"views": views, "image": collate_encoded(files)}, stages)
+        assert (len(good["image"]), len(good["views"])) == (4, 8)
+        for batch in ({"views": views, "image": damaged}, {"image": damaged, "views": views}):
+            with pytest.raises(DecodeError, match=r"Sample 1 cannot be replaced, because the batch has a member of \d encoded"):
+                run(batch, stages)
+
+
+def test_views_that_no_stage_decodes_are_replaced():
+    samples = [(picture("RGB", number), [picture("RGB", number), picture("L", number)]) for number in range(2)]
+    samples[1] = (samples[1][0][:43], samples[1][1])
+    batch, replaced = in_a_loader(collate_encoded(samples), [DecodeStage(on=0, on_error="replace")])
+    assert (values(batch[0]), [values(view) for view in batch[1]], replaced) == ([0, 0], [[0, 0], [0, 0]], 1)

@@ -130,6 +130,17 @@ def damaged_files_alone(told):
     assert len(decoded(gpuaug.collate_encoded(FILES), on_error="replace")) == 2
 
 
+@example("Return one file per sample in each member, or pass on_error='raise'")
+def two_files_per_sample_in_one_member(told):
+    batch = {"images": gpuaug.collate_encoded([FILES[0], FILES[1][:100]]), "views": gpuaug.collate_encoded(FILES * 2)}
+    stage = gpuaug.DecodeStage(on_error="replace")
+    with told:
+        next(iter(gpuaug.StreamedLoader([batch], [stage], device="cpu")))
+    batch["views"] = gpuaug.collate_encoded(FILES)
+    made = next(iter(gpuaug.StreamedLoader([batch], [stage], device="cpu")))
+    assert torch.equal(made["views"][0], made["views"][1])
+
+
 @example("backend must be 'auto', or name a decoder that can be used here")
 def engines_without_a_gpu(told):
     with told:
