@@ -16,7 +16,7 @@ from gpuaug.core.torchvision_types import class_of, is_unmodified_sequential, to
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
 from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_inside_kornia, refuse_transform
-from gpuaug.fusion.lower.tree import Group, Leaf, Tree, filtered_crops, leaves
+from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, filtered_crops, leaves, nodes_in_order
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
 from gpuaug.fusion.ops.color import Posterize
@@ -69,10 +69,7 @@ def lower(
     types = ImageTypes(dtype, scalings, returned_types or {})
     tree = _Lowering(pick, types).tree("", pipeline)
     if not list(leaves(tree)):
-        raise ArgumentError(
-            f"pipeline must hold at least one augmentation, got an empty {type(pipeline).__name__}. "
-            "Add one, such as a RandomHorizontalFlip(), or leave gpuaug.fuse out."
-        )
+        tree = _with_identity(tree, pipeline)
     for op in _resamplings(tree) if antialias else ():
         if op.package == "Kornia":
             op.set_antialias(cubic=op.settings["resample"] == Resample.BICUBIC)
@@ -83,6 +80,26 @@ def lower(
         conversions = box_filter.target_conversions
         crop.min_side_and_area = max(side, conversions.min_size), max(area, conversions.min_area)
     return Lowered(tree, types.dtype, types.refusal)
+
+
+def _with_identity(tree: Tree, pipeline: Any) -> Tree:
+    """Return a tree without ops that begins with an op, because a pass converts the images.
+
+    Raises:
+        ArgumentError: If the tree has no conversion of images or targets.
+    """
+    names = [item.name for item in nodes_in_order(tree) if isinstance(item, ImplicitTransform) and item.converts]
+    if not names:
+        raise ArgumentError(
+            f"pipeline must hold at least one augmentation or conversion, got none in {type(pipeline).__name__}. Add one, such "
+            "as a RandomHorizontalFlip(), or leave out gpuaug.fuse and its stage."
+        )
+    from torchvision.transforms import v2
+
+    from gpuaug.fusion.ops.torchvision.crop import Identity
+
+    # At the start, because no geometric op may follow a SanitizeBoundingBoxes.
+    return Group("", (Leaf(names[0], Identity(names[0], v2.Identity(), torch.float32)), tree), is_container=False)
 
 
 def _ops_per_module(tree: Tree) -> list[Sequence[Op | EagerOp]]:

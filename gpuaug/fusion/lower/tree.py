@@ -37,6 +37,11 @@ class ImplicitTransform:
     processes_boxes: bool = False
     """True if the transform changes or removes boxes."""
 
+    @property
+    def converts(self) -> bool:
+        """True if the transform changes the images or the targets."""
+        return bool(self.calls) or self.target_conversions is not None or self.processes_boxes
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -63,7 +68,7 @@ def leaves(tree: Tree) -> Iterator[Leaf]:
 def filtered_crops(tree: Tree) -> Iterator[tuple[BoxCropOp, ImplicitTransform]]:
     """Yield (crop by boxes, transform that removes boxes) if at most flips are between the crop and the transform."""
     crop: BoxCropOp | None = None
-    for item in _nodes_in_order(tree):
+    for item in nodes_in_order(tree):
         if isinstance(item, ImplicitTransform):
             if crop is not None and item.follows_moves:
                 yield crop, item
@@ -80,7 +85,7 @@ def target_conversions_of(tree: Tree) -> TargetConversions:
     target_conversions = NO_CONVERSIONS
     box_filter = ""
     filters_of_crops = [crop_filter for _, crop_filter in filtered_crops(tree)]
-    for item in _nodes_in_order(tree):
+    for item in nodes_in_order(tree):
         if any(item is crop_filter for crop_filter in filters_of_crops):
             continue
         if isinstance(item, ImplicitTransform):
@@ -95,11 +100,11 @@ def target_conversions_of(tree: Tree) -> TargetConversions:
     return target_conversions
 
 
-def _nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:
+def nodes_in_order(tree: Tree) -> Iterator[Leaf | ImplicitTransform]:
     """Yield all transforms, with and without ops, in the order of execution."""
     if isinstance(tree, Group):
         for item in tree.items:
-            yield from _nodes_in_order(item)
+            yield from nodes_in_order(item)
     else:
         yield tree
 

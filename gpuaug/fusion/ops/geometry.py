@@ -162,6 +162,16 @@ class IndexOp(GatherOp):
         return window_table(size, top, left, height, width)
 
 
+class IdentityOp(IndexOp):
+    """Op that copies the images, for passes that only convert them to the output type."""
+
+    description = "copy"
+
+    def map(self, draws: OpDraws, size: Size) -> IndexMap:
+        """Return the identity map."""
+        return IndexMap()
+
+
 class FrameOp(IndexOp):
     """Base class of ops that select frames of clips and do not change pixels.
 
@@ -292,7 +302,7 @@ class ResampleOp(GatherOp):
 
 def moves_pixels(op: Any) -> bool:
     """Return whether an op or fallback module is an op that may move pixels within an image."""
-    return isinstance(op, GatherOp) and not isinstance(op, FrameOp)
+    return isinstance(op, GatherOp) and not isinstance(op, FrameOp | IdentityOp)
 
 
 def only_moves_and_recolours(op: Op) -> bool:

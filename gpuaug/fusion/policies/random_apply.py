@@ -21,7 +21,6 @@ from torch import nn
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerKornia, EagerOp
-from gpuaug.fusion.ops.geometry import IndexMap, IndexOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_mix import OneMix
@@ -43,16 +42,6 @@ class PickedOp(NamedTuple):
     The number of kernels then grows with the number of ops, not with the number of orders. False for a ``OneOf``, which joins
     the preceding pass.
     """
-
-
-class IdentityOp(IndexOp):
-    """Op that changes nothing, for batches for which no module was picked."""
-
-    description = "nothing"
-
-    def map(self, draws: OpDraws, size: Size) -> IndexMap:
-        """Return the identity map."""
-        return IndexMap()
 
 
 class RandomApply(Picking):

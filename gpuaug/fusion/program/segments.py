@@ -14,10 +14,11 @@ from torch import nn
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, OpDraws, Size, draw_in_order
 from gpuaug.fusion.ops.fallback import EagerOp, fallback_of
+from gpuaug.fusion.ops.geometry import IdentityOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.picking import Picking
-from gpuaug.fusion.policies.random_apply import IdentityOp, PickedOp, RandomApply
+from gpuaug.fusion.policies.random_apply import PickedOp, RandomApply
 from gpuaug.fusion.program.plan import Plan, count_uniforms, plan
 
 _CACHE_SIZE = 256

@@ -98,7 +98,7 @@ def test_the_sharpness_is_drawn_from_its_range(package):
 
 
 def test_transforms_that_are_not_enabled_are_nothing(package):
-    with pytest.raises(gpuaug.ArgumentError, match="at least one augmentation, got an empty ImageTransforms"):
+    with pytest.raises(gpuaug.ArgumentError, match="at least one augmentation or conversion, got none in ImageTransforms"):
         gpuaug.fuse(package.ImageTransforms(package.ImageTransformsConfig()))
 
 

@@ -56,6 +56,46 @@ def test_conversions_take_no_op(name):
     assert augment(photographs(1))[0, 0, 1, 1] == augment(photographs(1))[0, 0, 0, 0] == torch.tensor(51) / 255
 
 
+CONVERSIONS_OF_TARGETS = {
+    "masks": [v2.ToDtype({tv_tensors.Mask: torch.int64, "others": None})],
+    "boxes": [v2.ConvertBoundingBoxFormat("CXCYWH")],
+    "clamped boxes": [v2.ClampBoundingBoxes()],
+    "valid boxes": [v2.SanitizeBoundingBoxes(min_size=3)],
+    "plain tensors": [v2.ToPureTensor()],
+    "detection": [TO_FLOAT, v2.ConvertBoundingBoxFormat("XYWH"), v2.SanitizeBoundingBoxes(), v2.ToPureTensor()],
+}
+
+
+@pytest.mark.parametrize("name", [*CONVERSIONS, *CONVERSIONS_OF_TARGETS])
+def test_pipelines_of_conversions_only_equal_torchvision(name):
+    transforms = {**CONVERSIONS, **CONVERSIONS_OF_TARGETS}[name]
+    augment, theirs = gpuaug.fuse(v2.Compose(transforms)), v2.Compose(transforms)
+    image = photographs(1, 3, 20, 24)[0]
+    target = {
+        "boxes": tv_tensors.BoundingBoxes([[2.0, 3, 10, 12], [4, 5, 6, 9]], format="XYXY", canvas_size=(20, 24)),
+        "labels": torch.tensor([1, 2]),
+        "masks": tv_tensors.Mask(torch.ones(2, 20, 24, dtype=torch.uint8)),
+    }
+    images, targets = augment(image[None], [target], data_keys=["input", "targets"])
+    (got,) = gpuaug.sanitize(targets)
+    if name in CONVERSIONS:
+        assert_values(images[0], scaled(image))
+        assert augment(image).shape == image.shape
+        assert not augment.geometric_modules  # no warning about targets that are not passed
+        assert augment.explain(image[None].shape).launches == 1
+        return
+    expected_image, expected = theirs(tv_tensors.Image(image), target)
+    assert_values(images[0], expected_image.as_subclass(torch.Tensor), atol=1e-7)
+    for key, value in expected.items():
+        assert (type(got[key]), got[key].dtype) == (type(value), value.dtype)
+        assert_values(got[key].as_subclass(torch.Tensor), value.as_subclass(torch.Tensor))
+
+
+def test_images_of_other_sizes_than_one_must_be_resized_beside_conversions():
+    with pytest.raises(gpuaug.ArgumentError, match=r"got ToDtype_0 at the end. Put a transform to one size before it"):
+        gpuaug.fuse([TO_FLOAT], ragged=True)
+
+
 REFUSED = {
     "no scale": (
         [v2.RandomInvert(), v2.ToDtype(torch.float32)],
@@ -81,7 +121,11 @@ REFUSED = {
         "threshold of RandomSolarize_1 must be at most the largest value of the images, got 128. Give it in [0, 255] before "
         "v2.ToDtype(torch.float32, scale=True), and in [0, 1] after it.",
     ),
-    "nothing": (v2.Compose([v2.ToImage(), TO_FLOAT]), "pipeline must hold at least one augmentation, got an empty Compose."),
+    "nothing": (
+        v2.Compose([v2.ToImage(), v2.Identity()]),
+        "pipeline must hold at least one augmentation or conversion, got none in Compose. Add one, such as a "
+        "RandomHorizontalFlip(), or leave out gpuaug.fuse and its stage.",
+    ),
 }
 
 

@@ -6,6 +6,7 @@ from support.comparison.replay import photographs
 from support.comparison.values import assert_values
 from torchvision import models
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification, ObjectDetection, SemanticSegmentation
 
 import gpuaug
 
@@ -42,6 +43,26 @@ def test_preprocessing_of_other_models_equals_theirs(name):
     augment = gpuaug.fuse(theirs)
     torch.testing.assert_close(augment(images / 255), theirs(images / 255), atol=5e-5, rtol=0)
     assert [line.reason for line in augment.explain(images.shape).lines] == [""]
+
+
+def presets():
+    """The distinct presets for images of all weights of torchvision, and those with settings that no weights have."""
+    of_weights = [weights.transforms() for name in models.list_models() for weights in models.get_model_weights(name)]
+    unusual = [
+        ImageClassification(crop_size=30, resize_size=40, antialias=False),
+        v2.Compose([ObjectDetection()]),
+    ]
+    classes = (ImageClassification, ObjectDetection, SemanticSegmentation)
+    distinct = {str(vars(preset)): preset for preset in of_weights if isinstance(preset, classes)}
+    return [*distinct.values(), *unusual]
+
+
+@pytest.mark.parametrize("theirs", presets(), ids=lambda preset: " ".join(repr(preset).split()))
+def test_every_preset_for_images_equals_torchvision(theirs):
+    images = photographs(1, 3, 30, 41) / 255
+    got = gpuaug.fuse(theirs)(images)
+    torch.testing.assert_close(got, theirs(images), atol=2e-4, rtol=0)
+    assert got.dtype == gpuaug.fuse(theirs)(photographs(1, 3, 30, 41)).dtype == torch.float32
 
 
 def test_preprocessing_of_weights_takes_images_of_every_size():

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 from gpuaug.fusion.ops import crop
 from gpuaug.fusion.ops.base import Array, OpDraws, Size
-from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IndexMap, IndexOp, as_float64, unsupported_skip
+from gpuaug.fusion.ops.geometry import AxisMap, Edge, FrameOp, IdentityOp, IndexMap, IndexOp, as_float64, unsupported_skip
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.ops.torchvision.base import (
     UNIFORM_BOUNDS,
@@ -30,6 +30,14 @@ from gpuaug.fusion.ops.torchvision.base import (
 
 _EDGES: dict[str, Edge] = {"constant": "constant", "edge": "replicate", "reflect": "reflect"}
 """Padding mode of the op for each ``padding_mode`` of torchvision. Other modes are not lowered."""
+
+
+class Identity(TorchvisionOp, IdentityOp):
+    """``v2.Identity``, for pipelines that only convert images or targets."""
+
+    def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
+        """No call."""
+        return []
 
 
 class HorizontalFlip(TorchvisionOp, crop.HorizontalFlip):
