@@ -475,9 +475,12 @@ def _torchvision_equivalent(transform: Any) -> Any:
     to_float = v2.ToDtype(torch.float32, scale=True)
     if class_ is ObjectDetection:
         return to_float
-    resize = v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
-    crop = [v2.CenterCrop(transform.crop_size)] if class_ is ImageClassification else []
-    return v2.Compose([resize, *crop, to_float, v2.Normalize(transform.mean, transform.std)])
+    transforms: list[Any] = [to_float, v2.Normalize(transform.mean, transform.std)]
+    if class_ is ImageClassification:
+        transforms.insert(0, v2.CenterCrop(transform.crop_size))
+    if class_ is ImageClassification or transform.resize_size is not None:
+        transforms.insert(0, v2.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias))
+    return v2.Compose(transforms)
 
 
 def _in_sequence(pipeline: Any) -> Iterator[Any]:

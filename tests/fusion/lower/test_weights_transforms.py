@@ -49,6 +49,8 @@ def presets():
     """The distinct presets for images of all weights of torchvision, and those with settings that no weights have."""
     of_weights = [weights.transforms() for name in models.list_models() for weights in models.get_model_weights(name)]
     unusual = [
+        SemanticSegmentation(resize_size=None),
+        SemanticSegmentation(resize_size=None, interpolation=v2.InterpolationMode.NEAREST),
         ImageClassification(crop_size=30, resize_size=40, antialias=False),
         v2.Compose([ObjectDetection()]),
     ]
