@@ -15,7 +15,8 @@ from gpuaug.core.torchvision_types import class_of
 from gpuaug.fusion.lower.tree import Leaf
 from gpuaug.fusion.ops.base import ANY_SIDES, Op, Size
 from gpuaug.fusion.ops.fallback import EagerOp
-from gpuaug.fusion.ops.geometry import BoxCropOp, only_moves_and_recolours
+from gpuaug.fusion.ops.geometry import BoxCropOp, GatherOp, only_moves_and_recolours
+from gpuaug.fusion.policies.picking import Picking
 
 PROBE_SIZE = Size(1, 3, 4093, 4099)
 """Arbitrary input size that is unlikely to be the output size of a transform."""
@@ -31,6 +32,13 @@ def sizing_op(op: Op | EagerOp | None) -> Op | None:
     """
     lowered = op.lowered if isinstance(op, EagerOp) else op
     return lowered if lowered is not None and any(lowered.out(size) != size for size in _PROBE_SIZES) else None
+
+
+def moves_nothing(op: Op | EagerOp) -> bool:
+    """Return whether an op or fallback module is certain to leave masks, boxes and keypoints unchanged."""
+    if isinstance(op, EagerOp):
+        return op.moves_nothing
+    return not any(isinstance(part, GatherOp) for part in (op.ops if isinstance(op, Picking) else op.plan_ops))
 
 
 def named_transforms(transforms: Sequence[Any]) -> Iterator[tuple[str, Any]]:

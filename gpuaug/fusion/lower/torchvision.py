@@ -165,7 +165,16 @@ class TorchvisionLowering:
         refuse_transform(transform)
         return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
 
-    def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
+    def _fallback(
+        self,
+        name: str,
+        transform: Any,
+        reason: str,
+        lowered: Op | None = None,
+        *,
+        keeps_range: bool,
+        moves_nothing: bool = False,
+    ) -> Leaf:
         """Return a leaf for a transform that torchvision runs, on images of the type that torchvision would pass to it.
 
         Args:
@@ -174,12 +183,13 @@ class TorchvisionLowering:
             reason: Reason why the transform is not lowered.
             lowered: Op that computes the output size and checks settings per channel; ``None`` if neither is needed.
             keeps_range: Whether values in [0, 1] stay in [0, 1].
+            moves_nothing: Whether the transform is a container whose members leave masks, boxes and keypoints unchanged.
         """
         dtype = self._types.dtype
         index = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
-        op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, index=index)
-        return Leaf(name, op)
+        types = {"dtype": dtype, "out_dtype": out_dtype}
+        return Leaf(name, EagerTorchvision(name, transform, reason, lowered, **types, index=index, moves_nothing=moves_nothing))
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
         """Return a leaf with the op of a single transform, or with a fallback module.
@@ -306,7 +316,8 @@ class TorchvisionLowering:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
         self._types.dtype = dtype
         lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
-        return self._fallback(name, container, reason, *lowered, keeps_range=False)
+        moves_nothing = all(choices.moves_nothing(leaf.op) for leaf in (*all_leaves, *([] if end is None else [end])))
+        return self._fallback(name, container, reason, *lowered, keeps_range=False, moves_nothing=moves_nothing)
 
     def _gated(self, name: str, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         """Lower the members of a container, and give each op a gate on the container's draw.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
+from gpuaug.core.torchvision_types import difference, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
@@ -276,8 +277,15 @@ def _from_kornia(key: str, result: Any, value: Any, frames: int) -> Any:
 
 COLOUR_ONLY = frozenset(
     {
-        *("ColorJitter", "GaussianBlur", "GaussianNoise", "Grayscale", "JPEG", "Normalize", "RandomAdjustSharpness"),
-        *("RandomAutocontrast", "RandomChannelPermutation", "RandomEqualize", "RandomErasing", "RandomGrayscale"),
+        *("ColorJitter", "GaussianBlur", "GaussianNoise", "Grayscale", "JPEG", "LinearTransformation", "Normalize"),
+        *(
+            "RandomAdjustSharpness",
+            "RandomAutocontrast",
+            "RandomChannelPermutation",
+            "RandomEqualize",
+            "RandomErasing",
+            "RandomGrayscale",
+        ),
         *("RandomInvert", "RandomPhotometricDistort", "RandomPosterize", "RandomSolarize", "RGB", "ToDtype"),
     }
 )
@@ -295,6 +303,7 @@ class EagerTorchvision(EagerOp):
         dtype: dtype of the input images.
         out_dtype: dtype of the output images that the pipeline was lowered for.
         index: Index of the module among the fallback modules of the pipeline.
+        moves_nothing: True for a container of torchvision whose members all leave masks, boxes and keypoints unchanged.
     """
 
     package = "torchvision"
@@ -309,15 +318,18 @@ class EagerTorchvision(EagerOp):
         dtype: torch.dtype,
         out_dtype: torch.dtype,
         index: int,
+        moves_nothing: bool = False,
     ) -> None:
         super().__init__(name, module, reason, lowered)
         self._dtype, self._out_dtype, self._index = dtype, out_dtype, index
+        self._moves_nothing = moves_nothing
 
     @property
     def moves_nothing(self) -> bool:
-        """True if the type of the module is in ``COLOUR_ONLY``."""
-        class_ = type(self.module)
-        return class_.__module__.startswith("torchvision.") and class_.__name__ in COLOUR_ONLY
+        """True for a class in ``COLOUR_ONLY``, a subclass that overrides none of its methods, and containers of them."""
+        class_ = torchvision_class(self.module)
+        is_colour_only = class_ is not None and class_.__name__ in COLOUR_ONLY and difference(self.module, class_) is None
+        return self._moves_nothing or is_colour_only
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed for the module, and the mask of the samples that the module is called for."""

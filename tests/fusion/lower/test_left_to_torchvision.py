@@ -1,5 +1,6 @@
 """What torchvision runs itself, image by image, in a pipeline of its transforms."""
 
+import functools
 import pickle
 import re
 
@@ -9,10 +10,12 @@ from support.comparison.replay import overriding, photographs
 from support.comparison.torchvision_replay import scaled
 from support.comparison.values import assert_values
 from torch import nn
+from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 import gpuaug
+from gpuaug.fusion.ops.fallback import COLOUR_ONLY
 
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 left_to_torchvision = pytest.mark.filterwarnings("ignore:.* gpuaug.fuse does not lower")
@@ -173,3 +176,94 @@ def test_masks_and_boxes_follow_what_moves_nothing_and_no_more():
         gpuaug.ArgumentError, match=r"Flip_0 must be .* so that mask can be transformed .*, got a module that torchvision runs"
     ):
         augment(images, masks, data_keys=["input", "mask"])
+
+
+DEFAULT_SETTINGS = """
+GaussianNoise Grayscale RGB RandomAutocontrast RandomChannelPermutation RandomEqualize RandomGrayscale RandomHorizontalFlip
+RandomInvert RandomPerspective RandomPhotometricDistort RandomVerticalFlip RandomZoomOut
+"""
+
+SETTINGS = {
+    "CenterCrop": (8,),
+    "ElasticTransform": (90.0, 2.0),
+    "JPEG": (50,),
+    "ColorJitter": (0.5,),
+    "GaussianBlur": (3,),
+    "LinearTransformation": (torch.eye(3 * 20 * 24), torch.zeros(3 * 20 * 24)),
+    "Normalize": ([0.5], [0.5]),
+    "Pad": (1,),
+    "RandomAdjustSharpness": (2.0,),
+    "RandomAffine": (30,),
+    "RandomCrop": (8,),
+    "RandomErasing": (1.0,),
+    "RandomPosterize": (3,),
+    "RandomResize": (8, 9),
+    "RandomResizedCrop": (8,),
+    "RandomRotation": ((30, 30),),
+    "RandomShortestSize": (8,),
+    "RandomSolarize": (0.5,),
+    "Resize": (8,),
+    "ScaleJitter": ((8, 8),),
+    "ToDtype": (torch.float32,),
+    **dict.fromkeys(DEFAULT_SETTINGS.split(), ()),
+}
+"""Arguments of torchvision's transforms of images."""
+
+
+def target():
+    boxes = tv_tensors.BoundingBoxes([[2.0, 3, 10, 12]], format="XYXY", canvas_size=(20, 24))
+    return {"boxes": boxes, "labels": torch.tensor([1]), "masks": tv_tensors.Mask(photographs(1, 1, 20, 24)[0])}
+
+
+def surely(transform):
+    """Set the probability of a transform to 1."""
+    if hasattr(transform, "p"):
+        transform.p = 1.0
+    return transform
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_transforms_that_move_nothing_are_those_that_leave_targets_unchanged_in_torchvision(name):
+    dtype = torch.uint8 if name == "JPEG" else torch.float32
+    image = tv_tensors.Image(photographs(1, 3, 20, 24, dtype=dtype)[0])
+    _, expected = surely(getattr(v2, name)(*SETTINGS[name]))(image, target())
+    unchanged = all(torch.equal(expected[key], value) for key, value in target().items())
+    assert unchanged == (name in COLOUR_ONLY)
+
+
+IN_CONTAINERS = {
+    "RandomOrder": lambda make: v2.RandomOrder([make() for _ in range(5)]),
+    "in a RandomApply": lambda make: v2.RandomApply([v2.RandomOrder([v2.Identity(), *(make() for _ in range(4))])], p=1.0),
+    "in a Compose": lambda make: v2.Compose([v2.RandomOrder([v2.Compose([make()]) for _ in range(5)])]),
+    "beside a choice": lambda make: v2.RandomOrder([*(make() for _ in range(4)), v2.RandomChoice([make(), make()])]),
+}
+
+
+@left_to_torchvision
+@pytest.mark.parametrize("container", IN_CONTAINERS)
+@pytest.mark.parametrize(
+    "name", ["GaussianBlur", "JPEG", "RandomErasing", "RandomSolarize", "GaussianNoise", "RandomVerticalFlip"]
+)
+def test_containers_left_to_torchvision_move_nothing_if_their_members_do_not(container, name):
+    augment = gpuaug.fuse(IN_CONTAINERS[container](lambda: surely(getattr(v2, name)(*SETTINGS[name]))))
+    dtype = torch.uint8 if name in ("JPEG", "RandomSolarize") else torch.float32
+    call = functools.partial(augment, photographs(1, 3, 20, 24, dtype=dtype), [target()], data_keys=["input", "targets"])
+    if name not in COLOUR_ONLY:
+        with pytest.raises(gpuaug.ArgumentError, match="must be fused, or not move pixels"):
+            call()
+        return
+    (got,) = gpuaug.sanitize(call()[1])
+    assert all(torch.equal(got[key], value) for key, value in target().items())
+
+
+class Noise(v2.GaussianNoise):
+    def __init__(self):
+        super().__init__(sigma=0.2)
+
+
+@left_to_torchvision
+@pytest.mark.parametrize("transform", [Noise(), v2.RandomOrder([Noise()] * 5)])
+def test_subclasses_without_other_methods_move_nothing(transform):
+    images = photographs(1, 3, 20, 24, dtype=torch.float32)
+    _, got = gpuaug.fuse([transform])(images, [target()], data_keys=["input", "targets"])
+    assert torch.equal(gpuaug.sanitize(got)[0]["boxes"], target()["boxes"])
