@@ -225,7 +225,7 @@ class Resize(ResampleOp):
         target, side = self.settings["size"], self.settings["side"]
         if not isinstance(target, int):
             return size.to(int(target[0]), int(target[1]))
-        ratio = size.width / size.height
+        ratio = np.maximum(size.width, 1) / np.maximum(size.height, 1)  # an error about empty images is raised later
         # True if ``target`` is the height, False if it is the width.
         sets_height = np.logical_xor(side == "short", ratio < 1.0) if side not in ("vert", "horz") else side == "vert"
         if size.ragged:

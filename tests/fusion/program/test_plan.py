@@ -94,6 +94,35 @@ def test_images_without_pixels_are_not_made_larger(name, height, width):
     assert augment(torch.zeros(0, 3, 8, 8, dtype=torch.uint8)).shape == (0, 3, 9, 9)
 
 
+SIZED_BY_THE_IMAGE = {
+    "one side": lambda: v2.Resize(9),
+    "one side, limited": lambda: v2.Resize(9, max_size=12),
+    "longer side": lambda: v2.Resize(None, max_size=9),
+    "RandomResize": lambda: v2.RandomResize(5, 9),
+    "RandomShortestSize": lambda: v2.RandomShortestSize([9]),
+    "RandomShortestSize, limited": lambda: v2.RandomShortestSize([9], max_size=12),
+    "ScaleJitter": lambda: v2.ScaleJitter((11, 17)),
+    "RandomRotation": lambda: v2.RandomRotation((20, 30), expand=True),
+    **{f"{side} side of Kornia": lambda side=side: K.Resize(9, side=side) for side in ("short", "long", "vert", "horz")},
+    "LongestMaxSize": lambda: K.LongestMaxSize(9),
+    "SmallestMaxSize": lambda: K.SmallestMaxSize(9),
+}
+
+
+@left_to_kornia
+@pytest.mark.filterwarnings("ignore:.*left to torchvision|.*is not fused", "error::RuntimeWarning")
+@pytest.mark.parametrize("name", SIZED_BY_THE_IMAGE)
+@pytest.mark.parametrize(("height", "width"), [(0, 8), (8, 0), (0, 0), (2, 24), (24, 2)])
+def test_images_without_pixels_before_a_resize_are_a_clear_error(name, height, width):
+    """Directly, or of 2x24 pixels as results of a resize to at most 8 pixels."""
+    first = [v2.Resize(7, max_size=8)] if height * width else []
+    augment = gpuaug.fuse([*first, SIZED_BY_THE_IMAGE[name](), v2.CenterCrop((38, 17))])
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        augment(torch.zeros(1, 3, height, width, dtype=torch.uint8))
+    from_library = "gpuaug: raised by " in "".join(getattr(raised.value, "__notes__", ()))
+    assert from_library or re.match("images must (have pixels for|fit) .*, got [0-9]+x[0-9]+", str(raised.value))
+
+
 def test_images_of_2_31_values_are_refused():
     for modules, shape in (
         ([K.Normalize(0.5, 0.25)], (1, 4, 2**15, 2**14)),

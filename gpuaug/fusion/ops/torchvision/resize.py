@@ -109,7 +109,7 @@ class Resize(_WholeResize):
         if target is not None:
             return with_shorter_side(size, target[0], max_size)
         short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
-        return _sides(size, max_size * short / long, np.full_like(long, max_size))
+        return _sides(size, max_size * short / np.maximum(long, 1), np.full_like(long, max_size))
 
     def calls(self, draws: OpDraws, sample: int, size: Size) -> list[Call]:
         """``resize`` with ``size``, ``max_size``, ``interpolation`` and ``antialias``."""
@@ -187,9 +187,9 @@ class RandomShortestSize(_RandomSizeResize):
         return self._choices[np.floor(uniform * np.float32(len(self._choices))).astype(np.int64)]
 
     def _out(self, number: Any, size: Size) -> Size:
-        scale = number / np.minimum(size.height, size.width)
+        scale = number / np.maximum(np.minimum(size.height, size.width), 1)
         if self._max_size is not None:
-            scale = np.minimum(scale, self._max_size / np.maximum(size.height, size.width))
+            scale = np.minimum(scale, self._max_size / np.maximum(np.maximum(size.height, size.width), 1))
         return size_rounded_down(size, size.height * scale, size.width * scale)
 
 
@@ -209,7 +209,7 @@ class ScaleJitter(_RandomSizeResize):
 
     def _out(self, number: Any, size: Size) -> Size:
         # As in torchvision: in float32, and with target_size[0] compared with the width.
-        fit_scale = np.minimum(self._target[1] / size.height, self._target[0] / size.width)
+        fit_scale = np.minimum(self._target[1] / np.maximum(size.height, 1), self._target[0] / np.maximum(size.width, 1))
         scale = np.float32(fit_scale) * number
         return size_rounded_down(size, np.float32(size.height) * scale, np.float32(size.width) * scale)
 
@@ -223,7 +223,7 @@ def with_shorter_side(size: Size, shorter: Any, max_size: int | None = None) -> 
         max_size: Maximum length of the longer side in pixels, with the shorter side in proportion. ``None`` for no limit.
     """
     short, long = np.minimum(size.height, size.width), np.maximum(size.height, size.width)
-    longer = (shorter * long / short).astype(np.int64)
+    longer = (shorter * long / np.maximum(short, 1)).astype(np.int64)
     shorter = np.broadcast_to(shorter, longer.shape)
     if max_size is not None:
         is_over = longer > max_size

@@ -31,7 +31,7 @@ class ResizeKeepRatio(resize._WholeResize):
     def _resized(self, size: Size, factors: Sequence[Any]) -> Size:
         """Output size of a resize that keeps the ratio, with (height, width) multiplied by ``factors``, numbers or (B,)."""
         transform: Any = self.module
-        ratios = [side / target for side, target in zip((size.height, size.width), transform.size, strict=True)]
+        ratios = [np.maximum(side, 1) / target for side, target in zip((size.height, size.width), transform.size, strict=True)]
         ratio = np.maximum(*ratios) * transform.longest + np.minimum(*ratios) * (1.0 - transform.longest)
         sides = (side * factor / ratio for side, factor in zip((size.height, size.width), factors, strict=True))
         return size_rounded_down(size, *map(np.rint, sides))
