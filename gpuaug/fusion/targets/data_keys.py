@@ -96,6 +96,18 @@ def _advice_for_ragged(key: str, value: Ragged) -> str:
     )
 
 
+def _advice_for(dtype: torch.dtype) -> str:
+    """Return the advice of the error for images of an unsupported dtype."""
+    if dtype.is_complex:
+        return "Pass their magnitudes, scaled to [0, 1]: images.abs()."
+    # torchvision scales uint32 and uint64 by 1.
+    unsigned = "images.float() / torch.iinfo(images.dtype).max"
+    conversion = (
+        unsigned if dtype in (torch.uint32, torch.uint64) else "v2.functional.to_dtype(images, torch.float32, scale=True)"
+    )
+    return f"Scale them to [0, 1] first, by the largest value of their type: {conversion}."
+
+
 def check_input(key: str, value: Any) -> None:
     """Raise an error if images, masks, boxes, keypoints or ``valid`` do not have the type or shape that ``key`` requires.
 
@@ -127,8 +139,7 @@ def check_input(key: str, value: Any) -> None:
         )
     if key == "input" and value.dtype not in IMAGE_DTYPES:
         raise ArgumentTypeError(
-            f"images must be uint8, uint16, int16 or floating of 16 bits or more, got {value.dtype}. Scale them to [0, 1] "
-            "first, by the largest value of their type: v2.functional.to_dtype(images, torch.float32, scale=True)."
+            f"images must be uint8, uint16, int16 or floating of 16 bits or more, got {value.dtype}. {_advice_for(value.dtype)}"
         )
     if key == "input" and value.requires_grad and torch.is_grad_enabled():
         raise ArgumentError(

@@ -77,6 +77,19 @@ def images_of_32_bits(told):
         augment(images)
     got = augment(v2.functional.to_dtype(images, torch.float32, scale=True))
     torch.testing.assert_close(got, v2.functional.to_dtype(images, torch.float32, scale=True).flip(-1))
+    images = images.to(torch.uint32)
+    with told:
+        augment(images)
+    torch.testing.assert_close(augment(images.float() / torch.iinfo(images.dtype).max), got / 2, atol=1e-6, rtol=0)
+
+
+@example("Pass their magnitudes, scaled to [0, 1]")
+def complex_images(told):
+    images = torch.tensor([3.0 + 4.0j, 0.0]).view(1, 1, 1, 2) / 5
+    augment = gpuaug.fuse([FLIP])
+    with told:
+        augment(images)
+    torch.testing.assert_close(augment(images.abs()), torch.tensor([0.0, 1.0]).view(1, 1, 1, 2))
 
 
 @example("Leave it out, or give them three channels")
