@@ -435,3 +435,33 @@ def test_every_form_of_a_padded_value_loses_the_entries_of_the_same_boxes(data):
 def test_lists_of_other_lengths_in_a_padded_dict_are_unchanged():
     padded = {"boxes": torch.zeros(2, 3, 4), "valid": torch.zeros(2, 3, dtype=torch.bool), "names": [["a"], ["b", "c", "d"]]}
     assert [record["names"] for record in gpuaug.sanitize(padded)] == padded["names"]
+
+
+BEFORE_THE_FILTER = {
+    "nothing": [],
+    "flip": [v2.RandomHorizontalFlip(1.0)],
+    "colours": [v2.RandomInvert(1.0)],
+    "resize": [v2.Resize((40, 48))],
+    "crop": [v2.CenterCrop((14, 17))],
+    "pad": [v2.Pad(3)],
+    "RandomOrder of five": [v2.RandomOrder([v2.RandomInvert(1.0)] * 5)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:RandomOrder_0 is not fused")
+@pytest.mark.parametrize("name", BEFORE_THE_FILTER)
+@pytest.mark.parametrize("min_size", [1, 3])
+def test_sanitize_keeps_the_boxes_that_torchvision_keeps_after_a_clamp(name, min_size):
+    """Boxes within the image, across each edge by less and by more than a pixel, outside, and too small."""
+    spans = [(2.0, 12.0), (-0.5, 9.0), (-7.0, 4.0), (11.0, 20.4), (17.5, 31.0), (-9.0, -1.0), (18.5, 40.0), (5.0, 7.0)]
+    boxes = torch.tensor([(x[0], y[0], x[1], y[1]) for x in spans for y in spans])
+    boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(20, 20))
+    target = {"boxes": boxes, "labels": torch.arange(len(boxes))}
+    filter_ = v2.SanitizeBoundingBoxes(min_size=min_size)
+    image = photographs(1, 3, 20, 20)
+    _, targets = gpuaug.fuse([*BEFORE_THE_FILTER[name], filter_])(image, [target], data_keys=["input", "targets"])
+    (got,) = gpuaug.sanitize(targets)
+    theirs = v2.Compose([*BEFORE_THE_FILTER[name], v2.ClampBoundingBoxes(), filter_])
+    _, expected = theirs(tv_tensors.Image(image[0]), target)
+    assert got["labels"].tolist() == expected["labels"].tolist()
+    assert_values(got["boxes"].as_subclass(torch.Tensor), expected["boxes"].as_subclass(torch.Tensor), atol=1e-5)
