@@ -1,5 +1,6 @@
 """Hugging Face's Trainer, whose loaders are wrapped where it makes them, and its image processors."""
 
+import kornia.augmentation as K
 import pytest
 import torch
 from support.comparison.replay import photographs
@@ -124,7 +125,7 @@ def test_a_run_that_is_resumed_without_the_line_for_it_says_the_line(make_traine
         resumed.train(resume_from_checkpoint=f"{resumed.args.output_dir}/checkpoint-15")
 
 
-@pytest.mark.parametrize("name", ["ViT", "CLIP", "DeiT", "Siglip", "Blip"])
+@pytest.mark.parametrize("name", ["ViT", "CLIP", "DeiT", "Siglip", "Blip", "Bit", "ChineseCLIP", "MobileNetV1", "MobileNetV2"])
 def test_an_image_processor_written_out_is_one_launch_with_its_values(name):
     """As docs/validation.md writes it out."""
     transformers = pytest.importorskip("transformers")
@@ -136,9 +137,10 @@ def test_an_image_processor_written_out_is_one_launch_with_its_values(name):
     size, crop = processor.size, processor.crop_size
     sides = [size.shortest_edge] if size.shortest_edge else [size.height, size.width]
     transforms = [v2.Resize(sides, processor.resample)]
-    transforms += [v2.CenterCrop([crop.height, crop.width])] if processor.do_center_crop else []
+    transforms += [K.CenterCrop((crop.height, crop.width))] if processor.do_center_crop else []
     transforms += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(processor.image_mean, processor.image_std)]
-    images = [photographs(1, 3, *sides)[0] for sides in ((240, 301), (300, 260))]
+    # Images that are resized to all remainders of the margin by 4: halves are rounded down, not to even.
+    images = [photographs(1, 3, *sides)[0] for sides in ((240, 301), (300, 260), *((270, 271 + n) for n in range(6)))]
     preprocess = gpuaug.fuse(transforms, ragged=True)
     assert preprocess.explain().launches == 1
     got = preprocess(gpuaug.collate_ragged(images))

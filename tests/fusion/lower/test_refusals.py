@@ -90,7 +90,7 @@ REFUSED = {
     "a preset": (Preset(), "got Preset. Pass the transforms that it calls: its attribute transforms"),
     "an image processor": (
         type("Processor", (), {"image_mean": [0.5], "do_resize": True, "__call__": lambda self, image: image})(),
-        "got Processor. Write out what it does: v2.Resize, v2.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean",
+        "got Processor. Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean",
     ),
     "a function": (len, "got builtin_function_or_method. Pass the transforms that it calls, or v2.Compose"),
 }

@@ -42,7 +42,7 @@ def preset_object(told):
     torch.testing.assert_close(gpuaug.fuse(preset.transforms)(IMAGES), torch.stack([preset(image) for image in IMAGES]))
 
 
-@example("Write out what it does: v2.Resize, v2.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)")
+@example("Write out what it does: v2.Resize, K.CenterCrop, v2.ToDtype and v2.Normalize(processor.image_mean, …)")
 def image_processor(told):
     class Processor:
         do_resize = True
@@ -50,14 +50,14 @@ def image_processor(told):
         image_std = (0.2, 0.2, 0.2)
 
         def __call__(self, images):
-            resized = v2.functional.resize(images, [6, 6])
-            return v2.functional.normalize(resized / 255, self.image_mean, self.image_std)
+            cropped = v2.functional.resize(images, [9, 9])[..., 1:7, 1:7]
+            return v2.functional.normalize(cropped / 255, self.image_mean, self.image_std)
 
     processor = Processor()
     with told:
         gpuaug.fuse(processor)
     to_float = v2.ToDtype(torch.float32, scale=True)
-    written = [v2.Resize((6, 6)), to_float, v2.Normalize(processor.image_mean, processor.image_std)]
+    written = [v2.Resize((9, 9)), K.CenterCrop((6, 6)), to_float, v2.Normalize(processor.image_mean, processor.image_std)]
     torch.testing.assert_close(gpuaug.fuse(written)(IMAGES), processor(IMAGES), atol=0.03, rtol=0)
 
 
