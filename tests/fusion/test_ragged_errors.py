@@ -133,6 +133,18 @@ def test_ragged_image_without_pixels_is_refused():
         gpuaug.fuse(K.CenterCrop(2), ragged=True)(batch)
 
 
+def test_ragged_batch_of_one_image_can_be_unpacked():
+    augment, images = gpuaug.fuse(v2.Resize(9)), [torch.zeros(3, 20, 24).byte(), torch.zeros(3, 24, 20).byte()]
+    with raises(
+        "got a ragged batch. Fuse it for ragged batches, gpuaug.fuse(…, ragged=True), or unpack the only image before:"
+    ):
+        augment(pack(images[:1]))
+    assert augment(pack(images[:1])[0][None]).shape == (1, 3, 9, 10)
+    for several in (pack(images), gpuaug.collate_ragged([torch.zeros(2, 3, 8, 8).byte()])):
+        with pytest.raises(gpuaug.ArgumentError, match=r"gpuaug.fuse\(…, ragged=True\)\.$"):
+            augment(several)
+
+
 def test_ragged_batch_must_be_uint8():
     batch = pack(images_of())
     floats = Ragged(batch.data.float(), batch.places, batch.shapes)

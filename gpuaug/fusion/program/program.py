@@ -137,8 +137,10 @@ class Program:
             ArgumentError: If an image does not fit an op, or a ragged batch is passed without ``ragged=True``.
         """
         if size.ragged and not self._ragged:
+            unpacking = ", or unpack the only image before: images[0][None]" if size.images == 1 else ""
             raise ArgumentError(
-                "images must have one size, got a ragged batch. Fuse it for ragged batches: gpuaug.fuse(…, ragged=True)."
+                "images must have one size, got a ragged batch. Fuse it for ragged batches, gpuaug.fuse(…, ragged=True)"
+                f"{unpacking}."
             )
         if size.ragged:
             for op in self._ops_to_one_size:

@@ -388,6 +388,10 @@ def ragged_batch_for_another_pipeline(told):
     with told:
         gpuaug.fuse(v2.Resize((4, 4)))(packed)
     assert gpuaug.fuse(v2.Resize((4, 4)), ragged=True)(packed).shape == (2, 3, 4, 4)
+    images, whole = gpuaug.collate_ragged([IMAGES[1]]), gpuaug.fuse(v2.Resize(4))
+    with told:
+        whole(images)
+    assert torch.equal(whole(images[0][None]), whole(IMAGES[1:]))
 
 
 @example("pipeline must give images one size …, got … at the end")
