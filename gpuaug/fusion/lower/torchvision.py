@@ -165,16 +165,7 @@ class TorchvisionLowering:
         refuse_transform(transform)
         return self._fallback(name, transform, "its operations are unknown", keeps_range=False)
 
-    def _fallback(
-        self,
-        name: str,
-        transform: Any,
-        reason: str,
-        lowered: Op | None = None,
-        *,
-        keeps_range: bool,
-        moves_nothing: bool = False,
-    ) -> Leaf:
+    def _fallback(self, name: str, transform: Any, reason: str, lowered: Op | None = None, *, keeps_range: bool) -> Leaf:
         """Return a leaf for a transform that torchvision runs, on images of the type that torchvision would pass to it.
 
         Args:
@@ -183,13 +174,12 @@ class TorchvisionLowering:
             reason: Reason why the transform is not lowered.
             lowered: Op that computes the output size and checks settings per channel; ``None`` if neither is needed.
             keeps_range: Whether values in [0, 1] stay in [0, 1].
-            moves_nothing: Whether the transform is a container whose members leave masks, boxes and keypoints unchanged.
         """
         dtype = self._types.dtype
         index = self._types.fall_back(keeps_range=keeps_range)
         out_dtype = self._types.dtype
-        types = {"dtype": dtype, "out_dtype": out_dtype}
-        return Leaf(name, EagerTorchvision(name, transform, reason, lowered, **types, index=index, moves_nothing=moves_nothing))
+        op = EagerTorchvision(name, transform, reason, lowered, dtype=dtype, out_dtype=out_dtype, index=index)
+        return Leaf(name, op)
 
     def _leaf(self, name: str, transform: Any) -> Leaf:
         """Return a leaf with the op of a single transform, or with a fallback module.
@@ -316,8 +306,10 @@ class TorchvisionLowering:
             reason = f"{sizing_ops[0].name} in it may change the size of some images{'; ' if problem else ''}{problem}"
         self._types.dtype = dtype
         lowered = sizing_ops[-1:] if end is None else [choices.sizing_op(end.op)]
-        moves_nothing = all(choices.moves_nothing(leaf.op) for leaf in (*all_leaves, *([] if end is None else [end])))
-        return self._fallback(name, container, reason, *lowered, keeps_range=False, moves_nothing=moves_nothing)
+        leaf = self._fallback(name, container, reason, *lowered, keeps_range=False)
+        assert isinstance(leaf.op, EagerTorchvision)
+        leaf.op.members_move_nothing = end is None and all(choices.moves_nothing(member.op) for member in all_leaves)
+        return leaf
 
     def _gated(self, name: str, container: Any, members: Sequence[tuple[str, Any]]) -> list[Tree]:
         """Lower the members of a container, and give each op a gate on the container's draw.

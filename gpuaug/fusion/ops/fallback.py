@@ -303,7 +303,6 @@ class EagerTorchvision(EagerOp):
         dtype: dtype of the input images.
         out_dtype: dtype of the output images that the pipeline was lowered for.
         index: Index of the module among the fallback modules of the pipeline.
-        moves_nothing: True for a container of torchvision whose members all leave masks, boxes and keypoints unchanged.
     """
 
     package = "torchvision"
@@ -318,18 +317,18 @@ class EagerTorchvision(EagerOp):
         dtype: torch.dtype,
         out_dtype: torch.dtype,
         index: int,
-        moves_nothing: bool = False,
     ) -> None:
         super().__init__(name, module, reason, lowered)
         self._dtype, self._out_dtype, self._index = dtype, out_dtype, index
-        self._moves_nothing = moves_nothing
+        self.members_move_nothing = False
+        """True for a container of torchvision whose members all leave masks, boxes and keypoints unchanged."""
 
     @property
     def moves_nothing(self) -> bool:
         """True for a class in ``COLOUR_ONLY``, a subclass that overrides none of its methods, and containers of them."""
         class_ = torchvision_class(self.module)
         is_colour_only = class_ is not None and class_.__name__ in COLOUR_ONLY and difference(self.module, class_) is None
-        return self._moves_nothing or is_colour_only
+        return self.members_move_nothing or is_colour_only
 
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:
         """Draw a seed for the module, and the mask of the samples that the module is called for."""
