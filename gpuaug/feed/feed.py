@@ -253,6 +253,15 @@ class Feed:
 
     def close(self) -> None:
         """End persistent workers and drop the ring. The next iteration creates new ones."""
+        self.end_persistent_workers()
+        for reference in self._rings:
+            ring = reference()
+            if ring is not None:
+                ring.close()
+        self._ring = None
+
+    def end_persistent_workers(self) -> None:
+        """End persistent workers, and iterations that read their batches. The next iteration starts new workers."""
         loaders: tuple[Any, ...] = (self._loader, self._loader_copy)
         for loader in loaders:
             if has_persistent_workers(loader):
@@ -261,11 +270,6 @@ class Feed:
                 loader._iterator = None
                 end_workers(iterator)
         self._loader_copy = None
-        for reference in self._rings:
-            ring = reference()
-            if ring is not None:
-                ring.close()
-        self._ring = None
 
     def _slots_per_worker(self, depth: int) -> int:
         prefetch_factor = (getattr(self._loader, "prefetch_factor", None) or 2) if self.workers else 0

@@ -19,7 +19,15 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import default_rank
-from gpuaug.feed.wrapped_loader import StateReader, as_int, end_workers, is_stateful, parts, uses_iteration_of
+from gpuaug.feed.wrapped_loader import (
+    StateReader,
+    as_int,
+    end_workers,
+    has_state_methods,
+    is_stateful,
+    parts,
+    uses_iteration_of,
+)
 
 _GLOBAL = "torch"
 """Key of torch's global generator among the generators from which a sampler may draw."""
@@ -104,8 +112,11 @@ class ResumableLoader:
             is_new = isinstance(generator, torch.Generator) and not any(generator is other for other in others)
             if path != "dataset" and is_new:
                 self.generators[path or "loader"] = generator
-        samplers = (part for path, part in paths.items() if path not in ("", "dataset"))
-        self._has_custom_sampler = any(type(part).__module__.partition(".")[0] not in _LIBRARIES for part in samplers)
+        samplers = [part for path, part in paths.items() if path not in ("", "dataset")]
+        custom_samplers = [part for part in samplers if type(part).__module__.partition(".")[0] not in _LIBRARIES]
+        self._has_custom_sampler = bool(custom_samplers)
+        self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
+        """Whether a sampler that is not of ``_LIBRARIES`` has ``state_dict`` and ``load_state_dict``."""
         self._rank = _attribute("rank", paths.values())
         self.ranks = _attribute("num_replicas", paths.values())
         """Number of ranks among which a sampler divides the dataset; ``None`` without such a sampler."""
@@ -150,8 +161,13 @@ class ResumableLoader:
         epochs = dict(self.epochs if epochs is None else epochs)
         return {"settings": self.settings(), "rank": rank, "epochs": epochs, "generators": dict(generators)}
 
+    def restart(self, state: Mapping[str, Any]) -> None:
+        """Set generators and the epochs of samplers to ``state``, which was saved before the first batch of the first epoch."""
+        self.epochs = state["epochs"]
+        set_states(self.generators, state["generators"])
+
     def accepts(self, state: Any) -> bool:
-        """Return whether ``state`` is a state that ``restore`` and ``begin`` can use."""
+        """Return whether ``state`` is a state that ``restart``, ``restore_end`` and ``begin`` can use."""
         if not is_state(state):
             return False
         with suppress(TypeError, RuntimeError):

@@ -74,6 +74,29 @@ class StatefulLoader:
         if isinstance(state, Mapping) and _EXTRA_KEY in state:
             self._resumable.epochs = state[_EXTRA_KEY]["epochs"]
 
+    def state_before_first(self) -> dict[str, Any]:
+        """Return the state before the first batch of the first epoch, without torchdata's state.
+
+        Reading torchdata's state would start workers.
+        """
+        return {_EXTRA_KEY: {**self._state(), "ended": False}}
+
+    def restart(self, loader: Any, state: Any) -> None:
+        """Let the next epoch begin at its first batch.
+
+        Args:
+            loader: The user's loader.
+            state: State before the first batch; ``None``: generators and epochs of samplers are not changed.
+        """
+        self.discard_loaded_state(loader)
+        if state is not None:
+            self._resumable.restart(state[_EXTRA_KEY])
+
+    def can_restart(self, loader: Any) -> bool:
+        """Return whether ``restart`` suffices after batches were read: no object in this process has a position of its own."""
+        is_read_here = not loader.num_workers and not _is_hugging_face_stream(loader.dataset)
+        return not (is_read_here and has_state_methods(loader.dataset)) and not self._resumable.has_custom_sampler_with_state
+
     @staticmethod
     def discard_loaded_state(loader: Any) -> None:
         """Discard the state that was loaded into the loader, so that the next epoch begins at its first batch."""
@@ -182,6 +205,11 @@ class StatefulLoader:
     def _must_reread(loader: Any) -> bool:
         """Return whether the stream must be read again from its beginning, although it has a state."""
         return _is_hugging_face_stream(loader.dataset) and _shuffles_in_memory(loader.dataset)
+
+
+def is_before_first(state: Any) -> bool:
+    """Return whether ``state`` is from before the first batch: a result of ``state_before_first``, or ``None``."""
+    return state is None or (isinstance(state, Mapping) and set(state) == {_EXTRA_KEY})
 
 
 def is_graph(loader: Any) -> bool:

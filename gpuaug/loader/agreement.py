@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from gpuaug.core.errors import ArgumentError, shown
 from gpuaug.feed.resumable import ResumableLoader, is_state
-from gpuaug.feed.stateful import StatefulLoader
+from gpuaug.feed.stateful import StatefulLoader, is_before_first
 from gpuaug.loader.definition import definition
 from gpuaug.loader.sharding import count_ranks
 from gpuaug.stages.base import BoundStage, Stage
@@ -50,7 +50,8 @@ def check_source(
             f"state['source'] must be the state of a {type(loader).__name__}, got the state of a plain DataLoader or a list. "
             "Wrap a loader of the type that was wrapped in the saved run."
         )
-    if resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps"):  # torchdata
+    is_torchdata = resumable is None and isinstance(source, Mapping) and hasattr(loader, "snapshot_every_n_steps")
+    if is_torchdata and not is_before_first(source):
         main = source.get("_snapshot", {}).get("_main_snapshot", {})
         workers = main.get("_num_workers", 0) if isinstance(main, Mapping) else 0
         if source and workers != loader.num_workers:

@@ -16,7 +16,8 @@ from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, RunPosition
-from gpuaug.feed.resumable import Resume
+from gpuaug.feed.resumable import Resume, is_state, states_of
+from gpuaug.feed.stateful import is_before_first, is_graph
 from gpuaug.feed.wrapped_loader import epoch_of, has_persistent_workers, is_stateful, set_epoch_of
 from gpuaug.loader.agreement import WAY_OUT, batches_done, check_source, description, differences
 from gpuaug.loader.device_setup import DeviceSetup
@@ -45,7 +46,7 @@ class Snapshot(NamedTuple):
     chosen: bool
     """Whether the epoch was set with ``set_epoch``, not counted."""
     source: Any
-    """State of the wrapped loader, or the error that reading it raised; ``None`` before the first batch of the first epoch."""
+    """State of the wrapped loader, or the error that reading it raised; ``None`` if the state cannot be read."""
 
 
 _POSITION_ATTRIBUTES = (
@@ -148,7 +149,7 @@ class Progress:
         if self._stateful is not None and self._loaded_source is not None and epoch != self._next_epoch:
             self._first_batch = 0
             self._loaded_source = None
-            self._stateful.discard_loaded_state(self._loader if self._prepared is None else self._prepared.dataloader)
+            self._stateful.discard_loaded_state(self._base_loader)
         self._fixed_epoch = epoch
         self._chosen = True
         set_epoch_of(self._loader, epoch)
@@ -201,8 +202,7 @@ class Progress:
         store the state in itself instead of its iterator. In that case open iterators end.
         """
         source = self._loaded_source
-        # A DataLoader stores its position in its iterators: the next iterator begins at the first batch or at a loaded state.
-        if is_stateful(self._loader) and not isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader):
+        if is_stateful(self._loader) and not self._is_dataloader:
             self._end_iterations()
             source = self.state_dict()["source"] if self._snapshot is not None else None
             source = copy.deepcopy(self._loader.state_dict()) if source is None else source  # type: ignore[attr-defined]
@@ -250,7 +250,7 @@ class Progress:
         Raises:
             Exception: The error that the wrapped loader raised when its state was read.
         """
-        position = self._snapshot or Snapshot(self._next_epoch, 0, False, self._chosen, None)
+        position = self._snapshot or Snapshot(self._next_epoch, 0, False, self._chosen, self._source_before_first())
         if isinstance(position.source, Exception):
             raise position.source
         return {
@@ -276,8 +276,8 @@ class Progress:
                 epoch of a ``StatefulDataLoader`` after the same number of batches, or at the state of its stream.
 
         Raises:
-            ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, or, with ``strict``, differs from this run. The
-                loader is unchanged.
+            ArgumentError, ArgumentTypeError: If ``state_dict`` is not a state, if it is from before the first batch and cannot
+                set the wrapped loader back, or, with ``strict``, if it differs from this run. The loader is unchanged.
             GpuAugError: If a custom sampler returns another order than in the epoch that has ended. Open iterators have ended.
             Exception: Any error of the wrapped loader's ``load_state_dict``, or of its sampler. Open iterators have ended.
 
@@ -291,6 +291,13 @@ class Progress:
         source = saved_position.source
         batch = saved_position.batch
         check_source(source, batch, self._loader, resumable, self._stateful)
+        before_first = not saved_position.ended and not batch and _is_before_first(source)
+        if before_first and not self._can_restart:
+            name = type(self._loader).__name__
+            raise ArgumentError(
+                f"The state cannot be loaded, because it is from before the first batch, and the {name} is past it. "
+                f"Load the state into a StreamedLoader around a new {name}."
+            )
         seed = self._seed if self._seed_is_set else state["seed"]
         current = {"seed": seed, **description(self._device_setup.stage_pairs, self._resumable, state.get("decoders", ()))}
         state["settings"], current["settings"] = self._loader_settings(source)
@@ -318,7 +325,9 @@ class Progress:
         source = copy.deepcopy(source)
         self._resume = None
         self._loaded_source = None
-        if resumable is None:
+        if before_first:
+            self._restart(source)
+        elif resumable is None:
             if source is not None:
                 self._loader.load_state_dict(copy.deepcopy(source))  # type: ignore[attr-defined]
             if self._stateful is not None:
@@ -340,6 +349,44 @@ class Progress:
         self._first_batch = first_batch
         self._skip = 0
         self._snapshot = saved_position._replace(batch=batch, source=source)
+
+    @property
+    def _is_dataloader(self) -> bool:
+        """Whether the wrapped loader is a ``DataLoader``, also if Accelerate has prepared it.
+
+        A ``DataLoader`` stores its position in its iterators: the next iterator begins at the first batch or at a loaded state.
+        """
+        return isinstance(getattr(self._loader, "base_dataloader", self._loader), DataLoader)
+
+    def _source_before_first(self) -> Any:
+        """Return the state of the wrapped loader before the first batch of the first epoch; ``None`` if it cannot be read."""
+        if self._resumable is not None:
+            return self._resumable.state(states_of(self._resumable.generators))
+        if self._stateful is not None:
+            return self._stateful.state_before_first()
+        if self._is_dataloader or is_graph(self._loader):
+            return None  # reading the state would begin an iteration
+        return self._loader.state_dict()  # type: ignore[attr-defined]
+
+    @property
+    def _can_restart(self) -> bool:
+        """Whether ``_restart`` suffices to begin at the first batch of the first epoch."""
+        if self._resumable is not None or self._snapshot is None or is_before_first(self._snapshot.source):
+            return True
+        return self._stateful is not None and self._stateful.can_restart(self._base_loader)
+
+    def _restart(self, source: Any) -> None:
+        """Let the next iterator begin as the first one did, with ``source`` as the wrapped loader's state before it."""
+        self._feed.end_persistent_workers()  # new workers draw their seeds from the generators, as in the first epoch
+        if self._stateful is not None:
+            self._stateful.restart(self._base_loader, source)
+        elif source is not None and self._resumable is not None:
+            self._resumable.restart(source)
+
+    @property
+    def _base_loader(self) -> Any:
+        """The wrapped loader; the ``DataLoader`` that it wraps if Accelerate has prepared it."""
+        return self._loader if self._prepared is None else self._prepared.dataloader
 
     def _loader_settings(self, source: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Return the settings of the wrapped loader, such as its batch size: (in its state, current); both empty if unknown."""
@@ -379,6 +426,11 @@ def _checked_state(state: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(entries, Mapping) or not all(isinstance(text, str) for pair in entries.items() for text in pair):
             raise ArgumentTypeError(f"state[{name!r}] must be a mapping of names to text, got {shown(entries)}. {WAY_OUT}")
     return {**state, **numbers, **flags}
+
+
+def _is_before_first(source: Any) -> bool:
+    """Whether the state ``source`` of the wrapped loader is from before the first batch of the first epoch."""
+    return is_before_first(source) or (is_state(source) and "order" not in source)
 
 
 def _is_finished(source: Any) -> bool:

@@ -272,6 +272,65 @@ def test_the_table_says_what_a_stop_does(loader, order, table):
     assert found == table[loader, order]
 
 
+NOT_SET_BACK = {
+    *[key for key in MADE if key[0] == "`Loader` of torchdata's nodes"],
+    (STATEFUL, f"`RandomSampler` {SEEDED}, a dataset with `state_dict`"),
+    (STATEFUL, "a stream with `state_dict`"),
+}
+"""Loaders, read in this process, that a state from before the first batch does not set back: loading it raises an error."""
+
+HAS_STATE = {key: make for key, make in MADE.items() if hasattr(StreamedLoader(make(), device="cpu"), "state_dict")}
+SET_BACK = [
+    *[pytest.param(*key, {}, id=", ".join(key)) for key in HAS_STATE if "persistent" not in key[1] and "not its" not in key[1]],
+    *[
+        pytest.param(kind, order, options, id=f"{kind}, {order}, workers", marks=() if order in quick else pytest.mark.slow)
+        for kind, order in HAS_STATE
+        if kind in (PLAIN, STATEFUL) and "not its" not in order and "persistent" not in order
+        for options, quick in [
+            ({"num_workers": 1}, ["a stream with `state_dict`"]),
+            (PERSISTENT, ["`shuffle=True`, a `generator`"]),
+        ]
+        if options is not PERSISTENT or f"{order}, persistent workers" not in [other for _, other in MADE]
+    ],
+]
+
+
+@pytest.mark.parametrize(("kind", "order", "options"), SET_BACK)
+def test_a_state_from_before_the_first_batch_begins_the_run_anew(kind, order, options):
+    tells = order.endswith("`set_epoch` each epoch")
+
+    def run(loader, epochs=2):
+        torch.manual_seed(3)
+        result = []
+        for epoch in range(epochs):
+            if tells:
+                loader.set_epoch(epoch)
+            result.append([batch.tolist() for batch in loader])
+        return result
+
+    def read_one(loader):
+        batches = iter(loader)
+        next(batches)
+        batches.close()
+
+    with StreamedLoader(MADE[kind, order](**options), device="cpu", seed=7) as loader:
+        first = copy.deepcopy(loader.state_dict())
+        expected = run(loader)
+    with StreamedLoader(MADE[kind, order](**options), device="cpu", seed=7) as loader:
+        loader.load_state_dict(first)
+        read_one(loader)
+        second = copy.deepcopy(loader.state_dict())
+        for has_read in (read_one, run, lambda loader: loader.load_state_dict(second)):
+            has_read(loader)
+            if (kind, order) in NOT_SET_BACK and not options.get("num_workers"):
+                with pytest.raises(GpuAugError, match="is past it"):
+                    loader.load_state_dict(first)
+                continue
+            loader.load_state_dict(first)
+            assert repr(loader.state_dict()) == repr(first)
+            assert run(loader) == expected
+
+
 def every_position_but_the_first(epochs):
     """Stops at the ends of epochs and after each batch but the first, which ``HiddenLate`` has in every epoch."""
     return [(epoch, 0, False) for epoch in range(1, EPOCHS)] + [

@@ -50,6 +50,23 @@ def persistent_workers_behind_an_epoch(told):
         assert len(list(resumed)) == len(whole)
 
 
+@example("The state cannot be loaded, because it is from before the first batch")
+def state_from_before_the_first_batch(told):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make():
+        return gpuaug.StreamedLoader(StatefulDataLoader(Tape(), 2), device="cpu", seed=0)
+
+    streamed = make()
+    state = streamed.state_dict()
+    next(iter(streamed))
+    with told:
+        streamed.load_state_dict(state)
+    renewed = make()
+    renewed.load_state_dict(state)
+    assert len(list(renewed)) == 8
+
+
 @example("depth='auto' is deprecated and works as depth=")
 def depth_that_is_chosen_by_measurement(told):
     with told:
