@@ -35,6 +35,9 @@ STAGE_WAIT_S, DRAW_WAIT_S, FORK_WAIT_S = 120.0, 1.0, 1.0
 A stage that takes longer is either compiling, or waits for the thread that waits for it.
 """
 
+POLL_S = 0.05
+"""Seconds between two looks at whether a wait for a stage has become pointless."""
+
 T = TypeVar("T")
 
 
@@ -108,6 +111,18 @@ class GeneratorLock:
             return draw()
         finally:
             self._lock.release()
+
+    def draw_unless(self, is_stopped: Callable[[], bool], draw: Callable[[], T]) -> T | None:
+        """Like ``draw``, but wait as long as a stage may take. Return ``None`` if ``is_stopped()`` becomes true meanwhile."""
+        for _ in range(int(STAGE_WAIT_S / POLL_S)):
+            if is_stopped():
+                return None
+            if self._lock.acquire(timeout=POLL_S):
+                try:
+                    return draw()
+                finally:
+                    self._lock.release()
+        return self.draw(draw)
 
     # A fork waits for the end of another thread's stage. Otherwise the generators of the forked process would stay in the state
     # of the stage, and if the stage was drawing, the lock inside a generator would stay locked forever.

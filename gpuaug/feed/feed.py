@@ -33,7 +33,7 @@ from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning, one_of
 from gpuaug.core.streams import Event
 from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
-from gpuaug.feed.resumable import ResumableLoader, Resume, is_resumable
+from gpuaug.feed.resumable import ResumableLoader, Resume, is_by_index, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
 from gpuaug.feed.ring_collate import SlotCollate, describe_or_free_slot
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
@@ -89,7 +89,10 @@ class Feed:
         """Reason why batches travel without slots; an empty string if they use slots."""
         if feed == "ring" and self.reason:
             raise ArgumentError(f"feed must be 'auto' or 'plain' here, got 'ring', but {self.reason}. Leave feed out.")
-        self.resumable = ResumableLoader(loader) if is_resumable(loader) else None
+        resumable = is_resumable(loader)
+        self._recorder = ResumableLoader(loader) if resumable or is_by_index(loader) else None
+        """Reader of the sampler, also of a loader whose state cannot be saved."""
+        self.resumable = self._recorder if resumable else None
         self.stateful = StatefulLoader(loader) if _keeps_state(loader) else None
         self._process = os.getpid()
         self._objects_of_parent: Any = None
@@ -210,7 +213,7 @@ class Feed:
         starts_workers = self.workers and (keeps_state or uses_iteration_of(loader, DataLoader))
         memory = ring.memory if ring is not None else None
         with sending_errors(loader, keeps_state, memory) if starts_workers else nullcontext():
-            reader = self.resumable or self.stateful
+            reader = self._recorder or self.stateful
             if reader is not None:
                 begin: BeginFunction = partial(reader.begin, resume=resume)
             else:
@@ -218,7 +221,11 @@ class Feed:
                 begin = partial(begin_graph if is_graph(loader) else begin_after, skip=skip)
             if self._begin_with is not None:
                 begin = partial(self._begin_with, begin)
-            return open_feed_iterator(loader, current_stream, receive, begin)
+            iteration = open_feed_iterator(loader, current_stream, receive, begin)
+            iteration.draws_ahead = reader.draws_ahead if reader is not None else None
+            if iteration.draws_ahead is not None and self._begin_with is not None:
+                iteration.draws_ahead.items_before_first += 1  # Accelerate reads one batch ahead
+            return iteration
 
     @property
     def has_running_workers(self) -> bool:

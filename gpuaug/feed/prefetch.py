@@ -23,6 +23,7 @@ import torch
 
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
+from gpuaug.feed.draws_ahead import DrawsAhead
 from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
@@ -83,6 +84,8 @@ class FeedIterator(ABC):
         """Message of the error for the next batch if this iteration was closed or taken over; else ``None``."""
         self.state_at_start: Any = self._read_state(False)
         """State of the wrapped loader before the first batch, if the loader has a state."""
+        self.draws_ahead: DrawsAhead | None = None
+        """Draws of the wrapped loader's sampler, if it is read by its indices."""
 
     def get(self, *, block: bool) -> Pulled | None:
         """Return the next batch, error or end, in order; ``None`` if it is not ready and ``block`` is false.
@@ -106,6 +109,11 @@ class FeedIterator(ABC):
     def is_open(self) -> bool:
         """Whether the iteration has been neither closed nor taken over."""
         return self._end_message is None
+
+    def count_returned(self) -> None:
+        """Record that the training loop has received a batch, an error or the end."""
+        if self.draws_ahead is not None:
+            self.draws_ahead.num_returned += 1
 
     def refill(self) -> None:
         """Let the thread pull one batch for each batch that ``get`` has returned.
@@ -167,8 +175,12 @@ class ThreadFeedIterator(FeedIterator):
     def take_over(self) -> None:
         """End this iteration because a newer one reads the same iterator. Waits until the loader's ``next`` returns."""
         super().take_over()
+        if self.draws_ahead is not None:
+            self.draws_ahead.stop()
         self._mailbox.close()
         self._thread.join()  # the newer iteration resets the loader's iterator, which must not be read meanwhile
+        if self.draws_ahead is not None:
+            self.draws_ahead.undo()
 
     def close(self) -> None:
         """End the thread and drop the wrapped loader's iterator, which ends its workers. Idempotent."""
@@ -177,8 +189,12 @@ class ThreadFeedIterator(FeedIterator):
         loader = self.loader
         iterator = self.iterator
         super().close()
+        if self.draws_ahead is not None:
+            self.draws_ahead.stop()
         self._stop()
         if not self._thread.is_alive():
+            if self.draws_ahead is not None:
+                self.draws_ahead.undo()
             if not has_persistent_workers(loader):
                 end_workers(iterator)
             self.has_ended.set()

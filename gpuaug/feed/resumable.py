@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import default_rank
+from gpuaug.feed.draws_ahead import DrawsAhead, Variable
 from gpuaug.feed.wrapped_loader import (
     StateReader,
     as_int,
@@ -50,12 +52,16 @@ def is_resumable(loader: Any) -> bool:
     """Return whether an epoch of ``loader`` can begin at any batch without loading earlier batches."""
     if type(loader) in {list, tuple}:
         return True
-    if not isinstance(loader, DataLoader) or is_stateful(loader) or not uses_iteration_of(loader, DataLoader):
-        return False
     # Not with in_order=False: the batches that were processed may not be the first of the epoch. Not if the sampler is an
     # iterator, which can be iterated only once.
-    by_index = not isinstance(loader.dataset, IterableDataset) and getattr(loader, "in_order", True)
-    return by_index and not isinstance(_index_sampler(loader), Iterator)
+    return is_by_index(loader) and getattr(loader, "in_order", True) and not isinstance(_index_sampler(loader), Iterator)
+
+
+def is_by_index(loader: Any) -> bool:
+    """Return whether ``loader`` is a ``DataLoader`` of a map-style dataset, without a state, whose sampler can be replaced."""
+    if not isinstance(loader, DataLoader) or is_stateful(loader) or not uses_iteration_of(loader, DataLoader):
+        return False
+    return not isinstance(loader.dataset, IterableDataset)
 
 
 _ENTRIES: dict[str, Any] = {"settings": int | str | None, "epochs": int, "generators": torch.Tensor}
@@ -87,7 +93,7 @@ class ResumableLoader:
     """Reader of a loader's state, which can begin the loader's epochs at any batch.
 
     Args:
-        loader: The user's loader, for which ``is_resumable`` is true.
+        loader: The user's loader, for which ``is_resumable`` or ``is_by_index`` is true.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -120,6 +126,8 @@ class ResumableLoader:
         self._rank = _attribute("rank", paths.values())
         self.ranks = _attribute("num_replicas", paths.values())
         """Number of ranks among which a sampler divides the dataset; ``None`` without such a sampler."""
+        self.draws_ahead: DrawsAhead | None = None
+        """Draws of the sampler in the epoch that was begun last; ``None`` if they are not known."""
 
     def settings(self) -> dict[str, Any]:
         """Return name → value of the settings, other than the order, on which the batches of an epoch depend."""
@@ -149,6 +157,13 @@ class ResumableLoader:
         for path, part in self._parts_with_epoch.items():
             if path in value:
                 part.set_epoch(value[path])
+
+    def new_draws_ahead(self) -> DrawsAhead:
+        """Return a record of the draws of an epoch, and set ``draws_ahead``."""
+        states: list[Variable] = [(generator.get_state, generator.set_state) for generator in self.generators.values()]
+        epochs: list[Variable] = [(partial(getattr, part, "epoch"), part.set_epoch) for part in self._parts_with_epoch.values()]
+        self.draws_ahead = DrawsAhead(states + epochs, is_custom=self._has_custom_sampler)
+        return self.draws_ahead
 
     def state(self, generators: Mapping[str, torch.Tensor], epochs: Mapping[str, int | None] | None = None) -> dict[str, Any]:
         """Return the state of the loader.
@@ -283,6 +298,8 @@ class ResumableLoader:
         if not loader.num_workers:
             indices.store_states_after_order()
         skipped = resume.batches if resume is not None else 0
+        prefetched = loader.num_workers * (loader.prefetch_factor or 0)
+        recording.draws_ahead.items_before_first = skipped + iterator._num_yielded + prefetched
         return iterator, lambda ended: indices.state(None if ended else skipped + iterator._num_yielded)
 
 
@@ -300,6 +317,7 @@ class _RecordingSampler:
         self.order_error: GpuAugError | None = None
         """Error to raise after the ``DataLoader`` has created its iterator, whose workers can then be ended."""
         self._sampler = sampler
+        self.draws_ahead = resumable.new_draws_ahead()
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -353,7 +371,8 @@ class EpochIndices(Iterator[Any]):
             skipped = resume.batches if resume is not None else 0
             order = saved.get("order", {})
             num_compared = order.get("batches", 0)
-            self._read_ahead.extend(self._read(max(1, skipped, num_compared)))
+            read = partial(self._read, max(1, skipped, num_compared))
+            self._read_ahead.extend(recording.draws_ahead.read_first(read))
         except Exception as error:
             self._error = error
         if torch.equal(states[_GLOBAL], torch.default_generator.get_state()):
@@ -407,7 +426,7 @@ class EpochIndices(Iterator[Any]):
             raise self._error
         if self._read_ahead:
             return self._read_ahead.popleft()
-        for item in self._read(1):
+        for item in self._recording.draws_ahead.read(len(self._checksums) - 1, partial(self._read, 1)):
             return item
         raise StopIteration
 

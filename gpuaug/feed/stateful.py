@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from gpuaug.core.errors import ArgumentError
+from gpuaug.feed.draws_ahead import DrawsAhead
 from gpuaug.feed.resumable import ResumableLoader, Resume, set_states, states_of
 from gpuaug.feed.wrapped_loader import (
     IteratorAndReader,
@@ -52,6 +53,11 @@ class StatefulLoader:
         self._same_order = True
         self._resumed = False
         """Whether the last epoch began from a state."""
+
+    @property
+    def draws_ahead(self) -> DrawsAhead | None:
+        """Draws of the sampler in the epoch that was begun last; ``None`` if they are not known."""
+        return self._resumable.draws_ahead
 
     def accepts(self, state: Any) -> bool:
         """Return whether ``begin`` can use ``state`` after it was loaded into the loader."""
@@ -113,6 +119,7 @@ class StatefulLoader:
             ArgumentError: If persistent workers cannot load the state of the dataset.
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
+        self._resumable.draws_ahead = None
         skip = 0 if resume is None else resume.batches
         seed = None if resume is None else resume.seed
         if self._resumed and _is_hugging_face_stream(loader.dataset):
@@ -140,6 +147,8 @@ class StatefulLoader:
             if start is None and seed is not None:
                 start = Resume(0, seed, None, False)
             iterator, read_order = self._resumable.begin_recorded(loader, start)
+            if self.draws_ahead is not None:
+                self.draws_ahead.items_before_first += skip
             return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), read_order)
         iterator = iter(loader)
         if extra_state is not None:

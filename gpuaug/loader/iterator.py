@@ -141,6 +141,7 @@ class PipelinedIterator:
         batch_index = self._loop_position.batch
         batch = self._unpacked(launched, batch_index) if launched.packed else launched.batch
         self.launched_batches.popleft()
+        self.feed_iterator.count_returned()
         if launched.error is not None:
             self._ended = True
             try:
@@ -186,6 +187,7 @@ class PipelinedIterator:
 
     def end(self) -> None:
         """Record that all batches have been handed over and the epoch has ended."""
+        self.feed_iterator.count_returned()
         self._set_position(self._loop_position._replace(ended=True, source=self._state_at_end))
 
     def close(self) -> None:
