@@ -13,7 +13,8 @@ import pickle
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,10 +108,29 @@ class DrawsAhead:
         return self.items_before_first + self.num_returned
 
 
+def generator_variables(owners: Collection[Any]) -> list[Variable]:
+    """Return the states of generators that are attributes of ``owners``, without the global generators of the host."""
+    global_generators = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))  # type: ignore[attr-defined]
+    attributes = [getattr(owner, "__dict__", {}).values() for owner in owners]
+    values = [*(getattr(owner, "generator", None) for owner in owners), *(value for group in attributes for value in group)]
+    variables: list[Variable] = []
+    for value in {id(value): value for value in values}.values():
+        if any(value is generator for generator in global_generators) or isinstance(value, random.SystemRandom):
+            continue
+        if isinstance(value, torch.Generator | np.random.RandomState):
+            variables.append((value.get_state, value.set_state))
+        elif isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            variables.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
+        elif isinstance(value, random.Random):
+            variables.append((value.getstate, value.setstate))
+    return variables
+
+
 def _equal(value: Any, other: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value.numpy().tobytes() == other.numpy().tobytes())  # a third of the time of torch.equal
-    return bool(value == other)
+    return pickle.dumps(value) == pickle.dumps(other)  # arrays in a state of NumPy cannot be compared with ==
 
 
 def _global_states() -> tuple[Any, ...]:

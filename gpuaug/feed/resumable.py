@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import default_rank
-from gpuaug.feed.draws_ahead import DrawsAhead, Variable
+from gpuaug.feed.draws_ahead import DrawsAhead, generator_variables
 from gpuaug.feed.wrapped_loader import (
     StateReader,
     as_int,
@@ -121,6 +121,7 @@ class ResumableLoader:
         samplers = [part for path, part in paths.items() if path not in ("", "dataset")]
         custom_samplers = [part for part in samplers if type(part).__module__.partition(".")[0] not in _LIBRARIES]
         self._has_custom_sampler = bool(custom_samplers)
+        self._generator_variables = generator_variables([loader, *samplers] if self._by_index else [])
         self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
         """Whether a sampler that is not of ``_LIBRARIES`` has ``state_dict`` and ``load_state_dict``."""
         self._rank = _attribute("rank", paths.values())
@@ -160,9 +161,8 @@ class ResumableLoader:
 
     def new_draws_ahead(self) -> DrawsAhead:
         """Return a record of the draws of an epoch, and set ``draws_ahead``."""
-        states: list[Variable] = [(generator.get_state, generator.set_state) for generator in self.generators.values()]
-        epochs: list[Variable] = [(partial(getattr, part, "epoch"), part.set_epoch) for part in self._parts_with_epoch.values()]
-        self.draws_ahead = DrawsAhead(states + epochs, is_custom=self._has_custom_sampler)
+        epochs = [(partial(getattr, part, "epoch"), part.set_epoch) for part in self._parts_with_epoch.values()]
+        self.draws_ahead = DrawsAhead([*self._generator_variables, *epochs], is_custom=self._has_custom_sampler)
         return self.draws_ahead
 
     def state(self, generators: Mapping[str, torch.Tensor], epochs: Mapping[str, int | None] | None = None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
+from gpuaug.feed.draws_ahead import generator_variables
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
 from gpuaug.loader.hooks import Hooks
@@ -97,11 +98,14 @@ def checked_loader(loader: object, use: str, advice: str) -> StreamedLoader:
 
 @contextmanager
 def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
-    """Context manager that restores the epoch, state and counters of a loader, and torch's generators, at its end."""
+    """Context manager that restores a loader and generators at its end.
+
+    It restores the epoch, the state and the counters of the loader, torch's global generators, and generators that are
+    attributes of the wrapped loader, its samplers and its dataset.
+    """
     shared = loader._shared
     stats = loader._shared.stats
-    generators = (getattr(part, "generator", None) for part in parts(loader.loader).values())
-    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
+    generator_states = [(set_state, get_state()) for get_state, set_state in generator_variables(parts(loader.loader).values())]
     dataset_states = [(dataset, copy.deepcopy(dataset.state_dict())) for dataset in _stateful_datasets(loader.loader)]
     stop_workers = has_persistent_workers(loader.loader) and not shared.feed.has_running_workers
     shared.stats = Stats()
@@ -112,8 +116,8 @@ def restored_at_end(loader: StreamedLoader) -> Iterator[None]:
         shared.stats = stats
         if stop_workers:
             loader.close()  # workers draw their seeds when they start, so the user's loop must start new workers
-        for generator, state in states:
-            generator.set_state(state)
+        for set_state, state in generator_states:
+            set_state(state)
         for dataset, state_dict in dataset_states:
             dataset.load_state_dict(state_dict)
 

@@ -33,9 +33,28 @@ class PerBatch(Sampler):
             yield torch.randint(14, (2,), generator=self.generator).tolist()
 
 
+class Private(PerBatch):
+    """Batches that are drawn one by one, from an attribute of another name, or in another library."""
+
+    def __init__(self, generator):
+        self.source = generator
+
+    def __iter__(self):
+        draw = getattr(self.source, "integers", getattr(self.source, "randint", None))
+        for _ in range(7):
+            if isinstance(self.source, torch.Generator):
+                yield torch.randint(14, (2,), generator=self.source).tolist()
+            else:
+                yield [int(draw(0, 13)), int(draw(0, 13))]
+
+
 LATE = {
     **OPTIONS,
     "drawn batch by batch": lambda: {"batch_sampler": PerBatch()},
+    "drawn from a private generator": lambda: {"batch_sampler": Private(generator())},
+    "drawn from NumPy's generator": lambda: {"batch_sampler": Private(np.random.default_rng(5))},
+    "drawn from a state of NumPy's": lambda: {"batch_sampler": Private(np.random.RandomState(5))},
+    "drawn from Python's generator": lambda: {"batch_sampler": Private(random.Random(5))},
     "drawn with replacement, 200": lambda: {
         "batch_size": 30, "sampler": RandomSampler(DATA, replacement=True, num_samples=200, generator=generator()),
     },

@@ -1,8 +1,10 @@
 """A loader that was profiled is as it was: what comes after is bit for bit what would have come."""
 
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from support.process import processes
@@ -265,6 +267,32 @@ def test_generators_are_put_back():
     gpuaug.profile(StreamedLoader(wrapped, device="cpu"), lambda batch: torch.rand(1), **SHORT)
     after = [each.get_state() for each in (generator, sampler.generator, torch.default_generator)]
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+class Private(Sampler):
+    """Draws an order from a generator that is an attribute of any name."""
+
+    def __init__(self, generator):
+        self.source = generator
+
+    def __len__(self):
+        return 40
+
+    def __iter__(self):
+        if isinstance(self.source, torch.Generator):
+            return iter(torch.randperm(40, generator=self.source).tolist())
+        order = list(range(40))
+        self.source.shuffle(order)
+        return iter(order)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda seed: torch.Generator().manual_seed(seed), np.random.default_rng, np.random.RandomState, random.Random]
+)
+def test_a_generator_that_is_any_attribute_of_a_sampler_is_put_back(make):
+    loader, copied = (StreamedLoader(DataLoader(few(), 2, sampler=Private(make(5))), device="cpu") for _ in range(2))
+    gpuaug.profile(loader, lambda batch: None, **SHORT)
+    assert [bits(loader) for _ in range(2)] == [bits(copied) for _ in range(2)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
