@@ -20,11 +20,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import default_rank
-from gpuaug.feed.draws_ahead import DrawsAhead, generator_variables
 from gpuaug.feed.wrapped_loader import (
+    DrawsAhead,
     StateReader,
     as_int,
     end_workers,
+    generator_variables,
     has_state_methods,
     is_stateful,
     parts,
