@@ -167,6 +167,13 @@ class FirstCall:
         return _fuses_with_targets(self.module) and not any(_matches([self.module], _SEVERAL_SIZES))
 
     @property
+    def mixes_labels(self) -> bool:
+        """Whether the fused pipeline, or ``gpuaug.fuse`` of the transform, can mix labels along with the images."""
+        if self.is_fused:
+            return not any(_matches([*all_parts(self.module.fallback_modules)], _LABEL_MIXING))
+        return _fuses_with_labels(self.module)
+
+    @property
     def separate_stages(self) -> str | None:
         """Code for the modules of a container of a fused pipeline as stages; ``None`` without a fused pipeline inside."""
         if self.is_fused or not any(map(_is_fused, self._parts)):
@@ -228,3 +235,20 @@ def _fuses_with_targets(module: Any) -> bool:
         if unsupported or not (isinstance(module, nn.Sequential) or hasattr(module, "transforms")):
             return not unsupported
     return all(map(_fuses_with_targets, children_of(module)))
+
+
+def _fuses_with_labels(module: Any) -> bool:
+    """Return whether ``gpuaug.fuse`` can mix labels along with the images of ``module``, a module of any class."""
+    if _is_fused(module) or torchvision_class(module) is not None or not any(_matches([*all_parts(module)], _LABEL_MIXING)):
+        return True
+    children = children_of(module)
+    if type(module) not in (list, tuple, nn.Sequential):
+        cls = library_class(module)
+        if cls is None or difference(module, cls) is not None or cls.__name__ == "PatchSequential":
+            return False
+        if any(_matches([module], _LABEL_MIXING)):
+            return bool(getattr(module._param_generator, "num_mix", 1) == 1)
+        counts: Any = getattr(module, "random_apply", False)  # (smallest number of picked modules, largest number + 1)
+        if counts and (counts[0] == 0 or len([*_matches(children, _LABEL_MIXING)]) < len(children)):
+            return False
+    return all(map(_fuses_with_labels, children))

@@ -140,9 +140,14 @@ def _warn_of_labels(call: FirstCall, members: Mapping[Any, Any]) -> None:
     passed = {id(leaf) for leaf in batches.leaves(call.values)}
     labels = {name: member for name, member in members.items() if _are_labels(member, batch_size)}
     if labels and not any(id(member) in passed for member in labels.values()):
+        advice = (
+            f"Pass {call.with_members({next(iter(labels)): 'class'})}."
+            if call.mixes_labels
+            else "Put a RandomMixUpV2, or a RandomCutMixV2 with num_mix=1, into the list for gpuaug.fuse, outside of other "
+            "containers, and pass it the labels with the data key 'class'; or mix in the dataset."
+        )
         warnings.warn(
-            f"labels no longer match the images, because {call.mixing_labels} receives the images only. "
-            f"Pass {call.with_members({next(iter(labels)): 'class'})}. "
+            f"labels no longer match the images, because {call.mixing_labels} receives the images only. {advice} "
             f"If this is intended, pass {call.unchecked}, which is not checked.",
             GpuAugWarning,
             stacklevel=3,

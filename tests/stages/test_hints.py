@@ -14,6 +14,7 @@ from torch import nn
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+import gpuaug
 from gpuaug import ArgumentTypeError, GpuAugWarning, TransformStage, collate_ragged, fuse
 from gpuaug.core import batch as batches
 
@@ -246,6 +247,52 @@ def test_labels_that_a_mix_leaves_behind_are_told_once(transform, names, line, l
     (text,) = told((IMAGES, labels), transform)
     assert text.startswith(f"labels no longer match the images, because {names} receives the images only")
     assert f"gpuaug.TransformStage({line}, on={{0: 'input', 1: 'class'}})" in text
+
+
+def _container(*modules, **options):
+    return K.AugmentationSequential(*modules, **options)
+
+
+class OwnMix(K.RandomMixUpV2):
+    def apply_transform(self, *arguments):
+        return super().apply_transform(*arguments)
+
+
+MIX_UP, TWO_RECTANGLES = K.RandomMixUpV2(), K.RandomCutMixV2(num_mix=2, use_correct_lambda=True)
+ANY_MIXING = {
+    "a mix": MIX_UP,
+    "in a container": [_container(MIX_UP, K.RandomInvert())],
+    "in torch's container": nn.Sequential(K.RandomInvert(), MIX_UP),
+    "one of the mixes": _container(MIX_UP, K.RandomCutMixV2(use_correct_lambda=True), random_apply=1),
+    "beside a choice": _container(_container(K.RandomInvert(), random_apply=1), MIX_UP),
+    "mixes or none": _container(MIX_UP, random_apply=(0, 1)),
+    "beside another module": _container(MIX_UP, K.RandomInvert(), random_apply=2),
+    "nested": [_container(_container(MIX_UP, K.RandomInvert(), random_apply=1))],
+    "two rectangles": TWO_RECTANGLES,
+    "two rectangles in a container": _container(TWO_RECTANGLES, random_apply=1),
+    "a class of the user": OwnMix(),
+    "in patches": K.PatchSequential(K.RandomInvert(), MIX_UP, random_apply=True, grid_size=(2, 2)),
+}
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("transform", ANY_MIXING.values(), ids=ANY_MIXING)
+@pytest.mark.filterwarnings("ignore:.*is not fused")
+def test_a_line_about_labels_mixes_them_or_there_is_no_line(transform, is_fused):
+    images = torch.rand(2, 3, 8, 8)
+    if isinstance(transform, list) and not is_fused:
+        transform = nn.Sequential(*transform)
+    transform = fuse(transform) if is_fused else transform
+    text = next(text for text in told((images, LABELS), transform) if text.startswith("labels no longer"))
+    line = re.search(r"Pass (gpuaug\.TransformStage\(.*?\})\)\.", text)
+    if line is None:
+        assert "outside of other containers" in text
+        with pytest.raises(gpuaug.ArgumentError, match="can be mixed"):
+            (transform if is_fused else fuse(transform))(images, LABELS, data_keys=["input", "class"])
+    else:
+        stage = eval(f"{line[1]})", {"gpuaug": gpuaug, "transform": transform})
+        ((_, labels),) = gpuaug.StreamedLoader([(images, LABELS)], [stage], device="cpu")
+        assert labels.shape[-2:] == (2, 3)
 
 
 @pytest.mark.parametrize("frames", [(), (3,)])

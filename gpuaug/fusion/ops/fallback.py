@@ -7,7 +7,7 @@ inputs, because it may modify its inputs. The images have the dtype that they wo
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, add_note
 from gpuaug.core.rng import Generators
 from gpuaug.core.settings import initial_settings
-from gpuaug.core.torchvision_types import difference, torchvision_class
+from gpuaug.core.torchvision_types import all_parts, difference, torchvision_class
 from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.sampler import Gate, Sampler, all_true
 from gpuaug.fusion.pixels import IMAGE_DTYPES, converted
@@ -60,6 +60,8 @@ class EagerOp(ABC):
         self.module = module
         self.reason = reason
         self.lowered = lowered
+        self._parts = list(all_parts(module))
+        """The module and all modules in it."""
         self.gates: tuple[Gate, ...] = ()
         """One condition per enclosing container that picks modules at random. The module runs for samples that meet all."""
 
@@ -85,6 +87,36 @@ class EagerOp(ABC):
         A data key says what an input holds: ``"input"`` images, ``"mask"``, ``"bbox"``, ``"class"`` labels, and so on.
         """
         return key in ("input", "class", "tv_tensors")
+
+    @property
+    def mixes_samples(self) -> bool:
+        """True if the module, or a module that it contains, mixes images of the batch, so that labels must be mixed, too."""
+        return any(isinstance(part, K.MixAugmentationBaseV2) and not isinstance(part, K.RandomJigsaw) for part in self._parts)
+
+    def check_keys(self, keys: Sequence[str], listed_keys: Sequence[str]) -> None:
+        """Raise an error for inputs that the library would not transform together with the images.
+
+        Args:
+            keys: Data keys of all inputs of a call.
+            listed_keys: Data keys of the inputs that are target dicts or lists of masks.
+
+        Raises:
+            ArgumentError: If the module may move pixels and the library does not move an input equally, or if the module mixes
+                samples, and there are labels or ``valid``.
+        """
+        unmixed_keys = [key for key in keys if key in ("class", "valid")]
+        if unmixed_keys and self.mixes_samples:
+            raise ArgumentError(
+                f"{self.name} must be fused, so that {unmixed_keys[0]} can be mixed with the images, got a module that "
+                f"{self.package} runs: {self.reason}. Put a RandomMixUpV2, or a RandomCutMixV2 with num_mix=1, into the list "
+                "for gpuaug.fuse, outside of other containers, or mix in the dataset."
+            )
+        unsupported_keys = [key for key in keys if key in listed_keys or not self.moves(key)]
+        if unsupported_keys and not self.moves_nothing:
+            raise ArgumentError(
+                f"{self.name} must be fused, or not move pixels, so that {unsupported_keys[0]} can be transformed with the "
+                f"images, got a module that {self.package} runs: {self.reason}. Replace the module, or run it in the dataset."
+            )
 
     @abstractmethod
     def draw(self, sampler: Sampler, size: Size) -> OpDraws:

@@ -383,24 +383,17 @@ class CallInputs:
             memory_format: Memory format of the output images.
 
         Raises:
-            ArgumentError: If the module may move pixels, and its library cannot move the pixels or boxes of an input equally.
+            ArgumentError: If its library cannot move the pixels or boxes of an input equally, or cannot mix the labels.
             OutputDtypeChange: If the module returns images of another dtype than the pipeline was lowered for.
         """
         images_only = op.moves_nothing or op.package == "torchvision"  # whether the module gets the images only
-        unsupported = [
-            key
-            for key, value in zip(self.keys, self.values, strict=True)
-            if isinstance(value, TargetDicts | MaskList) or not op.moves(key)
-        ]
-        if unsupported and not op.moves_nothing:
-            raise ArgumentError(
-                f"{op.name} must be fused, or not move pixels, so that {unsupported[0]} can be transformed with the images, "
-                f"got a module that {op.package} runs: {op.reason}. Replace the module, or run it in the dataset."
-            )
+        values = zip(self.keys, self.values, strict=True)
+        op.check_keys(self.keys, [key for key, value in values if isinstance(value, TargetDicts | MaskList)])
         indices = [
             index
             for index, key in enumerate(self.keys)
-            if key == "input" or not (images_only or key in ("valid", "tv_tensors"))
+            # Kornia's containers return labels unchanged, or raise an error.
+            if key == "input" or not (images_only or key in ("class", "valid", "tv_tensors"))
         ]
         if not images_only:
             self._apply_matrix()

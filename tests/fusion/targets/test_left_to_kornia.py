@@ -1,5 +1,6 @@
-"""Targets beside modules that Kornia runs: each follows the pixels, or is refused."""
+"""Targets beside modules that Kornia runs: each follows the pixels, or is refused. Labels are mixed, or are refused."""
 
+import itertools
 import warnings
 
 import kornia.augmentation as K
@@ -153,3 +154,72 @@ def test_modules_that_move_no_boxes_are_refused_by_name():
         for key, value in {"keypoints": torch.rand(2, 1, 2), "bbox_xyxy": torch.rand(2, 1, 4)}.items():
             with pytest.raises(gpuaug.ArgumentError, match=name):
                 augment(torch.rand(2, 3, SIDE, SIDE), value, data_keys=["input", key])
+
+
+class Wrapped(nn.Module):
+    """A user's module that calls a module of Kornia."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, images):
+        return self.module(images)
+
+
+INVERT, IMAGES = K.RandomInvert(p=1.0), torch.rand(4, 3, 8, 8)
+MIXES = {
+    "mixup": K.RandomMixUpV2((0.5, 0.5), p=1.0),
+    "cutmix": K.RandomCutMixV2(p=1.0, use_correct_lambda=True),
+    "two rectangles": K.RandomCutMixV2(num_mix=2, p=1.0, use_correct_lambda=True),
+    "mosaic": K.RandomMosaic((8, 8), p=1.0),
+    "the user's": overriding(K.RandomMixUpV2, "apply_transform")((0.5, 0.5), p=1.0),
+    "jigsaw": K.RandomJigsaw((2, 2), p=1.0),
+}
+HOLDERS = {
+    "alone": lambda mix: mix,
+    "list": lambda mix: [mix, INVERT],
+    "container": lambda mix: K.AugmentationSequential(INVERT, mix),
+    "nested": lambda mix: K.AugmentationSequential(K.AugmentationSequential(mix)),
+    "picked": lambda mix: K.AugmentationSequential(mix, random_apply=1),
+    "picked or not": lambda mix: K.AugmentationSequential(mix, random_apply=(0, 1)),
+    "beside": lambda mix: [K.AugmentationSequential(mix, INVERT, random_apply=2)],
+    "patches": lambda mix: K.PatchSequential(INVERT, mix, random_apply=True, grid_size=(2, 2)),
+    "called by the user's": Wrapped,
+    "picked, called by the user's": lambda mix: K.AugmentationSequential(Wrapped(mix), INVERT, random_apply=2),
+}
+
+
+@pytest.mark.parametrize("images", [IMAGES, IMAGES[:, None].expand(-1, 2, -1, -1, -1)], ids=["images", "clips"])
+@pytest.mark.parametrize("num_classes", [None, 4])
+@pytest.mark.filterwarnings("ignore")
+def test_labels_are_mixed_or_refused_wherever_the_mix_is(images, num_classes):
+    labels, probabilities = torch.arange(4), torch.eye(4)
+    outcomes = set()
+    for (mix, module), (holder, hold) in itertools.product(MIXES.items(), HOLDERS.items()):
+        torch.manual_seed(0)
+        augment = gpuaug.fuse(hold(module), num_classes=num_classes)
+        try:
+            _, out = augment(images, labels, data_keys=["input", "class"])
+        except gpuaug.ArgumentError as error:
+            if "so that class can be mixed" not in str(error) or mix == "jigsaw":
+                raise
+            outcomes.add("refused")
+            continue
+        except ValueError:  # Kornia runs the container on images only
+            assert images.ndim == 5
+            continue
+        outcomes.add("mixed" if mix != "jigsaw" else "unchanged")
+        if mix == "jigsaw":
+            torch.testing.assert_close(out, labels if num_classes is None else probabilities)
+        else:
+            mixed = (out[..., 2] > 0).any() if num_classes is None else not torch.equal(out, probabilities)
+            assert mixed, (mix, holder)
+    assert outcomes == {"refused", "mixed", "unchanged"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_mask_of_valid_boxes_beside_a_mosaic_is_refused():
+    boxes, valid = torch.tensor([[[1.0, 1, 4, 4]]] * 4), torch.ones(4, 1, dtype=torch.bool)
+    with pytest.raises(gpuaug.ArgumentError, match="so that valid can be mixed"):
+        gpuaug.fuse(MIXES["mosaic"])(IMAGES, boxes, valid, data_keys=["input", "bbox_xyxy", "valid"])

@@ -362,6 +362,17 @@ def boxes_beside_what_is_not_lowered(told):
     assert torch.equal(got[0]["boxes"], BOXES[0] + 1)
 
 
+@example("outside of other containers, or mix in the dataset")
+def labels_beside_a_mix_that_kornia_runs(told):
+    invert, keys = K.RandomInvert(p=1.0), ["input", "class"]
+    mixes = [K.RandomMixUpV2((0.5, 0.5), p=1.0), K.RandomCutMixV2(num_mix=1, p=1.0, use_correct_lambda=True)]
+    with told:
+        _left(K.AugmentationSequential(invert, mixes[0], random_apply=2))(IMAGES, torch.arange(2), data_keys=keys)
+    for mix in mixes:
+        pipeline = [K.AugmentationSequential(invert, random_apply=1), mix]
+        assert gpuaug.fuse(pipeline, num_classes=2)(IMAGES, torch.arange(2), data_keys=keys)[1].shape == (2, 2)
+
+
 @example("Put the module into a separate stage, and the modules after it into another")
 def function_that_changes_the_size(told):
     class Halved(torch.nn.Module):

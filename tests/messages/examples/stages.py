@@ -226,6 +226,17 @@ def labels_left_behind(told):
     run((IMAGES, LABELS), lambda images: transform(images))
 
 
+@example("and pass it the labels with the data key 'class'; or mix in the dataset")
+def labels_left_behind_by_a_mix_that_kornia_runs(told):
+    invert, mix = K.RandomInvert(p=1.0), K.RandomMixUpV2((0.5, 0.5), p=1.0)
+    with told:
+        run((IMAGES / 255, LABELS), K.AugmentationSequential(invert, mix, random_apply=2))
+    for fused_mix in (mix, K.RandomCutMixV2(num_mix=1, p=1.0, use_correct_lambda=True)):
+        transform = gpuaug.fuse([invert, fused_mix], num_classes=3)
+        got = run((IMAGES, LABELS), gpuaug.TransformStage(transform, on={0: "input", 1: "class"}))
+        assert got[1].shape == (2, 3)
+
+
 @example("Images of shape … are read with … channels")
 def channels_last(told):
     images, transform = IMAGES.permute(0, 2, 3, 1), gpuaug.fuse(FLIP)
