@@ -30,9 +30,9 @@ class MixOp(FrontOp):
     """Base class of mixes.
 
     Columns of a row: the apply mask (1 to apply the op); the index of the partner in the batch; lam; the partner's weight
-    outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive. The apply mask is the same
-    for the whole batch. With an apply mask of 0, lam, weight and rectangle are 0. As in Kornia, images and labels are mixed,
-    and all other inputs are an error.
+    outside the rectangle; and the rectangle (left, top, right, bottom), right and bottom exclusive. A sample with an apply
+    mask of 0 is its own partner, and its lam, weight and rectangle are 0. Most modules apply to all samples of a batch or to
+    none. As in Kornia, images and labels are mixed, and all other inputs are an error.
     """
 
     kernel = "mix"
@@ -57,12 +57,12 @@ class MixOp(FrontOp):
         """Write the rows of all samples into ``out``, (B, row_width) float32. Columns that ``write`` does not set are 0."""
         apply_mask = draws["apply_mask"]
         out[:, 0] = apply_mask
+        out[:, _PARTNER] = draws["partner"]
         out[:, LAM:] = 0
-        if apply_mask.all():
-            out[:, _PARTNER] = draws["partner"]
-            self.write(draws, size, out)
-        else:
-            out[:, _PARTNER] = np.arange(size.batch)
+        self.write(draws, size, out)
+        if not apply_mask.all():
+            out[:, _PARTNER] = np.where(apply_mask, draws["partner"], np.arange(size.batch))
+            out[~apply_mask, LAM:] = 0
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Copy the partner's pixels inside the rectangle, and compute weighted means outside."""

@@ -30,6 +30,14 @@ OPTIONS = [{"p": 0.0}, {"p": 0.5}, {"p": 1.0}, {"p": 1.0, "same_on_batch": True}
 SHAPES = [(5, 3, 32, 48), (1, 1, 37, 21), (0, 3, 16, 16), (4, 2, 1, 9)]
 
 
+class HalfMixUp(K.RandomMixUpV2):
+    """A class of the user, whose constructor sets a probability per sample."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.p = 0.5
+
+
 def made(module):
     return LOWERED[type(module)]("mix", module)
 
@@ -70,6 +78,27 @@ def test_mixup_and_cutmix_images_and_labels_equal_kornia(name, options):
             assert_values(got, expected)
         else:
             torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("p_batch", [0.5, 1.0])
+@pytest.mark.parametrize("same_on_batch", [False, True])
+@pytest.mark.parametrize("name", [*MIXES, "a subclass"])
+def test_a_mix_with_a_probability_per_sample_equals_kornia(name, same_on_batch, p_batch):
+    make = MIXES.get(name, HalfMixUp)
+    module = make(p=p_batch, same_on_batch=same_on_batch)
+    module.p = 0.5
+    augment, images, labels = gpuaug.fuse(module), photographs(4, dtype=torch.float32), torch.arange(4)
+    partly_mixed = 0
+    for seed in range(8):
+        draws = augment.draw(images.shape, seed=seed, dtype=images.dtype)
+        params = draws.as_kornia()
+        partly_mixed += len(params["batch_prob"].unique()) == 2
+        keys = ["input", "class"]
+        got, got_labels = augment(images, labels, draws=draws, data_keys=keys)
+        expected, expected_labels = module(images, labels, params=params, data_keys=keys)
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+        assert_values(got_labels, expected_labels)
+    assert bool(partly_mixed) != same_on_batch
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64, torch.float16], ids=str)
