@@ -7,16 +7,17 @@ modules, which are needed to convert draws to Kornia's ``params=``.
 import functools
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import torch
 from kornia import augmentation as K
+from kornia.constants import DataKey, Resample
 from torch import nn
 
-from gpuaug.core.errors import GpuAugError, GpuAugWarning
-from gpuaug.core.torchvision_types import difference, nearest_class
+from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning
+from gpuaug.core.torchvision_types import children_of, difference, nearest_class, torchvision_class
 from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
@@ -101,6 +102,65 @@ def lower_module(name: str, module: nn.Module, pick: Pick) -> Leaf:
         return Leaf(name, EagerKornia(name, module, reason, op))
     assert op is not None
     return Leaf(name, op)
+
+
+def called_containers(pipeline: Any) -> Iterator[K.AugmentationSequential]:
+    """Yield the ``AugmentationSequential`` modules that apply their ``extra_args``, as Kornia ignores it in inner containers.
+
+    Containers that a module of the user calls are left out, because they apply it themselves.
+    """
+    if isinstance(pipeline, K.AugmentationSequential):
+        yield pipeline
+    elif type(pipeline) in (list, tuple, nn.Sequential) or torchvision_class(pipeline) is not None:
+        for child in children_of(pipeline):
+            yield from called_containers(child)
+
+
+def check_extra_args(pipeline: Any) -> str:
+    """Check the setting ``extra_args`` of Kornia's containers, which overrides settings of their modules per data key.
+
+    Returns:
+        Description of a setting with which Kornia does not resample masks as ops do; empty if there is none.
+
+    Raises:
+        ArgumentError: If a setting changes what a module does to images.
+    """
+    settings = ""
+    for container in called_containers(pipeline):
+        extra_args: dict[DataKey, dict[str, Any]] = container.extra_args or {}
+        for module in container.modules():
+            flags = getattr(module, "flags", None)
+            if not isinstance(flags, dict):
+                continue
+            for name, value in extra_args.get(DataKey.INPUT, {}).items():
+                if name in flags and not _equal(flags[name], value):
+                    raise ArgumentError(
+                        f"extra_args must not override settings for images, got {name}={value} for {type(module).__name__}. "
+                        f"Pass {name} to the module itself."
+                    )
+            if isinstance(module, K.AugmentationBase2D) and not isinstance(module, K.IntensityAugmentationBase2D):
+                settings = settings or _mask_setting(module, flags, extra_args.get(DataKey.MASK, {}))
+    return settings
+
+
+def _mask_setting(module: nn.Module, flags: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
+    """Return a description of a setting with which Kornia does not resample masks by nearest neighbour as ``module`` does."""
+    has_matrix = isinstance(module, K.RigidAffineAugmentationBase2D)
+    default = Resample.NEAREST if has_matrix else flags.get("resample")
+    expected = {**flags, "resample": Resample.NEAREST}
+    # Modules with a matrix, except crops that resample, return the same masks for both values.
+    unused_name = "align_corners" if has_matrix and flags.get("cropping_mode") != "resample" else ""
+    for name, value in {"resample": default, **overrides}.items():
+        if name in flags and name != unused_name and value is not None and not _equal(expected[name], value):
+            return f"{name}={value} for {type(module).__name__}"
+    return ""
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two values of a setting are equal."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return bool(torch.equal(*(torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (one, other))))
+    return bool(one == other)
 
 
 def _children(items: Sequence[Tree]) -> list[Child] | None:
