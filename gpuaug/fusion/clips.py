@@ -37,10 +37,16 @@ class ClipLayout:
         """Return the number of frames per clip; 0 for images.
 
         Raises:
-            ArgumentError: If the pipeline accepts only clips, and ``images`` has no frame axis.
+            ArgumentError: If the pipeline accepts only clips, and ``images`` has no frame axis; or if clips have no frames.
         """
         if isinstance(images, Tensor) and images.ndim == 5:
-            return int(images.shape[2 if self.channels_first else 1])
+            frames = int(images.shape[2 if self.channels_first else 1])
+            if not frames:
+                raise ArgumentError(
+                    f"input must have at least one frame per clip, {self.axes}, got {tuple(images.shape)}. "
+                    "Leave clips without frames out of the dataset."
+                )
+            return frames
         if isinstance(images, Ragged) and images.shapes.frames and not self.draws_per_frame:
             return images.shapes.frames
         if self.is_required:

@@ -320,3 +320,24 @@ def test_policies_of_clips_pick_once_for_each():
     got = augment(videos)
     assert_values(got, got[:, :1].expand_as(got))
     assert len({tuple(change.flatten().tolist()) for change in got[:, 0] - videos[:, 0] / 255}) > 4
+
+
+@pytest.mark.parametrize("name", clips.all_pipelines())
+def test_clips_without_frames_are_refused(name):
+    videos = clips.clips()
+    augment = gpuaug.fuse(PIPELINES[name]())
+    with pytest.raises(gpuaug.ArgumentError, match="at least one frame per clip"):
+        augment(videos[:, :0])
+    with pytest.raises(gpuaug.ArgumentError):
+        augment.draw(videos[:, :0].shape)
+
+
+@pytest.mark.parametrize("options", [{}, {"same_on_frame": False}, {"data_format": "BCTHW"}], ids=str)
+def test_clips_without_frames_are_refused_beside_targets_and_in_video_containers(options):
+    augment = gpuaug.fuse(K.VideoSequential(K.RandomHorizontalFlip(), **options))
+    videos = torch.rand(2, 3, 0, 12, 14) if "data_format" in options else torch.rand(2, 0, 3, 12, 14)
+    for inputs, keys in (((videos,), ["input"]), ((videos, torch.arange(2)), ["input", "class"])):
+        with pytest.raises(gpuaug.ArgumentError, match="at least one frame per clip"):
+            augment(*inputs, data_keys=keys)
+    with pytest.raises(gpuaug.ArgumentError, match="at least one frame per clip"):
+        gpuaug.fuse(v2.RandomHorizontalFlip())(tv_tensors.Video(torch.rand(0, 3, 12, 14)))

@@ -15,7 +15,7 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, is_unmodified_sequential, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
-from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_inside_kornia, refuse_transform
+from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_inside_kornia, refuse_transform, refuse_volumes
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, filtered_crops, leaves, nodes_in_order
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
@@ -186,6 +186,7 @@ class _Lowering:
                 f"got {type(module).__name__}. {_advice_for(module)}"
             )
         refuse_inside_kornia(module)
+        refuse_volumes(module)
         self._types.enter_kornia()
         if class_of(module, CONTAINERS) is not None:
             return lower_container(name, module, self._pick, self.tree)

@@ -84,6 +84,20 @@ def refuse_inside_kornia(module: nn.Module) -> None:
             )
 
 
+def refuse_volumes(module: nn.Module) -> None:
+    """Raise an error for Kornia's modules for volumes, which take the frame axis of clips for another axis.
+
+    Raises:
+        ArgumentTypeError: If ``module`` is such a module, or a container of Kornia with such a module.
+    """
+    for part in module.modules() if library_class(module) is not None else ():
+        if any(class_.__module__.startswith("kornia.augmentation._3d.") for class_ in type(part).__mro__):
+            raise ArgumentTypeError(
+                f"pipeline must hold modules for images, (B, C, H, W), got {type(part).__name__}, which is for volumes, "
+                "(B, C, D, H, W). Put it into a stage without gpuaug.fuse."
+            )
+
+
 def refuse_transform(transform: Any) -> None:
     """Raise an error for transforms that cannot run image by image.
 

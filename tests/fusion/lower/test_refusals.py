@@ -203,3 +203,38 @@ def test_fallback_warning_is_repeated_for_another_pipeline():
 def test_lowered_pipeline_has_no_fallback_warning():
     augment, said = told(lambda: gpuaug.fuse([K.RandomResizedCrop((8, 8)), K.ColorJitter(0.4), K.Normalize(0.5, 0.5)], views=2))
     assert said == told(lambda: augment(photographs()))[1] == []
+
+
+VOLUME_MODULES = {
+    name: kind
+    for name, kind in vars(K).items()
+    if isinstance(kind, type) and kind.__module__.startswith("kornia.augmentation._3d.")
+}
+VOLUME_SETTINGS = {
+    "CenterCrop3D": (2,),
+    "RandomAffine3D": (20.0,),
+    "RandomCrop3D": ((2, 4, 4),),
+    "RandomMotionBlur3D": (3, 10.0, 0.5),
+    "RandomRotation3D": (20.0,),
+}
+CONTAINERS_OF_VOLUMES = {
+    "alone": lambda module: module,
+    "list": lambda module: [K.RandomInvert(), module],
+    "container": K.AugmentationSequential,
+    "inner": lambda module: K.AugmentationSequential(K.ImageSequential(module)),
+    "picked": lambda module: K.ImageSequential(module, K.RandomInvert(), random_apply=1),
+    "clips": K.VideoSequential,
+    "patches": lambda module: K.PatchSequential(module, grid_size=(1, 1), patchwise_apply=False),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS_OF_VOLUMES)
+@pytest.mark.filterwarnings("ignore")
+def test_modules_for_volumes_are_refused(container):
+    assert len(VOLUME_MODULES) >= 10
+    for name, cls in VOLUME_MODULES.items():
+        if "Base" in name:
+            continue
+        for kind in (cls, type(f"Own{name}", (cls,), {})):
+            with pytest.raises(gpuaug.ArgumentTypeError, match=f"got {kind.__name__}, which is for volumes"):
+                gpuaug.fuse(CONTAINERS_OF_VOLUMES[container](kind(*VOLUME_SETTINGS.get(name, ()))))

@@ -244,6 +244,15 @@ def unnamed_input(told):
     assert torch.equal(mask, MASK.flip(-1))
 
 
+@example("Leave clips without frames out of the dataset")
+def clips_without_frames(told):
+    dataset, augment = [IMAGES[:0], IMAGES], gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))
+    with told:
+        augment(dataset[0][None])
+    (clip,) = [clip for clip in dataset if len(clip)]
+    torch.testing.assert_close(augment(clip[None])[0], clip.flip(-1) / 255)
+
+
 @example("Pass the images with the other inputs")
 def masks_alone(told):
     augment = gpuaug.fuse(FLIP)

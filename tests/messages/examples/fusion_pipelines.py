@@ -72,6 +72,15 @@ def function_as_pipeline(told):
     assert torch.equal(left(v2.Compose([function]))(IMAGES), torch.stack([function(image) for image in IMAGES]))
 
 
+@example("Put it into a stage without gpuaug.fuse")
+def module_for_volumes(told):
+    flip, volumes = K.RandomHorizontalFlip3D(p=1.0), torch.rand(2, 1, 4, 6, 7)
+    with told:
+        gpuaug.fuse(flip)
+    (got,) = gpuaug.StreamedLoader([volumes], stages=[flip], device="cpu")
+    assert torch.equal(got, volumes.flip(-1))
+
+
 @example("Pass a list of augmentations")
 def number_as_pipeline(told):
     with told:
