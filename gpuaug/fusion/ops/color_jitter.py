@@ -114,7 +114,9 @@ class _Jitter(PointOp):
             out[:, 1 + index] = values
         orders: Array = draws["order"]
         batch = len(out) // max(len(orders), 1)
-        adjustments = orders if self._order_setting is None else np.tile(self._order_setting, (len(orders), 1))
+        adjustments = orders
+        if self._order_setting is not None:
+            adjustments = np.tile(np.array(self._order_setting, dtype=np.int64), (len(orders), 1))
         omitted = ~np.array(self._active)[adjustments]
         # An adjustment is also omitted if all samples of a batch draw a neutral factor. To save time, the first sample of each
         # batch is checked before the others.

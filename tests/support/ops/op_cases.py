@@ -378,7 +378,7 @@ def jittered(kind):
         contrast=st.sampled_from([0.0, 0.4]),
         saturation=st.sampled_from([0.0, 0.4]),
         hue=st.sampled_from([0.0, 0.1, 0.5]),
-        order=st.none() | st.lists(st.integers(0, 3), unique=True, min_size=1),
+        order=st.none() | st.lists(st.integers(0, 3), unique=True),
     )(kind)
 
 
@@ -396,6 +396,7 @@ JITTERS = [
             "jitter, contrast": {"contrast": (0.2, 3.0)},
             "jitter, nothing": {},
             "jitter, ordered": {**JITTER, "order": (3, 1, 0)},
+            "jitter, empty order": {**JITTER, "order": ()},
             "jitter, same": {**JITTER, "same_on_batch": True},
         },
         more_draws={
@@ -410,7 +411,7 @@ JITTERS = [
         JITTER_PARAMETERS,
         {"jiggle": JITTER},
         jittered,
-        more_pixels={"jiggle, ordered": {**JITTER, "order": (2, 0)}},
+        more_pixels={"jiggle, ordered": {**JITTER, "order": (2, 0)}, "jiggle, empty order": {**JITTER, "order": ()}},
         more_draws={"jiggle, each its own": {"brightness": 0.4, "contrast": 0.6, "saturation": (0.1, 2.0), "hue": 0.5}},
         jumps=True,
     ),
