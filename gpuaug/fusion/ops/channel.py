@@ -39,7 +39,8 @@ class Grayscale(ChannelOp):
     @property
     def _weights(self) -> Tensor | None:
         """Weights that the user set, or ``None`` for the default."""
-        return self.module.rgb_weights  # type: ignore[return-value]
+        weights: Any = self.module.rgb_weights
+        return None if weights is None else weights.detach()  # type: ignore[no-any-return]
 
     @property
     def keeps_unit_range(self) -> bool:  # type: ignore[override]
@@ -82,7 +83,7 @@ class TorchgeoGrayscale(Grayscale):
 
     @property
     def _weights(self) -> Tensor:
-        return self.settings["weights"]  # type: ignore[no-any-return]
+        return self.settings["weights"].detach()  # type: ignore[no-any-return]
 
 
 class ChannelShuffle(ChannelOp):
@@ -223,7 +224,7 @@ def permute_channels(images: Tensor, channels: Tensor) -> Tensor:
 
 def channel_values(setting: Any) -> Array:
     """Convert a scalar, or one value per channel, to an array (K,) float32; K is 1 for a scalar."""
-    values: Array = torch.as_tensor(setting, dtype=torch.float32, device="cpu").reshape(-1).numpy()
+    values: Array = torch.as_tensor(setting, dtype=torch.float32, device="cpu").detach().reshape(-1).numpy()
     return values
 
 

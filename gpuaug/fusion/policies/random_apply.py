@@ -76,7 +76,7 @@ class RandomApply(Picking):
         total = weights.sum().item()
         if total == 0 or count == 0:
             return []
-        rates = weights.double().numpy()
+        rates = weights.detach().double().numpy()
         if count > total or count > np.count_nonzero(rates):
             ends = rates.cumsum() / rates.sum()
             return [int(np.searchsorted(ends, _number(sampler), side="right")) for _ in range(count)]

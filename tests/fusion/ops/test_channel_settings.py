@@ -81,3 +81,74 @@ def test_constants_of_tensors_are_compared_by_value():
         draws = augment.draw(images.shape, seed=0)
         assert augment.explain(images.shape).launches == launches
         assert_values(augment(images, draws=draws), pipeline(images, params=draws.as_kornia()))
+
+
+def parameter(*values):
+    return torch.nn.Parameter(torch.tensor(values))
+
+
+WITH_GRADIENTS = {
+    "Normalize": lambda: K.Normalize(parameter(0.1, 0.2, 0.3), parameter(0.1, 0.2, 0.3)),
+    "Normalize, one value": lambda: K.Normalize(parameter(0.1), parameter(0.2)),
+    "Denormalize": lambda: K.Denormalize(parameter(0.1, 0.2, 0.3), parameter(0.1, 0.2, 0.3)),
+    "RandomGrayscale": lambda: K.RandomGrayscale(rgb_weights=parameter(0.1, 0.2, 0.7), p=1.0),
+    "RandomInvert": lambda: K.RandomInvert(max_val=parameter(0.9)[0], p=1.0),
+    "RandomAffine": lambda: K.RandomAffine(10.0, padding_mode="fill", fill_value=parameter(0.1, 0.2, 0.3), p=1.0),
+    "RandomAffine's ranges": lambda: K.RandomAffine(parameter(-9.0, 9.0), parameter(0.1, 0.2), parameter(0.9, 1.1), p=1.0),
+    "RandomRotation": lambda: K.RandomRotation(parameter(-10.0, 10.0), p=1.0),
+    "RandomPerspective": lambda: K.RandomPerspective(parameter(0.5)[0], p=1.0),
+    "RandomResizedCrop": lambda: K.RandomResizedCrop((8, 8), scale=parameter(0.1, 0.9), ratio=parameter(0.5, 2.0)),
+    "RandomErasing": lambda: K.RandomErasing(parameter(0.1, 0.3), parameter(0.5, 2.0), p=1.0),
+    "ColorJitter": lambda: K.ColorJitter(parameter(0.5, 1.5), parameter(0.5, 1.5), parameter(0.5, 1.5), p=1.0),
+    "RandomGamma": lambda: K.RandomGamma(parameter(0.5, 1.5), parameter(0.5, 1.5), p=1.0),
+    "RandomPosterize": lambda: K.RandomPosterize(parameter(1.0, 5.0), p=1.0),
+    "RandomSolarize": lambda: K.RandomSolarize(parameter(0.1, 0.9), parameter(-0.1, 0.1), p=1.0),
+    "RandomGaussianBlur": lambda: K.RandomGaussianBlur((3, 3), parameter(0.5, 1.5), p=1.0),
+    "RandomSharpness": lambda: K.RandomSharpness(parameter(0.5, 1.5), p=1.0),
+    "RandomClahe": lambda: K.RandomClahe(parameter(1.0, 4.0), (2, 2), p=1.0),
+    "RandomMixUpV2": lambda: K.RandomMixUpV2(parameter(0.1, 0.9), p=1.0),
+    "RandomCutMixV2": lambda: K.RandomCutMixV2(beta=parameter(2.0), cut_size=parameter(0.1, 0.9), p=1.0),
+    "random_apply": lambda: K.AugmentationSequential(
+        K.RandomInvert(p=1.0), K.RandomHorizontalFlip(p=1.0), random_apply=1, random_apply_weights=parameter(0.3, 0.7)
+    ),
+    "random_apply of mixes": lambda: K.AugmentationSequential(
+        K.RandomMixUpV2(p=1.0), K.RandomCutMixV2(p=1.0), random_apply=1, random_apply_weights=parameter(0.3, 0.7)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_settings_that_require_gradients_equal_kornia(name):
+    module, images = WITH_GRADIENTS[name](), torch.rand(4, 3, 24, 28)
+    assert any(value.requires_grad for value in _tensors(vars(module))), "no setting requires gradients"
+    augment = gpuaug.fuse(module)
+    draws = augment.draw(images.shape, seed=1, dtype=images.dtype)
+    got = augment(images, draws=draws)
+    assert not got.requires_grad
+    expected = module(images, params=draws.as_kornia())
+    torch.testing.assert_close(got, expected.detach(), atol=1e-4, rtol=1e-4)
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from _tensors(vars(value))
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+TORCHVISION_WITH_GRADIENTS = {
+    "Normalize": lambda: v2.Normalize(parameter(0.1, 0.2, 0.3), parameter(0.1, 0.2, 0.3)),
+    "RandomSolarize": lambda: v2.RandomSolarize(parameter(0.4)[0], 1.0),
+    "Pad": lambda: v2.Pad(1, fill=list(parameter(0.1, 0.2, 0.3))),
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION_WITH_GRADIENTS)
+@pytest.mark.filterwarnings("ignore")
+def test_settings_that_require_gradients_equal_torchvision(name):
+    transform, images = TORCHVISION_WITH_GRADIENTS[name](), torch.rand(4, 3, 24, 28)
+    torch.testing.assert_close(gpuaug.fuse(transform)(images), transform(images).detach())

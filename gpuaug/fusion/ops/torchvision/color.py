@@ -208,7 +208,8 @@ class Solarize(TorchvisionOp, color.Solarize):
 
     def __init__(self, name: str, transform: Any, units: Units) -> None:
         TorchvisionOp.__init__(self, name, transform, units)
-        threshold = float(float_threshold(transform.threshold)) if units == torch.uint8 else transform.threshold
+        threshold = float(transform.threshold)
+        threshold = float(float_threshold(threshold)) if units == torch.uint8 else threshold
         self._threshold = self.to_unit_range(threshold)
         if self._threshold > 1:
             raise ArgumentError(
