@@ -341,3 +341,28 @@ def test_clips_without_frames_are_refused_beside_targets_and_in_video_containers
             augment(*inputs, data_keys=keys)
     with pytest.raises(gpuaug.ArgumentError, match="at least one frame per clip"):
         gpuaug.fuse(v2.RandomHorizontalFlip())(tv_tensors.Video(torch.rand(0, 3, 12, 14)))
+
+
+@pytest.mark.parametrize("same_on_frame", [True, False])
+@pytest.mark.parametrize("data_format", ["BTCHW", "BCTHW"])
+@pytest.mark.parametrize(
+    "modules", [[], [K.RandomMedianBlur(p=1.0)], [K.RandomHorizontalFlip(), K.RandomCrop((8, 8))]], ids=len
+)
+@pytest.mark.filterwarnings("ignore::gpuaug.GpuAugWarning")
+def test_labels_of_clips_are_smoothed(modules, data_format, same_on_frame):
+    video = K.VideoSequential(K.RandomInvert(), *modules, data_format=data_format, same_on_frame=same_on_frame)
+    augment, videos = gpuaug.fuse(video, num_classes=3, label_smoothing=0.3), torch.rand(2, 3, 3, 12, 14)
+    expected = torch.eye(3)[[0, 2]] * 0.7 + 0.1
+    for labels in (torch.tensor([0, 2]), torch.eye(3)[[0, 2]]):
+        torch.testing.assert_close(augment(videos, labels, data_keys=["input", "class"])[1], expected)
+    for labels in (torch.arange(5), torch.tensor(0)):
+        with pytest.raises(gpuaug.ArgumentError, match=r"class must be \(2,\) or \(2, 3\)"):
+            augment(videos, labels, data_keys=["input", "class"])
+
+
+def test_labels_of_mixed_frames_are_per_frame():
+    augment = gpuaug.fuse(K.VideoSequential(K.RandomMixUpV2(p=1.0), same_on_frame=False), num_classes=3)
+    videos, keys = torch.rand(2, 3, 3, 12, 14), ["input", "class"]
+    assert augment(videos, torch.zeros(6, dtype=torch.long), data_keys=keys)[1].shape == (6, 3)
+    with pytest.raises(gpuaug.ArgumentError, match=r"class must be \(6,\) or \(6, 3\)"):
+        augment(videos, torch.arange(2), data_keys=keys)

@@ -295,9 +295,12 @@ class CallInputs:
             DeviceError: If labels are not on the device of the images.
         """
         self._check_labels()
+        batch = self.image_size.batch
+        # If every frame counts as an image of the batch, there may still be one label per clip, unless frames are mixed.
+        clips = batch // self._clips.frames if self._clips.clip_layout.draws_per_frame and not mixes else batch
         for index, key in enumerate(self.keys):
             if key == "class":
-                soft_labels.check(self.values[index], self.image_size.batch)
+                soft_labels.check(self.values[index], batch if self.values[index].shape[:1] == (batch,) else clips)
                 if not mixes:
                     self.values[index] = dispatch.run_labels(soft_labels, self.values[index], None)
         self._soft_labels = soft_labels

@@ -51,7 +51,7 @@ class ClipInputs:
             return False
         if isinstance(value, Ragged):
             return key == "input"
-        axes = 3 + axes_per_box(KORNIA_FORMATS[key]) if key in KORNIA_FORMATS else 3 if key == "valid" else 0
+        axes = 3 + axes_per_box(KORNIA_FORMATS[key]) if key in KORNIA_FORMATS else 3 if key == "valid" else None
         return key in ("input", "mask") or value.ndim == axes
 
     def is_per_frame(self, index: int) -> bool:
