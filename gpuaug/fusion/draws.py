@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from kornia.augmentation.container.params import ParamItem
 from torch import Tensor
 
@@ -18,7 +17,8 @@ from gpuaug.fusion.ops.base import Op, OpDraws, Size
 from gpuaug.fusion.ops.fallback import EagerOp
 from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.policies.one_mix import OneMix
-from gpuaug.fusion.policies.picking import Picking
+from gpuaug.fusion.policies.picking import Picking, for_frames
+from gpuaug.fusion.policies.random_apply import RandomApply
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,9 @@ class Draws:
                 if "params" in op_draws:
                     return op_draws["params"][0].data
                 assert not isinstance(tree.op, EagerOp)
-                return _for_frames(tree.op.params(op_draws, size), size)
+                params = tree.op.params(op_draws, size)
+                # Modules that a RandomApply picks are repeated one by one, because Kornia may have drawn for some of them.
+                return params if isinstance(tree.op, RandomApply) else for_frames(params, size)
             if tree.is_container:
                 return [ParamItem(item.name, kornia_form(item)) for item in tree.items]
             return [kornia_form(item) for item in tree.items]
@@ -206,35 +208,6 @@ class Draws:
             )
         drawn_sizes = list(zip(self._drawn, self._sizes, strict=True))
         return [list(_calls(self._tree, iter(drawn_sizes), sample)) for sample in range(len(self))]
-
-
-_NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
-"""Parameters of Kornia that have one value per clip, not one per frame."""
-
-_BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
-"""Parameters of Kornia that are indices into the batch."""
-
-
-def _for_frames(params: Any, size: Size) -> Any:
-    """Return parameters in Kornia's format, repeated per frame of clips as in ``VideoSequential``.
-
-    Parameters of a module that Kornia runs are already repeated.
-    """
-    if not size.frames:
-        return params
-    if isinstance(params, list):
-        return [ParamItem(item.name, _for_frames(item.data, size)) for item in params]
-    if not isinstance(params, dict) or len(params["batch_prob"]) != size.batch:
-        return params
-    result = {}
-    for name, value in params.items():
-        axis = 1 if name in ("crop_src", "mix_pairs") else 0
-        repeated = value if name in _NOT_PER_FRAME else value.repeat_interleave(size.frames, axis)
-        if name in _BATCH_INDICES:
-            frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
-            repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
-        result[name] = repeated
-    return result
 
 
 def _calls(tree: Tree, drawn_sizes: Iterator[tuple[OpDraws, Size]], sample: int) -> Iterator[tuple[str, dict[str, Any]]]:

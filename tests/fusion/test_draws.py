@@ -126,3 +126,27 @@ def test_draws_of_a_mix_container_name_the_picked_mix(pick):
     named = [list(draws.of(sample)) for sample in range(16)]
     assert all(len(names) == 2 and names[1].split("/")[-1].startswith(("RandomMixUp", "RandomCutMix")) for names in named)
     assert len({names[1] for names in named}) == (1 if pick == "batch" else 2)
+
+
+PICKED = {
+    "all": lambda: [K.RandomMedianBlur(p=1.0), K.RandomHorizontalFlip(p=0.5)],
+    "one": lambda: [K.RandomMedianBlur(p=1.0)],
+    "two left to Kornia": lambda: [K.RandomMedianBlur(p=0.5), K.RandomFisheye(*[torch.tensor([-0.3, 0.3])] * 2, torch.ones(2))],
+    "inner": lambda: [K.ImageSequential(K.RandomMedianBlur(p=1.0), K.RandomInvert()), K.RandomRotation(20.0)],
+    "fused": lambda: [K.RandomRotation(20.0), K.RandomInvert()],
+}
+
+
+@left_to_kornia
+@pytest.mark.parametrize("random_apply", [False, True, 1])
+@pytest.mark.parametrize("name", PICKED)
+@pytest.mark.filterwarnings("ignore")
+def test_draws_of_clips_of_any_number_replay_in_kornia(name, random_apply):
+    for clips, frames in ((3, 1), (2, 3), (1, 2), (1, 1), (2, 2), (0, 2)):
+        video = K.VideoSequential(*PICKED[name](), random_apply=random_apply)
+        augment, videos = gpuaug.fuse(video), torch.rand(clips, frames, 3, 12, 14)
+        for seed in range(3):
+            draws = augment.draw(videos.shape, seed=seed, dtype=videos.dtype)
+            params, got = draws.as_kornia(), augment(videos, draws=draws)
+            if clips:  # Kornia's containers fail for an empty batch
+                torch.testing.assert_close(got, video(videos, params=params), atol=1e-4, rtol=0)

@@ -14,6 +14,8 @@ from functools import cached_property, reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+from kornia.augmentation.container.params import ParamItem
 
 from gpuaug.core.errors import ArgumentError
 from gpuaug.fusion.ops.base import Array, ChannelOp, Op, OpDraws, PointOp, Size
@@ -215,6 +217,37 @@ def _merged_draws(entries: list[Entry], masks: list[Array]) -> OpDraws:
             if name != "apply_mask" and values is not merged[name]:
                 merged[name] = np.where(mask, values, merged[name])
     return merged
+
+
+_NOT_PER_FRAME = ("order", "forward_input_shape", "image_shape", "gaussian_noise")
+"""Parameters of Kornia that have one value per clip, not one per frame."""
+
+_BATCH_INDICES = ("mixup_pairs", "mix_pairs", "batch_idx")
+"""Parameters of Kornia that are indices into the batch."""
+
+
+def for_frames(params: Any, size: Size) -> Any:
+    """Return parameters in Kornia's format, repeated per frame of clips as in ``VideoSequential``.
+
+    Args:
+        params: Parameters per clip. Those of a module that Kornia runs are per frame already, and must not be passed.
+        size: Size of the clips; images are not repeated.
+    """
+    if not size.frames:
+        return params
+    if isinstance(params, list):
+        return [ParamItem(item.name, for_frames(item.data, size)) for item in params]
+    if not isinstance(params, dict):
+        return params
+    result = {}
+    for name, value in params.items():
+        axis = 1 if name in ("crop_src", "mix_pairs") else 0
+        repeated = value if name in _NOT_PER_FRAME else value.repeat_interleave(size.frames, axis)
+        if name in _BATCH_INDICES:
+            frame = torch.arange(size.frames, device="cpu").repeat(size.batch)
+            repeated = repeated * size.frames + (frame[:, None] if name == "batch_idx" else frame)
+        result[name] = repeated
+    return result
 
 
 def kornia_params_error(name: str) -> ArgumentError:

@@ -25,7 +25,7 @@ from gpuaug.fusion.ops.mix import MixOp
 from gpuaug.fusion.ops.sampler import Sampler
 from gpuaug.fusion.policies.one_mix import OneMix
 from gpuaug.fusion.policies.one_of import OneOf
-from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, unsupported_pick
+from gpuaug.fusion.policies.picking import Child, Entry, Pick, Picking, for_frames, unsupported_pick
 
 _MAX_ONE_OFS = 4
 """Maximum number of ``OneOf`` ops in one kernel. Each of them adds the code of all pointwise ops to the kernel."""
@@ -151,7 +151,7 @@ class RandomApply(Picking):
         return PickedOp(self._ops_by_key[key, occurrence], op_draws, starts_plan)
 
     def params(self, draws: OpDraws, size: Size) -> Any:
-        """Draws in the format of the container's ``params=`` argument."""
+        """Draws in the format of the container's ``params=`` argument, repeated per frame of clips."""
         layers = iter(draws["layers"])
 
         def param_item(child: Child) -> ParamItem:
@@ -163,7 +163,9 @@ class RandomApply(Picking):
     def _data(self, entry: Entry) -> Any:
         """Draws of one member in the format of Kornia's ``params=``."""
         op = self._op_or_fallback(entry.child, entry.position, entry.size)
-        return entry.draws["params"][0].data if isinstance(op, EagerOp) else op.params(entry.draws, entry.size)
+        if isinstance(op, EagerOp):
+            return entry.draws["params"][0].data
+        return for_frames(op.params(entry.draws, entry.size), entry.size)
 
     def describe(self) -> str:
         """Short description for ``explain()``: number of picks, and ops that can be picked."""
