@@ -366,3 +366,57 @@ def test_labels_of_mixed_frames_are_per_frame():
     assert augment(videos, torch.zeros(6, dtype=torch.long), data_keys=keys)[1].shape == (6, 3)
     with pytest.raises(gpuaug.ArgumentError, match=r"class must be \(6,\) or \(6, 3\)"):
         augment(videos, torch.arange(2), data_keys=keys)
+
+
+class OwnContainer(K.AugmentationSequential):
+    """A container of the user, which overrides a method."""
+
+    def forward(self, *inputs, **options):
+        return super().forward(*inputs, **options)
+
+
+class OwnPolicy(auto.RandAugment):
+    """A policy of the user, which overrides a method."""
+
+    def forward(self, *inputs, **options):
+        return super().forward(*inputs, **options)
+
+
+INVERT, POLICY = K.RandomInvert(p=1.0), auto.RandAugment(1, 5)
+CONTAINERS = {
+    "policies": lambda: K.AugmentationSequential(POLICY, INVERT, random_apply=1),
+    "policies in a video": lambda: K.VideoSequential(POLICY, INVERT, random_apply=1),
+    "a mix and others": lambda: K.AugmentationSequential(K.RandomMixUpV2(), INVERT, random_apply=1),
+    "mixes or none": lambda: K.ImageSequential(K.RandomMixUpV2(), random_apply=(0, 1)),
+    "containers": lambda: K.ImageSequential(K.ImageSequential(K.ImageSequential(INVERT)), INVERT, random_apply=1),
+    "nothing": lambda: K.AugmentationSequential(random_apply=1),
+    "patches": lambda: K.PatchSequential(INVERT, grid_size=(2, 2), patchwise_apply=False),
+    "patches in a video": lambda: K.VideoSequential(K.PatchSequential(INVERT, grid_size=(2, 2), patchwise_apply=False)),
+    "the user's": lambda: OwnContainer(INVERT),
+    "the user's policy": lambda: OwnPolicy(1, 5),
+    "small frames": lambda: auto.RandAugment(1, 5),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.filterwarnings("ignore")
+def test_containers_that_kornia_runs_on_images_only_are_refused_for_clips(name):
+    side = 2 if name == "small frames" else 16
+    for videos in (torch.rand(2, 3, 3, side, side), torch.rand(1, 1, 3, side, side), torch.rand(0, 2, 3, side, side)):
+        for pipeline in (CONTAINERS[name](), [CONTAINERS[name](), K.RandomHorizontalFlip()]):
+            augment = gpuaug.fuse(pipeline)
+            for seed in range(4):
+                with pytest.raises(gpuaug.ArgumentError, match=r"must be fused for clips, got .*\. Pass its modules"):
+                    augment.draw(videos.shape, seed=seed, dtype=videos.dtype)
+            with pytest.raises(gpuaug.ArgumentError, match="must be fused for clips") as caught:
+                augment(videos)
+            assert not getattr(caught.value, "__notes__", [])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_containers_whose_frames_are_drawn_for_one_by_one_run():
+    for module in (POLICY, K.ImageSequential(INVERT)):
+        video, videos = K.VideoSequential(module, INVERT, random_apply=2, same_on_frame=False), torch.rand(2, 3, 3, 16, 16)
+        assert gpuaug.fuse(video)(videos).shape == videos.shape
+    video = K.VideoSequential(torch.nn.Sequential(INVERT), INVERT, random_apply=2)
+    torch.testing.assert_close(gpuaug.fuse(video)(videos), videos)

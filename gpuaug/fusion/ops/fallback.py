@@ -198,11 +198,27 @@ class EagerKornia(EagerOp):
         """Draw a seed, and Kornia's parameters from generators with this seed."""
         key = sampler.key()
         frames = size.frames or int(self._is_video)
+        if frames:
+            self._check_clips()
         shape = torch.Size((size.batch, *((frames,) if frames else ()), size.channels, size.height, size.width))
         with self._name_module_in_errors(), _keyed(torch.device("cpu"), key), initial_settings():
             params = self._container_for(frames).forward_parameters(shape)
         # The parameters of a clip, repeated for its frames by VideoSequential, are the only element of ``params``.
         return {"params": params[0].data if frames and not self._is_video else params, "key": key, "frames": frames}
+
+    def _check_clips(self) -> None:
+        """Raise an error for a container inside a ``VideoSequential`` that draws per clip, which Kornia does not support.
+
+        Raises:
+            ArgumentError: If Kornia cannot run the module on clips.
+        """
+        parts = self.module.children() if self._is_video else (self.module,)
+        for part in parts if getattr(self.module, "same_on_frame", True) else ():
+            if isinstance(part, K.container.ImageSequentialBase):
+                raise ArgumentError(
+                    f"{self.name} must be fused for clips, got {type(part).__name__}, a container that Kornia runs on images "
+                    f"only: {self.reason}. Pass its modules in a list, without the container, or run it in the dataset."
+                )
 
     def _container_for(self, frames: int) -> K.AugmentationSequential:
         """Container for images (``frames`` = 0) or for clips."""
