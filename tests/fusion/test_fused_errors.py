@@ -1,11 +1,46 @@
 """Arguments, inputs and draws that ``fuse`` refuses, and the texts that say so."""
 
+from collections import UserDict
+
 import kornia.augmentation as K
 import pytest
 import torch
 from support.comparison.replay import left_to_kornia
+from torch import nn
+from torchvision.transforms import v2
 
 import gpuaug
+
+HELD = (K.RandomHorizontalFlip(p=1.0), v2.RandomInvert(1.0), K.AugmentationSequential(K.RandomVerticalFlip(p=1.0)))
+
+
+@pytest.mark.parametrize("holder", [nn.ModuleList, nn.Sequential, list, tuple])
+def test_modules_in_any_sequence_run_in_order(holder):
+    images = torch.rand(2, 3, 4, 5)
+    pipeline = holder(*[HELD] if holder is not nn.Sequential else HELD)
+    for nested in (pipeline, [pipeline], nn.ModuleList([pipeline]) if isinstance(pipeline, nn.Module) else (pipeline,)):
+        torch.testing.assert_close(gpuaug.fuse(nested)(images), 1 - images.flip(-1, -2))
+
+
+class Empty(nn.Module):
+    """A module of the user without ``forward``."""
+
+
+@pytest.mark.parametrize(
+    "module", [nn.ModuleDict({"flip": HELD[0]}), nn.ParameterList(), Empty()], ids=lambda m: type(m).__name__
+)
+def test_modules_without_forward_are_refused_by_fuse(module):
+    for pipeline in (module, [module], nn.Sequential(HELD[0], module), K.AugmentationSequential(module)):
+        with pytest.raises(gpuaug.ArgumentTypeError, match=f"got {type(module).__name__}, which has no forward"):
+            gpuaug.fuse(pipeline)
+
+
+@pytest.mark.parametrize("pipeline", [HELD[0], v2.RandomInvert(), K.AugmentationSequential(HELD[0], data_keys=None)], ids=repr)
+def test_a_dict_of_a_batch_is_refused_with_its_data_keys(pipeline):
+    batch = {"image": torch.rand(2, 3, 4, 4), "mask": torch.rand(2, 1, 4, 4)}
+    for value in (batch, UserDict(batch)):
+        with pytest.raises(gpuaug.ArgumentTypeError, match=r"augment\(batch\['image'\], batch\['mask'\], data_keys="):
+            gpuaug.fuse(pipeline)(value)
 
 
 def test_boxes_on_another_device_are_refused():

@@ -17,7 +17,13 @@ from kornia.constants import DataKey, Resample
 from torch import nn
 
 from gpuaug.core.errors import ArgumentError, GpuAugError, GpuAugWarning
-from gpuaug.core.torchvision_types import children_of, difference, nearest_class, torchvision_class
+from gpuaug.core.torchvision_types import (
+    children_of,
+    difference,
+    is_unmodified_sequential,
+    nearest_class,
+    torchvision_class,
+)
 from gpuaug.fusion.lower.refusals import ATTRIBUTE_ERRORS, attributes_reason
 from gpuaug.fusion.lower.tree import Group, Leaf, Tree
 from gpuaug.fusion.ops import channel, color, color_jitter, crop, filters, mix, positional, resize, warp
@@ -39,6 +45,9 @@ LOWERED: dict[type[nn.Module], type[Op]] = {
     **filters.LOWERED,
     **mix.LOWERED,
 }
+
+SEQUENCES = (list, tuple, nn.ModuleList)
+"""Types of plain sequences of modules, besides ``nn.Sequential``."""
 
 CONTAINERS: tuple[type[nn.Module], ...] = (K.AugmentationSequential, K.ImageSequential, K.VideoSequential)
 
@@ -111,7 +120,7 @@ def called_containers(pipeline: Any) -> Iterator[K.AugmentationSequential]:
     """
     if isinstance(pipeline, K.AugmentationSequential):
         yield pipeline
-    elif type(pipeline) in (list, tuple, nn.Sequential) or torchvision_class(pipeline) is not None:
+    elif type(pipeline) in SEQUENCES or is_unmodified_sequential(pipeline) or torchvision_class(pipeline) is not None:
         for child in children_of(pipeline):
             yield from called_containers(child)
 

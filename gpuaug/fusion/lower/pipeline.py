@@ -166,7 +166,7 @@ class _Lowering:
 
     def tree(self, name: str, module: Any) -> Tree:
         """Lower a module, container or sequence."""
-        if is_unmodified_sequential(module):
+        if is_unmodified_sequential(module) or type(module) is nn.ModuleList:
             module = list(module)
         if isinstance(module, Sequence) and not isinstance(module, str):
             named_children = [(f"{type(child).__name__}_{index}", child) for index, child in enumerate(module)]
@@ -184,6 +184,11 @@ class _Lowering:
             raise ArgumentTypeError(
                 "pipeline must be a Kornia augmentation, a Kornia container, a torchvision transform or a sequence of them, "
                 f"got {type(module).__name__}. {_advice_for(module)}"
+            )
+        if getattr(module.forward, "__func__", None) is nn.Module.forward:
+            raise ArgumentTypeError(
+                f"pipeline must hold modules that can be called, got {type(module).__name__}, which has no forward. Pass the "
+                "modules that it contains in a list: [*module.children()]."
             )
         refuse_inside_kornia(module)
         refuse_volumes(module)

@@ -5,7 +5,7 @@ They are Kornia's names, and three names of gpuaug: ``"targets"`` for target dic
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -67,6 +67,11 @@ def name_of(key: Any) -> str:
 
 def _advice_for_samples(key: str, value: Any) -> str:
     """Return the advice of the error for an input that is not one tensor for the whole batch."""
+    if key == "input" and isinstance(value, Mapping):
+        return (
+            "Pass its values with their data keys: augment(batch['image'], batch['mask'], data_keys=['input', 'mask']), or in "
+            "a stage on={'image': 'input', 'mask': 'mask'}."
+        )
     if key == "input":
         return "Convert images to tensors in the dataset, as v2.ToImage() does, and pass one tensor (B, C, H, W)."
     if isinstance(value, Boxes | Keypoints):  # torch cannot convert them

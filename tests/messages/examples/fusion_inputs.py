@@ -245,6 +245,19 @@ def unnamed_input(told):
     assert torch.equal(mask, MASK.flip(-1))
 
 
+@example("Pass its values with their data keys")
+def dict_of_kornia(told):
+    batch, augment = {"image": IMAGES, "mask": MASK}, gpuaug.fuse(FLIP)
+    with told:
+        augment(batch)
+    images, mask = augment(batch["image"], batch["mask"], data_keys=["input", "mask"])
+    assert torch.equal(images, IMAGES.flip(-1))
+    assert torch.equal(mask, MASK.flip(-1))
+    stage = gpuaug.TransformStage(augment, on={"image": "input", "mask": "mask"})
+    (got,) = gpuaug.StreamedLoader([batch], [stage], device="cpu")
+    assert torch.equal(got["mask"], mask)
+
+
 @example("Leave clips without frames out of the dataset")
 def clips_without_frames(told):
     dataset, augment = [IMAGES[:0], IMAGES], gpuaug.fuse(K.RandomHorizontalFlip(p=1.0))

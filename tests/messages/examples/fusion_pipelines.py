@@ -81,6 +81,14 @@ def module_for_volumes(told):
     assert torch.equal(got, volumes.flip(-1))
 
 
+@example("Pass the modules that it contains in a list: [*module.children()]")
+def modules_by_name(told):
+    module = nn.ModuleDict({"flip": FLIP, "invert": v2.RandomInvert(1.0)})
+    with told:
+        gpuaug.fuse(module)
+    assert torch.equal(gpuaug.fuse([*module.children()])(IMAGES), 255 - IMAGES.flip(-1))
+
+
 @example("Pass a list of augmentations")
 def number_as_pipeline(told):
     with told:
