@@ -1,6 +1,7 @@
 """Functions on the wrapped loader, the iterable inside a ``StreamedLoader``: its state, epoch, workers, errors and draws."""
 
 import copy
+import ctypes
 import operator
 import pickle
 import queue
@@ -121,7 +122,28 @@ def end_workers(iterator: Any) -> None:
             # a killed worker, in place of the dataset's error.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
+        _release_lock_of_killed_worker(iterator)
         shut_down()
+
+
+_LOCK_WAIT_S = 1.0
+"""Seconds after which a lock that workers hold for microseconds is considered to be held by a killed worker."""
+
+
+def _release_lock_of_killed_worker(iterator: Any) -> None:
+    """Release the lock of the event that ends workers, if a worker was killed while it held the lock.
+
+    Otherwise the shutdown of the iterator would wait for the lock forever.
+    """
+    event = getattr(iterator, "_workers_done_event", None)
+    if event is None or not any((worker.exitcode or 0) < 0 for worker in iterator._workers):
+        return
+    semaphore = event._cond._lock._semlock
+    if semaphore.acquire(True, _LOCK_WAIT_S):
+        semaphore.release()
+    elif sys.platform != "win32":
+        # Not semaphore.release(), after which the object would count one acquisition of this process too few.
+        ctypes.CDLL(None).sem_post(ctypes.c_void_p(semaphore.handle))
 
 
 def wake(iterator: Any) -> None:

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
+import torch
+
 from gpuaug.core import rng
 from gpuaug.core.batch import Batch
 from gpuaug.core.errors import GpuAugError
@@ -133,6 +135,7 @@ class OneThreadIterator(Iterator[Batch]):
             GpuAugError: If another call of ``next`` has not returned.
         """
         nested = rng.generator_lock.in_context
+        computes_gradients = torch.is_grad_enabled()
         try:
             return next(self._batches)
         except ValueError as error:
@@ -141,6 +144,8 @@ class OneThreadIterator(Iterator[Batch]):
         except BaseException:
             if not nested:
                 rng.generator_lock.recover()
+            # After an interrupt within torch.no_grad(), its __exit__ may not have run.
+            torch.set_grad_enabled(computes_gradients)
             raise
         raise GpuAugError(
             "next() cannot run, because another call of next() of this iterator has not returned. "

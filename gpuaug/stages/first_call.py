@@ -148,7 +148,7 @@ class FirstCall:
             else:
                 result.update(map(id, leaves))
             if key == "targets":
-                result.update(id(target.get(name)) for target in value for name in TARGET_KEYS)
+                result.update(id(target.get(name)) for target in _target_dicts(value) for name in TARGET_KEYS)
         return result
 
     @property
@@ -208,6 +208,15 @@ class FirstCall:
         """``on`` of the stage with normalized data keys; empty if ``on`` is not a mapping."""
         keys = self.selection.normalized_keys
         return dict(zip(self.selection.on, keys, strict=True)) if isinstance(self.selection.on, Mapping) and keys else {}
+
+
+def _target_dicts(targets: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the target dicts of a batch of images, or of clips, which has a list of one dict per frame for each clip."""
+    for target in targets:
+        if isinstance(target, Mapping):
+            yield target
+        elif isinstance(target, list | tuple):
+            yield from _target_dicts(target)
 
 
 def _is_fused(part: Any) -> bool:

@@ -105,3 +105,13 @@ def test_ctrl_c_leaves_nothing_and_the_loader_works_again(make, step, monkeypatc
             before = taken()  # a descriptor is lost that has no name yet, or whose finaliser heard it
         until(lambda before=before: not grown(before))
     assert at > step
+
+
+def test_gradients_are_computed_after_an_interrupt_in_a_block_without():
+    def interrupted(images):
+        torch.set_grad_enabled(False)  # as torch.no_grad() whose __exit__ is not called
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(streamed([torch.zeros(4)], interrupted))
+    assert torch.is_grad_enabled()

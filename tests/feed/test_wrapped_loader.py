@@ -1,6 +1,9 @@
 """Settings of the user's: the wrapped loader's own, and those around a loop. Errors that its collate function raises."""
 
 import functools
+import os
+import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,8 @@ from support.feed.ring_cleanup import leave_by_break
 from support.feed.ring_equality import assert_ring_is_plain, assert_same
 from support.feed.ring_inputs import COUNT, Samples, Source, padded, sized, values, with_workers, without_workers
 from support.files.encoded import encoded
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import gpuaug
 from gpuaug import StreamedLoader
@@ -194,3 +198,27 @@ def test_collate_functions_of_gpuaug_are_not_proposed_in_place_of_themselves(col
 def test_other_errors_of_default_collate_get_none(samples):
     _, error = failure(StreamedLoader(DataLoader(samples, batch_size=2), device="cpu"))
     assert error.__notes__ == ["gpuaug: raised by the wrapped loader, at batch 0 of epoch 0."]
+
+
+class KilledWithLock(Dataset):
+    """A worker that reads index 2 is killed while it holds the lock of the event that ends workers."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 2:
+            frame = sys._getframe()
+            while "done_event" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["done_event"]._cond.acquire()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_loop_ends_after_a_worker_was_killed_with_the_lock_of_its_end(kind):
+    loader = StreamedLoader(kind(KilledWithLock(), batch_size=2, num_workers=2), device="cpu")
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        list(loader)
+    loader.close()

@@ -152,6 +152,7 @@ class Interrupted:
             "host generator": torch.get_rng_state().tolist(),
             "sync debug mode": torch.cuda.get_sync_debug_mode(),
             "garbage collection": gc.isenabled(),
+            "gradients": torch.is_grad_enabled(),
             "dispatch mode": _get_current_dispatch_mode(),
             "warnings": [id(warnings.filters), warnings.showwarning],
         }
