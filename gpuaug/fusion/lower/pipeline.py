@@ -5,6 +5,7 @@ A *fallback module* is not lowered, but run by its library.
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,13 @@ from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.torchvision_types import class_of, is_unmodified_sequential, torchvision_class
 from gpuaug.fusion.lower.image_types import ImageTypes, Refusal
 from gpuaug.fusion.lower.kornia import CONTAINERS, lower_container, lower_module
-from gpuaug.fusion.lower.refusals import NAMED_MODULES, refuse_inside_kornia, refuse_transform, refuse_volumes
+from gpuaug.fusion.lower.refusals import (
+    NAMED_MODULES,
+    refuse_inside_kornia,
+    refuse_own_forward,
+    refuse_transform,
+    refuse_volumes,
+)
 from gpuaug.fusion.lower.tree import Group, ImplicitTransform, Leaf, Tree, filtered_crops, leaves, nodes_in_order
 from gpuaug.fusion.ops.base import ChannelOp, FrontOp, Op
 from gpuaug.fusion.ops.channel import Denormalize, Normalize
@@ -164,8 +171,8 @@ class _Lowering:
         self._pick, self._types = pick, types
         self._torchvision: Any = None
 
-    def tree(self, name: str, module: Any) -> Tree:
-        """Lower a module, container or sequence."""
+    def tree(self, name: str, module: Any, *, inside_kornia: bool = False) -> Tree:
+        """Lower a module, container or sequence. ``inside_kornia``: whether it is inside a container of Kornia."""
         if is_unmodified_sequential(module) or type(module) is nn.ModuleList:
             module = list(module)
         if isinstance(module, Sequence) and not isinstance(module, str):
@@ -192,9 +199,11 @@ class _Lowering:
             )
         refuse_inside_kornia(module)
         refuse_volumes(module)
+        if not inside_kornia:
+            refuse_own_forward(module)
         self._types.enter_kornia()
         if class_of(module, CONTAINERS) is not None:
-            return lower_container(name, module, self._pick, self.tree)
+            return lower_container(name, module, self._pick, partial(self.tree, inside_kornia=True))
         leaf = lower_module(name, module, self._pick)
         self._update_range(leaf)
         return leaf

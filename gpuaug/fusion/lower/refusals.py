@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from inspect import Parameter, signature
 from typing import Any
 
+from kornia import augmentation as K
 from torch import nn
 
 from gpuaug.core.errors import ArgumentTypeError
-from gpuaug.core.torchvision_types import difference, library_class, torchvision_class
+from gpuaug.core.torchvision_types import difference, is_same, library_class, torchvision_class
 
 _IN_DATASET = "Keep it in the dataset"
 _MIX = "It mixes the images of a batch. Give it a stage of its own"
@@ -82,6 +83,25 @@ def refuse_inside_kornia(module: nn.Module) -> None:
                 f"{type(module).__name__} must hold Kornia's modules, got torchvision's {type(child).__name__}, which Kornia "
                 "would call once for the whole batch. Put the transform into a list, v2.Compose or v2.RandomChoice instead."
             )
+
+
+def refuse_own_forward(module: nn.Module) -> None:
+    """Raise an error for a container of Kornia with the user's ``forward`` or hooks, which a fused pipeline cannot call.
+
+    Kornia itself calls neither if the container is inside another container of Kornia.
+
+    Raises:
+        ArgumentTypeError: If ``module`` is such a container.
+    """
+    class_: Any = library_class(module)
+    if class_ is None or not isinstance(module, K.container.ImageSequentialBase):
+        return
+    has_own_forward = not is_same(type(module).forward, class_.forward) or "forward" in vars(module)
+    if has_own_forward or module._forward_hooks or module._forward_pre_hooks:
+        raise ArgumentTypeError(
+            f"pipeline must hold containers with Kornia's own forward and without hooks, got {type(module).__name__}: "
+            f"{difference(module, class_)}. Put it into a stage without gpuaug.fuse."
+        )
 
 
 def refuse_volumes(module: nn.Module) -> None:

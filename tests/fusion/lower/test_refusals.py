@@ -42,7 +42,7 @@ def of_timm(name):
 
 REFUSED = {
     "in a container that picks": (
-        K.ImageSequential(K.RandomInvert(), v2.RandomResizedCrop(8), random_apply=1),
+        K.ImageSequential(K.RandomInvert(p=1.0), v2.RandomResizedCrop(8), random_apply=1),
         "ImageSequential must hold Kornia's modules",
     ),
     "in another container of Kornia's": (
@@ -85,7 +85,7 @@ REFUSED = {
     "of timm": (v1.Compose([of_timm("RandAugment")]), "Write v2.RandAugment("),
     "of timm, alone": (of_timm("AutoAugment"), "Write v2.AutoAugment("),
     "of timm, by chance": (v2.RandomApply([of_timm("AugMixAugment")]), "timm's AugMixAugment. Write v2.AugMix("),
-    "Kornia's by chance": (v2.RandomApply([K.RandomInvert()]), "must hold torchvision's transforms, got RandomInvert_0"),
+    "Kornia's by chance": (v2.RandomApply([K.RandomInvert(p=1.0)]), "must hold torchvision's transforms, got RandomInvert_0"),
     "no transform": ([3], "got int. Pass a list"),
     "a preset": (Preset(), "got Preset. Pass the transforms that it calls: its attribute transforms"),
     "an image processor": (
@@ -147,7 +147,7 @@ def test_fallback_warning_of_a_user_module():
         def forward(self, images):
             return images * 0.5
 
-    _, said = told(lambda: gpuaug.fuse([K.RandomInvert(), Halved()]))
+    _, said = told(lambda: gpuaug.fuse([K.RandomInvert(p=1.0), Halved()]))
     (text,) = said
     assert text.startswith(
         "Halved_1 is not fused, because gpuaug.fuse does not lower it: not one of Kornia's modules. It runs once for the whole "
@@ -161,8 +161,8 @@ def test_policies_of_kornia_have_no_fallback_warning():
 
 
 def test_fallback_warning_of_random_apply_names_its_modules():
-    made = K.ImageSequential(K.RandomInvert(), K.RandomMedianBlur(), K.RandomBoxBlur(), random_apply=1)
-    augment, said = told(lambda: gpuaug.fuse([K.RandomInvert(), made]))
+    made = K.ImageSequential(K.RandomInvert(p=1.0), K.RandomMedianBlur(), K.RandomBoxBlur(), random_apply=1)
+    augment, said = told(lambda: gpuaug.fuse([K.RandomInvert(p=1.0), made]))
     (text,) = said
     assert "them: RandomMedianBlur_1 (no lowering for this type), RandomBoxBlur_2 (no lowering for this type)." in text
     # Enough for each to be picked.
@@ -219,10 +219,10 @@ VOLUME_SETTINGS = {
 }
 CONTAINERS_OF_VOLUMES = {
     "alone": lambda module: module,
-    "list": lambda module: [K.RandomInvert(), module],
+    "list": lambda module: [K.RandomInvert(p=1.0), module],
     "container": K.AugmentationSequential,
     "inner": lambda module: K.AugmentationSequential(K.ImageSequential(module)),
-    "picked": lambda module: K.ImageSequential(module, K.RandomInvert(), random_apply=1),
+    "picked": lambda module: K.ImageSequential(module, K.RandomInvert(p=1.0), random_apply=1),
     "clips": K.VideoSequential,
     "patches": lambda module: K.PatchSequential(module, grid_size=(1, 1), patchwise_apply=False),
 }
@@ -238,3 +238,42 @@ def test_modules_for_volumes_are_refused(container):
         for kind in (cls, type(f"Own{name}", (cls,), {})):
             with pytest.raises(gpuaug.ArgumentTypeError, match=f"got {kind.__name__}, which is for volumes"):
                 gpuaug.fuse(CONTAINERS_OF_VOLUMES[container](kind(*VOLUME_SETTINGS.get(name, ()))))
+
+
+class TwiceAsBright(K.AugmentationSequential):
+    def forward(self, *inputs, **options):
+        return 2 * super().forward(*inputs, **options)
+
+
+def hooked(container):
+    container.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return container
+
+
+def replaced(container):
+    container.forward = lambda images: 2 * images
+    return container
+
+
+OWN_FORWARD = {
+    "subclass": lambda: TwiceAsBright(K.RandomInvert(p=1.0)),
+    "hook": lambda: hooked(K.AugmentationSequential(K.RandomInvert(p=1.0))),
+    "hook of images": lambda: hooked(K.ImageSequential(K.RandomInvert(p=1.0))),
+    "hook of patches": lambda: hooked(K.PatchSequential(K.RandomInvert(p=1.0), grid_size=(2, 2), patchwise_apply=False)),
+    "attribute": lambda: replaced(K.AugmentationSequential(K.RandomInvert(p=1.0))),
+}
+
+
+@pytest.mark.parametrize("make", OWN_FORWARD.values(), ids=OWN_FORWARD)
+@pytest.mark.parametrize("around", [lambda x: x, lambda x: [x], nn.Sequential], ids=["alone", "list", "nn.Sequential"])
+def test_containers_whose_forward_would_not_be_called_are_refused(make, around):
+    with pytest.raises(gpuaug.ArgumentTypeError, match="Kornia's own forward and without hooks"):
+        gpuaug.fuse(around(make()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", OWN_FORWARD.values(), ids=OWN_FORWARD)
+def test_containers_inside_a_container_are_run_as_kornia_runs_them(make):
+    images = torch.rand(2, 3, 8, 8)
+    container = K.AugmentationSequential(K.RandomHorizontalFlip(p=0.0), make())
+    torch.testing.assert_close(gpuaug.fuse(container)(images), container(images))

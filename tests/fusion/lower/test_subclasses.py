@@ -299,7 +299,7 @@ CHANGED = {
     "an instance of v1": (lambda: changed(v1.RandomInvert(), forward=print), "its forward is replaced"),
     "a hook": (lambda: hooked(v2.RandomInvert()), "it has forward hooks"),
     "a hook of a container": (lambda: hooked(v2.RandomApply([v2.RandomInvert()])), "it has forward hooks"),
-    "a hook in Kornia": (lambda: hooked(K.ImageSequential(K.RandomInvert())), "it has forward hooks"),
+    "a hook in Kornia": (lambda: hooked(K.RandomInvert()), "it has forward hooks"),
     "a generator": (
         lambda: changed(K.RandomGamma(), _param_generator=Gauss((torch.ones(2), "gamma_factor", None, None))),
         "its _param_generator, Gauss, is not the generator of RandomGamma",

@@ -181,7 +181,7 @@ def test_subclasses_of_policies_that_override_a_method_are_left_to_kornia():
     other[0][0].op = K.RandomGaussianBlur((3, 3), (0.5, 1.0), p=1.0)
     shared[0][0].op.same_on_batch = True
     for made, reason in (
-        (overriding(auto.TrivialAugment, "forward")(), "a subclass of TrivialAugment that overrides forward"),
+        (overriding(auto.TrivialAugment, "transform_inputs")(), "a subclass of TrivialAugment that overrides transform_inputs"),
         (inside, "Invert_0 in PolicySequential_0 is a subclass of Invert that overrides forward"),
         (around, "PolicySequential_0 is a subclass of PolicySequential that overrides forward"),
         (other, "Invert_0 in PolicySequential_0 is made of RandomGaussianBlur, which is not Kornia"),

@@ -81,6 +81,16 @@ def module_for_volumes(told):
     assert torch.equal(got, volumes.flip(-1))
 
 
+@example("pipeline must hold containers with Kornia's own forward and without hooks")
+def container_with_a_hook(told):
+    flip = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0))
+    flip.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with told:
+        gpuaug.fuse(flip)
+    (got,) = gpuaug.StreamedLoader([IMAGES / 255], [gpuaug.TransformStage(flip)], device="cpu")
+    torch.testing.assert_close(got, 2 * (IMAGES / 255).flip(-1))
+
+
 @example("Pass the modules that it contains in a list: [*module.children()]")
 def modules_by_name(told):
     module = nn.ModuleDict({"flip": FLIP, "invert": v2.RandomInvert(1.0)})
