@@ -371,15 +371,15 @@ def test_labels_of_mixed_frames_are_per_frame():
 class OwnContainer(K.AugmentationSequential):
     """A container of the user, which overrides a method."""
 
-    def forward(self, *inputs, **options):
-        return super().forward(*inputs, **options)
+    def transform_inputs(self, *inputs, **options):
+        return super().transform_inputs(*inputs, **options)
 
 
 class OwnPolicy(auto.RandAugment):
     """A policy of the user, which overrides a method."""
 
-    def forward(self, *inputs, **options):
-        return super().forward(*inputs, **options)
+    def transform_inputs(self, *inputs, **options):
+        return super().transform_inputs(*inputs, **options)
 
 
 INVERT, POLICY = K.RandomInvert(p=1.0), auto.RandAugment(1, 5)
