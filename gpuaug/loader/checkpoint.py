@@ -221,7 +221,7 @@ class Progress:
     def set_position(self, position: Snapshot) -> None:
         """Set the position of the training loop. Called by the iterator that was read last."""
         if self._prepared is not None:
-            ended = position.ended or position.source.last
+            ended = position.ended or position.source.is_last
             next_position = RunPosition(self._seed, position.epoch + ended, 0 if ended else position.batch)
             self._prepared.hand_over(position.source, next_position)
             if position.ended:

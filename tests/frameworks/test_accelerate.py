@@ -163,7 +163,9 @@ def test_other_loaders_are_skipped_by_accelerate(make_accelerator):
 
 def test_accelerate_itself_cannot_skip_what_has_stages(make_accelerator, noise):
     accelerator = make_accelerator()
-    with pytest.raises(gpuaug.ArgumentError, match=r"whose stages would be left out. .* call gpuaug.integrations.accelerate"):
+    with pytest.raises(
+        gpuaug.ArgumentError, match=r"would make a DataLoader without the stages. .* call gpuaug.integrations.accelerate"
+    ):
         accelerator.skip_first_batches(noisy(noise, accelerator), 2)
 
 
@@ -195,7 +197,7 @@ def test_a_loader_that_sends_batches_between_ranks_is_refused(make_accelerator):
     accelerator = make_accelerator(dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     prepared = accelerator.prepare(DataLoader(Stream(), 2))
     prepared.state = SimpleNamespace(num_processes=2)
-    with pytest.raises(gpuaug.ArgumentError, match="one that each rank reads by itself, got a DataLoaderDispatcher"):
+    with pytest.raises(gpuaug.ArgumentError, match="a loader that each rank reads by itself, got a DataLoaderDispatcher"):
         gpuaug.StreamedLoader(prepared)
 
 
