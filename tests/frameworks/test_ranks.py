@@ -112,7 +112,7 @@ def test_ranks_share_each_epoch_and_draw_by_themselves(package, script, tmp_path
         assert len({round(value % 1, 4) for value in values}) > len(set(samples)), "ranks drew the same"
     assert ranks[0]["epochs"][0] != ranks[0]["epochs"][1]
     for found in ranks:
-        assert "every rank reads all 21 samples" in " ".join(found["said"])
+        assert "ranks reads all 21 samples" in " ".join(found["said"])
         assert found.get("gathered", list(range(21))) == list(range(21))
         assert found.get("stepped", [3, 5]) == [3, 5]
         assert found.get("resumed") == found.get("rest")
