@@ -72,33 +72,6 @@ def function_as_pipeline(told):
     assert torch.equal(left(v2.Compose([function]))(IMAGES), torch.stack([function(image) for image in IMAGES]))
 
 
-@example("Put it into a stage without gpuaug.fuse")
-def module_for_volumes(told):
-    flip, volumes = K.RandomHorizontalFlip3D(p=1.0), torch.rand(2, 1, 4, 6, 7)
-    with told:
-        gpuaug.fuse(flip)
-    (got,) = gpuaug.StreamedLoader([volumes], stages=[flip], device="cpu")
-    assert torch.equal(got, volumes.flip(-1))
-
-
-@example("pipeline must hold containers with Kornia's own forward and without hooks")
-def container_with_a_hook(told):
-    flip = K.AugmentationSequential(K.RandomHorizontalFlip(p=1.0))
-    flip.register_forward_hook(lambda module, inputs, output: 2 * output)
-    with told:
-        gpuaug.fuse(flip)
-    (got,) = gpuaug.StreamedLoader([IMAGES / 255], [gpuaug.TransformStage(flip)], device="cpu")
-    torch.testing.assert_close(got, 2 * (IMAGES / 255).flip(-1))
-
-
-@example("Pass the modules that it contains in a list: [*module.children()]")
-def modules_by_name(told):
-    module = nn.ModuleDict({"flip": FLIP, "invert": v2.RandomInvert(1.0)})
-    with told:
-        gpuaug.fuse(module)
-    assert torch.equal(gpuaug.fuse([*module.children()])(IMAGES), 255 - IMAGES.flip(-1))
-
-
 @example("Pass a list of augmentations")
 def number_as_pipeline(told):
     with told:
