@@ -36,7 +36,7 @@ A stage that takes longer is either compiling, or waits for the thread that wait
 """
 
 POLL_S = 0.05
-"""Seconds between two looks at whether a wait for a stage has become pointless."""
+"""Seconds between two checks whether a thread that waits for a stage should stop waiting."""
 
 T = TypeVar("T")
 

@@ -170,7 +170,7 @@ class Decoding:
         if self._all_problems:
             self._check_counts([len(member) for member in self._encoded])
         self._undecodable = set(self._all_problems)
-        """Indices of the samples in place of which others are decoded."""
+        """Indices of the samples that have a problem: another sample is decoded instead of each."""
         members = zip(self._encoded, self._windows, strict=True)
         self.works: list[Work | ClipWork] = [
             self._decoder.allocate(encoded, self._all_problems, windows) for encoded, windows in members

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.prepared_loader import PreparedLoader, RunPosition
+from gpuaug.feed.prepared_loader import PreparedLoader, ReadState, RunPosition
 from gpuaug.feed.resumable import Resume, is_state, states_of
 from gpuaug.feed.stateful import is_before_first, is_graph
 from gpuaug.feed.wrapped_loader import epoch_of, has_persistent_workers, is_stateful, set_epoch_of
@@ -221,12 +221,13 @@ class Progress:
     def set_position(self, position: Snapshot) -> None:
         """Set the position of the training loop. Called by the iterator that was read last."""
         if self._prepared is not None:
-            ended = position.ended or position.source.is_last
+            read_state: ReadState = position.source
+            ended = position.ended or read_state.is_last
             next_position = RunPosition(self._seed, position.epoch + ended, 0 if ended else position.batch)
-            self._prepared.hand_over(position.source, next_position)
+            self._prepared.hand_over(read_state, next_position)
             if position.ended:
                 self._prepared.end(position.epoch)
-            position = position._replace(source=position.source.state)
+            position = position._replace(source=read_state.state)
         self._snapshot = position
 
     def record_close(self) -> None:

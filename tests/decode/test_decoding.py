@@ -128,7 +128,7 @@ def test_an_error_of_a_stage_names_the_stage(caplog):
 
 @pytest.mark.parametrize("run", [in_a_loader, one_after_another])
 def test_members_with_other_numbers_of_files_are_an_error_at_the_replacement(run):
-    """Only a collate function of the user's returns such members, of which nothing says to which samples they belong."""
+    """A user's collate function may return such members. Their files cannot be assigned to samples."""
     files = [picture("RGB", number) for number in range(4)]
     views = collate_encoded(files * 2)
     damaged = collate_encoded([files[0], files[1][:43], *files[2:]])

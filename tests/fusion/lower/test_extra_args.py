@@ -68,7 +68,9 @@ def test_images_and_masks_are_kornias_or_the_setting_is_refused(settings, holder
         for result, other in zip(got, expected, strict=True) if with_masks else [(got, expected)]:
             torch.testing.assert_close(result, other, atol=1e-4, rtol=0, msg=f"{name}, {with_masks}")
     if settings == "same largest value" and holder != "inner":
-        assert refused == 1, "Kornia's default for masks is dropped, which changes those of the elastic transform"
+        assert refused == 1, (
+            "extra_args without masks removes Kornia's default for masks, and so changes masks of the elastic transform"
+        )
     elif settings in ("none", "nearest masks") or holder == "inner":
         assert refused == 0, "this changes no result"
     else:
