@@ -99,16 +99,9 @@ def test_batches_do_not_share_memory_with_batches_that_are_sent_later(form, colu
     collate = {"row": lambda rows: rows[0], "list": list}[form]
     loader = DataLoader(Rows(6, columns), batch_size=1, collate_fn=collate, num_workers=1)
     kept = [batches.map_leaves(lambda row: row.add_(100), batch) for batch in StreamedLoader(loader, device="cpu")]
-    assert [leaf[-1].item() for batch in kept for leaf in batches.leaves(batch)] == [100 + index for index in range(6)]
-
-
-def test_a_row_is_sent_without_the_rest_of_its_dataset():
-    reducers = dict(ForkingPickler._extra_reducers)
-    data = torch.arange(2**20).view(1024, 1024)
-    try:
-        ForkingPickler.register(torch.Tensor, shared_storage._reduce_tensor)
-        sent = {name: ForkingPickler.loads(ForkingPickler.dumps(view)) for name, view in {"row": data[5], "all": data}.items()}
-    finally:
-        ForkingPickler._extra_reducers.update(reducers)
-    assert sent["row"].tolist() == data[5].tolist()
-    assert [tensor.untyped_storage().nbytes() for tensor in sent.values()] == [1024 * 8, 2**23]
+    rows = [row for batch in kept for row in batches.leaves(batch)]
+    assert [row[-1].item() for row in rows] == [100 + index for index in range(6)]
+    if columns > 3:
+        assert all(row.untyped_storage().nbytes() == row.nbytes for row in rows), (
+            "a row is sent without the rest of its dataset"
+        )
