@@ -24,6 +24,7 @@ from gpuaug.feed.wrapped_loader import (
     DrawsAhead,
     StateReader,
     as_int,
+    begin_iterator,
     end_workers,
     generator_variables,
     has_state_methods,
@@ -252,7 +253,7 @@ class ResumableLoader:
         """
         if not self._by_index:
             state = self.state({})
-            return islice(iter(loader), resume.batches if resume is not None else 0, None), lambda _ended: state
+            return islice(begin_iterator(loader), resume.batches if resume is not None else 0, None), lambda _ended: state
         return self.begin_recorded(loader, resume)
 
     def begin_recorded(self, loader: Any, resume: Resume | None) -> tuple[Any, StateReader]:
@@ -279,7 +280,7 @@ class ResumableLoader:
             else:
                 recording.states = states_before
             with _sampler_replaced(loader, recording):
-                iterator = iter(loader)
+                iterator = begin_iterator(loader)
                 recording.newest.begin()
             if recording.order_error is not None:
                 end_workers(iterator)

@@ -24,6 +24,7 @@ from gpuaug.feed.wrapped_loader import (
     DrawsAhead,
     IteratorAndReader,
     StateReader,
+    begin_iterator,
     drop_first,
     end_workers,
     has_persistent_workers,
@@ -150,7 +151,7 @@ class StatefulLoader:
             if self.draws_ahead is not None:
                 self.draws_ahead.items_before_first += skip
             return drop_first(iterator, skip), self._reader(state_reader(loader, iterator), read_order)
-        iterator = iter(loader)
+        iterator = begin_iterator(loader)
         if extra_state is not None:
             set_states(self._resumable.generators, extra_state["generators"])
         state_at_start = self._state()

@@ -1,7 +1,7 @@
 """Functions on the wrapped loader, the iterable inside a ``StreamedLoader``: its state, epoch, workers, errors and draws."""
 
 import copy
-import ctypes
+import multiprocessing
 import operator
 import pickle
 import queue
@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,36 @@ def without_iterator(loader: Any) -> Any:
     return loader_copy
 
 
+class _EndEvent(Event):
+    """Event that ends the workers of an iterator, read and set without a lock.
+
+    A worker that is killed while it reads torch's event may hold the lock of the event forever. The iterator's finaliser, which
+    sets the event, and the other workers would then wait forever, too.
+    """
+
+    def is_set(self) -> bool:
+        """Whether the workers must end."""
+        return not self._flag._semlock._is_zero()  # type: ignore[attr-defined]
+
+    def set(self) -> None:
+        """Let the workers end."""
+        self._flag.release()  # type: ignore[attr-defined]
+
+
+def begin_iterator(loader: Any) -> Any:
+    """Return ``iter(loader)``. New workers of a ``DataLoader`` end by an ``_EndEvent``, whoever ends them."""
+    if not hasattr(type(loader), "multiprocessing_context") or not loader.num_workers:
+        return iter(loader)
+    user_context = loader.multiprocessing_context
+    context: Any = copy.copy(user_context or multiprocessing.get_context())
+    context.Event = partial(_EndEvent, ctx=context)
+    loader.multiprocessing_context = context
+    try:
+        return iter(loader)
+    finally:
+        loader.multiprocessing_context = user_context
+
+
 def end_workers(iterator: Any) -> None:
     """End the worker processes of an iterator of a ``DataLoader``. Do nothing for other iterators.
 
@@ -122,28 +153,7 @@ def end_workers(iterator: Any) -> None:
             # a killed worker, in place of the dataset's error.
             torch._C._remove_worker_pids(id(iterator))
             iterator._worker_pids_set = False
-        _release_lock_of_killed_worker(iterator)
         shut_down()
-
-
-_LOCK_WAIT_S = 1.0
-"""Seconds after which a lock that workers hold for microseconds is considered to be held by a killed worker."""
-
-
-def _release_lock_of_killed_worker(iterator: Any) -> None:
-    """Release the lock of the event that ends workers, if a worker was killed while it held the lock.
-
-    Otherwise the shutdown of the iterator would wait for the lock forever.
-    """
-    event = getattr(iterator, "_workers_done_event", None)
-    if event is None or not any((worker.exitcode or 0) < 0 for worker in iterator._workers):
-        return
-    semaphore = event._cond._lock._semlock
-    if semaphore.acquire(True, _LOCK_WAIT_S):
-        semaphore.release()
-    elif sys.platform != "win32":
-        # Not semaphore.release(), after which the object would count one acquisition of this process too few.
-        ctypes.CDLL(None).sem_post(ctypes.c_void_p(semaphore.handle))
 
 
 def wake(iterator: Any) -> None:
@@ -226,7 +236,7 @@ BeginFunction = Callable[[Any], IteratorAndReader]
 
 def begin_epoch(loader: Any) -> IteratorAndReader:
     """Begin an iteration over ``loader``."""
-    iterator = iter(loader)
+    iterator = begin_iterator(loader)
     return iterator, state_reader(loader, iterator)
 
 

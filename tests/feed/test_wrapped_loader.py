@@ -4,7 +4,10 @@ import functools
 import os
 import signal
 import sys
+import time
+from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -201,7 +204,11 @@ def test_other_errors_of_default_collate_get_none(samples):
 
 
 class KilledWithLock(Dataset):
-    """A worker that reads index 2 is killed while it holds the lock of the event that ends workers."""
+    """A worker that reads index 2 is killed while it holds a lock that it shares with the training process."""
+
+    def __init__(self, lock):
+        self.lock = lock
+        """Attribute path of the lock, from the variables of torch's worker loop."""
 
     def __len__(self):
         return 40
@@ -211,14 +218,36 @@ class KilledWithLock(Dataset):
             frame = sys._getframe()
             while "done_event" not in frame.f_locals:
                 frame = frame.f_back
-            frame.f_locals["done_event"]._cond.acquire()
+            attrgetter(self.lock)(SimpleNamespace(**frame.f_locals)).acquire()
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor(index)
 
 
+LOCKS = ["done_event._cond", "index_queue._rlock", pytest.param("data_queue._wlock", marks=pytest.mark.slow)]  # the last: 5 s
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("lock", LOCKS)
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-def test_loop_ends_after_a_worker_was_killed_with_the_lock_of_its_end(kind):
-    loader = StreamedLoader(kind(KilledWithLock(), batch_size=2, num_workers=2), device="cpu")
+def test_loop_ends_after_a_worker_was_killed_with_a_lock(kind, lock, persistent):
+    wrapped = kind(KilledWithLock(lock), batch_size=2, num_workers=2, persistent_workers=persistent)
+    loader = StreamedLoader(wrapped, device="cpu")
     with pytest.raises(RuntimeError, match="killed by signal"):
         list(loader)
     loader.close()
+
+
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_iter_ends_if_a_worker_is_killed_with_a_lock_before_it_returns(kind, monkeypatch):
+    loader = StreamedLoader(kind(KilledWithLock("done_event._cond"), batch_size=2, num_workers=2), device="cpu")
+    iterator_type = type(iter(kind([0], num_workers=1)))
+    send_indices = iterator_type._reset
+
+    def wait_for_signal(*arguments, **options):
+        send_indices(*arguments, **options)
+        while True:
+            time.sleep(0.01)  # torch's handler raises its error here
+
+    monkeypatch.setattr(iterator_type, "_reset", wait_for_signal)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        list(loader)
