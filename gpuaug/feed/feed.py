@@ -7,7 +7,7 @@ its state in itself cannot be copied. Its ``collate_fn`` is replaced while its w
 Other sources are read on a background thread, which copies their batches into slots (*staging*), so that the training thread
 does not wait for the driver to copy from pageable memory.
 
-While workers start, the loader's ``worker_init_fn`` is replaced, too (``gpuaug.feed.unsent``): a worker then sends an error in
+While workers start, the loader's ``worker_init_fn`` is replaced, too (``gpuaug.feed.worker``): a worker then sends an error in
 place of a batch that it cannot send.
 """
 
@@ -35,10 +35,9 @@ from gpuaug.feed.mailbox import QUEUED, Pulled
 from gpuaug.feed.prefetch import FeedIterator, Receive, close_iterations, open_feed_iterator
 from gpuaug.feed.resumable import ResumableLoader, Resume, is_by_index, is_resumable
 from gpuaug.feed.ring import Ring, default_budget_bytes, unsupported_reason
-from gpuaug.feed.ring_collate import SlotCollate, describe_or_free_slot
 from gpuaug.feed.ring_memory import MAX_GENERATIONS, BatchInSlot, Slot, can_be_stored
 from gpuaug.feed.stateful import StatefulLoader, begin_graph, is_graph
-from gpuaug.feed.unsent import sending_errors
+from gpuaug.feed.worker import SlotCollate, describe_or_free_slot, sending_errors
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
     IteratorAndReader,

@@ -23,10 +23,10 @@ import torch
 
 from gpuaug.core.errors import IteratorEndedError
 from gpuaug.core.settings import default_device
+from gpuaug.feed.draws_ahead import DrawsAhead
 from gpuaug.feed.mailbox import Mailbox, Pulled
 from gpuaug.feed.wrapped_loader import (
     BeginFunction,
-    DrawsAhead,
     StateReader,
     begin_epoch,
     end_workers,

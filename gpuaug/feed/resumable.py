@@ -6,11 +6,13 @@ epoch, the sampler is iterated again from these states, and the indices of the b
 sample is loaded for dropped indices. Their checksum is compared with the saved state.
 """
 
+import threading
+import weakref
 import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -20,16 +22,17 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gpuaug.core.errors import GpuAugError, without_addresses
 from gpuaug.core.rng import default_rank
+from gpuaug.feed.draws_ahead import DrawsAhead, differ, generator_variables, set_states, states_of
 from gpuaug.feed.wrapped_loader import (
-    DrawsAhead,
     StateReader,
     as_int,
     begin_iterator,
     end_workers,
-    generator_variables,
     has_state_methods,
+    index_sampler,
     is_stateful,
     parts,
+    sampler_replaced,
     uses_iteration_of,
 )
 
@@ -56,7 +59,7 @@ def is_resumable(loader: Any) -> bool:
         return True
     # Not with in_order=False: the batches that were processed may not be the first of the epoch. Not if the sampler is an
     # iterator, which can be iterated only once.
-    return is_by_index(loader) and getattr(loader, "in_order", True) and not isinstance(_index_sampler(loader), Iterator)
+    return is_by_index(loader) and getattr(loader, "in_order", True) and not isinstance(index_sampler(loader), Iterator)
 
 
 def is_by_index(loader: Any) -> bool:
@@ -102,7 +105,7 @@ class ResumableLoader:
         self._by_index = isinstance(loader, DataLoader)
         # The loader itself is not stored: it may refer to an iterator that refers to this object, a reference cycle.
         self._dataset: Any = loader.dataset if self._by_index else loader
-        self.sampler: Any = _index_sampler(loader) if self._by_index else None
+        self.sampler: Any = index_sampler(loader) if self._by_index else None
         """Batch sampler of the loader, or its sampler if it has no batch sampler."""
         names = [type(sampler).__name__ for sampler in (self.sampler, getattr(loader, "sampler", None))]
         self._sampler_names = " of ".join(dict.fromkeys(names))
@@ -123,6 +126,12 @@ class ResumableLoader:
         samplers = [part for path, part in paths.items() if path not in ("", "dataset")]
         custom_samplers = [part for part in samplers if type(part).__module__.partition(".")[0] not in _LIBRARIES]
         self._has_custom_sampler = bool(custom_samplers)
+        # torch draws the seeds of workers from the loader's generator: once for persistent workers, else once per epoch.
+        # For persistent workers, torchdata also creates one more iterator of the sampler.
+        depends = any(getattr(part, "generator", self) is loader.generator for part in samplers) or (
+            is_stateful(loader) and not isinstance(self._dataset, IterableDataset)
+        )
+        self._worker_settings = {"persistent_workers": loader.persistent_workers} if depends else {}
         self._generator_variables = generator_variables([loader, *samplers] if self._by_index else [])
         self.has_custom_sampler_with_state = any(has_state_methods(part) for part in custom_samplers)
         """Whether a sampler that is not of ``_LIBRARIES`` has ``state_dict`` and ``load_state_dict``."""
@@ -145,6 +154,7 @@ class ResumableLoader:
             "drop_last": _plain(getattr(self.sampler, "drop_last", None)),
             "sampler": self._sampler_names,
             "generators": ", ".join(self.generators) or "none",
+            **self._worker_settings,
         }
 
     @property
@@ -270,6 +280,9 @@ class ResumableLoader:
             GpuAugError: If the order of the sampler differs from the order of the resumed epoch.
         """
         recording = _RecordingSampler(self, self.sampler, resume)
+        for indices in list(_open):
+            if indices.draws_ahead.shares_variables(recording.draws_ahead):
+                indices.read_to_end()
         states_before = states_of(recording.generators)
         try:
             if resume is not None and resume.seed is not None:  # workers must not draw the numbers of an earlier epoch
@@ -279,7 +292,7 @@ class ResumableLoader:
                 recording.epochs = resume.start["epochs"]
             else:
                 recording.states = states_before
-            with _sampler_replaced(loader, recording):
+            with sampler_replaced(loader, recording):
                 iterator = begin_iterator(loader)
                 recording.newest.begin()
             if recording.order_error is not None:
@@ -339,18 +352,21 @@ class EpochIndices(Iterator[Any]):
 
     def __init__(self, recording: _RecordingSampler) -> None:
         self._recording = recording
+        self.draws_ahead = recording.draws_ahead
         self._states_before = states_of(recording.generators)
         """States of the generators before the user's sampler is iterated."""
         self._epochs = recording.resumable.epochs
         self._indices = recording.iterate()  # a sampler that counts epochs may increase its epoch in this call
-        self._order_is_drawn = _differ(self._states_before, states_of(recording.generators))
+        self._order_is_drawn = differ(self._states_before, states_of(recording.generators))
         """Whether ``iter(sampler)`` has drawn the order. Other samplers draw when their iterator is read."""
         self._read_ahead: deque[Any] = deque()
         """Items of the sampler that ``begin`` has read and that were not returned yet."""
         self._checksums = array("I", [0])
         """Checksum of the first n items of the sampler, at index n."""
         self._error: Exception | None = None
-        """Error of the sampler in ``begin``, raised when the indices are read."""
+        """Error of the sampler when it was read ahead, raised after the items before it."""
+        self._lock = threading.Lock()
+        """Lock of the sampler's iterator: the pulling thread and ``read_to_end`` read it."""
         self._start: Mapping[str, Any] | None = None
         """State at the beginning of the epoch; ``None`` before ``begin``."""
 
@@ -380,6 +396,7 @@ class EpochIndices(Iterator[Any]):
         if torch.equal(states[_GLOBAL], torch.default_generator.get_state()):
             del states[_GLOBAL]  # the sampler does not draw from torch's global generator
         start = self._start = recording.resumable.state(states, self._epochs)
+        _open.add(self)
         if resume is None or self._error is not None:
             return
         if resume.same_order and order and saved["rank"] == start["rank"] and order != self._order(num_compared):
@@ -390,6 +407,19 @@ class EpochIndices(Iterator[Any]):
             )
         for _ in range(min(skipped, len(self._read_ahead))):
             self._read_ahead.popleft()
+
+    def read_to_end(self) -> None:
+        """Read the remaining items, if their number is known, and undo draws that a plain ``DataLoader`` would make later."""
+        length = 0
+        with suppress(Exception):  # a sampler need not have a length
+            length = len(self._recording)
+        with self._lock:
+            try:
+                for index in range(len(self._checksums) - 1, length + 1):  # the last reads the end
+                    self._read_ahead.extend(self.draws_ahead.read(index, partial(self._read, 1)))
+            except Exception as error:
+                self._error = error
+            self.draws_ahead.undo()
 
     def _read(self, count: int) -> list[Any]:
         """Read at most ``count`` items of the user's sampler, and extend the checksums."""
@@ -424,14 +454,18 @@ class EpochIndices(Iterator[Any]):
 
     def __next__(self) -> Any:
         self.begin()
-        if self._error is not None:
-            raise self._error
-        if self._read_ahead:
-            return self._read_ahead.popleft()
-        for item in self._recording.draws_ahead.read(len(self._checksums) - 1, partial(self._read, 1)):
-            return item
+        with self._lock:
+            if self._read_ahead:
+                return self._read_ahead.popleft()
+            if self._error is not None:
+                raise self._error
+            for item in self.draws_ahead.read(len(self._checksums) - 1, partial(self._read, 1)):
+                return item
         raise StopIteration
 
+
+_open: weakref.WeakSet[EpochIndices] = weakref.WeakSet()
+"""Iterators that ``begin`` was called for, of all loaders in this process: several loaders may draw from one generator."""
 
 _LIBRARIES = ("torch", "torchdata", "accelerate")
 """Packages whose samplers depend only on their epochs, their attributes ``generator`` and torch's global generator."""
@@ -447,27 +481,6 @@ def _bytes_of(indices: Any) -> Any:
     return without_addresses(repr(indices)).encode()
 
 
-def states_of(generators: Mapping[str, torch.Generator]) -> dict[str, torch.Tensor]:
-    """Return name → state of each generator."""
-    return {name: generator.get_state() for name, generator in generators.items()}
-
-
-def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
-    return not all(torch.equal(state, after[name]) for name, state in before.items())
-
-
-def set_states(generators: Mapping[str, torch.Generator], states: Mapping[str, torch.Tensor]) -> None:
-    """Set the states of generators, by name. A generator without an entry in ``states`` is not changed."""
-    for name, generator in generators.items():
-        if name in states:
-            generator.set_state(states[name])
-
-
-def _index_sampler(loader: Any) -> Any:
-    """Return the batch sampler of a ``DataLoader``, or its sampler if it has no batch sampler."""
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
-
 def _attribute(name: str, parts: Iterable[Any]) -> int | None:
     """Return the first attribute ``name`` of ``parts`` that is a whole number; ``None`` without one."""
     values = (as_int(getattr(part, name, None)) for part in parts)
@@ -480,21 +493,3 @@ def _plain(value: Any) -> bool | int | str | None:
         return value
     number = as_int(value)
     return without_addresses(repr(value))[:_MAX_TEXT] if number is None else number
-
-
-@contextmanager
-def _sampler_replaced(loader: Any, recording: _RecordingSampler) -> Iterator[None]:
-    """Context manager in which ``recording`` is the sampler of ``loader``."""
-    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-    user_sampler = vars(loader)[name]
-
-    def set_sampler(sampler: Any) -> None:
-        vars(loader)[name] = sampler  # DataLoader.__setattr__ would raise
-        if loader._iterator is not None:  # with persistent workers
-            loader._iterator._index_sampler = sampler
-
-    set_sampler(recording)
-    try:
-        yield
-    finally:
-        set_sampler(user_sampler)

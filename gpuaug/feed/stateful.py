@@ -19,9 +19,9 @@ import torch
 from torch.utils.data import IterableDataset
 
 from gpuaug.core.errors import ArgumentError
-from gpuaug.feed.resumable import ResumableLoader, Resume, set_states, states_of
+from gpuaug.feed.draws_ahead import DrawsAhead, set_states, states_of
+from gpuaug.feed.resumable import ResumableLoader, Resume
 from gpuaug.feed.wrapped_loader import (
-    DrawsAhead,
     IteratorAndReader,
     StateReader,
     begin_iterator,

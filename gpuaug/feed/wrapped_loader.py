@@ -5,25 +5,20 @@ import multiprocessing
 import operator
 import pickle
 import queue
-import random
 import select
-import sys
 import traceback
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from multiprocessing.synchronize import Event
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 
 from gpuaug.core.errors import ArgumentTypeError, add_note
-from gpuaug.core.rng import generator_lock
 
 _WAKE_ITEM = (None, None)
 """(index, data) in the form of a worker's result. A ``DataLoader`` that receives it raises, because no task has this index."""
@@ -130,6 +125,8 @@ def begin_iterator(loader: Any) -> Any:
     if not hasattr(type(loader), "multiprocessing_context") or not loader.num_workers:
         return iter(loader)
     user_context = loader.multiprocessing_context
+    if "Event" in vars(user_context or object):  # another thread is starting workers
+        return iter(loader)
     context: Any = copy.copy(user_context or multiprocessing.get_context())
     context.Event = partial(_EndEvent, ctx=context)
     loader.multiprocessing_context = context
@@ -333,126 +330,24 @@ def _no_state(_ended: bool) -> None:
     return None
 
 
-Variable = tuple[Callable[[], Any], Callable[[Any], Any]]
-"""(function that returns the value, function that sets it) of a variable: the state of a generator, or a sampler's epoch."""
+def index_sampler(loader: Any) -> Any:
+    """Return the batch sampler of a ``DataLoader``, or its sampler if it has no batch sampler."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
-class _Change(NamedTuple):
-    """Change of a variable by one item of the sampler."""
+@contextmanager
+def sampler_replaced(loader: Any, replacement: Any) -> Iterator[None]:
+    """Context manager in which ``replacement`` is the sampler of ``loader``."""
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    user_sampler = vars(loader)[name]
 
-    item: int
-    """Index of the item; the number of items for the end."""
-    variable: Variable
-    before: Any
-    """Value before the item was read."""
-    after: Any
-    """Value after the item was read."""
+    def set_sampler(sampler: Any) -> None:
+        vars(loader)[name] = sampler  # DataLoader.__setattr__ would raise
+        if loader._iterator is not None:  # with persistent workers
+            loader._iterator._index_sampler = sampler
 
-
-class DrawsAhead:
-    """Draws of a sampler during one iteration, while a background thread reads the sampler ahead of the training loop.
-
-    A plain ``DataLoader`` reads an item of its sampler when the training loop asks for a batch. The pulling thread reads
-    further ahead, as far as time allows, and a sampler may draw random numbers whenever it is read. For example, torch's
-    ``RandomSampler`` draws once more at its end. So two rules keep timing out of the random numbers:
-
-    1. If a loop ends early, draws from the sampler's generators that a plain ``DataLoader`` would not have made are undone. So
-       is the counting of epochs by a sampler that counts at its end.
-    2. Global generators are read while no stage is running, which would have set them to the state of the stage.
-
-    Args:
-        variables: States of the sampler's generators, without global generators, from which the training loop draws, too, and
-            epochs that samplers count.
-        is_custom: Whether the sampler may draw from global generators after its first item. Samplers of torch do not.
-    """
-
-    def __init__(self, variables: Sequence[Variable], *, is_custom: bool) -> None:
-        self._variables = variables
-        self._is_custom = is_custom
-        self._changes: deque[_Change] = deque()
-        """Changes by items that a plain ``DataLoader`` has not read yet."""
-        self._locks = False
-        """Whether the sampler draws from global generators."""
-        self._is_stopped = False
-        self.items_before_first = sys.maxsize
-        """Number of items that a plain ``DataLoader`` has read before the first call of ``next``.
-
-        Default: no draw is undone.
-        """
-        self.num_returned = 0
-        """Number of results of ``next`` that the training loop has received: batches, and an error or the end."""
-
-    def read_first(self, read: Callable[[], list[Any]]) -> list[Any]:
-        """Return ``read()``, which reads the first items of a sampler, and find out if they draw from global generators.
-
-        Call on the thread that may draw from global generators.
-        """
-        if not self._is_custom:
-            return read()
-        before = _global_states()
-        items = read()
-        # Within a stage, the stage holds the lock, and the numbers of the sampler belong to the stage.
-        self._locks = before != _global_states() and not generator_lock.in_context
-        return items
-
-    def read(self, item: int, read: Callable[[], list[Any]]) -> list[Any]:
-        """Return ``read()``, which reads the item with index ``item`` of the sampler. Return an empty list after ``stop``."""
-        values_before = [get_value() for get_value, _ in self._variables]
-        items = generator_lock.draw_unless(lambda: self._is_stopped, read) if self._locks else read()
-        for variable, before in zip(self._variables, values_before, strict=True):
-            after = variable[0]()
-            if not _equal(before, after):
-                self._changes.append(_Change(item, variable, before, after))
-        while self._changes and self._changes[0].item < self._num_plain:
-            self._changes.popleft()
-        return items or []
-
-    def stop(self) -> None:
-        """Let ``read`` wait for no stage. Call before the end of the thread that calls ``read`` is awaited."""
-        self._is_stopped = True
-
-    def undo(self) -> None:
-        """Set variables to the values that a plain ``DataLoader`` would have left. Call after the thread has ended.
-
-        A variable that another iteration, or the program, has changed since is not changed.
-        """
-        while self._changes:
-            item, (get_value, set_value), before, after = self._changes.pop()
-            if item >= self._num_plain and _equal(get_value(), after):
-                set_value(before)
-
-    @property
-    def _num_plain(self) -> int:
-        """Number of items that a plain ``DataLoader`` would have read."""
-        return self.items_before_first + self.num_returned
-
-
-def generator_variables(owners: Collection[Any]) -> list[Variable]:
-    """Return the states of generators that are attributes of ``owners``, without the global generators of the host."""
-    global_generators = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))  # type: ignore[attr-defined]
-    attributes = [getattr(owner, "__dict__", {}).values() for owner in owners]
-    values = [*(getattr(owner, "generator", None) for owner in owners), *(value for group in attributes for value in group)]
-    variables: list[Variable] = []
-    for value in {id(value): value for value in values}.values():
-        if any(value is generator for generator in global_generators) or isinstance(value, random.SystemRandom):
-            continue
-        if isinstance(value, torch.Generator | np.random.RandomState):
-            variables.append((value.get_state, value.set_state))
-        elif isinstance(value, np.random.Generator):
-            bits = value.bit_generator
-            variables.append((partial(getattr, bits, "state"), partial(setattr, bits, "state")))
-        elif isinstance(value, random.Random):
-            variables.append((value.getstate, value.setstate))
-    return variables
-
-
-def _equal(value: Any, other: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return bool(value.numpy().tobytes() == other.numpy().tobytes())  # a third of the time of torch.equal
-    return pickle.dumps(value) == pickle.dumps(other)  # arrays in a state of NumPy cannot be compared with ==
-
-
-def _global_states() -> tuple[Any, ...]:
-    """Return the states of the global generators of torch, NumPy and Python, to be compared."""
-    torch_state = torch.default_generator.get_state().numpy().tobytes()
-    return torch_state, pickle.dumps(np.random.get_state(legacy=False)), random.getstate()
+    set_sampler(replacement)
+    try:
+        yield
+    finally:
+        set_sampler(user_sampler)

@@ -82,10 +82,8 @@ def differences(state: Mapping[str, Any], current: Mapping[str, Any]) -> Iterato
     if state["ranks"] != current["ranks"]:
         way_out = "Start as many ranks as in the saved run: the samples of a batch and their random numbers depend on it."
         yield Difference("The number of ranks", state["ranks"], current["ranks"], way_out)
-    saved_settings = state["settings"]
     settings = current["settings"]
-    for name in {**saved_settings, **settings}:
-        saved_value = saved_settings.get(name)
+    for name, saved_value in state["settings"].items():
         current_value = settings.get(name)
         if saved_value != current_value:
             way_out = "Create the loader with the settings of the saved run."

@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader
 
 from gpuaug.core import rng
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError, GpuAugWarning, flag, shown, whole_number
+from gpuaug.feed.draws_ahead import states_of
 from gpuaug.feed.feed import Feed
 from gpuaug.feed.prepared_loader import PreparedLoader, ReadState, RunPosition
-from gpuaug.feed.resumable import Resume, is_state, states_of
+from gpuaug.feed.resumable import Resume, is_state
 from gpuaug.feed.stateful import is_before_first, is_graph
 from gpuaug.feed.wrapped_loader import epoch_of, has_persistent_workers, is_stateful, set_epoch_of
 from gpuaug.loader.agreement import WAY_OUT, batches_done, check_source, description, differences

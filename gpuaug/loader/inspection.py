@@ -11,8 +11,9 @@ from gpuaug.core.batch import Batch
 from gpuaug.core.errors import ArgumentError, ArgumentTypeError
 from gpuaug.core.rng import generator_lock
 from gpuaug.core.streams import Lanes
+from gpuaug.feed.draws_ahead import generator_variables
 from gpuaug.feed.feed import Feed
-from gpuaug.feed.wrapped_loader import generator_variables, has_persistent_workers, parts
+from gpuaug.feed.wrapped_loader import has_persistent_workers, parts
 from gpuaug.loader.hooks import Hooks
 from gpuaug.loader.iterator import PipelinedIterator
 from gpuaug.loader.stats import Stats

@@ -109,6 +109,39 @@ def test_workers_are_asked_for_as_many_batches_ahead_as_those_of_a_plain_dataloa
     compared(kind, cls, (1, 4, 5, 7), **WORKERS[workers])
 
 
+def interleaved(loader, count, wait_s, other):
+    """Batches of an epoch, of one that begins after ``count`` batches of the first, and of the epoch after both."""
+    first = iter(loader)
+    batches = [[next(first).tolist() for _ in range(count)]]
+    time.sleep(wait_s)
+    second = iter(other)
+    batches.append([next(second).tolist()])
+    time.sleep(wait_s)
+    for iterator, read in zip((first, second), batches, strict=True):
+        read += [batch.tolist() for batch in iterator]
+    return [*batches, [batch.tolist() for batch in loader]]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count_loaders", [1, 2])
+@pytest.mark.parametrize("cls", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("kind", LATE)
+def test_orders_of_two_open_iterators_do_not_depend_on_time(kind, cls, count_loaders, workers):
+    def run(depth, wait_s):
+        options = LATE[kind]()
+        loaders = [StreamedLoader(cls(Loaded(), **options, num_workers=workers), device="cpu", depth=depth) for _ in range(2)]
+        return interleaved(loaders[0], 2, wait_s, loaders[count_loaders - 1])
+
+    assert run(3, AHEAD_S) == run(0, 0.0)
+
+
+def test_second_open_iterator_has_the_order_of_a_plain_dataloader():
+    plain, wrapped = (DataLoader(DATA, 3, shuffle=True, generator=generator()) for _ in range(2))
+    loader = StreamedLoader(wrapped, device="cpu")
+    first, second, _ = interleaved(loader, 1, AHEAD_S, loader)
+    assert [first, second] == interleaved(plain, 1, 0.0, plain)[:2]
+
+
 def test_numbers_that_the_loop_draws_from_the_generator_are_not_drawn_again():
     shared = generator()
     loader = StreamedLoader(DataLoader(DATA, 7, shuffle=True, generator=shared), device="cpu")

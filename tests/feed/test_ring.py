@@ -13,10 +13,11 @@ from torch.utils.data import default_collate
 
 from gpuaug.core.errors import ArgumentTypeError, GpuAugWarning
 from gpuaug.feed import ring as rings
-from gpuaug.feed import ring_collate, ring_memory
+from gpuaug.feed import ring_memory
+from gpuaug.feed import worker as worker_module
 from gpuaug.feed.ring import Ring
-from gpuaug.feed.ring_collate import SlotCollate
 from gpuaug.feed.ring_memory import BatchInSlot, batch_bytes
+from gpuaug.feed.worker import SlotCollate
 
 
 @pytest.fixture(autouse=True)
@@ -410,7 +411,7 @@ def test_older_slots_stay_until_they_are_unlocked(page_locks):
 
 def test_slot_is_released_when_batch_cannot_be_described(ring, monkeypatch):
     ring.make_room(batch())
-    monkeypatch.setattr(ring_collate, "get_worker_info", lambda: SimpleNamespace(id=0))
+    monkeypatch.setattr(worker_module, "get_worker_info", lambda: SimpleNamespace(id=0))
 
     def refuse(self, value):
         raise ArgumentTypeError("a batch must be of containers that can be rebuilt, got another. Use a dict.")

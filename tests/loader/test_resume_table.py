@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -134,8 +135,11 @@ def resumed_from(make, state, position, tells, *, stops_again):
     return [*rest[:done], rest[done] + again[0], *again[1:]]
 
 
-def measured(make, positions, *, tells=False):
-    """``"exact"``, or what the loader does where it cannot be: ``"no state"``, ``"an error"`` or ``"other batches"``."""
+def measured(make, positions, *, tells=False, make_resumed=None):
+    """``"exact"``, or what the loader does where it cannot be: ``"no state"``, ``"an error"`` or ``"other batches"``.
+
+    ``make_resumed`` creates the loader of the resumed run; the default is ``make``.
+    """
     if not hasattr(StreamedLoader(make(), device="cpu"), "state_dict"):
         return "no state"
     torch.manual_seed(3)
@@ -143,7 +147,7 @@ def measured(make, positions, *, tells=False):
     result = "exact"
     for epoch, batch, stops_again in positions(epochs):
         try:
-            rest = resumed_from(make, states[epoch, batch], (epoch, batch), tells, stops_again=stops_again)
+            rest = resumed_from(make_resumed or make, states[epoch, batch], (epoch, batch), tells, stops_again=stops_again)
         except GpuAugError:
             result = "an error"
             continue
@@ -365,6 +369,8 @@ def test_order_that_no_state_describes_is_accepted_if_not_strict():
     assert len(list(resumed)) == len(resumed)
 
 
+QUICK_ORDERS = ("`shuffle=True`, a `generator`", "`WeightedRandomSampler`", f"`RandomSampler` {SEEDED}")
+PERSISTENT_WORKER = {"num_workers": 1, "persistent_workers": True}
 IN_WORKERS = [
     *(pytest.param(*row, middle_of_second_epoch) for row in QUICK),
     *(
@@ -381,6 +387,32 @@ def test_the_table_holds_with_workers(loader, order, options, positions, table):
     found = measured(lambda: MADE[loader, order](**options), positions, tells=order.endswith("`set_epoch` each epoch"))
     persists = order.endswith("with `state_dict`") and options is PERSISTENT
     assert found == ("an error" if persists else table[loader, order])
+
+
+ONE_WORKER = {"num_workers": 1}
+OTHER_PERSISTENCE = [
+    pytest.param(*row, options, id=f"{row[0]}, {row[1]}, {number}", marks=() if row[1] in QUICK_ORDERS else pytest.mark.slow)
+    for row in MADE
+    if row[0] in (PLAIN, STATEFUL) and row[1] in (*ORDERS, "`shuffle=True`") and "not its" not in row[1]
+    for number, options in enumerate(
+        [(PERSISTENT_WORKER, ONE_WORKER), (ONE_WORKER, PERSISTENT_WORKER), (PERSISTENT_WORKER, {})]
+    )
+    if options[1] or row[0] == PLAIN  # a StatefulDataLoader resumes with the same number of workers only
+]
+
+
+@pytest.mark.parametrize(("loader", "order", "options"), OTHER_PERSISTENCE)
+def test_other_persistent_workers_are_exact_or_an_error(loader, order, options):
+    makes = [partial(MADE[loader, order], **given) for given in options]
+    tells = order.endswith("`set_epoch` each epoch")
+    found = measured(makes[0], middle_of_second_epoch, tells=tells, make_resumed=makes[1])
+    shares_generator = order in (
+        "`shuffle=True`",
+        "`shuffle=True`, a `generator`",
+        "`WeightedRandomSampler`",
+        "`SubsetRandomSampler`",
+    )
+    assert found == ("an error" if shares_generator or loader == STATEFUL else "exact")
 
 
 def test_stream_of_hugging_faces_that_is_not_told_its_epoch():

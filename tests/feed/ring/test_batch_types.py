@@ -16,7 +16,7 @@ from gpuaug import StreamedLoader
 from gpuaug.core import packed_targets
 from gpuaug.core.packed_targets import unpack_targets
 from gpuaug.feed import ring, ring_memory
-from gpuaug.feed.ring_collate import SlotCollate, describe_or_free_slot
+from gpuaug.feed.worker import SlotCollate, describe_or_free_slot
 
 # What a finaliser raises nobody else hears of.
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from gpuaug import Ragged, StreamedLoader, TransformStage, collate_ragged
-from gpuaug.feed import ring, ring_collate, ring_memory
+from gpuaug.feed import ring, ring_memory
+from gpuaug.feed import worker as worker_module
 from gpuaug.feed.collate_members import allocating_with
 
 # What a finaliser raises nobody else hears of.
@@ -232,10 +233,10 @@ def read(leaf):
 
 
 def test_packed_images_are_copied_out_of_a_released_slot(monkeypatch):
-    monkeypatch.setattr(ring_collate, "get_worker_info", lambda: SimpleNamespace(id=0))
+    monkeypatch.setattr(worker_module, "get_worker_info", lambda: SimpleNamespace(id=0))
     own = ring.Ring(1, 2, 1 << 20)
     own.make_room(torch.zeros(2000))
-    collate = ring_collate.SlotCollate(in_no_list, own.memory)
+    collate = worker_module.SlotCollate(in_no_list, own.memory)
     first, second = (collate([np.full((5, 4), value, np.uint8)]) for value in (1, 2))
     assert first[0].data.tolist() == [1] * 20
     assert second[0].data.tolist() == [2] * 20
