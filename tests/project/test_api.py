@@ -130,6 +130,7 @@ PUBLIC = {
     "read_encoded": "(path)",
     "sanitize": "(targets, *, per_box=None)",
     "show": "(loader, n=8)",
+    "step_first": "(device=None)",
 }
 
 INTEGRATIONS = {
