@@ -68,6 +68,7 @@ OTHERS = {
     "files",
     "handover",
     "lifetimes",
+    "priorities",
     "profiles",
     "recipes",
     "waits",
