@@ -236,7 +236,9 @@ class Lanes:
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
         """Return the lane ``name``, created on first use. ``urgent``: the lane has a higher priority than other streams."""
         if name not in self._lanes:
-            self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(self._urgent_priority if urgent else 0))
+            self._lanes[name] = (
+                InLineLane(name) if self.in_line else Lane(name, self._stream(self._urgent_priority if urgent else 0))
+            )
         return self._lanes[name]
 
     def _stream(self, priority: int) -> cuda.Stream:
@@ -379,11 +381,11 @@ def step_first(device: torch.device | str | int | None = None) -> Iterator[None]
         A context manager.
 
     Raises:
-        ArgumentError, DeviceError: If ``device`` is not a device, or this machine does not have it; when the context is entered.
+        ArgumentError, DeviceError: If ``device`` is not a device of this machine. Raised when the context is entered.
 
     Cost:
-        Two events and two waits per context, none per batch. PyTorch caches memory per stream: memory that a step outside of the
-        context has cached is not used inside, and is freed when memory runs out.
+        Two events and two waits per context, none per batch. PyTorch caches memory per stream: memory that a step outside of
+        the context has cached is not used inside, and is freed when memory runs out.
 
     Examples:
         >>> from gpuaug import StreamedLoader, step_first

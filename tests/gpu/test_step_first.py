@@ -148,7 +148,7 @@ def train(encoder, head, make_step, *, first):
     return torch.stack(losses).cpu(), checkpoint(model)
 
 
-# CUDA graphs replay on the node priorities of their capture, and a model that is captured owns gradients on the capture's stream.
+# Autograd creates the gradients of a captured model on the stream of the capture.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 @pytest.mark.parametrize("kind", STEPS)
 def test_training_is_the_same_on_either_stream(encoder, head, kind):
@@ -236,10 +236,15 @@ def test_removed_waits_change_values(monkeypatch, broken):
 
 def test_order_after_an_error():
     values = torch.zeros(1 << 20, device="cuda")
-    with pytest.raises(RuntimeError, match="the step failed"), gpuaug.step_first():
-        torch.cuda._sleep(CYCLES)
-        values.fill_(1.0)
-        raise RuntimeError("the step failed")
+
+    def fail():
+        with gpuaug.step_first():
+            torch.cuda._sleep(CYCLES)
+            values.fill_(1.0)
+            raise RuntimeError("the step failed")
+
+    with pytest.raises(RuntimeError, match="the step failed"):
+        fail()
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     assert values.sum().item() == 1 << 20
 

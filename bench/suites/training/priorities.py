@@ -52,7 +52,7 @@ from gpuaug.core import streams
 
 
 class SuiteCase(NamedTuple):
-    """Rows of another suite in this folder. ``peer`` and ``ceiling``: rows that ratios refer to; an empty string for no ratio."""
+    """Rows of another suite in this folder. ``peer`` and ``ceiling``: rows that ratios refer to; empty for no ratio."""
 
     suite: str
     flags: str
@@ -101,9 +101,11 @@ def suite_rows(case: SuiteCase, arguments: Sequence[str]) -> tuple[list[dict[str
     """Return (rows, skipped rows) of another suite. ``arguments``: flags after the flags of the case."""
     suite_main = importlib.import_module(f"bench.suites.training.{case.suite}").main
     result = suite_main([*shlex.split(case.flags), "--rows", ";".join(case.rows), *arguments, "--step-first"])
-    rows, skipped = result["rows"], result["settings"]["skipped"]
+    rows = result["rows"]
     groups = {row["batch_size"]: [other for other in rows if other["batch_size"] == row["batch_size"]] for row in rows}
-    return [row for group in groups.values() for row in with_ratios(group, case.peer, case.ceiling)], skipped
+    return [row for group in groups.values() for row in with_ratios(group, case.peer, case.ceiling)], result["settings"][
+        "skipped"
+    ]
 
 
 def file_rows(name: str, options: Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -122,7 +124,9 @@ def file_rows(name: str, options: Namespace) -> tuple[list[dict[str, Any]], list
                 continue
             torch.manual_seed(0)
             with ExitStack() as stack:
-                row = peer_row(row_name, options.device, partial(make, row_name, stack), needs_gpu=row_name in (DALI, STEP_BESIDE))
+                row = peer_row(
+                    row_name, options.device, partial(make, row_name, stack), needs_gpu=row_name in (DALI, STEP_BESIDE)
+                )
                 if isinstance(row, SkippedRow):
                     reasons[row_name] = row.reason
                     continue
@@ -202,8 +206,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         parser.error(f"--cases must be among {', '.join(every_case)}, got {', '.join(unknown)}. Separate by commas.")
     if options.no_numba:
         sys.modules["numba"] = None  # type: ignore[assignment]
+    # Options of the cases of files.
     options.cores = (min(16, allowed_cores()),)
-    options.workers, options.rate, options.data = (), None, None  # of a case of the suite files
+    options.workers = ()
+    options.rate = None
+    options.data = None
     start = perf_counter()
     machine = environment(options.device)
     rows: list[dict[str, Any]] = []
