@@ -23,6 +23,7 @@ installed.
 """
 
 import importlib
+import json
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
@@ -196,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     every_case = (*SUITE_CASES, *FILE_CASES)
     for each in (own_parser, parser):
         each.add_argument("--cases", default=",".join(every_case), help="comma-separated (default: %(default)s)")
+        each.add_argument("--keep", action="store_true", help="keep the cases of an existing result that are not measured now")
         each.add_argument("--no-numba", action="store_true", help="measure as if Numba were not installed")
         each.add_argument("--photographs", type=Path, metavar="DIR", help="for the files (default: of installed packages)")
     own_parser.add_argument("--json", type=Path)
@@ -214,12 +216,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     start = perf_counter()
     machine = environment(options.device)
     rows: list[dict[str, Any]] = []
+    if options.keep and options.json is not None and options.json.exists():
+        rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
+    # With --keep, rows come from several runs.
+    origin = {"commit": machine["commit"], "gpu": machine["gpu"]["name"] if machine["gpu"] else "CPU"}
     settings: dict[str, Any] = {"skipped": [], "ours": _with_twins(_OURS), "ceilings": _with_twins(_CEILINGS)}
     for name in names:
         case = SUITE_CASES.get(name)
         case_rows, skipped = suite_rows(case, suite_arguments) if case else file_rows(name, options)
         label = {"case": f"{name}, without Numba" if options.no_numba and not case else name}
-        rows += [label | row for row in case_rows]
+        rows = [row for row in rows if row["case"] != label["case"]] + [label | origin | row for row in case_rows]
         settings["skipped"] += [label | row for row in skipped]
         print_rows([{key: row[key] for key in COLUMNS if key in row} for row in case_rows], f"priorities: {label['case']}")
         console.print(*(f"{row['name']} skipped: {row['reason']}" for row in skipped), sep="\n", markup=False)

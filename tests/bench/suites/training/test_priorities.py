@@ -43,6 +43,10 @@ def test_each_row_is_measured_on_both_streams_and_compared(small_cases, tmp_path
             other = rows[case, name.removesuffix(FIRST)]
             ratios = [rate / base for rate, base in zip(row["rounds"], other["rounds"], strict=True)]
             assert row["gain_low"] == min(ratios) <= row["gain"] <= max(ratios) == row["gain_high"]
+    path = tmp_path / "priorities.json"
+    priorities.main([*TINY, "--cases", "encoder-decoder", "--keep", "--json", str(path)])
+    kept = [(row["case"], row["name"]) for row in json.loads(path.read_text())["rows"]]
+    assert sorted(kept) == sorted(rows)
     assert {(row["case"], row["name"]) for row in result["settings"]["skipped"]} == {
         (names[-1], "DALI"),
         (names[-1], file_cases.STEP_BESIDE),
