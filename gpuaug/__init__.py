@@ -12,6 +12,7 @@ from gpuaug.core.errors import (
     SelectionError,
 )
 from gpuaug.core.ragged import Ragged
+from gpuaug.core.streams import step_first
 from gpuaug.decode.clips.read_clip import read_clip
 from gpuaug.decode.collate_encoded import collate_encoded
 from gpuaug.decode.encoded_input import read_encoded
@@ -64,4 +65,5 @@ __all__ = [
     "read_encoded",
     "sanitize",
     "show",
+    "step_first",
 ]

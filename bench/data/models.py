@@ -94,11 +94,12 @@ class LightAugmentation(nn.Module):
 
 
 def trunk(name: str) -> tuple[nn.Module, int]:
-    """Return a torchvision ResNet without its last layer, with random weights, and the number of its features."""
+    """Return a torchvision ResNet or ViT without its last layer, with random weights, and the number of its features."""
     model = models.get_model(name, weights=None)
-    features = model.fc.in_features
-    model.fc = nn.Identity()
-    return model, features
+    head = "fc" if hasattr(model, "fc") else "heads"
+    last_layer = [module for module in getattr(model, head).modules() if isinstance(module, nn.Linear)][-1]
+    setattr(model, head, nn.Identity())
+    return model, last_layer.in_features
 
 
 def _conv(channels_in: int, channels_out: int, stride: int = 1) -> nn.Sequential:

@@ -1,6 +1,6 @@
 """Command-line flags that every suite takes."""
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,6 +44,8 @@ def parser(
     suite_parser.add_argument(
         "--rows", metavar="NAME;NAME", help="measure only these rows, separated by semicolons, and the baseline"
     )
+    # For the suite priorities: each row also inside gpuaug.step_first, and no rows but those of --rows.
+    suite_parser.add_argument("--step-first", action="store_true", help=SUPPRESS)
     suite_parser.add_argument("--quick", action="store_true", help="two short rounds, and not the largest batch size")
     suite_parser.add_argument("--json", type=Path, metavar="PATH", help="write the result there")
     suite_parser.set_defaults(suite_defaults=(numbers(batch), seconds, repeats, spare), suite=None, slowest=None)

@@ -3,16 +3,21 @@
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from bench.data import loaders
-from gpuaug import StreamedLoader
+from gpuaug import StreamedLoader, step_first
 from gpuaug.benchkit.windows import Variant
 
 Prepare = Callable[[Tensor], Tensor]
+
+FIRST = ", step first"
+"""End of the name of a row that is measured inside ``gpuaug.step_first``."""
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -85,6 +90,12 @@ def streamed_row(
     batches = StreamedLoader(loader, [stage], device=options.device, depth=loaders.DEPTH)
     stack.callback(batches.close)
     return Variant(name, loop(batches, step), loaders.queue_length(loader))
+
+
+def with_step_first(variant: Variant) -> list[Variant]:
+    """Return ``variant``, and a variant that continues the same loop inside ``gpuaug.step_first``, with the same loader."""
+    shared = replace(variant, steps=cache(variant.steps), notes=dict)
+    return [shared, replace(shared, name=variant.name + FIRST, within=step_first)]
 
 
 class Serial:

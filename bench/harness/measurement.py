@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bench.harness.console import console
+from bench.harness.loops import with_step_first
 from bench.harness.optional_rows import OptionalRow, PeerError, SkippedRow, select_rows
 from bench.harness.processes import settle
 from gpuaug.benchkit import results
@@ -96,9 +97,11 @@ def _measure_case(
         with ExitStack() as stack:
             candidates = [
                 SkippedRow(row.name, reasons[row.name]) if row.name in reasons else row
-                for row in select_rows(build(stack), options.rows, baselines)
+                for row in select_rows(build(stack), options.rows, () if options.step_first else baselines)
             ]
             variants = [row for row in candidates if isinstance(row, Variant)]
+            if options.step_first:
+                variants = [twin for row in variants for twin in with_step_first(row)]
             skipped_rows = [row for row in candidates if isinstance(row, SkippedRow)]
             del candidates
             try:

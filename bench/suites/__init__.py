@@ -50,6 +50,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "detection": ("bench.suites.augmentation.detection", []),
     "accuracy": ("bench.suites.augmentation.accuracy", []),
     "waits": ("bench.suites.training.waits", []),
+    "priorities": ("bench.suites.training.priorities", []),
     "profiles": ("bench.suites.training.profiles", []),
 }
 """Name of a suite: (its module, flags for that module). ``python -m bench run`` measures these suites."""

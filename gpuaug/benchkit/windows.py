@@ -4,7 +4,7 @@ Windows are measured in *rounds* of one window per loop, so that drift of the ma
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
@@ -26,12 +26,14 @@ class Variant:
         discard: Number of steps at the start of each window that are not counted: at least the number of batches that workers
             load while other variants run.
         notes: Function that returns further entries for the row's record. Called after all measurements.
+        within: Function that returns a context manager for the steps of a window, such as ``gpuaug.step_first``.
     """
 
     name: str
     steps: Callable[[], Iterator[int]]
     discard: int = 0
     notes: Callable[[], dict[str, Any]] = dict
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -114,14 +116,16 @@ def interleave(
             stack.callback(open_variant.close)
             open_variants.append(open_variant)
         for open_variant in open_variants:
-            for _ in range(warmup + open_variant.variant.discard):
-                open_variant.step()
+            with open_variant.variant.within():
+                for _ in range(warmup + open_variant.variant.discard):
+                    open_variant.step()
             synchronize(device)
             report(open_variant.variant.name)
         for round_index in range(repeats):
             for open_variant in open_variants if round_index % 2 == 0 else reversed(open_variants):
                 settle()
-                windows[open_variant.variant.name].append(_window(open_variant, device, seconds))
+                with open_variant.variant.within():
+                    windows[open_variant.variant.name].append(_window(open_variant, device, seconds))
                 report(open_variant.variant.name)
     return windows
 

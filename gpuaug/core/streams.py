@@ -29,24 +29,34 @@ tensor that is used on several streams or threads.
 import functools
 import gc
 import os
+import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import cuda
 
-from gpuaug.core.devices import current_device
+from gpuaug.core.devices import current_device, resolve
 
 MAX_INTERMEDIATES = 2
 """Maximum number of batches whose intermediate tensors are kept.
 
 With 1, the copy of a batch would wait for the stages of the batch before it.
 """
+
+URGENT_PRIORITY = -1
+"""Priority of lanes whose kernels must not wait for the kernels of the training step. Other lanes have priority 0, the lowest.
+
+CUDA starts blocks of streams with smaller numbers first. The default stream has priority 0 too.
+"""
+
+STEP_PRIORITY = -1
+"""Priority of the streams of ``step_first``."""
 
 
 class Event(Protocol):
@@ -209,6 +219,7 @@ class Lanes:
         self.device = device
         self.in_line = device.type != "cuda"
         self._gpu = -1 if self.in_line else int(device.index)
+        self._urgent_priority = URGENT_PRIORITY
         streams, idle = _Streams(), _idle[device]
         if not self.in_line:
             spare_forked_children()
@@ -225,7 +236,9 @@ class Lanes:
     def lane(self, name: str, *, urgent: bool = False) -> Lane:
         """Return the lane ``name``, created on first use. ``urgent``: the lane has a higher priority than other streams."""
         if name not in self._lanes:
-            self._lanes[name] = InLineLane(name) if self.in_line else Lane(name, self._stream(-1 if urgent else 0))
+            self._lanes[name] = (
+                InLineLane(name) if self.in_line else Lane(name, self._stream(self._urgent_priority if urgent else 0))
+            )
         return self._lanes[name]
 
     def _stream(self, priority: int) -> cuda.Stream:
@@ -333,6 +346,73 @@ class _Restoring:
     def __exit__(self, *exc: object) -> None:
         for switch in self._switches:
             switch()
+
+
+class _StepLanes(threading.local):
+    """GPU → stream of ``step_first``, created on first use. Threads do not share streams, or their steps would not overlap."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, Lane] = {}
+
+
+_step_lanes = _StepLanes()
+
+
+@contextmanager
+def step_first(device: torch.device | str | int | None = None) -> Iterator[None]:
+    """Run a training loop on a CUDA stream whose kernels the GPU starts before the kernels of the loader's stages.
+
+    PyTorch's default stream has the lowest priority. So the augmentation and encoding of later batches delay the kernels of a
+    training step on the default stream. Inside this context the current stream has priority -1. It is created once per GPU and
+    thread, and waits for the stream that was current before the context. When the context ends, also by an error, that stream
+    is current again and waits for the training loop: a checkpoint that is saved after the context has the final weights. The
+    host waits for neither.
+
+    Enter the context once, around all epochs, and wrap the model in ``DistributedDataParallel`` inside the context. Without
+    CUDA, and inside another ``step_first``, the context does nothing. ``step_first()`` also works as a decorator of a function.
+
+    Tensors that were allocated inside may be used outside, on the stream that is current there, and tensors from outside may be
+    used inside. As with any stream, call ``record_stream`` for tensors that other streams or threads use.
+
+    Args:
+        device: GPU of the training loop, which is the current GPU in the context. Default: the current GPU.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ArgumentError, DeviceError: If ``device`` is not a device of this machine. Raised when the context is entered.
+
+    Cost:
+        Two events and two waits per context, none per batch. PyTorch caches memory per stream: memory that a step outside of
+        the context has cached is not used inside, and is freed when memory runs out.
+
+    Examples:
+        >>> from gpuaug import StreamedLoader, step_first
+        >>> loader = StreamedLoader([torch.ones(2), torch.zeros(1)], [lambda x: x * 3], device="cpu")
+        >>> with step_first(loader.device):
+        ...     for batch in loader:
+        ...         print(batch.sum().item())
+        6.0
+        0.0
+    """
+    device = resolve(device)
+    if device.type != "cuda":
+        yield
+        return
+    outer = Lane("outer", cuda.current_stream(device))
+    if device not in _step_lanes.by_device:
+        _step_lanes.by_device[device] = Lane("step", cuda.Stream(device, STEP_PRIORITY))
+    lane = _step_lanes.by_device[device]
+    if outer.handle == lane.handle:
+        yield
+        return
+    lane.wait(outer.record_event())
+    try:
+        with cuda.stream(lane.stream):
+            yield
+    finally:
+        outer.wait(lane.record_event())
 
 
 def current_stream(gpu: int) -> int:

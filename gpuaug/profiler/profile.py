@@ -1,8 +1,9 @@
 """``profile``: measures real training steps to find the *bound* of the loop: the part of the work that limits its speed.
 
-All measurements are made in one run. First, *windows* of consecutive batches alternate between four loops: the wrapped loader
-alone, the loop with batches launched ahead (*streamed*), the loop with ``depth=0`` (*in line*), and the step on a batch that is
-on the device (*cached*). Then each part of the work is measured alone. Nothing is synchronised inside a window.
+All measurements are made in one run. First, *windows* of consecutive batches alternate between loops: the wrapped loader alone,
+the loop with batches launched ahead (*streamed*), the same inside ``step_first`` if stages and step may compete, the loop with
+``depth=0`` (*in line*), and the step on a batch that is on the device (*cached*). Then each part of the work is measured alone.
+Nothing is synchronised inside a window.
 """
 
 import sys
@@ -18,7 +19,7 @@ from gpuaug.core import batch as batches
 from gpuaug.core.batch import Batch
 from gpuaug.core.devices import plain_torch_reason
 from gpuaug.core.errors import ArgumentTypeError, add_note, flag, whole_number
-from gpuaug.core.streams import ms_between
+from gpuaug.core.streams import ms_between, step_first
 from gpuaug.feed.mailbox import QUEUED
 from gpuaug.feed.ring_memory import can_be_stored
 from gpuaug.loader.inspection import Inspection, checked_loader, restored_at_end
@@ -52,7 +53,7 @@ def profile(
 ) -> Report:
     """Measure the parts of a training step, and find the bound of the loop and the gain from overlap.
 
-    Runs up to about ``(3 * batches + 12) * rounds + 45`` real training steps, so pass a model that may be thrown
+    Runs up to about ``(4 * batches + 18) * rounds + 45`` real training steps, so pass a model that may be thrown
     away, or a copy. The epoch and the state of the loader, and torch's generators, are restored. Open iterators can be
     continued, except if the wrapped loader has a state and is not a ``DataLoader``.
 
@@ -72,8 +73,8 @@ def profile(
         Exception: Any error of the wrapped loader, a stage or the step.
 
     Cost:
-        ``rounds`` windows of each of four loops, and some calls of each part. The timeline and the training thread's times come
-        from an additional window, because recording them slows down the loop.
+        ``rounds`` windows of each of up to five loops, and some calls of each part. The timeline and the times of the training
+        thread come from an additional window, because recording them slows down the loop.
 
     Examples:
         >>> loader = StreamedLoader([torch.ones(4)] * 10, device="cpu")
@@ -125,10 +126,13 @@ class _Profile:
         with self._batches:
             self._warm_up(self._ahead, self._queued + 4)
             repeated = self._repeated_batch()
-            windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "in line", "cached")}
+            windows: dict[str, list[float]] = {name: [] for name in ("load", "streamed", "step first", "in line", "cached")}
             for _ in range(self._rounds):
                 windows["load"].append(self._time_loader())
                 windows["streamed"].append(self._time_loop(self._ahead))
+                if not self._lanes.in_line and self._loader.stages:
+                    with step_first(self._device):
+                        windows["step first"].append(self._time_loop(self._ahead))
                 windows["in line"].append(self._time_loop(0))
                 windows["cached"].append(self._time_on_device(lambda: self._step(repeated())))
             host_batch, pageable = self._cloned_host_batch()
@@ -147,6 +151,7 @@ class _Profile:
             in_line=Spread.of(windows["in line"]),
             streamed=Spread.of(windows["streamed"]),
             cached=step,
+            step_first=Spread.of(windows["step first"]) if windows["step first"] else None,
             epoch_ms=fmean(self._epoch_start_ms),
             thread_ms=_thread_ms_by_part(spans),
             waits_for_loader_ms=tuple(self._waits_ms),

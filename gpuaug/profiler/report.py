@@ -110,6 +110,8 @@ class Report:
     """Wait of the training thread for the loader, per batch of the streamed windows, without the first batch of an epoch."""
     plain_torch: str | None = None
     """Reason why ``gpuaug.fuse`` does not use Triton on the device, with advice; ``None`` if it uses Triton."""
+    step_first: Spread | None = None
+    """Time of the streamed loop inside ``gpuaug.step_first``; ``None`` without lanes or stages."""
 
     def part(self, name: str) -> Part:
         """Return the part with a given name.
@@ -200,6 +202,7 @@ class Report:
         """Return name with unit, such as ``streamed_ms`` → value for the whole loop; ``None`` if it was not measured."""
         return {
             "streamed_ms": self.streamed.median,
+            "step_first_ms": None if self.step_first is None else self.step_first.median,
             "in_line_ms": self.in_line.median,
             "cached_ms": self.cached.median,
             "serial_ms": self.serial_ms,
@@ -233,7 +236,8 @@ class Report:
         return rows
 
     def _loops(self) -> tuple[tuple[str, Spread], ...]:
-        return ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
+        loops = ("loop, in line", self.in_line), ("loop, streamed", self.streamed)
+        return loops if self.step_first is None else (*loops, ("loop, step first", self.step_first))
 
     def lines(self) -> Iterator[tuple[str, ...]]:
         """Yield the lines of the table, heading first: name, time alone with spread, times of thread and device, launches."""

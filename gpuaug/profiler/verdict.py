@@ -21,6 +21,7 @@ def verdict(report: Report) -> Iterator[str]:
     yield _bound_sentence(report)
     yield from _obstacle_sentences(report)
     yield from _overlap_sentences(report)
+    yield from _priority_sentences(report)
     yield from _encoder_sentences(report)
     streamed_ms = report.streamed.median
     waited_ms = fmean(report.waits_for_loader_ms) if _long_waits(report) else 0.0
@@ -88,10 +89,11 @@ def _bound_by_device(report: Report) -> str:
             f"Bounded by {_description(longest)}: it keeps the device busy for {figure_text(longest.device_ms or 0.0)} ms, and "
             f"{loop_text}; other work of the device runs at the same time."
         )
+    advice = "Streams cannot speed up the loop further; only cheaper kernels can."
     return (
         f"GPU saturated: stages ({figure_text(stages_ms)} ms) and the step ({figure_text(step_ms)} ms) keep the device busy "
-        f"for {figure_text(report.device_ms)} ms, and {loop_text}. Streams cannot speed up the loop further; only cheaper "
-        "kernels can."
+        f"for {figure_text(report.device_ms)} ms, and {loop_text}. "
+        f"{'Cheaper kernels would help.' if _gains_from_priority(report) else advice}"
     )
 
 
@@ -189,6 +191,21 @@ def _overlap_sentences(report: Report) -> Iterator[str]:
         yield f"Overlap costs here: {times}. Use depth=0."
     else:
         yield f"Overlap makes no measurable difference here: {times}."
+
+
+def _gains_from_priority(report: Report) -> bool:
+    """Return whether all windows inside ``step_first`` are faster than all windows outside."""
+    streamed, first = report.streamed, report.step_first
+    return first is not None and first.high < streamed.low and streamed.median >= (1 + TOLERANCE / 5) * first.median
+
+
+def _priority_sentences(report: Report) -> Iterator[str]:
+    if report.step_first is not None and _gains_from_priority(report):
+        streamed_ms, first_ms = report.streamed.median, report.step_first.median
+        yield (
+            f"Stages delay the step: {figure_text(streamed_ms)} ms per batch streamed, {figure_text(first_ms)} ms with the "
+            f"step first, {streamed_ms / first_ms:.2f}x. Run the training loop inside gpuaug.step_first()."
+        )
 
 
 def _encoder_sentences(report: Report) -> Iterator[str]:

@@ -1,3 +1,5 @@
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -46,6 +48,28 @@ def test_discarded_steps_are_taken_before_the_clock_starts(clock):
     measured = interleave([clock.variant("a", discard=7)], device=CPU, seconds=2, repeats=1, warmup=0)
     assert measured["a"][0].steps == 2
     assert clock.log == ["a"] * 7 + ["sync"] + ["a"] * 7 + ["sync"] + ["a"] * 2 + ["sync"]
+
+
+def test_steps_are_taken_within_the_context_of_their_variant_alone(clock):
+    @contextmanager
+    def within():
+        clock.log.append("enter")
+        yield
+        clock.log.append("exit")
+
+    variants = [clock.variant("a", discard=1, within=within), clock.variant("b")]
+    interleave(variants, device=CPU, seconds=1, repeats=1, warmup=0)
+    assert clock.log == [
+        "enter",
+        "a",
+        "exit",
+        "sync",
+        "sync",
+        *("enter", "a", "sync", "a", "sync", "exit"),
+        "sync",
+        "b",
+        "sync",
+    ]
 
 
 def test_the_device_is_synchronised_at_the_edges_of_windows_only(clock):

@@ -56,7 +56,7 @@ def profiled(sleep):
     return run
 
 
-def images(count=96, size=32):
+def images(count=120, size=32):
     """Pinned batches of images and labels: as many as a profile takes, so that no epoch begins within a window."""
     generator = torch.Generator().manual_seed(0)
     return [
@@ -221,7 +221,7 @@ class Decoded(Numbers):
     """Decoding a sample takes three milliseconds of a clock."""
 
     def __init__(self, clock):
-        super().__init__(400)  # no epoch begins within a window
+        super().__init__(480)  # no epoch begins within a window
         self.clock = clock
 
     def __getitem__(self, index):
@@ -241,7 +241,7 @@ def test_slow_dataset_bounds_the_loop(clock):
 
 
 def test_workers_come_through_the_ring():
-    loader = StreamedLoader(DataLoader(Numbers(400), batch_size=4, num_workers=2), [lambda x: x + 1])
+    loader = StreamedLoader(DataLoader(Numbers(480), batch_size=4, num_workers=2), [lambda x: x + 1])
     report = gpuaug.profile(loader, lambda batch: batch[0].sum(), **SHORT)
     assert (report.settings["workers"], report.settings["feed"]) == (2, "ring")
     assert report.load_ms > 0

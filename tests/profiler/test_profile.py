@@ -2,6 +2,7 @@
 
 import sys
 from collections import UserDict
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -175,7 +176,8 @@ def test_ranks_make_the_same_number_of_steps(monkeypatch, processes, all_of_them
 
 
 @pytest.mark.parametrize("ahead", [2, 0])
-def test_window_is_timed_by_events_of_the_stream_that_trains(monkeypatch, ahead):
+@pytest.mark.parametrize("context", [nullcontext, gpuaug.step_first])
+def test_window_is_timed_by_events_of_the_stream_that_trains(monkeypatch, ahead, context):
     cuda = install(monkeypatch, keeps_up=True)
     waits = []
     monkeypatch.setattr(profile, "synchronize", lambda device: waits.append(len(steps)))
@@ -186,7 +188,7 @@ def test_window_is_timed_by_events_of_the_stream_that_trains(monkeypatch, ahead)
         cuda.now_ms += 7  # on the device, whatever the host's clock says
 
     measurements = profile._Profile(StreamedLoader(HostBatches(cuda, 90), device="cuda", feed="plain"), step, 20, 1)
-    with measurements._batches:
+    with measurements._batches, context():
         assert measurements._time_loop(ahead) == pytest.approx(7)
     assert waits == [len(steps)], "once, when the window is over"
     assert not cuda.history.violations, cuda.history.report()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 from support.profiler import tables
-from support.profiler.profiler_reports import CPU, copy, load, part, report, step
+from support.profiler.profiler_reports import CPU, copy, load, part, report, spread, step
 
 from gpuaug import ArgumentError
 from gpuaug.benchkit import results
@@ -188,6 +188,13 @@ def test_rows_are_those_of_a_result(found):
     loops = ["loop, in line", "loop, streamed", "bounds"]
     assert names == [each.name for each in found.parts] + loops
     assert found.rows()[-1]["bound_ms"] == found.bound_ms
+
+
+def test_loop_with_the_step_first_has_a_row_and_a_figure_where_it_was_measured():
+    found = replace(WHOLE, step_first=spread(8.5))
+    assert [row["name"] for row in found.rows()[-4:]] == ["loop, in line", "loop, streamed", "loop, step first", "bounds"]
+    assert found.rows()[-2]["wall_ms"] == found.rows()[-1]["step_first_ms"] == 8.5
+    assert WHOLE.figures()["step_first_ms"] is None
 
 
 def test_rows_hold_the_figures():

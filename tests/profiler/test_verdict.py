@@ -277,6 +277,26 @@ def test_overlap_is_not_mentioned_on_a_cpu():
     assert len(on_cpu(part("step", 6), streamed=6.2, in_line=60)) == 1
 
 
+STAGES = (load(), copy(), part("stage/augment", device=2.0), step())
+
+
+@pytest.mark.parametrize(
+    ("first", "by", "gains"), [(4.8, 0.01, True), (4.95, 0.001, False), (4.8, 0.03, False), (5.2, 0.01, False)]
+)
+def test_step_first_is_advised_if_all_its_windows_are_faster(first, by, gains):
+    sentences = said(*STAGES, step_first=spread(first, by), by=by)
+    advice = [sentence for sentence in sentences if "step_first" in sentence]
+    text = "Stages delay the step: 5 ms per batch streamed, 4.8 ms with the step first, 1.04x. "
+    assert advice == ([f"{text}Run the training loop inside gpuaug.step_first()."] if gains else [])
+
+
+@pytest.mark.parametrize(("first", "end"), [(5.5, "Cheaper kernels would help."), (6.1, "only cheaper kernels can.")])
+def test_saturated_device_does_not_contradict_the_advice_on_priority(first, end):
+    sentences = said(*STAGES, step_first=spread(first, 0.01), streamed=6.0, in_line=7.0)
+    assert sentences[0].startswith("GPU saturated")
+    assert sentences[0].endswith(end)
+
+
 def test_unexplained_time():
     assert said(load(), copy(), step(), streamed=5.2, in_line=5.2)[-1] == (
         "1.2 of the 5.2 ms are not in the times of the parts: in the loop, parts slow each other down, because threads share "

@@ -67,7 +67,7 @@ PUBLIC = {
     "Ragged.to": "(self, device, *, non_blocking=False)",
     "Report": (
         "(parts, in_line, streamed, cached, thread_ms, batch_bytes, pageable_bytes, link_gb_per_s, lanes, settings, "
-        "timeline, epoch_ms=0.0, verdict=(), waits_for_loader_ms=(), plain_torch=None)"
+        "timeline, epoch_ms=0.0, verdict=(), waits_for_loader_ms=(), plain_torch=None, step_first=None)"
     ),
     "Report.bound_ms": "property",
     "Report.copy_gb_per_s": "property",
@@ -130,6 +130,7 @@ PUBLIC = {
     "read_encoded": "(path)",
     "sanitize": "(targets, *, per_box=None)",
     "show": "(loader, n=8)",
+    "step_first": "(device=None)",
 }
 
 INTEGRATIONS = {

@@ -2,7 +2,8 @@
 
 import itertools
 from collections import defaultdict
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from support.gpu.stream_double import Buffer, FakeCuda, FakeStream
 from torch import nn
 
-from gpuaug import FeatureStage, StreamedLoader, TransformStage
+from gpuaug import FeatureStage, StreamedLoader, TransformStage, step_first
 from gpuaug.core import batch, devices, rng, streams
 from gpuaug.feed import feed
 from gpuaug.feed.mailbox import Pulled
@@ -27,6 +28,8 @@ class Step:
     """Which of two open iterators the batch comes from."""
     stream: int = 0
     """The stream that is current: the default one, or one of two others."""
+    first: bool = False
+    """Whether the turn is taken inside of ``step_first``."""
     keep: bool = False
     """Whether the batch outlives the step. Kept ones are read again in every later step, on the stream of that step."""
     forget: bool = False
@@ -70,6 +73,7 @@ KINDS = (
 BESIDE = ("augment", *BRANCHES)
 BUCKETS = {"stages": ("augment", *STRUCTURED), "batches": 7, "shapes": 2}
 SWITCHING = tuple(Step(stream=number % 3, keep=number % 4 == 0, forget=number % 4 == 3) for number in range(14))
+FIRST = tuple(replace(step, first=number % 5 != 0) for number, step in enumerate(SWITCHING))
 INTERLEAVED = tuple(Step(iterator=number % 2) for number in range(14))
 HANDED_DOWN = (Step(stream=1, keep=True), Step(stream=1), Step(renew=True, forget=True), Step(), Step(renew=True))
 
@@ -86,6 +90,8 @@ SCENARIOS = {
     "kept": Scenario(steps=(Step(keep=True),) * 8),
     "kept for a while": Scenario(steps=(Step(keep=True), Step(keep=True), Step(forget=True)) * 4),
     "switching streams": Scenario(steps=SWITCHING, batches=9),
+    "step first": Scenario(steps=FIRST, batches=9),
+    "step first, captured": Scenario(stages=("augment", "captured"), steps=FIRST, batches=9),
     "another stream": Scenario(steps=(Step(stream=1),) * 12),
     "interleaved": Scenario(steps=INTERLEAVED),
     "left early": Scenario(steps=(Step(), Step(keep=True, leave=True)) * 6),
@@ -147,6 +153,8 @@ def install(patch, **options):
     patch.setattr(streams, "current_device", cuda.current_device)
     patch.setattr(streams, "current_stream", lambda gpu: cuda.current_stream().cuda_stream)
     patch.setattr(streams, "_idle", defaultdict(list))
+    patch.setattr(streams, "_step_lanes", streams._StepLanes())
+    patch.setattr(streams, "resolve", lambda device: devices.with_index(torch.device(device or "cuda")))
     patch.setattr(rng, "device_generator", lambda device: None)
     patch.setattr(feed, "unsupported_reason", lambda: "the double has no page-locked memory")
     patch.setattr(cuda_graph, "torch", FakeTorch(cuda))
@@ -343,7 +351,7 @@ class TrainingLoop:
         if step.stages is not None:
             self.loader.stages = self._make(self._cuda, step.stages)
         name_lanes(self._cuda, self.loader)
-        with self._cuda.stream(self._streams[step.stream]):
+        with self._cuda.stream(self._streams[step.stream]), step_first() if step.first else nullcontext():
             try:
                 received = next(self._iterators.setdefault(step.iterator, iter(self.loader)))
             except (StopIteration, RuntimeError):
@@ -386,6 +394,7 @@ STEPS = st.builds(
     Step,
     iterator=st.sampled_from([0, 0, 0, 1]),
     stream=st.sampled_from([0, 0, 0, 1, 2]),
+    first=st.booleans(),
     keep=st.booleans(),
     forget=st.booleans(),
     leave=st.sampled_from([False, False, False, True]),

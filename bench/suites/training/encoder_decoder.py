@@ -7,6 +7,7 @@ the decoder is trained with SGD and cross-entropy, both under bfloat16 autocast.
 
 serial                       copy, encode, train, on one stream
 two streams, as published    the encoder one batch ahead on a side stream, with a race (needs a GPU)
+two streams, both waits      the same by hand without the race: both streams wait for each other (needs a GPU)
 timm PrefetchLoader          timm copies and scales ahead, the loop encodes (if it is installed; needs a GPU)
 streamed                     StreamedLoader with a FeatureStage, captured in a CUDA graph
 streamed, eager encoder      the same with capture="never"
@@ -36,7 +37,7 @@ from bench.harness import flags, measurement
 from bench.harness.frozen_encoder_rows import CEILINGS, OURS, resident_variants
 from bench.harness.loops import Serial, Trainer, autocast_dtype, frozen, loop, streamed_row, under_autocast
 from bench.harness.optional_rows import OptionalRow, peer_row
-from bench.peers.published_two_streams import PublishedTwoStreams
+from bench.peers.published_two_streams import PublishedTwoStreams, TwoStreams
 from bench.peers.timm import TimmPrefetchLoop
 from gpuaug.benchkit.windows import Variant
 from gpuaug.core.streams import Lane, Lanes
@@ -65,6 +66,7 @@ def worker_rows(options: Namespace, batch_size: int, stack: ExitStack) -> list[O
 
     peers: dict[str, Callable[[str], Variant]] = {
         "two streams, as published": two_streams_row,
+        "two streams, both waits": lambda name: loop_row(name, TwoStreams, encode),
         "timm PrefetchLoader": lambda name: loop_row(name, TimmPrefetchLoop, encode),
     }
     resident = loaders.repeat_batches(loaders.sample_batches(dataset, batch_size, 4, device))

@@ -46,7 +46,7 @@ def variants(options: Namespace, batch_size: int, stack: ExitStack) -> list[Vari
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser = flags.parser("frozen_resnet", __doc__, batch="32,128", size=224)
-    parser.add_argument("--model", default="resnet50", help="a ResNet of torchvision's (default: %(default)s)")
+    parser.add_argument("--model", default="resnet50", help="a ResNet or ViT of torchvision's (default: %(default)s)")
     options = flags.parse(parser, argv)
     return measurement.measure(
         "frozen_resnet",

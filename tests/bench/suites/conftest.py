@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from bench.harness import call_rows, measurement
+from bench.suites.training import priorities
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +14,8 @@ def no_warm_up(monkeypatch):
     def interleave_at_once(variants, **options):
         return interleave([replace(variant, discard=0) for variant in variants], **options, warmup=0)
 
-    monkeypatch.setattr(measurement, "interleave", interleave_at_once)
+    for module in (measurement, priorities):
+        monkeypatch.setattr(module, "interleave", interleave_at_once)
 
 
 @pytest.fixture(autouse=True)

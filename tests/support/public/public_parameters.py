@@ -281,4 +281,5 @@ PARAMETERS = {
     ),
     "show(loader)": Parameter(lambda v: gpuaug.show(v), loader([IMAGES.float()], [AUGMENT])),
     "show(n)": Parameter(lambda v: gpuaug.show(loader([IMAGES.float()], [AUGMENT]), v), 2, FROM_1 | LARGE),
+    "step_first(device)": Parameter(lambda v: gpuaug.step_first(v)(int)(), "cpu", **DEVICE),
 }

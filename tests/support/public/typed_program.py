@@ -29,6 +29,7 @@ def stages(encoder: nn.Module) -> list[gpuaug.Stage | Callable[[Tensor], Tensor]
     return [augmentation(), measured, gpuaug.FeatureStage(encoder, autocast=torch.bfloat16, capture="never")]
 
 
+@gpuaug.step_first("cpu")
 def train(loader: gpuaug.StreamedLoader, step: Callable[[Any], None], epochs: int) -> gpuaug.Stats:
     for epoch in range(epochs):
         loader.set_epoch(epoch)
@@ -41,7 +42,8 @@ def main() -> gpuaug.Stats:
     dataset = TensorDataset(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.arange(4))
     encoder = nn.Conv2d(3, 4, 3).requires_grad_(False)
     with gpuaug.StreamedLoader(DataLoader(dataset, batch_size=2), stages(encoder), device="cpu", depth=2, seed=0) as loader:
-        stats = train(loader, lambda batch: None, epochs=2)
+        with gpuaug.step_first(loader.device):
+            stats = train(loader, lambda batch: None, epochs=2)
         assert_type(loader.device, torch.device)
         assert_type(len(loader), int)
     assert_type(stats.batches, int)
