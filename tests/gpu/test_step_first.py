@@ -103,7 +103,9 @@ def graph_step(model, optimizer, own_stream=False):
         torch.cuda.current_stream().wait_stream(side)
         optimizer.zero_grad(set_to_none=True)
         captured["graph"] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured["graph"], stream=torch.cuda.current_stream() if own_stream else None):
+        current = torch.cuda.current_stream()
+        may_capture = own_stream and current != torch.cuda.default_stream()
+        with torch.cuda.graph(captured["graph"], stream=current if may_capture else None):
             captured["loss"] = forward_and_backward()
 
     def step(images, labels):
