@@ -20,7 +20,7 @@ _TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt")
 
 _match_netpbm_type = re.compile(rb"P(?:[1-6f]|0CMYK|y(?:P|RGBA|CMYK))").match
 
-_match_netpbm_word = re.compile(rb"(?:[ \t-\r]|#[^\r\n]*[\r\n])*([^\s#]{1,10})(?=\s)").match
+_match_netpbm_word = re.compile(rb"(?:[ \t-\r]|#[^\r\n]*+[\r\n])*+([^\s#]{1,10})(?=\s)").match
 """Match the next word of the header of a netpbm file, and the comments in front of it."""
 
 _WEBP_ALPHA, _WEBP_EXIF, _WEBP_XMP = 0x10, 0x08, 0x04
@@ -203,13 +203,13 @@ def _check_gif(data: memoryview, metadata: Metadata) -> None:
 def _check_netpbm(data: memoryview, metadata: Metadata) -> None:
     """Check the comments of a netpbm file, which PIL reads byte by byte, and the length of files that PIL decodes in Python."""
     kind = bytes(data[:2])
-    match = _match_netpbm_type(data)
-    words: list[bytes] = []
-    while match is not None and len(words) < 3:
-        if match.end() > MAX_TEXT_BYTES:
-            raise LimitError(f"its header has more than {MAX_TEXT_BYTES} bytes, which is the limit")
-        match = _match_netpbm_word(data, match.end())
+    head, words = data[:MAX_TEXT_BYTES], list[bytes]()
+    match = _match_netpbm_type(head)
+    while match is not None and len(words) < (2 if kind in (b"P1", b"P4") else 3):
+        match = _match_netpbm_word(head, match.end())
         words += [] if match is None else [bytes(match[1])]
+    if match is None and len(data) > MAX_TEXT_BYTES:
+        raise LimitError(f"its header has more than {MAX_TEXT_BYTES} bytes, which is the limit")
     is_text = kind in (b"P1", b"P2", b"P3")
     maximum = words[2].lstrip(b"0") if len(words) == 3 else b""
     if is_text or (kind not in (b"P4", b"Pf") and maximum != b"255" and (kind, maximum) != (b"P5", b"65535")):
@@ -262,7 +262,9 @@ def _check_siz(data: memoryview, position: int) -> tuple[int, int]:
         data: (bytes,) content of the file.
         position: Offset of the field Xsiz.
     """
-    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = struct.unpack_from(">8IH", data, position)
+    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = struct.unpack_from(
+        ">8IH", data, position
+    )
     if components > 4:
         raise LimitError(f"it has {components} components, more than 4")
     if tile_width and tile_height:

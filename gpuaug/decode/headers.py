@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gpuaug.core.encoded import SAMPLE_TYPES, Format
 from gpuaug.decode import containers, tiff
 from gpuaug.decode.exif import orientation
-from gpuaug.decode.limits import MAX_METADATA_BYTES, MAX_SCANS, MAX_SEGMENTS, LimitError
+from gpuaug.decode.limits import MAX_EXIF_SEGMENTS, MAX_METADATA_BYTES, MAX_SCANS, MAX_SEGMENTS, LimitError
 
 
 class Header(NamedTuple):
@@ -172,6 +172,8 @@ def _jpeg(data: memoryview) -> Header:
         position += 2 + size
     else:
         frame = 0  # too many segments
+    if len(exif) > MAX_EXIF_SEGMENTS:
+        raise LimitError(f"it has more than {MAX_EXIF_SEGMENTS} segments of EXIF, which is the limit")
     if position > MAX_METADATA_BYTES:
         raise LimitError(f"its metadata have more than {MAX_METADATA_BYTES} bytes, which is the limit")
     if not frame:

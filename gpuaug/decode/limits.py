@@ -10,6 +10,9 @@ MAX_FILE_BYTES = 2**30
 MAX_SCANS = 100
 """Maximum number of scans of a JPEG. Encoders write up to twenty. A decoder visits all blocks of an image in each scan."""
 
+MAX_EXIF_SEGMENTS = 100
+"""Maximum number of segments of EXIF of a JPEG. PIL joins them in quadratic time."""
+
 MAX_METADATA_BYTES = 2**25
 """Maximum number of bytes of metadata in a file: all of its content but the encoded pixels."""
 
@@ -24,7 +27,7 @@ libpng writes 2 GiB of pixels in so many chunks, of 8 KB.
 """
 
 MAX_TILES = 2**20
-"""Maximum number of strips or tiles of a page of a TIFF: 268 megapixels in tiles of 16x16 pixels."""
+"""Maximum number of strips or tiles of a page of a TIFF, if its size needs so many: 268 megapixels in tiles of 16x16 pixels."""
 
 MAX_TILE_BYTES = 2**28
 """Maximum number of bytes of a decoded tile, if it is larger than its image."""

@@ -13,7 +13,7 @@ from gpuaug.decode.limits import (
 )
 
 SUBFILE_TYPE, WIDTH, HEIGHT, BITS, PHOTOMETRIC, STRIP_OFFSETS, ORIENTATION, SAMPLES = 254, 256, 257, 258, 262, 273, 274, 277
-PLANAR, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, SAMPLE_FORMAT = 284, 322, 323, 324, 339
+ROWS_PER_STRIP, PLANAR, TILE_WIDTH, TILE_HEIGHT, TILE_OFFSETS, SAMPLE_FORMAT = 278, 284, 322, 323, 324, 339
 """Numbers of tags."""
 
 _LIST_TAGS = frozenset([BITS, SAMPLE_FORMAT])
@@ -23,7 +23,7 @@ _COUNTED_TAGS = frozenset([STRIP_OFFSETS, TILE_OFFSETS])
 """Tags of which only the number of values is read."""
 
 _TAGS_READ = _LIST_TAGS | _COUNTED_TAGS
-_TAGS_READ |= {SUBFILE_TYPE, WIDTH, HEIGHT, PHOTOMETRIC, ORIENTATION, SAMPLES, PLANAR, TILE_WIDTH, TILE_HEIGHT}
+_TAGS_READ |= {SUBFILE_TYPE, WIDTH, HEIGHT, PHOTOMETRIC, ORIENTATION, SAMPLES, ROWS_PER_STRIP, PLANAR, TILE_WIDTH, TILE_HEIGHT}
 
 MAX_BANDS = 255
 """Maximum number of bands of an image, over all pages: the maximum that ``HEADER`` can store."""
@@ -111,8 +111,15 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
     bits = values.get(BITS, (1,))
     formats = values.get(SAMPLE_FORMAT, (1,))
     types = set(zip(bits, formats * len(bits) if len(formats) == 1 else formats, strict=False))
-    if max(values.get(tag, (0,))[0] for tag in _COUNTED_TAGS) > MAX_TILES:
-        raise LimitError(f"it has more than {MAX_TILES} strips or tiles, which is the limit")
+    is_planar = samples > 1 and values.get(PLANAR, (1,))[0] == 2
+    tile_width, tile_height = (
+        values.get(TILE_WIDTH, (width,))[0],
+        values.get(TILE_HEIGHT, values.get(ROWS_PER_STRIP, (height,)))[0],
+    )
+    needed = -(-width // max(tile_width, 1)) * -(-height // max(tile_height, 1)) * (samples if is_planar else 1)
+    most = min(max(needed, MAX_SEGMENTS), MAX_TILES)
+    if max(values.get(tag, (0,))[0] for tag in _COUNTED_TAGS) > most:
+        raise LimitError(f"it has more than {most} strips or tiles, which is the limit for its size")
     tile_pixels = values.get(TILE_WIDTH, (0,))[0] * values.get(TILE_HEIGHT, (0,))[0]
     if tile_pixels > height * width and tile_pixels * samples * max(bits) > 8 * MAX_TILE_BYTES:
         raise LimitError(f"its tiles have more than {MAX_TILE_BYTES} bytes, which is the limit, and more than the image")
@@ -125,7 +132,7 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
         orientation if orientation in range(1, 9) else 1,
         _TYPES.get(types.pop(), "") if len(types) == 1 else "",
         values.get(PHOTOMETRIC, (1,))[0] in _PLAIN_PHOTOMETRICS,
-        samples > 1 and values.get(PLANAR, (1,))[0] == 2,
+        is_planar,
         (),
     )
 
@@ -177,7 +184,11 @@ def _page(
         total_bytes += size if size <= len(data) else 0  # PIL and libtiff skip a value longer than the file
         if total_bytes > MAX_METADATA_BYTES:
             raise LimitError(f"its tags have more than {MAX_METADATA_BYTES} bytes, which is the limit")
-        if tag not in _TAGS_READ or not value_count or (tag == ORIENTATION and (type_ not in _STRUCT_FORMATS or tag in values_of)):
+        if (
+            tag not in _TAGS_READ
+            or not value_count
+            or (tag == ORIENTATION and (type_ not in _STRUCT_FORMATS or tag in values_of))
+        ):
             continue
         if tag in values_of:
             raise LimitError(f"its tag {tag} is repeated")
