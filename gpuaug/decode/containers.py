@@ -56,7 +56,8 @@ def of_png(data: memoryview) -> tuple[bytes, bytes]:
         About 0.6 µs per chunk: 50 µs for a file of 600 KB in chunks of 8 KB.
     """
     metadata = Metadata()
-    exif, position = b"", 8
+    exif = b""
+    position = 8
     texts: dict[bytes, tuple[bytes, memoryview]] = {}  # only the last text of a key is decompressed
     animated = after_pixels = False
     while True:
@@ -125,7 +126,8 @@ def of_webp(data: memoryview) -> WebP | None:
     has_alpha = False
     if first == b"VP8X":
         flags, width_minus_1, width_high, height_minus_1, height_high = struct.unpack_from("<B3xHBHB", data, 20)
-        width, height = 1 + width_minus_1 + (width_high << 16), 1 + height_minus_1 + (height_high << 16)
+        width = 1 + width_minus_1 + (width_high << 16)
+        height = 1 + height_minus_1 + (height_high << 16)
         has_alpha = bool(flags & _WEBP_ALPHA)
     elif first == b"VP8 ":
         start, width, height = struct.unpack_from("<3sHH", data, 23)
@@ -136,7 +138,9 @@ def of_webp(data: memoryview) -> WebP | None:
         start, bits = struct.unpack_from("<BI", data, 20)
         if start != 0x2F:
             return None
-        width, height, has_alpha = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), bool(bits >> 28 & 1)
+        width = 1 + (bits & 0x3FFF)
+        height = 1 + (bits >> 14 & 0x3FFF)
+        has_alpha = bool(bits >> 28 & 1)
     else:
         return None
     position = 12
@@ -169,7 +173,8 @@ def check(data: memoryview) -> tuple[int, int] | None:
         LimitError: If the metadata exceed a limit, or PIL would decode the file slowly, in Python.
         struct.error: If the file ends within the size in a codestream.
     """
-    metadata, prefix = Metadata(), bytes(data[:12])
+    metadata = Metadata()
+    prefix = bytes(data[:12])
     if prefix.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")):
         return _check_jpeg_2000(data, metadata)
     if prefix.startswith(b"GIF8"):
@@ -203,7 +208,8 @@ def _check_gif(data: memoryview, metadata: Metadata) -> None:
 def _check_netpbm(data: memoryview, metadata: Metadata) -> None:
     """Check the comments of a netpbm file, which PIL reads byte by byte, and the length of files that PIL decodes in Python."""
     kind = bytes(data[:2])
-    head, words = data[:MAX_TEXT_BYTES], list[bytes]()
+    head = data[:MAX_TEXT_BYTES]
+    words: list[bytes] = []
     match = _match_netpbm_type(head)
     while match is not None and len(words) < (2 if kind in (b"P1", b"P4") else 3):
         match = _match_netpbm_word(head, match.end())
@@ -226,13 +232,14 @@ def _check_slow(size: int, what: str) -> None:
 
 
 def _check_jpeg_2000(data: memoryview, metadata: Metadata) -> tuple[int, int]:
-    """Count the boxes, and the segments of the codestream before its first tile. Return the (width, height) in the codestream."""
+    """Count the boxes, and the segments of the codestream before its first tile. Return (width, height) in the codestream."""
     position = 0
     while bytes(data[position : position + 2]) != b"\xff\x4f" and position + 8 <= len(data):  # boxes
         length, kind = struct.unpack_from(">I4s", data, position)
         header = 8
         if length == 1:
-            length, header = int.from_bytes(data[position + 8 : position + 16]), 16
+            length = int.from_bytes(data[position + 8 : position + 16])
+            header = 16
         if kind == b"jp2c":
             position += header
             break
@@ -262,9 +269,8 @@ def _check_siz(data: memoryview, position: int) -> tuple[int, int]:
         data: (bytes,) content of the file.
         position: Offset of the field Xsiz.
     """
-    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = struct.unpack_from(
-        ">8IH", data, position
-    )
+    right, bottom, left, top, *tile, components = struct.unpack_from(">8IH", data, position)
+    tile_width, tile_height, tile_left, tile_top = tile
     if components > 4:
         raise LimitError(f"it has {components} components, more than 4")
     if tile_width and tile_height:

@@ -193,10 +193,11 @@ class Decoding:
         largest = int(pixels.argmax())
         name = encoded.headers.names[largest]
         size = f"{table['width'][largest]}x{table['height'][largest]}"
+        reason = str(error).partition("\n")[0] or type(error).__name__
         return DecodeError(
-            f"The images of a batch cannot be decoded, because their memory cannot be allocated ({str(error).splitlines()[0]}). "
-            f"The largest is sample {largest}{f' ({name})' if name else ''} with {size} pixels. Lower max_bytes or max_pixels of "
-            "the DecodeStage, or batch_size of the DataLoader."
+            f"A batch of images cannot be decoded, because its memory cannot be allocated ({reason}). The largest image is "
+            f"sample {largest}{f' ({name})' if name else ''} with {size} pixels. Lower max_bytes or max_pixels of the "
+            "DecodeStage, or batch_size of the DataLoader."
         )
 
     def _check_counts(self, counts: Sequence[int]) -> None:

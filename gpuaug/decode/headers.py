@@ -328,8 +328,8 @@ def _of_tags(tags: tiff.Tags) -> Header:
         return Header(problem="its values are int8, which are not supported")
     if tags.type[:5] == "float":
         return Header(
-            problem=f"its values are {tags.type}, and files are decoded to 8 or 16 bits: read it in the dataset, for example with "
-            "tifffile.imread, and return a tensor"
+            problem=f"its values are {tags.type}, and files are decoded to 8 or 16 bits: read it in the dataset, for example "
+            "with tifffile.imread, and return a tensor"
         )
     if not tags.type:
         return Header(problem=f"it has {tags.bits} bits per channel, or channels of several types")

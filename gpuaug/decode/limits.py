@@ -1,7 +1,7 @@
 """Limits on what an image file may declare, and the count of its metadata against them.
 
-These limits are not options. ``DecodeStage`` has arguments for the limits on pixels, ``max_pixels`` and ``max_bytes``. The parsers
-check all limits in the worker that reads the file, before a library reads it.
+These limits are not options. ``DecodeStage`` has arguments for the limits on pixels, ``max_pixels`` and ``max_bytes``. The
+parsers check the limits of this module in the worker that reads the file, before a library reads it.
 """
 
 MAX_FILE_BYTES = 2**30
@@ -17,8 +17,10 @@ MAX_METADATA_BYTES = 2**25
 """Maximum number of bytes of metadata in a file: all of its content but the encoded pixels."""
 
 MAX_SEGMENTS = 4096
-"""Maximum number of pieces of metadata in a file: segments, chunks, blocks, boxes, tags or comments. Photographs have about ten,
-plus one per 64 KB of metadata of a JPEG."""
+"""Maximum number of pieces of metadata in a file: segments, chunks, blocks, boxes, tags or comments.
+
+Photographs have about ten, plus one per 64 KB of metadata of a JPEG.
+"""
 
 MAX_CHUNKS = 2**18
 """Maximum number of chunks of encoded pixels of a PNG or WebP, and of blocks of application data of a GIF.

@@ -1,4 +1,4 @@
-"""Parser of the tags of TIFFs. It checks the limits, and finds the pages that are bands of one image, before a library decodes."""
+"""Parser of the tags of TIFFs, which checks the limits, and finds the pages that are bands of one image."""
 
 import struct
 from collections.abc import Iterator
@@ -112,10 +112,8 @@ def _tags_of_page(values: dict[int, tuple[int, ...]]) -> Tags | None:
     formats = values.get(SAMPLE_FORMAT, (1,))
     types = set(zip(bits, formats * len(bits) if len(formats) == 1 else formats, strict=False))
     is_planar = samples > 1 and values.get(PLANAR, (1,))[0] == 2
-    tile_width, tile_height = (
-        values.get(TILE_WIDTH, (width,))[0],
-        values.get(TILE_HEIGHT, values.get(ROWS_PER_STRIP, (height,)))[0],
-    )
+    tile_width = values.get(TILE_WIDTH, (width,))[0]
+    tile_height = values.get(TILE_HEIGHT, values.get(ROWS_PER_STRIP, (height,)))[0]
     needed = -(-width // max(tile_width, 1)) * -(-height // max(tile_height, 1)) * (samples if is_planar else 1)
     most = min(max(needed, MAX_SEGMENTS), MAX_TILES)
     if max(values.get(tag, (0,))[0] for tag in _COUNTED_TAGS) > most:
@@ -145,7 +143,7 @@ def _pages(data: memoryview) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]
     Raises:
         LimitError: If a page has too many tags or bytes, or repeats a tag, or a tag has a wrong type.
     """
-    order = "<" if data[:1] == b"I" else ">"
+    order = "<" if bytes(data[:1]) == b"I" else ">"
     is_bigtiff = 43 in bytes(data[2:4])
     word, count_format, entry_size = ("Q", "Q", 20) if is_bigtiff else ("I", "H", 12)
     inline_bytes = struct.calcsize(order + word)  # longer values are elsewhere, and the entry has their offset
@@ -157,7 +155,8 @@ def _pages(data: memoryview) -> Iterator[tuple[dict[int, tuple[int, ...]], int]]
                 return
             (count,) = struct.unpack_from(order + count_format, data, directory)
             start = directory + struct.calcsize(order + count_format)
-            values, position = _page(data, order, word, start, entry_size, inline_bytes, count), start + count * entry_size
+            position = start + count * entry_size
+            values = _page(data, order, word, start, entry_size, inline_bytes, count)
         except (struct.error, IndexError, OverflowError):  # the file ends
             yield {}, 0
             return

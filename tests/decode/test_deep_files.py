@@ -218,6 +218,14 @@ def test_what_cannot_be_decoded_is_an_error(name):
         decoded(make())
 
 
+def test_floats_are_read_in_the_dataset_as_the_error_advises(tmp_path):
+    image = pixels(bands=1)[..., 0].astype(np.float32)
+    tifffile.imwrite(tmp_path / "floats.tif", image)
+    dataset = [torch.from_numpy(tifffile.imread(tmp_path / "floats.tif"))[None]]
+    (images,) = gpuaug.StreamedLoader(torch.utils.data.DataLoader(dataset), device="cpu")
+    assert_values(images[0, 0], torch.from_numpy(image))
+
+
 def test_a_file_that_is_not_what_its_header_says_is_an_error(monkeypatch):
     file = tiff(pixels(8, 8, 6))
     for shape, dtype in (((9, 9, 6), "uint16"), ((8, 8, 6), "uint8")):

@@ -215,8 +215,8 @@ BROKEN = {
     "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits per channel"),
     "floating": (
         encoded("TIFF", mode="F"),
-        "its values are float32, and files are decoded to 8 or 16 bits: read it in the dataset, for example with tifffile.imread, "
-        "and return a tensor",
+        "its values are float32, and files are decoded to 8 or 16 bits: read it in the dataset, for example with "
+        "tifffile.imread, and return a tensor",
     ),
     "more scans than decoders may read": (
         hostile_files.jpegs(100)["progressive scans"],

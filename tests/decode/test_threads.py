@@ -77,12 +77,9 @@ def test_threads_stop_after_their_current_image_at_an_interrupt(through, monkeyp
     monkeypatch.setattr(cpu, "decode", interrupt)
     monkeypatch.setattr(decoding.Decoding, "abandon", lambda batch: abandoned.append(batch) or abandon(batch))
     stage, batch = DecodeStage(threads=1), collate_encoded(FILES)
-    with pytest.raises(KeyboardInterrupt):
-        if through == "call":
-            stage(batch, "cpu")
-        else:
-            with StreamedLoader([batch], [stage], device="cpu") as streamed:
-                next(iter(streamed))
+    streamed = StreamedLoader([batch], [stage], device="cpu")
+    with pytest.raises(KeyboardInterrupt), streamed:
+        stage(batch, "cpu") if through == "call" else next(iter(streamed))
     assert len(decoded) == 1
 
 

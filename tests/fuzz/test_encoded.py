@@ -144,8 +144,8 @@ PASSED_OVER = {
     *("TIFF: loop", "TIFF: loop of overviews", "TIFF: pages", "TIFF: overviews", "TIFF: signed width", "TIFF: large strips"),
     *("JPEG: baseline scans", "AVIF: boxes", "TIFF: JPEG of many scans"),
 }
-"""Files of thousands of pieces that are not refused by their header, as libraries pass over a piece in nanoseconds, or over none of
-them, or have a limit."""
+"""Files of thousands of pieces that are not refused by their header: libraries pass over each piece in nanoseconds, stop before
+them, or have a limit of their own."""
 
 
 @pytest.mark.parametrize("channels", [3, None])

@@ -306,7 +306,8 @@ def _decode_with_libwebp(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> 
 def _decode_as_stored(file: NDArray[np.uint8], layout: Layout, info: ImageInfo) -> NDArray[Any] | str | None:
     """Decode a 16-bit PNG or a TIFF without conversion. Return (h, w, C) pixels, or the reason of a failure.
 
-    Returns ``None`` for a TIFF of one page that PIL decodes as stored, except for palettes and CMYK. PIL changes TIFFs of 8 bits with alpha: it divides colours by associated alpha, and loses alpha that is stored separately.
+    Returns ``None`` for a TIFF of one page with 1 or 3 channels, which PIL decodes as stored, except for palettes and CMYK. PIL
+    changes TIFFs of 8 bits with alpha: it divides colours by associated alpha, and loses alpha that is stored separately.
     """
     is_png = file[:8].tobytes() == libspng.SIGNATURE
     tags = None if is_png else tiff.tags(file.data)
@@ -316,7 +317,8 @@ def _decode_as_stored(file: NDArray[np.uint8], layout: Layout, info: ImageInfo) 
     library = imagecodecs()
     if library is None:
         return 'imagecodecs, which decodes it, is not installed: pip install "gpuaug[decode]"'
-    shape, dtype = (info.height, info.width, info.channels), getattr(np, str(layout.dtype).removeprefix("torch."))
+    shape = (info.height, info.width, info.channels)
+    dtype = np.dtype(str(layout.dtype).removeprefix("torch."))
     bands = np.empty((*shape[:2], len(pages) * info.channels), dtype) if len(pages) > 1 else None
     for number, page in enumerate(pages):
         pixels: NDArray[Any] = library.png_decode(file) if is_png else library.tiff_decode(file, index=page)
@@ -327,7 +329,7 @@ def _decode_as_stored(file: NDArray[np.uint8], layout: Layout, info: ImageInfo) 
         elif tags is not None and tags.is_planar:
             pixels = pixels.transpose(1, 2, 0)
         if pixels.shape != shape or pixels.dtype != dtype:
-            return f"it decodes to {pixels.dtype} {pixels.shape}, but its header says {np.dtype(dtype)} {shape}"
+            return f"it decodes to {pixels.dtype} {pixels.shape}, but its header says {dtype} {shape}"
         if bands is not None:
             bands[..., number * info.channels : (number + 1) * info.channels] = pixels
     return pixels if bands is None else bands

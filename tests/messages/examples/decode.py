@@ -3,8 +3,6 @@
 import pathlib
 import tempfile
 
-import numpy as np
-import tifffile
 import torch
 from support.files.encoded import encoded
 from support.files.encoded_files import png
@@ -152,18 +150,6 @@ def image_larger_than_memory(told):
     for limit in ({"max_bytes": 2**30}, {"max_pixels": 2**30}):
         options = {"max_pixels": 2**62, "max_bytes": 2**62, **limit}
         assert len(gpuaug.DecodeStage(**options, on_error="replace")(files, "cpu")) == 2
-
-
-@example("its values are float32, and files are decoded to 8 or 16 bits")
-def floats_in_a_tiff(told):
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/floats.tif"
-        tifffile.imwrite(path, np.ones((6, 4), np.float32))
-        with told:
-            decoded(gpuaug.collate_encoded([gpuaug.read_encoded(path)]), channels=None)
-        (images,) = gpuaug.StreamedLoader(DataLoader([torch.from_numpy(tifffile.imread(path))[None]]), device="cpu")
-    assert images.shape == (1, 1, 6, 4)
-    assert images.dtype is torch.float32
 
 
 @example("backend must be 'auto', or name a decoder that can be used here")
