@@ -276,19 +276,22 @@ def in_tiff(data):
     return tiff_pages([(tag, 4, 1, value) for tag, value in tags], data=data)
 
 
+MAKERS = {
+    "JPEG": jpegs,
+    "PNG": pngs,
+    "GIF": gifs,
+    "WebP": webps,
+    "netpbm": netpbms,
+    "BMP": bmps,
+    "TIFF": tiffs,
+    "JPEG 2000": jpegs_2000,
+    "AVIF": avifs,
+}
+"""Function of each format that makes its files."""
+
+
 def hostile_files(count):
     """Format and description → file, of every format."""
-    makers = {
-        "JPEG": jpegs,
-        "PNG": pngs,
-        "GIF": gifs,
-        "WebP": webps,
-        "netpbm": netpbms,
-        "BMP": bmps,
-        "TIFF": tiffs,
-        "JPEG 2000": jpegs_2000,
-        "AVIF": avifs,
-    }
-    files = {f"{kind}: {name}": data for kind, make in makers.items() for name, data in make(count).items()}
+    files = {f"{kind}: {name}": data for kind, make in MAKERS.items() for name, data in make(count).items()}
     files["TIFF: JPEG of many scans"] = in_tiff(files["JPEG: progressive scans"])
     return files
