@@ -29,7 +29,7 @@ from support.files.encoded_files import (
 )
 
 from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format
-from gpuaug.decode import headers
+from gpuaug.decode import headers, limits
 from gpuaug.decode.headers import UNKNOWN_FORMAT, Header, parse
 
 JPEG, OTHER_JPEG, OTHER = Format.JPEG, Format.OTHER_JPEG, Format.OTHER
@@ -250,6 +250,13 @@ def test_problem_of_a_cut_file_of_another_format(kind):
     start = encoded(kind, mode="P" if kind == "GIF" else "RGB")[:16]
     problem = parse(start).problem
     assert problem == "it ends within its header" if kind == "WEBP" else problem.startswith("PIL cannot read its header: ")
+
+
+def test_chunks_of_pixels_are_limited(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_CHUNKS", 100)
+    files = [hostile_files.pngs(101)["pixels in front"], hostile_files.webps(101)["frames"]]
+    files.append(hostile_files.gifs(101)["application data"])
+    assert {parse(data).problem for data in files} == {"it has more than 100 chunks, which is the limit"}
 
 
 def test_problem_is_one_line(monkeypatch):
