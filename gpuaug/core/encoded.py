@@ -43,7 +43,7 @@ HEADER = np.dtype(
         ("height", np.int32),  # height of the image in pixels, before rotation by the EXIF orientation
         ("width", np.int32),  # width of the image in pixels, before rotation
         ("channels", np.uint8),  # components of a JPEG, bands of another image (1 for a palette image)
-        ("stored_channels", np.uint8),  # channels if decoded with channels=None, where palettes and CMYK become RGB
+        ("stored_channels", np.uint8),  # channels if decoded with channels=None; 0 if pages of a TIFF differ
         ("format", np.uint8),  # value of the Format
         ("sampling", np.uint8),  # JPEG: 4·h + v for luma factors h x v (4:4:4 and grey: 5); 0 if a chroma factor is not 1x1
         ("orientation", np.uint8),  # EXIF orientation, 1 to 8

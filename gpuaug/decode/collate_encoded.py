@@ -14,6 +14,7 @@ from gpuaug.decode.clips.pack import pack_clips
 from gpuaug.decode.clips.read_clip import Clip
 from gpuaug.decode.encoded_input import are_encoded, name_and_bytes, refuse
 from gpuaug.decode.headers import Header, parse
+from gpuaug.decode.limits import MAX_FILE_BYTES
 from gpuaug.feed.collate_members import MemberCollate, allocate_tensor, position_text
 
 ALIGN = 64
@@ -21,9 +22,6 @@ ALIGN = 64
 
 Decoders read whole words, and beyond the end of a file.
 """
-
-MAX_FILE_BYTES = 2**30
-"""Maximum size of a file in bytes: larger than any image, and too small to exhaust the memory of a worker."""
 
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # without O_BINARY, Windows converts line ends
 

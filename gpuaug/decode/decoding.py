@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,7 +150,10 @@ class Decoding:
         return with_samples_from(sources, batch, DecodingPlaceholder, are_fields=are_fields)
 
     def abandon(self) -> None:
-        """Wait until no decoder writes to the memory of this batch, so that it can be reused."""
+        """Stop the decoders after their current images, and wait until none writes to the memory of this batch."""
+        for work in self.works:
+            if isinstance(work, Work):
+                work.is_abandoned = True
         if not self._future.cancel():
             wait([self._future])  # not ``result()``, which would raise an error of the abandoned batch
             self._decoder.settle()
@@ -172,10 +176,29 @@ class Decoding:
         self._undecodable = set(self._all_problems)
         """Indices of the samples that have a problem: another sample is decoded instead of each."""
         members = zip(self._encoded, self._windows, strict=True)
-        self.works: list[Work | ClipWork] = [
-            self._decoder.allocate(encoded, self._all_problems, windows) for encoded, windows in members
-        ]
+        self.works: list[Work | ClipWork] = []
+        for encoded, windows in members:
+            try:
+                self.works.append(self._decoder.allocate(encoded, self._all_problems, windows))
+            except torch.OutOfMemoryError:
+                raise  # the loader adds advice
+            except (RuntimeError, MemoryError) as error:
+                raise self._allocation_error(encoded, error) from error
         self._future: Future[list[Event]] = self._decoder.start(self._pools, self.works)
+
+    def _allocation_error(self, encoded: Encoded, error: Exception) -> DecodeError:
+        """Return the error about a member whose decoded images do not fit into memory."""
+        table = encoded.headers.table
+        pixels = table["height"].astype(np.float64) * table["width"]
+        largest = int(pixels.argmax())
+        name = encoded.headers.names[largest]
+        size = f"{table['width'][largest]}x{table['height'][largest]}"
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return DecodeError(
+            f"A batch of images cannot be decoded, because its memory cannot be allocated ({reason}). The largest image is "
+            f"sample {largest}{f' ({name})' if name else ''} with {size} pixels. Lower max_bytes or max_pixels of the "
+            "DecodeStage, or batch_size of the DataLoader."
+        )
 
     def _check_counts(self, counts: Sequence[int]) -> None:
         """Raise an error if encoded members do not have one entry per sample, so that samples cannot be replaced in them.

@@ -5,7 +5,6 @@ Where PIL raises an error for damaged EXIF, the orientation is 1.
 
 import re
 import struct
-import zlib
 from typing import Any
 
 _ORIENTATION = 274
@@ -34,14 +33,6 @@ _STRUCTS = {
 """Byte order → functions that read an offset, a number of entries, and an entry (tag, type, number of values, value)."""
 
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
-
-_is_chunk_type = re.compile(rb"\w{4}").fullmatch
-
-_MAX_CHUNKS = 2**18
-"""Maximum number of chunks of a PNG that are read: 2 GiB in chunks of 8 KB, the size that libpng writes."""
-
-_MAX_TEXT = 2**20
-"""Maximum size of a decompressed text of a PNG in bytes. PIL does not decode a PNG with a longer text."""
 
 
 def orientation(exif: Any, xmp: Any = b"") -> int:
@@ -117,65 +108,3 @@ def _orientation_value(tiff: memoryview) -> int | None:
             quotient = value / divisor[0] if divisor else value
             return int(quotient) if quotient == int(quotient) else 0
     return None
-
-
-def of_png(data: memoryview) -> tuple[bytes, bytes]:
-    """Return the EXIF and XMP metadata in the chunks of a PNG, before and after its pixels.
-
-    EXIF is the content of the last chunk that is ``eXIf``, or ``tEXt`` with the key ``exif``. Without such a chunk, EXIF is
-    decoded from the hexadecimal text that ImageMagick writes.
-
-    Args:
-        data: (bytes,) content of the file.
-
-    Returns:
-        (EXIF, XMP), each empty if the file has none.
-
-    Cost:
-        About 0.6 µs per chunk: 50 µs for a file of 600 KB in chunks of 8 KB.
-    """
-    exif, hexadecimal_exif, xmp, position = b"", b"", b"", 8
-    animated = after_pixels = False
-    for _ in range(_MAX_CHUNKS):
-        length = int.from_bytes(data[position : position + 4])
-        chunk_type = bytes(data[position + 4 : position + 8])
-        content = data[position + 8 : position + 8 + length]
-        position += length + 12
-        if chunk_type == b"IDAT":
-            after_pixels = True
-        elif chunk_type == b"eXIf":
-            exif = b"Exif\0\0" + bytes(content)
-        elif chunk_type in (b"tEXt", b"zTXt", b"iTXt"):
-            key = bytes(content[:80]).split(b"\0")[0]
-            if key == b"Raw profile type exif":
-                hexadecimal_exif = _text(chunk_type, bytes(content))
-            elif key == b"XML:com.adobe.xmp":
-                xmp = _text(chunk_type, bytes(content))
-            elif key == b"exif" and chunk_type == b"tEXt":
-                exif = _text(chunk_type, bytes(content))
-        elif chunk_type == b"acTL":
-            animated = int.from_bytes(content[:4]) > 0
-        elif chunk_type == b"IEND" or not _is_chunk_type(chunk_type) or (chunk_type == b"fcTL" and after_pixels and animated):
-            break  # PIL stops before the second frame of an animation
-    if not exif and hexadecimal_exif:
-        try:  # the first three lines are a header
-            exif = bytes.fromhex("".join(hexadecimal_exif.decode("latin-1").split("\n")[3:]))
-        except ValueError:  # PIL raises an error, so the orientation must be 1, whatever the XMP
-            xmp = b""
-    return exif, xmp
-
-
-def _text(chunk_type: bytes, content: bytes) -> bytes:
-    """Return the text of a chunk of a PNG; empty if the chunk is damaged."""
-    _, _, text = content.partition(b"\0")
-    compressed = chunk_type == b"zTXt" or (chunk_type == b"iTXt" and text[:1] != b"\0")
-    if chunk_type == b"zTXt":
-        text = text[1:]  # skips the compression method
-    elif chunk_type == b"iTXt":
-        text = text[2:].split(b"\0", 2)[-1]  # skips the flag, method, language and translated keyword
-    if not compressed:
-        return text
-    try:
-        return zlib.decompressobj().decompress(text, _MAX_TEXT)
-    except zlib.error:
-        return b""

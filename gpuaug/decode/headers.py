@@ -1,15 +1,19 @@
-"""Parser of the headers of encoded images: JPEG and TIFF directly; PIL opens all other formats, without decoding them."""
+"""Parser of the headers of encoded images: JPEG, WebP and TIFF directly; PIL opens all other formats, without decoding them."""
 
 import io
+import re
 import struct
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpuaug.core.encoded import SAMPLE_TYPES, Format
-from gpuaug.decode import tiff
-from gpuaug.decode.exif import of_png, orientation
+from gpuaug.decode import containers, tiff
+from gpuaug.decode.exif import orientation
+from gpuaug.decode.limits import MAX_EXIF_SEGMENTS, MAX_METADATA_BYTES, MAX_SCANS, MAX_SEGMENTS, LimitError
 
 
 class Header(NamedTuple):
@@ -25,7 +29,10 @@ class Header(NamedTuple):
     channels: int = 0
     """Number of components of a JPEG, or of bands of another image."""
     stored_channels: int = 0
-    """Number of channels if decoded with ``channels=None``, where palettes and CMYK become RGB."""
+    """Number of channels if decoded with ``channels=None``, where palettes and CMYK become RGB, and pages of a TIFF are bands.
+
+    0 if the pages of a TIFF are no bands of one image.
+    """
     format: Format = Format.UNREADABLE
     sampling: int = 0
     """JPEG chroma subsampling 4*h + v, where h and v are the horizontal and vertical sampling factors of the luma component.
@@ -40,9 +47,6 @@ class Header(NamedTuple):
     """Reason why the image cannot be decoded, as a clause; empty if it can be decoded."""
 
 
-_MAX_SEGMENTS = 4096
-"""Maximum number of segments before the first scan. Photographs have about ten, plus one per 64 KB of metadata."""
-
 _unpack_segment = struct.Struct(">BBH").unpack_from
 """Read the prefix 0xFF, the marker and the length of a JPEG segment."""
 
@@ -56,6 +60,12 @@ _DECODABLE = frozenset([_SOF0, 0xC1, _SOF2, _SOF3, 0xC9, 0xCA])
 
 _MARKERS_WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xD9)])
 """Markers without a length field. They are not allowed before a scan."""
+
+_SEGMENT_MARKERS = frozenset([*range(0xC0, 0xC8), *range(0xC9, 0xDE), *range(0xE0, 0xF0), 0xFE]) - _MARKERS_WITHOUT_LENGTH
+"""Markers of segments that libjpeg skips or parses by their length. After other markers, libjpeg raises an error."""
+
+_next_marker = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]").search
+"""Find the marker that ends the coded data of a scan: any but restart markers and stuffed bytes."""
 
 _SAMPLING = {h << 4 | v: 4 * h + v for h in range(1, 5) for v in range(1, 5)}
 """``Header.sampling`` for each byte of sampling factors of the luma component."""
@@ -76,9 +86,6 @@ _MAX_SIDE = 2**31 - 1
 
 _MAX_PIL_BANDS = 4
 """Maximum number of bands of an image that PIL decodes, alpha included."""
-
-_MAX_BANDS = 255
-"""Maximum number of bands of an image: the maximum that ``HEADER`` can store."""
 
 _PNG_SAMPLES = {0: 1, 2: 3, 4: 2, 6: 4}
 """Number of channels of a 16-bit PNG, by colour type."""
@@ -109,12 +116,12 @@ def parse(data: bytes | bytearray | memoryview | NDArray[np.uint8]) -> Header:
     view = memoryview(data)  # type: ignore[arg-type]
     if not len(view):
         return Header(problem="it is empty")
-    if bytes(view[:2]) != b"\xff\xd8":
-        return _other_format(view)
     try:
-        return _jpeg(view)
+        return _jpeg(view) if bytes(view[:2]) == b"\xff\xd8" else _other_format(view)
     except (struct.error, IndexError):
         return Header(problem="it ends within its header")
+    except LimitError as error:
+        return Header(problem=str(error))
 
 
 def _jpeg(data: memoryview) -> Header:
@@ -122,16 +129,17 @@ def _jpeg(data: memoryview) -> Header:
 
     Raises:
         IndexError, struct.error: If the file ends before the first scan.
+        LimitError: If the file has too much metadata or too many scans.
     """
     position = 2  # of the next segment
     frame = 0  # position of the frame segment
     is_regular = True  # whether the engines decode the header correctly
     is_ycc = True  # whether colours are YCbCr
     has_restarts = has_huffman_tables = False
-    exif = b""
+    exif: list[memoryview] = []
     xmp = b""
     tables = set[int]()
-    for _ in range(_MAX_SEGMENTS):
+    for _ in range(MAX_SEGMENTS):
         prefix, marker, size = _unpack_segment(data, position)
         if prefix != 0xFF or marker in _MARKERS_WITHOUT_LENGTH:  # libjpeg skips to the next marker
             position += 1 + max(bytes(data[position + 1 : position + 65536]).find(b"\xff"), 0)
@@ -156,7 +164,7 @@ def _jpeg(data: memoryview) -> Header:
             has_restarts = bytes(data[position + 4 : position + 6]) != b"\0\0"
         elif marker == _APP1:
             if bytes(data[position + 4 : position + 10]) == b"Exif\0\0":  # later segments continue the first
-                exif += data[position + (10 if exif else 4) : position + 2 + size]
+                exif.append(data[position + (10 if exif else 4) : position + 2 + size])
             elif bytes(data[position + 4 : position + 4 + len(_XMP_NAME)]) == _XMP_NAME:
                 xmp = bytes(data[position + 4 : position + 2 + size])
         elif marker == _APP14 and bytes(data[position + 4 : position + 9]) == b"Adobe":
@@ -164,6 +172,10 @@ def _jpeg(data: memoryview) -> Header:
         position += 2 + size
     else:
         frame = 0  # too many segments
+    if len(exif) > MAX_EXIF_SEGMENTS:
+        raise LimitError(f"it has more than {MAX_EXIF_SEGMENTS} segments of EXIF, which is the limit")
+    if position > MAX_METADATA_BYTES:
+        raise LimitError(f"its metadata have more than {MAX_METADATA_BYTES} bytes, which is the limit")
     if not frame:
         return Header(problem="its header is broken")
     if frame_marker not in _DECODABLE:
@@ -194,8 +206,37 @@ def _jpeg(data: memoryview) -> Header:
         format_ = Format.PROGRESSIVE_JPEG
     else:
         format_ = Format.OTHER_JPEG
-    orientation_ = orientation(exif, xmp) if exif or xmp else 1
+    # Decoders reject a second scan after a complete baseline scan, so its data, most of the file, are not searched.
+    if format_ != Format.JPEG and next(islice(scans(data, position), MAX_SCANS, None), None) is not None:
+        raise LimitError(f"it has more than {MAX_SCANS} scans, which is the limit")
+    orientation_ = orientation(b"".join(exif), xmp) if exif or xmp else 1
     return Header(height, width, channels, 3 if channels == 4 else channels, format_, sampling, orientation_)
+
+
+def scans(data: memoryview, position: int = 2) -> Iterator[int]:
+    """Yield the offset of the segment SOS of each scan of a JPEG, in order, up to the end marker.
+
+    Args:
+        data: (bytes,) content of the file.
+        position: Offset of a segment.
+
+    Raises:
+        IndexError: If the file ends within a segment.
+        LimitError: If there are too many segments.
+
+    Cost:
+        0.7 µs per KB.
+    """
+    for _ in range(MAX_SEGMENTS):
+        match = _next_marker(data, position)
+        if match is None or (marker := data[match.end() - 1]) == _EOI:
+            return
+        position = match.end()
+        if marker == _SOS:
+            yield position
+        if marker in _SEGMENT_MARKERS:
+            position += data[position] << 8 | data[position + 1]
+    raise LimitError(f"it has more than {MAX_SEGMENTS} segments, which is the limit")
 
 
 def _quantization_tables(content: memoryview) -> set[int]:
@@ -227,9 +268,21 @@ def _is_baseline(components: bytes, scan: bytes, tables: set[int]) -> bool:
 
 
 def _other_format(data: memoryview) -> Header:
-    """Parse the header of an image that is not a JPEG."""
+    """Parse the header of an image that is not a JPEG.
+
+    Raises:
+        struct.error: If the file ends within its header.
+        LimitError: If the file exceeds a limit.
+    """
+    if bytes(data[:4]) == b"RIFF" and bytes(data[8:15]) == b"WEBPVP8":
+        return _webp(data)
+    is_png = bytes(data[:8]) == b"\x89PNG\r\n\x1a\n"
+    metadata = containers.of_png(data) if is_png else (b"", b"")
+    size_in_codestream = containers.check(data)
     tags = tiff.tags(data) if tiff.is_tiff(bytes(data[:4])) else None
-    if tags is not None and (tags.bits == 16 or tags.type == "int8" or (tags.samples > _MAX_PIL_BANDS and tags.is_plain)):
+    if tags is not None and (
+        tags.bits == 16 or tags.type[:5] in ("int8", "float") or (tags.samples > _MAX_PIL_BANDS and tags.is_plain)
+    ):
         return _of_tags(tags)  # PIL reads -1 of int8 as 255
     try:
         image = open_image(data)
@@ -248,14 +301,18 @@ def _other_format(data: memoryview) -> Header:
             width, height = image.tag_v2[tiff.WIDTH], image.tag_v2[tiff.HEIGHT]
             orientation_ = image.getexif().get(tiff.ORIENTATION, 1)
             orientation_ = int(orientation_) if orientation_ in range(1, 9) else 1
-        elif image.format == "PNG":
-            orientation_ = orientation(*of_png(data))
+        elif is_png:
+            orientation_ = orientation(*metadata)
         else:
-            metadata = [image.info.get(key) for key in ("exif", "xmp")]
-            orientation_ = orientation(*(value if isinstance(value, bytes) else b"" for value in metadata))
+            exif, xmp = (image.info.get(key) for key in ("exif", "xmp"))
+            orientation_ = orientation(exif if isinstance(exif, bytes) else b"", xmp if isinstance(xmp, bytes) else b"")
+        if size_in_codestream not in (None, (width, height)):
+            return Header(problem=f"its header says {width}x{height} pixels, but its codestream {size_in_codestream}")
         if not (0 < height <= _MAX_SIDE and 0 < width <= _MAX_SIDE):
             return Header(problem=f"its size is {width}x{height}")
         stored_channels = 3 if image.mode in _MODES_CONVERTED_TO_RGB else bands
+        if tags is not None and len(tags.pages) != 1:
+            stored_channels = _stored_channels(tags) if tags.is_plain and tags.type == "uint8" else 0
         format_ = Format.DEEP if is_deep else Format.OTHER
         type_ = SAMPLE_TYPES.index("uint16" if is_deep else "uint8")
         return Header(height, width, bands, stored_channels, format_, 0, orientation_, type_)
@@ -269,16 +326,40 @@ def _of_tags(tags: tiff.Tags) -> Header:
     """Return the header of a TIFF that PIL does not decode."""
     if tags.type == "int8":
         return Header(problem="its values are int8, which are not supported")
+    if tags.type[:5] == "float":
+        return Header(
+            problem=f"its values are {tags.type}, and files are decoded to 8 or 16 bits: read it in the dataset, for example "
+            "with tifffile.imread, and return a tensor"
+        )
     if not tags.type:
         return Header(problem=f"it has {tags.bits} bits per channel, or channels of several types")
     if not tags.is_plain:
         return Header(problem=f"its {tags.samples} bands of {tags.bits} bits are neither RGB nor grey with black as 0")
-    if tags.samples > _MAX_BANDS:
-        return Header(problem=f"it has {tags.samples} bands, more than {_MAX_BANDS}")
-    if not (0 < tags.height <= _MAX_SIDE and 0 < tags.width <= _MAX_SIDE and tags.samples):
+    if tags.samples > tiff.MAX_BANDS:
+        return Header(problem=f"it has {tags.samples} bands, more than {tiff.MAX_BANDS}")
+    if not (0 < tags.height <= _MAX_SIDE and 0 < tags.width <= _MAX_SIDE and tags.samples > 0):
         return Header(problem=f"its size is {tags.width}x{tags.height}")
     type_ = SAMPLE_TYPES.index(tags.type)
-    return Header(tags.height, tags.width, tags.samples, tags.samples, Format.DEEP, 0, tags.orientation, type_)
+    return Header(tags.height, tags.width, tags.samples, _stored_channels(tags), Format.DEEP, 0, tags.orientation, type_)
+
+
+def _stored_channels(tags: tiff.Tags) -> int:
+    """Return the number of bands of all pages; 0 if the pages are no bands of one image."""
+    return tags.samples * len(tags.pages)
+
+
+def _webp(data: memoryview) -> Header:
+    """Parse the header of a WebP.
+
+    Raises:
+        struct.error: If the file ends within its header.
+        LimitError: If the file exceeds a limit.
+    """
+    webp = containers.of_webp(data)
+    if webp is None:
+        return Header(problem="its header is broken")
+    bands = 4 if webp.has_alpha else 3
+    return Header(webp.height, webp.width, bands, bands, Format.OTHER, 0, orientation(webp.exif, webp.xmp))
 
 
 def open_image(data: memoryview) -> Any:

@@ -31,9 +31,14 @@ class Options:
     """Whether images are rotated upright."""
     max_pixels: int
     """Maximum number of pixels of an image."""
+    max_bytes: int = 2**32
+    """Maximum number of bytes of a decoded image, over all bands."""
     scales_windows: bool = False
     """Whether a window is decoded at the smallest scale at which it is at least as large as its size after the resize."""
 
+
+_VALUE_BYTES = np.array([np.dtype(name).itemsize for name in SAMPLE_TYPES])
+"""Bytes per value for each index into ``SAMPLE_TYPES``."""
 
 WindowsOf = Callable[[Shapes], Windows | None]
 """Function from the sizes of images to the windows to decode. It returns ``None`` to decode whole images."""
@@ -118,6 +123,8 @@ class Layout:
         """(B,) index of the file that is decoded for each image."""
         self.headers = table = headers.table[self.sources]
         """(B,) records of ``HEADER``, of the files that are decoded."""
+        self.as_stored = options.channels is None
+        """Whether images are decoded as stored in the files."""
         self.channels = int(table["stored_channels"][0]) if options.channels is None else options.channels
         name = SAMPLE_TYPES[0] if options.channels is not None else SAMPLE_TYPES[int(table["type"][0])]
         self.dtype: torch.dtype = getattr(torch, name)
@@ -291,10 +298,19 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
     for index in np.flatnonzero(pixels > options.max_pixels).tolist():
         height, width = headers.table["height"][index], headers.table["width"][index]
         reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
+    channels = headers.table["stored_channels"] if options.channels is None else np.uint8(options.channels)
+    value_bytes = _VALUE_BYTES[headers.table["type"]] if options.channels is None else 1
+    image_bytes = pixels.astype(np.float64) * channels * value_bytes  # exceed 64 bits in a hostile header
+    for index in np.flatnonzero(image_bytes > options.max_bytes).tolist():
+        reasons.setdefault(
+            index, f"its {int(image_bytes[index])} bytes after decoding are more than max_bytes={options.max_bytes}"
+        )
     if options.channels is not None:
         for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
             reasons.setdefault(index, f"it has {_channels_and_type(headers, index)}, which only channels=None decodes")
         return reasons
+    for index in np.flatnonzero(headers.table["stored_channels"] == 0).tolist():
+        reasons.setdefault(index, "its pages are not the bands of one image: they differ in size or type, or are too many")
     decodable = np.setdiff1d(np.arange(len(headers.table)), np.fromiter(reasons, np.int64))
     channels_and_types = headers.table[["stored_channels", "type"]][decodable]
     for index in decodable[channels_and_types != channels_and_types[:1]].tolist():

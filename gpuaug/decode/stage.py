@@ -73,7 +73,8 @@ class DecodeStage(Stage):
             on its header and its length; on a card with engines, for JPEGs of over 4 megapixels, also on ``threads``.
         channels: Channels of the decoded images: 3 for RGB, 1 for grey: of a JPEG the luma in the file, of other formats PIL's
             ``convert("L")``. ``None``: as stored, with 8 or 16 bits and any number of bands. Bits and bands must be the same
-            for all images of a batch.
+            for all images of a batch. Pages of a TIFF that have the same size and type are bands, and overviews and masks are
+            left out. With 3 or 1, the first page is decoded.
         min_side: Decode JPEGs at the smallest of 1/1, 1/2, 1/4 and 1/8 of their size at which the short side has at least this
             many pixels. Lossless JPEGs and other formats are decoded at full size.
         scale: ``"auto"``: decode the crop window of the following fused stage at the smallest of 1/1, 1/2, 1/4 and 1/8 of its
@@ -85,6 +86,7 @@ class DecodeStage(Stage):
             every member of the batch, also of other ``DecodeStage``s, by the nearest good sample before it, cyclically.
             ``stats()`` counts replaced samples, and a log message names the first.
         max_pixels: Images with more pixels are treated as images that cannot be decoded, because their header may be wrong.
+        max_bytes: Images that take more bytes after decoding, with all channels, are treated in the same way.
         threads: Number of threads that decode on the CPU. Default: seven eighths of the cores that this process may use,
             within its affinity and its container's CPU quota, divided by ``LOCAL_WORLD_SIZE``, the machine's number of ranks.
         name: Name of the stage in errors and traces.
@@ -131,6 +133,7 @@ class DecodeStage(Stage):
         exif: bool = True,
         on_error: Literal["raise", "replace"] = "raise",
         max_pixels: int = MAX_PIXELS,
+        max_bytes: int = 4 * 2**30,
         threads: int | None = None,
         name: str | None = None,
     ) -> None:
@@ -147,10 +150,11 @@ class DecodeStage(Stage):
         if scale is not None and min_side is not None:
             raise ArgumentError(f"min_side must be left out with scale='auto', got {min_side}. Leave out min_side or scale.")
         max_pixels = whole_number("max_pixels", max_pixels, "Leave it out for PIL's own limit.", least=1)
+        max_bytes = whole_number("max_bytes", max_bytes, "Leave it out for 4 GiB.", least=1)
         if threads is not None:
             threads = whole_number("threads", threads, "Leave it out for 7/8 of the cores.", least=1, most=MAX_THREADS)
         self.threads = threads
-        self.options = Options(channels, min_side, exif, max_pixels, scales_windows=scale is not None)
+        self.options = Options(channels, min_side, exif, max_pixels, max_bytes, scales_windows=scale is not None)
 
     def __repr__(self) -> str:
         return f"DecodeStage(backend={self.backend!r}, on_error={self.on_error!r})"
@@ -195,6 +199,7 @@ class DecodeStage(Stage):
         lanes = Lanes(devices.resolve(device))
         bound, iterator_state = self.bind(self.kind, lanes), dict[str, Any]()
         consumer = lanes.consumer()
+        pending: Decoding | None = None
         try:
             with lanes.launching(consumer):
                 lanes.copy.make_current()
@@ -207,6 +212,10 @@ class DecodeStage(Stage):
             for tensor in (result.data, result.places) if isinstance(result, Ragged) else (result,):
                 consumer.reads(tensor)  # the copy lane allocated it, and must not reuse its memory before it has been read
             return result
+        except BaseException:  # also an interrupt
+            if pending is not None:
+                pending.abandon()
+            raise
         finally:
             bound.close(iterator_state)
 

@@ -33,6 +33,8 @@ class Work:
     """
     problems: dict[int, str] = field(default_factory=dict)
     """Index of each image that cannot be decoded → reason. Decoders add entries."""
+    is_abandoned: bool = False
+    """Whether the result is not needed: threads then stop after their current images."""
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Ragged:
         """Return the decoded images as a ``Ragged`` on ``device``.

@@ -66,6 +66,15 @@ def test_a_jpeg_is_made_smaller_while_it_is_decoded(orientation, min_side, size)
     assert abs(room.mean() - whole.mean()) < 3
 
 
+@pytest.mark.usefixtures("decoder")
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("sides", [(600, 4), (4, 600), (1, 1), (7, 9), (601, 1)])
+def test_a_narrow_jpeg_is_made_smaller(sides, mode):
+    room, problem = decoded(encoded(*sides, mode=mode), min_side=1)
+    assert not problem
+    assert room.shape[:2] == tuple(-(-side // 8) for side in reversed(sides))
+
+
 def test_both_decoders_make_smaller_alike(monkeypatch):
     pytest.importorskip("simplejpeg")
     file = encoded(131, 65)

@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.comparison.values import assert_values
 from support.files.encoded_files import encoded
 from torchvision.transforms import v2
@@ -138,6 +139,62 @@ def test_other_channels_or_types_in_a_batch_are_an_error_at_it():
         assert_values(made[1], made[0])
 
 
+def pages(*images, **options):
+    """A TIFF with a page per image (h, w[, c]), or per pair of NewSubfileType and image."""
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as writer:
+        for image in images:
+            kind, image = image if isinstance(image, tuple) else (0, image)
+            photometric = "rgb" if image.ndim == 3 else "minisblack"
+            writer.write(image, photometric=photometric, metadata=None, subfiletype=kind, contiguous=False, **options)
+    return file.getvalue()
+
+
+OVERVIEW, MASK = 1, 4
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int16])
+@pytest.mark.parametrize("colours", [1, 3])
+def test_pages_of_one_size_and_type_are_bands(colours, dtype):
+    bands = pixels(9, 14, 4 * colours, dtype)
+    grey = [np.ascontiguousarray(bands[..., first : first + colours].squeeze()) for first in range(0, 4 * colours, colours)]
+    assert_stored(decoded(pages(*grey)), bands)
+    small, mask = (OVERVIEW, grey[0][::2, ::2]), (MASK, grey[0].reshape(9, -1) > 9)
+    assert_stored(decoded(pages(grey[0], small, *grey[1:], mask, small, compression="zlib")), bands)
+    if dtype == np.uint8:  # with colours, the first page
+        first = grey[0] if colours == 3 else np.repeat(grey[0][..., None], 3, 2)
+        assert_stored(decoded(pages(*grey), channels=3), first)
+
+
+def test_a_stack_as_tifffile_writes_it_is_bands():
+    bands, file = pixels(9, 14, 12), io.BytesIO()
+    tifffile.imwrite(file, np.ascontiguousarray(bands.transpose(2, 0, 1)), photometric="minisblack")
+    assert_stored(decoded(file.getvalue()), bands)
+
+
+GREY = pixels(9, 14, 1, np.uint8)[..., 0]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [[GREY[1:]], [GREY.astype(np.uint16)], [np.repeat(GREY[..., None], 3, 2)], [GREY] * 255],
+    ids=["another size", "another type", "other bands", "too many"],
+)
+def test_pages_that_differ_are_refused_as_stored(others):
+    file = pages(GREY, *others)
+    with pytest.raises(gpuaug.DecodeError, match="its pages are not the bands of one image"):
+        decoded(file)
+    assert_stored(decoded(file, channels=1), GREY[..., None])
+
+
+def test_pages_of_palettes_are_refused_as_stored():
+    frames = [Image.fromarray(GREY).convert("P"), Image.fromarray(GREY + 1).convert("P")]
+    file = io.BytesIO()
+    frames[0].save(file, "TIFF", save_all=True, append_images=frames[1:])
+    with pytest.raises(gpuaug.DecodeError, match="its pages are not the bands of one image"):
+        decoded(file.getvalue())
+
+
 def test_with_other_channels_they_are_refused():
     for channels, file in ((3, png(pixels(bands=3))), (1, tiff(pixels(bands=1))), (3, tiff(pixels(bands=5, dtype=np.uint8)))):
         with pytest.raises(gpuaug.DecodeError, match="which only channels=None decodes"):
@@ -145,7 +202,7 @@ def test_with_other_channels_they_are_refused():
 
 
 REFUSED = {
-    "floating": (lambda: tiff(pixels().astype(np.float32)), "32 bits per channel"),
+    "floating": (lambda: tiff(pixels().astype(np.float32)), "its values are float32, .* tifffile.imread, and return a tensor"),
     "white as 0": (lambda: tiff(pixels(bands=1), photometric="miniswhite"), "neither RGB nor grey with black as 0"),
     "cut off": (lambda: tiff(pixels(300, 300))[:-5000], "Read error|cut|strip|End of file|TiffError"),
     "int8": (lambda: tiff(pixels(bands=1, dtype=np.int8)), "its values are int8"),
@@ -159,6 +216,14 @@ def test_what_cannot_be_decoded_is_an_error(name):
     make, text = REFUSED[name]
     with pytest.raises(gpuaug.DecodeError, match=text):
         decoded(make())
+
+
+def test_floats_are_read_in_the_dataset_as_the_error_advises(tmp_path):
+    image = pixels(bands=1)[..., 0].astype(np.float32)
+    tifffile.imwrite(tmp_path / "floats.tif", image)
+    dataset = [torch.from_numpy(tifffile.imread(tmp_path / "floats.tif"))[None]]
+    (images,) = gpuaug.StreamedLoader(torch.utils.data.DataLoader(dataset), device="cpu")
+    assert_values(images[0, 0], torch.from_numpy(image))
 
 
 def test_a_file_that_is_not_what_its_header_says_is_an_error(monkeypatch):

@@ -9,6 +9,7 @@ import PIL.ImageFile
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.files import hostile_files
 from support.files.encoded_files import (
     DHT,
     DQT,
@@ -28,7 +29,7 @@ from support.files.encoded_files import (
 )
 
 from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format
-from gpuaug.decode import headers
+from gpuaug.decode import headers, limits
 from gpuaug.decode.headers import UNKNOWN_FORMAT, Header, parse
 
 JPEG, OTHER_JPEG, OTHER = Format.JPEG, Format.OTHER_JPEG, Format.OTHER
@@ -212,7 +213,15 @@ BROKEN = {
     "16 bits of a PGM": (b"P5\n1 1\n65535\n\0\0", "it has 32 bits per channel"),
     "a PFM": (b"Pf\n1 1\n-1.0\n\0\0\0\0", "it has 32 bits per channel"),
     "32 bits": (encoded("TIFF", mode="I"), "it has 32 bits per channel"),
-    "floating": (encoded("TIFF", mode="F"), "it has 32 bits per channel"),
+    "floating": (
+        encoded("TIFF", mode="F"),
+        "its values are float32, and files are decoded to 8 or 16 bits: read it in the dataset, for example with "
+        "tifffile.imread, and return a tensor",
+    ),
+    "more scans than decoders may read": (
+        hostile_files.jpegs(100)["progressive scans"],
+        "it has more than 100 scans, which is the limit",
+    ),
 }
 
 
@@ -239,7 +248,15 @@ def test_problem(data, problem):
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_problem_of_a_cut_file_of_another_format(kind):
     start = encoded(kind, mode="P" if kind == "GIF" else "RGB")[:16]
-    assert parse(start).problem.startswith("PIL cannot read its header: ")
+    problem = parse(start).problem
+    assert problem == "it ends within its header" if kind == "WEBP" else problem.startswith("PIL cannot read its header: ")
+
+
+def test_chunks_of_pixels_are_limited(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_CHUNKS", 100)
+    files = [hostile_files.pngs(101)["pixels in front"], hostile_files.webps(101)["frames"]]
+    files.append(hostile_files.gifs(101)["application data"])
+    assert {parse(data).problem for data in files} == {"it has more than 100 chunks, which is the limit"}
 
 
 def test_problem_is_one_line(monkeypatch):

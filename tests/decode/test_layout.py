@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.files.encoded import room_of
 from support.files.nvjpeg_double import ON_CARD
 
-from gpuaug.core.encoded import HEADER, Format, Headers
+from gpuaug.core.encoded import HEADER, SAMPLE_TYPES, Format, Headers
 from gpuaug.core.ragged import Windows
 from gpuaug.decode.decoders.engines import MOST_SIDE
 from gpuaug.decode.layout import Layout, Options, buffer_length, problems, rotated_upright, source_indices
@@ -148,6 +148,18 @@ def test_images_of_too_many_pixels_are_a_problem():
     given.problems[2] = "it is empty"
     found = problems(given, Options(3, None, exif=True, max_pixels=1000))
     assert found == {1: "its 11x100 pixels are more than max_pixels=1000", 2: "it is empty"}
+
+
+@pytest.mark.parametrize(("channels", "most"), [(3, 3 * 10 * 20), (1, 10 * 20), (None, 2 * 13 * 10 * 20)])
+def test_bytes_of_all_bands_are_limited(channels, most):
+    given = headers((10, 20))
+    given.table["stored_channels"], given.table["type"] = 13, SAMPLE_TYPES.index("uint16")
+    options = {"channels": channels, "min_side": None, "exif": True, "max_pixels": 2**62}
+    assert problems(given, Options(**options, max_bytes=most)) == {}
+    reason = f"its {most} bytes after decoding are more than max_bytes={most - 1}"
+    assert problems(given, Options(**options, max_bytes=most - 1)) == {0: reason}
+    given.table["height"] = given.table["width"] = 2**31 - 1  # the product exceeds 64 bits
+    assert problems(given, Options(**options)).keys() == {0}
 
 
 @given(SIZES, st.sampled_from([1, 3]), st.data())

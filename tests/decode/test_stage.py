@@ -285,6 +285,7 @@ def test_bad_arguments_are_refused():
         ({"on_error": "skip"}, "on_error must be 'raise' or 'replace', got 'skip'. Leave it out to raise an error."),
         ({"min_side": 0}, "min_side must be 1 or more, got 0. Leave it out to decode whole images."),
         ({"max_pixels": 0}, "max_pixels must be 1 or more, got 0. Leave it out for PIL's own limit."),
+        ({"max_bytes": 0}, "max_bytes must be 1 or more, got 0. Leave it out for 4 GiB."),
     ]:
         with pytest.raises((ArgumentError, ArgumentTypeError)) as raised:
             DecodeStage(**options)

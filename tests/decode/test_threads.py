@@ -64,6 +64,25 @@ class Held:
         return made
 
 
+@pytest.mark.parametrize("through", ["call", "loader"])
+def test_threads_stop_after_their_current_image_at_an_interrupt(through, monkeypatch):
+    decoded, abandoned, decode, abandon = [], [], cpu.decode, decoding.Decoding.abandon
+
+    def interrupt(file, *arguments):
+        decoded.append(file)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        until(lambda: abandoned and all(work.is_abandoned for work in abandoned[0].works))
+        return decode(file, *arguments)
+
+    monkeypatch.setattr(cpu, "decode", interrupt)
+    monkeypatch.setattr(decoding.Decoding, "abandon", lambda batch: abandoned.append(batch) or abandon(batch))
+    stage, batch = DecodeStage(threads=1), collate_encoded(FILES)
+    streamed = StreamedLoader([batch], [stage], device="cpu")
+    with pytest.raises(KeyboardInterrupt), streamed:
+        stage(batch, "cpu") if through == "call" else next(iter(streamed))
+    assert len(decoded) == 1
+
+
 def leave_by_closing_the_iterator(streamed, iterators):
     iterators.pop().close()
 

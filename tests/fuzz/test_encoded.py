@@ -1,6 +1,7 @@
 """A damaged file decodes to an image of its header's size, or is a ``DecodeError``; others of its batch stay as they are."""
 
 import functools
+import math
 from unittest import mock
 
 import kornia.augmentation as K
@@ -13,10 +14,13 @@ from support.files import nvjpeg_double
 from support.files.damaged_files import damaged_files
 from support.files.encoded import encoded
 from support.files.guarded_simplejpeg import guarded
-from support.public.fuzzing import cases, outcome
+from support.files.hostile_files import MAKERS, hostile_files
+from support.public.fuzzing import bounded, cases, outcome
 
 import gpuaug
 from gpuaug.decode import work
+from gpuaug.decode.headers import parse
+from gpuaug.decode.limits import MAX_SEGMENTS
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]  # of PIL, about what it finds in a file
 
@@ -39,6 +43,12 @@ def good_images(device, **options):
     return decoded(GOOD, 0xAA, device, **options)
 
 
+def recorded(seconds, grown):
+    """Count files by the power of ten of their time, and of two of their memory, in ``--hypothesis-show-statistics``."""
+    event("seconds", f"< {10 ** max(math.ceil(math.log10(seconds + 1e-9)), -2)}")
+    event("memory", f"< {2 ** max((grown >> 20).bit_length(), 4)} MiB")
+
+
 def replaced(damaged, device, **options):
     """The images of a batch in which a good file stands before each damaged one, which are replaced where they must be."""
     files = [file for index, each in enumerate(damaged) for file in (GOOD[index % len(GOOD)], each)]
@@ -58,7 +68,8 @@ def replaced(damaged, device, **options):
 @cases(30)
 @given(damaged_files(), OPTIONS)
 def test_a_damaged_file_decodes_or_is_a_decode_error(file, options):
-    (image,) = replaced([file], "cpu", backend="cpu", **options)
+    with bounded(recorded, MAX_PIXELS):
+        (image,) = replaced([file], "cpu", backend="cpu", **options)
     made = outcome(decoded, [GOOD[0], file, GOOD[1]], 0x55, "cpu", backend="cpu", **options)
     event(type(made).__name__)
     if isinstance(made, gpuaug.DecodeError):
@@ -121,3 +132,38 @@ def test_damaged_files_leave_the_windows_of_others_on_a_gpu_as_they_are(backend,
 @given(st.lists(damaged_files(), min_size=1, max_size=8), OPTIONS)
 def test_damaged_files_leave_those_of_a_gpu_as_they_are(backend, files, options):
     replaced(files, "cuda", backend=backend, **options)
+
+
+PASSED_OVER = {
+    *("JPEG: padding between scans", "JPEG: restart markers between scans", "JPEG: end of a scan between scans"),
+    *("PNG: pixels in front", "PNG: pixels behind", "PNG: long text", "PNG: animated"),
+    *("GIF: application data", "GIF: long application data", "GIF: frames", "WebP: frames", "WebP: long EXIF"),
+    *(f"netpbm: {kind}, comment" for kind in range(1, 7)),
+    *(f"netpbm: {kind}, comments" for kind in (4, 5, 6)),
+    *("netpbm: digits", "netpbm: spaces", "netpbm: split number", "netpbm: slow maximum", "BMP: pairs"),
+    *("TIFF: loop", "TIFF: loop of overviews", "TIFF: pages", "TIFF: overviews", "TIFF: signed width", "TIFF: large strips"),
+    *("JPEG: baseline scans", "AVIF: boxes", "TIFF: JPEG of many scans"),
+}
+"""Files of thousands of pieces that are not refused by their header: libraries pass over each piece in nanoseconds, stop before
+them, or have a limit of their own."""
+
+
+@pytest.mark.parametrize("channels", [3, None])
+def test_files_of_thousands_of_pieces_are_refused_or_decoded_in_bounded_time_and_memory(channels):
+    taken, read = {}, set()
+    for name, data in hostile_files(2 * MAX_SEGMENTS).items():
+        with bounded(lambda *measured, name=name: taken.update({name: measured}), MAX_PIXELS):
+            header = parse(data)
+            outcome(decoded, [data], 0, "cpu", backend="cpu", channels=channels)
+        if not header.problem and header.height * header.width < 13000**2:
+            read.add(name)
+    assert read <= PASSED_OVER
+    assert len(taken) > len(read) + 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+def test_large_images_take_time_and_memory_in_proportion_to_their_size(kind):
+    for data in MAKERS[kind](2**15).values():
+        with bounded(lambda *_: None, 13000**2):
+            outcome(gpuaug.DecodeStage(threads=1), gpuaug.collate_encoded([data]), "cpu")

@@ -53,7 +53,8 @@ DEFINITIONS = {
     "other members": (lambda: TransformStage(brighter, on=("a", "b"), name="x"), "on=('a', 'b'), transform=brighter(by=0.1)"),
     "a decoder": (
         lambda: DecodeStage(min_side=64, backend="cpu"),
-        "on_error='raise', options=Options(channels=3, min_side=64, exif=True, max_pixels=178956970, scales_windows=False)",
+        "on_error='raise', options=Options(channels=3, min_side=64, exif=True, max_pixels=178956970, max_bytes=4294967296, "
+        "scales_windows=False)",
     ),
 }
 

@@ -28,6 +28,7 @@ PUBLIC = {
     "DecodeStage.decoders": "property",
     "DecodeStage": (
         "(*, on=…, backend='auto', channels=3, min_side=None, scale=None, exif=True, on_error='raise', max_pixels=178956970, "
+        "max_bytes=4294967296, "
         "threads=None, name=None)"
     ),
     "DecodeStage.bind": "(self, name, lanes)",

@@ -179,13 +179,14 @@ def decode(file: NDArray[np.uint8], layout: Layout, info: ImageInfo, out: NDArra
     orientation, scale = info.orientation, info.scale
     height, width = -(-info.height // scale), -(-info.width // scale)
     shape = (height, width, layout.channels)
+    as_stored = info.format == _DEEP or (layout.as_stored and tiff.is_tiff(file[:4].tobytes()))
     try:
         if not info.whole and _decode_window_with_library(file, info, out):
             return ""
         buffer = out if orientation == 1 and info.whole else np.empty(shape, out.dtype)
-        pixels: NDArray[Any] | str | None
-        is_deep = info.format == _DEEP or (layout.channels in (2, 4) and tiff.is_tiff(file[:4].tobytes()))
-        pixels = _decode_as_stored(file, info, out.dtype) if is_deep else _decode_with_library(file, info, buffer)
+        pixels = _decode_as_stored(file, layout, info) if as_stored else None
+        if pixels is None:
+            pixels = _decode_with_library(file, info, buffer)
         if isinstance(pixels, str):
             return pixels
         if pixels is None:
@@ -302,26 +303,36 @@ def _decode_with_libwebp(file: NDArray[np.uint8], buffer: NDArray[np.uint8]) -> 
     return buffer if colours is buffer else _with_channels(colours, channels)
 
 
-def _decode_as_stored(file: NDArray[np.uint8], info: ImageInfo, dtype: np.dtype[Any]) -> NDArray[Any] | str:
+def _decode_as_stored(file: NDArray[np.uint8], layout: Layout, info: ImageInfo) -> NDArray[Any] | str | None:
     """Decode a 16-bit PNG or a TIFF without conversion. Return (h, w, C) pixels, or the reason of a failure.
 
-    PIL changes TIFFs of 8 bits with alpha: it divides colours by associated alpha, and loses alpha that is stored separately.
+    Returns ``None`` for a TIFF of one page with 1 or 3 channels, which PIL decodes as stored, except for palettes and CMYK. PIL
+    changes TIFFs of 8 bits with alpha: it divides colours by associated alpha, and loses alpha that is stored separately.
     """
+    is_png = file[:8].tobytes() == libspng.SIGNATURE
+    tags = None if is_png else tiff.tags(file.data)
+    pages = (0,) if tags is None else tags.pages
+    if info.format != _DEEP and len(pages) == 1 and layout.channels in (1, 3):
+        return None
     library = imagecodecs()
     if library is None:
         return 'imagecodecs, which decodes it, is not installed: pip install "gpuaug[decode]"'
-    is_png = file[:8].tobytes() == libspng.SIGNATURE
-    pixels: NDArray[Any] = library.png_decode(file) if is_png else library.tiff_decode(file, index=0)
-    if pixels.ndim == 2:
-        pixels = pixels[..., None]
-    if is_png:
-        pixels = pixels[..., : info.channels]  # imagecodecs adds alpha for a transparent colour (tRNS)
-    elif (tags := tiff.tags(file.data)) is not None and tags.is_planar:
-        pixels = pixels.transpose(1, 2, 0)
     shape = (info.height, info.width, info.channels)
-    if pixels.shape != shape or pixels.dtype != dtype:
-        return f"it decodes to {pixels.dtype} {pixels.shape}, but its header says {dtype} {shape}"
-    return pixels
+    dtype = np.dtype(str(layout.dtype).removeprefix("torch."))
+    bands = np.empty((*shape[:2], len(pages) * info.channels), dtype) if len(pages) > 1 else None
+    for number, page in enumerate(pages):
+        pixels: NDArray[Any] = library.png_decode(file) if is_png else library.tiff_decode(file, index=page)
+        if pixels.ndim == 2:
+            pixels = pixels[..., None]
+        if is_png:
+            pixels = pixels[..., : info.channels]  # imagecodecs adds alpha for a transparent colour (tRNS)
+        elif tags is not None and tags.is_planar:
+            pixels = pixels.transpose(1, 2, 0)
+        if pixels.shape != shape or pixels.dtype != dtype:
+            return f"it decodes to {pixels.dtype} {pixels.shape}, but its header says {dtype} {shape}"
+        if bands is not None:
+            bands[..., number * info.channels : (number + 1) * info.channels] = pixels
+    return pixels if bands is None else bands
 
 
 def _with_channels(pixels: NDArray[np.uint8], channels: Any) -> NDArray[np.uint8]:
@@ -343,9 +354,9 @@ def _decode_with_pil(file: NDArray[np.uint8], channels: Any, info: ImageInfo) ->
         if jpeg and info.format != _LOSSLESS:  # libjpeg-turbo converts no lossless JPEG
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # "L" reads the luma stored in the file, as the JPEG engines of a card do.
-            # PIL picks the smallest scaled size that is at least the requested size, and rounds it up. So request sides rounded
-            # down.
-            sides = (max(image.width // info.scale, 1), max(image.height // info.scale, 1))
+            # PIL picks the smallest scaled size that is at least the requested size, and rounds it up. Fractions are exact, and
+            # request the scale even if a side has fewer pixels than the scale.
+            sides: Any = (image.width / info.scale, image.height / info.scale)
             image.draft("L" if grey else image.mode, sides)
         if channels in (2, 4):  # channels=None: decoded as stored
             pixels = as_array(image.convert(_STORED_MODES[channels]))
@@ -383,11 +394,11 @@ def _make_loops(work: Work, indices: NDArray[Any]) -> list[WindowLoop | ImageLoo
     mask = np.zeros(len(layout.headers), np.bool_)
     mask[indices] = True
     mask &= layout.orientations == 1
-    return [*_window_loops(work, out, starts, mask), *_image_loops(work, out, starts, mask)]
+    return [*_window_loops(work, out, starts, mask), *image_loop.loops(work, out, starts, mask)]
 
 
 def _window_loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: NDArray[np.bool_]) -> Iterator[WindowLoop]:
-    """Yield the loop over windows of JPEGs, if it can decode images of the batch. Args: as for ``_image_loops``."""
+    """Yield the loop over windows of JPEGs, if it can decode images of the batch. Args: as for ``image_loop.loops``."""
     layout = work.layout
     table = layout.headers
     mask = upright & np.isin(table["format"], _WINDOW_FORMATS) & np.isin(table["channels"], (1, 3))
@@ -406,23 +417,6 @@ def _window_loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: N
             layout.scales,
             mask,
         )
-
-
-def _image_loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: NDArray[np.bool_]) -> Iterator[ImageLoop]:
-    """Yield the loop over PNGs and WebPs, if it can decode images of the batch.
-
-    Args:
-        work: Decoding task of the batch.
-        out: Buffer for the decoded images.
-        starts: (B,) offset of each image in ``out``.
-        upright: (B,) mask of the images that the CPU decodes and does not rotate.
-    """
-    layout = work.layout
-    mask = upright & (layout.headers["format"] == Format.OTHER)
-    decode_jobs = image_loop.compiled() if mask.any() else None
-    if decode_jobs is not None:
-        files = work.encoded.data.numpy()
-        yield ImageLoop(decode_jobs, files, out.data_ptr(), layout.channels, layout.headers, starts, layout.windows, mask)
 
 
 def _decode_pending(
@@ -447,7 +441,10 @@ def _decode_pending(
     data, offsets = (work.data, layout.starts) if work.staging is None else (work.staging, layout.staged_starts)
     starts = offsets.tolist()
     values, files = data.numpy(), work.encoded.data.numpy()
-    for index in _remaining_after_loops(loops, pending, chunk_size, completion):
+    for index in _remaining_after_loops(work, loops, pending, chunk_size, completion):
+        if work.is_abandoned:
+            completion.add(None)
+            continue
         try:
             info = infos[index]
             file = files[info.start : info.start + info.length]
@@ -461,7 +458,7 @@ def _decode_pending(
 
 
 def _remaining_after_loops(
-    loops: list[WindowLoop | ImageLoop], pending: Iterator[int], chunk_size: int, completion: _Completion
+    work: Work, loops: list[WindowLoop | ImageLoop], pending: Iterator[int], chunk_size: int, completion: _Completion
 ) -> Iterator[int]:
     """Decode images with ``loops``, and yield the indices of the images that the loops do not decode.
 
@@ -473,7 +470,7 @@ def _remaining_after_loops(
     while chunk := list(islice(pending, chunk_size)):
         decoded = np.zeros(len(chunk), np.bool_)
         try:
-            for loop in loops:
+            for loop in [] if work.is_abandoned else loops:
                 decoded |= loop.decode(chunk)
         except BaseException as error:  # raised by ``finish``
             for _ in chunk:

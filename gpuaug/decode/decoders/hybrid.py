@@ -167,7 +167,7 @@ class Hybrid(FileDecoder):
         # Several batches are decoded at a time, so that one batch needs to keep only a third of the threads busy. Smaller calls
         # decode fewer images per second, because a thread waits for the interpreter's lock after each call.
         most_images = max(3 * len(images) // resources.pools.threads, 1)
-        batch = _Batch(work.problems, images, iter(range(len(images))), min(most_images, self._phases.most_images))
+        batch = _Batch(work, images, iter(range(len(images))), min(most_images, self._phases.most_images))
         lane = resources.card_lanes.get()  # before any state is taken, because only this thread puts states back
         try:
             try:
@@ -186,6 +186,10 @@ class Hybrid(FileDecoder):
             count = min(MAX_CALL_BYTES // length, batch.images_per_call)
             numbers = [number, *islice(batch.pending, max(count - 1, 0))]
             images = [batch.images[number] for number in numbers]
+            if batch.work.is_abandoned:
+                for _ in images:
+                    batch.ready.put(None)
+                continue
             try:
                 nvjpeg.enter(resources.lanes.device)  # within try, so that its error is raised at the batch
                 while images:
@@ -209,7 +213,7 @@ class Hybrid(FileDecoder):
             if isinstance(outcome, BaseException):
                 batch.ready.put(outcome)
             elif outcome:
-                batch.problems[image.position] = outcome
+                batch.work.problems[image.position] = outcome
                 batch.ready.put(None)
             else:
                 batch.ready.put((image, state))
@@ -284,7 +288,7 @@ class Hybrid(FileDecoder):
                         if isinstance(outcome, BaseException):
                             error = error or outcome
                         elif outcome:
-                            batch.problems[image.position] = outcome
+                            batch.work.problems[image.position] = outcome
         except BaseException as card_error:  # an event fails: the card does no more work
             batch.give_up(card_error)
             for _, used in queued:
@@ -335,7 +339,7 @@ class _Image(NamedTuple):
 class _Batch:
     """Images of a batch between their phases."""
 
-    problems: dict[int, str]
+    work: Work
     images: list[_Image]
     pending: Iterator[int]
     """Indices into ``images`` of the images whose host phase has not started. Shared by all threads."""

@@ -5,15 +5,18 @@ threads, 3 were waiting.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_void_p, cast
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from gpuaug.core.encoded import Format
 from gpuaug.decode.c_calls import LOW, c_call, compile_once, compiled_or_none
 from gpuaug.decode.decoders import libspng, libwebp
+from gpuaug.decode.work import Work
 
 _JOB = np.dtype(
     [
@@ -93,6 +96,23 @@ class ImageLoop:
             scratch = np.empty(4 * int((jobs["full_height"] * jobs["full_width"])[decoded].max()), np.uint8)
             self._decode_jobs(self._files, jobs, self._channels, scratch, np.empty(_WORDS, np.int64), decoded)
         return decoded
+
+
+def loops(work: Work, out: Tensor, starts: NDArray[np.int64], upright: NDArray[np.bool_]) -> Iterator[ImageLoop]:
+    """Yield the loop over PNGs and WebPs, if it can decode images of the batch.
+
+    Args:
+        work: Decoding task of the batch.
+        out: Buffer for the decoded images.
+        starts: (B,) offset of each image in ``out``.
+        upright: (B,) mask of the images that the CPU decodes and does not rotate.
+    """
+    layout = work.layout
+    mask = upright & (layout.headers["format"] == Format.OTHER)
+    decode_jobs = compiled() if mask.any() else None
+    if decode_jobs is not None:
+        files = work.encoded.data.numpy()
+        yield ImageLoop(decode_jobs, files, out.data_ptr(), layout.channels, layout.headers, starts, layout.windows, mask)
 
 
 def _formats(files: NDArray[np.uint8], table: NDArray[np.void]) -> NDArray[np.int64]:

@@ -20,6 +20,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuaug.decode.headers import scans
+from gpuaug.decode.limits import LimitError
+
 DECOMPRESS = 1
 """``TJINIT_DECOMPRESS``."""
 
@@ -58,9 +61,6 @@ A window of 5 megapixels of a 12-megapixel JPEG takes 25 ms with a reused buffer
 _thread_buffer = threading.local()
 
 _VERSION = re.compile(rb"libjpeg-turbo version ([0-9.]+)")
-
-_NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]").search
-"""Find the marker that ends the coded data of a scan: any but restart markers and stuffed bytes."""
 
 
 class _Region(ctypes.Structure):
@@ -268,22 +268,15 @@ def _is_complete(file: NDArray[np.uint8]) -> bool:
     """
     data = file.data
     missing: dict[int, bytearray] = {}  # component → number of missing bits per coefficient; 255 before its first scan
-    position = 2
     try:
-        while match := _NEXT_MARKER(data, position):
-            position = match.end()
-            marker = data[position - 1]
-            if marker == 0xD9:  # the end of the image
-                break
-            if marker == 0xDA:  # a scan
-                end = position + 3 + 2 * data[position + 2]
-                first = data[end]
-                last = data[end + 1]
-                bits = data[end + 2] & 15
-                for component in data[position + 3 : end : 2]:
-                    missing_bits = missing.setdefault(component, bytearray(b"\xff" * 64))
-                    missing_bits[first : last + 1] = bytes([bits]) * (last + 1 - first)
-            position += data[position] << 8 | data[position + 1]
-    except IndexError:  # the file ends
+        for position in scans(data):
+            end = position + 3 + 2 * data[position + 2]
+            first = data[end]
+            last = data[end + 1]
+            bits = data[end + 2] & 15
+            for component in data[position + 3 : end : 2]:
+                missing_bits = missing.setdefault(component, bytearray(b"\xff" * 64))
+                missing_bits[first : last + 1] = bytes([bits]) * (last + 1 - first)
+    except (IndexError, LimitError):  # the file ends, or has too many segments
         return False
     return not any(map(any, missing.values()))

@@ -5,6 +5,7 @@ import tempfile
 
 import torch
 from support.files.encoded import encoded
+from support.files.encoded_files import png
 from support.messages.registry import example, untried
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
@@ -139,6 +140,16 @@ def two_files_per_sample_in_one_member(told):
     batch["views"] = gpuaug.collate_encoded(FILES)
     made = next(iter(gpuaug.StreamedLoader([batch], [stage], device="cpu")))
     assert torch.equal(made["views"][0], made["views"][1])
+
+
+@example("Lower max_bytes or max_pixels of the DecodeStage")
+def image_larger_than_memory(told):
+    files = gpuaug.collate_encoded([png(2**31 - 1, 2**20), FILES[0]])
+    with told:
+        gpuaug.DecodeStage(max_pixels=2**62, max_bytes=2**62, on_error="replace")(files, "cpu")
+    for limit in ({"max_bytes": 2**30}, {"max_pixels": 2**30}):
+        options = {"max_pixels": 2**62, "max_bytes": 2**62, **limit}
+        assert len(gpuaug.DecodeStage(**options, on_error="replace")(files, "cpu")) == 2
 
 
 @example("backend must be 'auto', or name a decoder that can be used here")

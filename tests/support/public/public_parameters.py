@@ -167,6 +167,7 @@ PARAMETERS = {
     "DecodeStage(exif)": Parameter(lambda v: DecodeStage(exif=v), False, FLAG),
     "DecodeStage(on_error)": Parameter(lambda v: DecodeStage(on_error=v), "replace"),
     "DecodeStage(max_pixels)": Parameter(lambda v: DecodeStage(max_pixels=v), 100, FROM_1 | LARGE),
+    "DecodeStage(max_bytes)": Parameter(lambda v: DecodeStage(max_bytes=v), 100, FROM_1 | LARGE),
     "DecodeStage(name)": Parameter(lambda v: DecodeStage(name=v), "jpeg", LEFT_OUT | STR),
     "DecodeStage.__call__(encoded)": Parameter(lambda v: DecodeStage()(v, "cpu"), ENCODED, wrong=((ENCODED, 1), RAGGED)),
     "DecodeStage.__call__(device)": Parameter(lambda v: DecodeStage()(ENCODED, v), "cpu", **DEVICE),
