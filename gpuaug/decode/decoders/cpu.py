@@ -27,7 +27,7 @@ from gpuaug.decode.decoders.window_loop import WindowLoop
 from gpuaug.decode.headers import open_image
 from gpuaug.decode.layout import ImageInfo, Layout
 from gpuaug.decode.work import Work
-from gpuaug.feed.image_input import as_array, with_channels
+from gpuaug.feed.image_input import as_array, stored_values, with_channels
 
 COSTS = np.zeros(len(Format), np.int64)
 """Relative time per pixel of each ``Format``, to decode the slowest files first."""
@@ -207,6 +207,8 @@ def _decode_with_library(file: NDArray[np.uint8], info: ImageInfo, buffer: NDArr
         if simplejpeg() is not None and info.channels in (1, 3) and _fits_simplejpeg(file, info):
             return _decode_with_simplejpeg(file, buffer, smaller=info.scale > 1)
         return None
+    if info.label_max:  # the libraries convert palettes and bits to colours
+        return None
     prefix = file[:16].tobytes()
     if prefix[:8] == libspng.SIGNATURE and imagecodecs() is not None and libspng.fits(file.data):
         return _decode_with_libspng(file, buffer)
@@ -343,11 +345,12 @@ def _decode_with_pil(file: NDArray[np.uint8], channels: Any, info: ImageInfo) ->
         if jpeg and info.format != _LOSSLESS:  # libjpeg-turbo converts no lossless JPEG
             grey = channels == 1 and image.mode in ("L", "RGB", "YCbCr")
             # "L" reads the luma stored in the file, as the JPEG engines of a card do.
-            # PIL picks the smallest scaled size that is at least the requested size, and rounds it up. So request sides rounded
-            # down.
+            # PIL picks the smallest scaled size of at least the requested size, rounded up. So request sides rounded down.
             sides = (max(image.width // info.scale, 1), max(image.height // info.scale, 1))
             image.draft("L" if grey else image.mode, sides)
-        if channels in (2, 4):  # channels=None: decoded as stored
+        if info.label_max:
+            pixels = stored_values(image, info.label_max)
+        elif channels in (2, 4):  # channels=None: decoded as stored
             pixels = as_array(image.convert(_STORED_MODES[channels]))
         else:
             pixels = as_array(with_channels(image, channels, convert=True, position="the file"))

@@ -59,6 +59,8 @@ class Size:
     width: Any
     frames: int = 0
     """Number of frames per clip; 0 for images."""
+    full: tuple[Any, Any] | None = None
+    """(heights, widths), (B,) each, before a decoder downsampled the images, at which crops are drawn; ``None``: no change."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Size) or self.batch != other.batch or self.channels != other.channels:
