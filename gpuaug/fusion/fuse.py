@@ -264,7 +264,7 @@ class Fused(nn.Module):
             return None
         heights, widths = shapes.sizes[:: shapes.frames or 1].T
         full = None if shapes.full_sizes is None else (shapes.full_sizes[:, 0], shapes.full_sizes[:, 1])
-        size = Size(len(heights), shapes.channels, heights, widths, shapes.frames, full)
+        size = Size(len(heights), shapes.channels, heights, widths, shapes.frames, full=full)
         return self._program().windows(size, seed)
 
     def forward(self, *inputs: Any, data_keys: Sequence[Any] | None = None, draws: Draws | None = None) -> Any:

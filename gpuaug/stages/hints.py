@@ -39,11 +39,11 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
 
     Warns:
         GpuAugWarning: If the transform moves or mixes images without their targets, or mixes images without their labels; if
-            the transform is fused, and images seem to have their channels last.
+            the transform is fused or moves pixels, and images seem to have their channels last.
     """
     if any(isinstance(value, Ragged) for value in call.values):
         _refuse_ragged(call)
-    if call.is_fused:
+    if call.is_fused or call.moving:
         _warn_of_layout(call)
     selection = call.selection
     if selection.on is None or selection.into is not ... or not batches.is_container(batch):
@@ -59,21 +59,23 @@ def check_first(call: FirstCall, batch: Batch, other_selections: Iterable[Select
 
 
 def _warn_of_layout(call: FirstCall) -> None:
-    """Warn if the axis that a fused pipeline reads as channels seems to be the height or width."""
+    """Warn if the axis that the transform reads as channels seems to be the height or width.
+
+    Channels are last if there are 1, 3 or 4, and the two axes before are longer.
+    """
     keys = call.selection.normalized_keys or ["input"]
     images = call.values[keys.index("input") if "input" in keys else 0]
-    if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4) or images.shape[-3] <= 4:
+    if not isinstance(images, torch.Tensor) or images.ndim not in (3, 4, 5) or images.shape[-3] <= 4:
         return
-    last = images.shape[-1] in (3, 4)
-    if images.ndim == 3:
-        way_out = "images.permute(2, 0, 1)" if last else "images[:, None]"
-    elif last:
-        way_out = "images.permute(0, 3, 1, 2)"
+    if images.shape[-1] in (1, 3, 4) and images.shape[-2] > 4:
+        way_out = f"images.movedim(-1, {images.ndim - 3})"
+    elif images.ndim == 3 and call.is_fused:
+        way_out = "images[:, None]"
     else:
         return
     warnings.warn(
         f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
-        f"or (C, H, W) for one image. For another layout, put lambda images: {way_out} before this stage. "
+        f"(C, H, W) for one image, or (B, T, C, H, W) for clips. For another layout, put lambda images: {way_out} before this stage. "
         f"If this is intended, pass {call.unchecked}, which is not checked.",
         GpuAugWarning,
         stacklevel=3,
