@@ -283,7 +283,9 @@ def problems(headers: Headers, options: Options) -> dict[int, str]:
         reasons.setdefault(index, f"its {width}x{height} pixels are more than max_pixels={options.max_pixels}")
     if isinstance(options.channels, int):
         for index in np.flatnonzero(headers.table["format"] == Format.DEEP).tolist():
-            reasons.setdefault(index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None")
+            reasons.setdefault(
+                index, f"it has {_channels_and_type(headers, index)}, which is decoded as stored only, with channels=None"
+            )
         return reasons
     compared = ["stored_channels", "type"]
     if options.channels == "labels":

@@ -258,7 +258,8 @@ def _refuse_channels(image: Any, channels: Channels, position: str) -> NoReturn:
     raise ArgumentError(
         f"Images must be {_CHANNEL_NAMES[channels]}, got {_image_text(image)} in {position}. "
         f"Return image.convert({_PIL_MODES[channels]!r}) from the dataset, or let the collate function convert such images: "
-        "functools.partial(gpuaug.collate_ragged, convert=True). If the value is a mask, put it into a dict of targets."
+        "functools.partial(gpuaug.collate_ragged, convert=True). If the value is a mask, return "
+        "torchvision.tv_tensors.Mask(mask) from the dataset."
     )
 
 

@@ -142,7 +142,12 @@ def test_each_member_that_stages_write_has_a_line():
 
 
 def cameras():
-    return {"wrist": torch.rand(2, 3, 4, 4), "top": torch.rand(2, 3, 4, 4), "action": torch.rand(2, 6), "index": torch.tensor([7, 8])}
+    return {
+        "wrist": torch.rand(2, 3, 4, 4),
+        "top": torch.rand(2, 3, 4, 4),
+        "action": torch.rand(2, 6),
+        "index": torch.tensor([7, 8]),
+    }
 
 
 CAMERAS = {
