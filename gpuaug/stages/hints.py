@@ -75,8 +75,8 @@ def _warn_of_layout(call: FirstCall) -> None:
         return
     warnings.warn(
         f"Images of shape {tuple(images.shape)} are read with {images.shape[-3]} channels, because the layout is (B, C, H, W), "
-        f"(C, H, W) for one image, or (B, T, C, H, W) for clips. For another layout, put lambda images: {way_out} before this stage. "
-        f"If this is intended, pass {call.unchecked}, which is not checked.",
+        f"(C, H, W) for one image, or (B, T, C, H, W) for clips. For another layout, put lambda images: {way_out} before this "
+        f"stage. If this is intended, pass {call.unchecked}, which is not checked.",
         GpuAugWarning,
         stacklevel=3,
     )
