@@ -130,7 +130,9 @@ def test_boxes_come_back_from_the_letterbox():
 
 def test_class_for_lerobot_is_the_same_in_the_page_and_the_example():
     texts = [(ROOT / path).read_text() for path in ("docs/lerobot.md", "examples/robot_policy.py")]
-    page, example = (re.search(r"^class Chunks.*?^        return sample\n", text, re.MULTILINE | re.DOTALL)[0] for text in texts)
+    page, example = (
+        re.search(r"^class Chunks.*?^        return sample\n", text, re.MULTILINE | re.DOTALL)[0] for text in texts
+    )
     assert page == example
 
 

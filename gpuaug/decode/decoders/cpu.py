@@ -207,10 +207,9 @@ def _decode_with_library(file: NDArray[np.uint8], info: ImageInfo, buffer: NDArr
         if simplejpeg() is not None and info.channels in (1, 3) and _fits_simplejpeg(file, info):
             return _decode_with_simplejpeg(file, buffer, smaller=info.scale > 1)
         return None
-    if info.label_max:  # the libraries convert palettes and bits to colours
-        return None
     prefix = file[:16].tobytes()
-    if prefix[:8] == libspng.SIGNATURE and imagecodecs() is not None and libspng.fits(file.data):
+    # PIL unpacks labels of less than 8 bits.
+    if prefix[:8] == libspng.SIGNATURE and imagecodecs() and info.label_max in (0, 255) and libspng.fits(file.data):
         return _decode_with_libspng(file, buffer)
     if prefix[8:15] == libwebp.SIGNATURE and libwebp.library() is not None and buffer.shape[2] in (1, 3):
         return _decode_with_libwebp(file, buffer)
