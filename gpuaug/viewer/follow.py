@@ -106,7 +106,8 @@ def follow(trace: Trace) -> FollowedImages:
     # Targets are read from the batch after the last stage.
     last = trace.states[-1]
     after = [replace(row, batch=last) if images_of(get(last, row.path)) else row for row in rows.values()]
-    return FollowedImages(*(tuple(map(_with_targets, part)) for part in (before.values(), after)), tuple(stages_without_images))
+    shown_before, shown_after = (tuple(map(_with_targets, rows_of_part)) for rows_of_part in (before.values(), after))
+    return FollowedImages(shown_before, shown_after, tuple(stages_without_images))
 
 
 def _image_moves(moves: Sequence[tuple[MemberPath, MemberPath, str | None]], inputs: Batch) -> Iterator[tuple[Any, Any]]:
