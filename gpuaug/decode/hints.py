@@ -34,7 +34,7 @@ class DecodedMember(NamedTuple):
     @property
     def turned(self) -> NDArray[np.uint8]:
         """(B,) EXIF orientations that are corrected; 1 for images that are not turned."""
-        orientations: NDArray[np.uint8] = self.headers.table["orientation"]
+        orientations: NDArray[np.uint8] = np.maximum(self.headers.table["orientation"], 1)  # 0 of a file that cannot be read
         return orientations if self.options.exif else np.ones_like(orientations)
 
     def is_mask(self, batch: Batch, selections: Iterable[Selection]) -> bool:
@@ -99,9 +99,13 @@ class Hints:
         masks = [member for member in members if self._checks_files and member.is_mask(batch, selections)]
         for mask in masks:
             for image in members:
-                if len(image.turned) == len(mask.turned) and (different := np.flatnonzero(image.turned != mask.turned)).size:
+                if len(image.turned) != len(mask.turned):
+                    continue
+                problems = image.headers.problems.keys() | mask.headers.problems.keys()
+                different = [index for index in np.flatnonzero(image.turned != mask.turned).tolist() if index not in problems]
+                if different:
                     self._checks_files = False
-                    index = int(different[0])
+                    index = different[0]
                     source = image if image.turned[index] != 1 else mask
                     other = mask if source is image else image
                     _warn_of_turn(source, index, other.headers.member or "the other file")

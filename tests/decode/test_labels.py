@@ -199,6 +199,8 @@ def test_masks_and_boxes_that_exif_does_not_turn_warn_once(form, orientation):
         told = messages([(photograph, mask) for photograph in photographs], *stages)
         assert [text[text.index("EXIF") : text.index(", and does not")] for text in told] == expected
     assert not messages([(photographs[0], mask), (photographs[1], turned_mask)], *decode)
+    bad = [DecodeStage(on=0), DecodeStage(on=1, channels="labels", on_error="replace")]
+    assert not messages([(photographs[0], mask), (photographs[1], b"")], *bad), "a mask that cannot be decoded"
     as_stored = [DecodeStage(on=0, exif=False), decode[1]]
     assert not messages([(photograph, mask) for photograph in photographs], *as_stored)
     for name, boxes in BOXES.items():
